@@ -257,3 +257,28 @@ def test_own_checkpoints_and_other_files_are_of_no_other_program(tmp_path: Path)
     assert {kind_of(tmp_path / name) for name in ("step3", "text", "empty", "gone", ".")} == {None}
     with pytest.raises(CheckpointError, match="not a checkpoint of a known program"):
         read_foreign(tmp_path / "text")
+
+
+_SETS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""In the order of transformers."""
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_of_several_sets_of_weights_that_of_transformers_is_loaded_and_named(
+    first: int, count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = _SETS[first : first + count]
+    for number, name in enumerate(chosen):
+        weights = {"weight": torch.full((2,), float(number))}
+        if name.endswith(".json"):
+            part = f"part{number}.{'bin' if '.bin' in name else 'safetensors'}"
+            (tmp_path / name).write_text(json.dumps({"weight_map": {"weight": part}}))
+            name = part
+        if name.endswith(".bin"):
+            torch.save(weights, tmp_path / name)
+        else:
+            safetensors.torch.save_file(weights, tmp_path / name)
+    assert read_foreign(tmp_path).model["weight"].tolist() == [0.0, 0.0]
+    line = f"several sets of weights: {chosen[0]} is loaded, and not {', '.join(chosen[1:])}"
+    assert [message.endswith(line) for message in caplog.messages] == [True] * (len(chosen) > 1)
