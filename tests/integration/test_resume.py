@@ -119,6 +119,16 @@ def test_a_hard_stop_does_not_show_in_the_result(step: int, straight: Callable[.
     assert checkpoints(found) == checkpoints(expected)
 
 
+def test_a_hard_stop_at_the_step_of_a_stop_is_lifted_by_leaving_it_out(
+    straight: Callable[..., Path], tmp_path: Path
+) -> None:
+    # The evaluation that the signal left out is made by a part that makes no step.
+    assert train("fit", *MLP, "run_dir=run", cwd=tmp_path, INTERRUPT="SIGTERM validate 8 0").code == 75
+    assert train("fit", *MLP, "run_dir=run", "loop.hard_stop=8", cwd=tmp_path).code == 0
+    assert train("fit", *MLP, "run_dir=run", cwd=tmp_path).code == 0
+    assert_same_run(tmp_path / "run", straight(*MLP))
+
+
 def test_a_longer_training_reopens_a_finished_run(straight: Callable[..., Path], tmp_path: Path) -> None:
     # The end of the first training is evaluated by one that goes through, too.
     short = (*MLP[1:], "loop.eval_interval=9")

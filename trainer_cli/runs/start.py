@@ -136,13 +136,13 @@ def start_existing(
     if ended and stays_finished and group.world_size == 1:
         # Nothing is loaded where the run stays finished, so right digests suffice: to decode it torch is imported.
         choice = find(check=verify, quarantine=False)
-        reason = _why_stays_finished(choice, summary, config)
+        reason = _why_stays_finished(choice, summary, stored.config, config)
         # Another choice left out later checkpoints, or the one of which it is a copy; these are reported below.
         is_last = choice.entry is not None and choice.entry.step == summary.get("step")
         if is_last and choice.entry is not None and reason is not None and choice.catalog is catalogs[0]:
             return Done(choice.entry.step, reason)
     choice = find(check=_check(meanwhile, group), quarantine=not read_only)
-    finished = _why_stays_finished(choice, summary, config)
+    finished = _why_stays_finished(choice, summary, stored.config, config)
     if choice.entry is None:
         refuse_absent_folder(run, folder)
     else:
@@ -164,15 +164,19 @@ def start_existing(
     )
 
 
-def _why_stays_finished(choice: Choice, summary: dict[str, object], config: TrainConfig) -> str | None:
+def _why_stays_finished(
+    choice: Choice, summary: dict[str, object], stored: TrainConfig, config: TrainConfig
+) -> str | None:
     """Why the run had ended at the chosen checkpoint; None if it had not, or if the config reopens it."""
     finished = None if choice.entry is None else why_finished(choice.entry, summary)
-    if choice.entry is None or finished is None:
+    if choice.entry is None or choice.entry.manifest is None or finished is None:
         return None
-    # The config of the checkpoint, because an attempt to reopen the run may have replaced the run's.
-    source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
-    trained = from_yaml(source, trusted=True, missing_ok=True)
-    return None if reopens(trained.config.loop, config.loop) else finished
+    if choice.entry.manifest.finished is not None:
+        # The config of the checkpoint, because an attempt to reopen the run may have replaced the run's. An end that
+        # the summary alone records is that of the last attempt, which has made no step after this checkpoint.
+        source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
+        stored = from_yaml(source, trusted=True, missing_ok=True).config
+    return None if reopens(stored.loop, config.loop) else finished
 
 
 class Accepted(NamedTuple):
