@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_cli.models.cnn import CNN
+from trainer_cli.parallel import strategy
 from trainer_cli.parallel.process_group import ALONE
 from trainer_cli.parallel.strategy import DDP
 
@@ -115,3 +116,19 @@ def test_a_small_last_bucket_joins_the_one_before(
     first, second = _events_of_steps(model, model[0], lambda trained: trained(torch.ones(1, widths[0])).sum())
     assert [event for event in first if event != FIRST_LAYER] == buckets
     assert second == first
+
+
+@pytest.mark.parametrize("checksum", [strategy._checksum, strategy._sum_bits])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.complex64])
+def test_a_checksum_differs_where_one_element_does_or_two_are_exchanged(
+    checksum: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategy, "_CHUNK", 4)
+    values = torch.tensor([0, 1, 0, 0, 1, 1, 0, 0, 1]).to(dtype)
+    changed, exchanged = values.clone(), values.clone()
+    changed[8] = 0
+    exchanged[[0, 1]] = values[[1, 0]]
+    sums = {int(checksum(tensor)) for tensor in (values, changed, exchanged)}
+    assert len(sums) == 3
+    assert checksum(values.clone()) == checksum(values)
+    assert checksum(values[:0]).shape == ()

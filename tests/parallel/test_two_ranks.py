@@ -96,6 +96,7 @@ STOPS = [
 ]  # fmt: skip
 
 
+NUDGED = "features.0.weight differs between ranks 0 and 1 at step 20, so step20 is not saved"
 OWN_STEP = (
     "UserError: OwnStep calls the model itself, so the gradients of the processes are not averaged. "
     "Call self.forward(batch) in train_batch."
@@ -160,6 +161,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         [*spare, "run_dir=spare/refused"],
         [*spare, "parallel.find_unused_parameters=true", "run_dir=spare/found"],
         [*AUTO, "run_dir=auto"],
+        [*NOISY, *ask(1, 13, "nudge"), "run_dir=nudged"],
         ["apart", *NOISY, "run_dir=unseen"],
     ]
     with new_folder(tmp_path_factory, "runs") as folder:
@@ -189,8 +191,16 @@ def test_each_run_ends_the_same_on_all_ranks(fits: Fits) -> None:
     for ends in fits.ends:
         no_plan, not_sharded = ends["divided/weighted"], ends["held/refused"]
         assert NOT_SHARDED in not_sharded
+        nudged = ends["nudged"]
+        assert nudged.startswith(f"UserError: {NUDGED}" if ends is fits.ends[0] else "PeerError: rank 0 failed")
         assert NO_PLAN in no_plan or no_plan == "PeerError: rank 0 failed"
-        assert ends == {**dict.fromkeys(ends, "0"), **others, "divided/weighted": no_plan, "held/refused": not_sharded}
+        assert ends == {
+            **dict.fromkeys(ends, "0"),
+            **others,
+            "divided/weighted": no_plan,
+            "held/refused": not_sharded,
+            "nudged": nudged,
+        }
 
 
 @pytest.mark.parametrize(("how", "name"), [*product(("two", "sharded"), TWO), *(("divided", name) for name in DIVIDED)])

@@ -34,6 +34,7 @@ from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ConfigError, SaveError
 from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel.rendezvous import LostRankError, PeerError
 from trainer_cli.trainer.state import describe
 
 if TYPE_CHECKING:
@@ -214,6 +215,9 @@ class StateSaver(SaveCaller):
             if self.in_flight is not None:
                 self.in_flight.written.add_done_callback(self._on_written)
 
+    def checksums(self) -> dict[str, int]:
+        return self.trainer.strategy.before_save(self.trainer.model)
+
     def before_commit(self) -> None:
         # No checkpoint may have steps whose records a power cut can take away.
         self.trainer.metric_logger.make_durable()
@@ -300,6 +304,10 @@ class StateSaver(SaveCaller):
             if self._group.is_main:
                 raise
             log.error("%s", error)
+        except PeerError as error:
+            # Rank 0 raises too, and the end of its `leading`, in which this rank takes part, raises it here.
+            if self._group.is_main or isinstance(error, LostRankError):
+                raise
 
     def save_after(self, exception: Exception) -> None:
         """Save the present state in a folder of its own: it is not the end of a step, so no resume may load it.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+from array import array
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -63,6 +64,7 @@ class GroupSave(SaveJob):
         self._hidden_name = ""
         self._rank_files: RankFiles | None = None
         self._finite = True
+        self._checksums: dict[str, int] = {}
         self._failure: BaseException | None = None
 
     @property
@@ -78,7 +80,8 @@ class GroupSave(SaveJob):
         """
         error: Exception | None = None
         try:
-            # First, since it may have collectives of callbacks.
+            # First, since they may have collectives of callbacks.
+            self._checksums = self.caller.checksums()
             self.snapshot = self.stage()
             if self.group.is_main:
                 self.is_there = is_saved(self.storage, self.name, self.metadata, overwrite=self.overwrite)
@@ -137,7 +140,7 @@ class GroupSave(SaveJob):
         # A writer that hangs is given up by the waiting main thread, and the others must hear of it.
         if error is None and self._rank_files is None:
             error = SaveError("it was not written in time", where=self.where)
-        written = None if self._rank_files is None or error is not None else Report.of(self._rank_files, self._finite)
+        written = None if self._rank_files is None or error is not None else self._report(self._rank_files)
         # To rank 0 alone: the reports of all ranks together grow with ranks times tensors.
         reports = self.group.gather_on_main((written, _failure_of(error)))
         first = _first_failure([failure for _, failure in reports])
@@ -145,6 +148,7 @@ class GroupSave(SaveJob):
             if first is None:
                 try:
                     ranks = [report for report, _ in reports if report is not None]
+                    self._check_replicas([report.checksums for report in ranks])
                     self._commit(read_reports(ranks), finite=all(report.finite for report in ranks))
                 except Exception as raised:
                     error = self._name_checkpoint(raised)
@@ -154,6 +158,28 @@ class GroupSave(SaveJob):
         self._raise_failure(self.group.broadcast(first), error)
         if self.group.is_main:
             self.caller.on_committed(self)
+
+    def _report(self, files: RankFiles) -> Report:
+        checksums = array("q", self._checksums.values()).tobytes()
+        return Report.of(files, self._finite)._replace(checksums=checksums)
+
+    def _check_replicas(self, checksums: list[bytes]) -> None:
+        """Check that every rank had the same parameters as rank 0.
+
+        Raises:
+            UserError: it had not; with the first one that differs.
+        """
+        for rank, of_rank in enumerate(checksums):
+            if of_rank == checksums[0]:
+                continue
+            pairs = zip(self._checksums, array("q", checksums[0]), array("q", of_rank), strict=True)
+            name = next(name for name, first, other in pairs if first != other)
+            raise UserError(
+                f"{name} differs between ranks 0 and {rank} at step {self.metadata.step}, so {self.name} is not saved",
+                where="parallel",
+                cure="Likely causes: torch.utils.checkpoint with use_reentrant=True around a module that is used twice "
+                "(set use_reentrant=False), or code that changes weights on one rank alone.",
+            )
 
     def _commit(self, ranks: list[RankFiles], *, finite: bool) -> None:
         assert self._folder is not None
@@ -237,6 +263,8 @@ class Report(NamedTuple):
     parts: dict[str, list[tuple[str, bytes]]]
     """File -> its parts, each with the names of the tensors as JSON."""
     finite: bool
+    checksums: bytes = b""
+    """Of `SaveCaller.checksums`, 64 bits each."""
 
     @classmethod
     def of(cls, files: RankFiles, finite: bool) -> Report:

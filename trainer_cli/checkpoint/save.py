@@ -84,6 +84,10 @@ class CheckpointMetadata:
 class SaveCaller:
     """What the caller of a save does around its commit; by default nothing."""
 
+    def checksums(self) -> dict[str, int]:
+        """Before the state is staged, on every rank: checksums that must be equal on all of them. May be collective."""
+        return {}
+
     def before_commit(self) -> None:
         """The files are written, and the manifest is not. An OSError fails the save. In the thread that commits."""
 

@@ -244,6 +244,9 @@ class FSDP:
     def check_averaged(self, model: nn.Module) -> None:
         """Each block averages the gradients that it has."""
 
+    def before_save(self, model: nn.Module) -> dict[str, int]:
+        return {}
+
     @contextmanager
     def evaluation(self, model: nn.Module) -> Iterator[None]:
         assert isinstance(model, FSDPModule)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
+from trainer_cli.core.manifest import new_digest
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.torch_compat import ddp_with_fixed_buckets, release_ddp
@@ -51,6 +53,13 @@ class Strategy(Protocol):
             UserError: parameters without a gradient prevented it.
         """
 
+    def before_save(self, model: nn.Module) -> dict[str, int]:
+        """Prepare the model for a save, after a step. Collective.
+
+        Returns:
+            A checksum of each parameter that every process holds whole, and that must be equal on all of them.
+        """
+
     def evaluation(self, model: nn.Module) -> AbstractContextManager[None]:
         """A context for an evaluation, in which the model is the same on all processes, buffers too. Collective."""
 
@@ -82,6 +91,9 @@ class Single:
 
     def check_averaged(self, model: nn.Module) -> None:
         """Nothing to average."""
+
+    def before_save(self, model: nn.Module) -> dict[str, int]:
+        return {}
 
     def evaluation(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
@@ -186,12 +198,59 @@ class DDP:
             cure=cure,
         ) from error
 
+    def before_save(self, model: nn.Module) -> dict[str, int]:
+        if self._wrapped is None:
+            return {}
+        # Before the next forward torch gives all ranks the buffers of rank 0. Each rank writes some of the large ones.
+        self._send_buffers(model)
+        ignored = _ignored(model)
+        checksums = {name: _checksum(one) for name, one in model.named_parameters() if name not in ignored}
+        # One copy from a GPU, not one for each parameter.
+        return dict(zip(checksums, torch.stack(list(checksums.values())).tolist(), strict=True))
+
     @contextmanager
     def evaluation(self, model: nn.Module) -> Iterator[None]:
         # Each rank has its own running statistics; a checkpoint has those of rank 0, so these are evaluated.
-        for buffer in model.buffers():
-            torch.distributed.broadcast(buffer, src=0)
+        self._send_buffers(model)
         yield
+
+    def _send_buffers(self, model: nn.Module) -> None:
+        """Give all ranks the buffers of rank 0, but those that the user has kept from torch."""
+        ignored = _ignored(model)
+        for name, buffer in model.named_buffers():
+            if name not in ignored:
+                torch.distributed.broadcast(buffer, src=0)
 
     def clip_norm(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+_CHUNK = 1 << 20
+"""Elements of a parameter that are summed at once."""
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _ignored(model: nn.Module) -> set[str]:
+    """The parameters and buffers that the user has kept from DistributedDataParallel: each rank has its own."""
+    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """A checksum of the bits of a tensor, 64 bits. On a GPU it is computed there, where a copy would take longer."""
+    flat = tensor.detach().reshape(-1)
+    if flat.device.type == "cpu":
+        digest = new_digest(DigestAlgorithm.xxh3_128)
+        digest.update(flat.view(torch.uint8).numpy().data)
+        return torch.tensor(int(digest.hexdigest()[:15], 16))
+    return _sum_bits(flat)
+
+
+def _sum_bits(flat: Tensor) -> Tensor:
+    bits = flat.view(_INTEGERS.get(flat.element_size(), torch.uint8))
+    # Each element has a factor of its own, so that a sum differs where two elements are exchanged.
+    factors = torch.arange(1, 2 * min(_CHUNK, len(bits)) + 1, 2, device=flat.device)
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for start in range(0, len(bits), _CHUNK):
+        part = bits[start : start + _CHUNK]
+        total = total * 1_000_003 + (part * factors[: len(part)]).sum()
+    return total
