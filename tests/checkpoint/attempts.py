@@ -39,6 +39,13 @@ FAULTS = {"mkdir": "mkdir", "write": "write", "fsync": "fsync", "names": "fsync_
 """Where a save fails, and at which operation on its hidden folder; `rest`: its name is not brought to rest."""
 
 
+class _Trained(list[torch.Tensor]):
+    """The trained parameters, of which no hook has changed one."""
+
+    def state_dict(self) -> dict[str, bool]:
+        return {}
+
+
 class InlineThread(WriterThread):
     """Runs each job before `submit` returns."""
 
@@ -220,7 +227,8 @@ class Attempts:
             schedulers=SimpleNamespace(state_dict=dict),
             loop=SimpleNamespace(state_dict=dict, has_data=False, microbatches=None),
             step=SimpleNamespace(state_dict=dict),
-            module_modes=SimpleNamespace(state_dict=dict),
+            module_modes=SimpleNamespace(state_dict=dict, continues=True),
+            trained=_Trained([self._weight]),
             loading=SimpleNamespace(kept_generators=lambda: {"seed": 0}),
             scaler=None,
             interrupt_requested=False,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.checkpoint.model_state import is_finite
+from trainer_cli.checkpoint.model_state import are_finite
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.torch_compat import foreach_copy_
 from trainer_cli.terminal import format_count
@@ -156,7 +156,7 @@ class CheckFinite(Callback):
             if self.times > self.max_times:
                 skipped = format_count(self.times, "step")
                 raise not_finite(trainer, f"the run skipped {skipped} up to step {step} for values that are not finite")
-        if not is_finite(model):
+        if not are_finite(trainer.trained):
             self._sum.fill_(float("nan"))
         # A sum over all ranks, so that they raise or go back together.
         if bool(torch.isfinite(trainer.strategy.group.sum(self._sum.cpu()))):

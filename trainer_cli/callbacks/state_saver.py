@@ -40,8 +40,6 @@ from trainer_cli.trainer.state import describe
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    import torch
-
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -208,7 +206,7 @@ class StateSaver(SaveCaller):
                 path,
                 metadata=metadata,
                 overwrite=False,
-                trained=_trained(self.trainer),
+                trained=self.trainer.trained,
                 caller=self,
                 in_background=in_background,
             )
@@ -334,7 +332,7 @@ class StateSaver(SaveCaller):
         try:
             with errors_of_save(metadata.step, path):
                 self.trainer.metric_logger.make_durable()
-                checkpointer.save(self._state, path, metadata=metadata, overwrite=False, trained=_trained(self.trainer))
+                checkpointer.save(self._state, path, metadata=metadata, overwrite=False, trained=self.trainer.trained)
         except UnsavableState as error:
             why = "this process has only a part of it" if self._group.world_size > 1 else str(error)
             log.warning("the state after the failure is not kept: %s", why)
@@ -382,10 +380,6 @@ class StateSaver(SaveCaller):
             attempt=self.identity.attempt,
             later=self.thread.submit,
         )
-
-
-def _trained(trainer: Trainer) -> list[torch.Tensor]:
-    return [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
 
 
 def saves_in_background(save_async: bool | None) -> bool:

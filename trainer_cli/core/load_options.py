@@ -22,7 +22,7 @@ STATES: Mapping[str, tuple[str, ...]] = {
     "model": ("model",),
     "optimizer": ("optimizer", "optimizers", "scaler", "step"),
     "schedulers": ("schedulers",),
-    "progress": ("progress", "loop", "data", LOG_MARKS),
+    "progress": ("progress", "loop", "data", "modes", "requires_grad", LOG_MARKS),
     "callbacks": ("callbacks",),
     "rng": ("rng",),
 }

@@ -139,8 +139,7 @@ class ReplaySaver(Callback):
         path = self._replayed / name if is_proven else self._replayed / UNPROVEN / name
         start = "the start of the run" if self._plan.start is None else self._plan.start.name
         metadata = self._identity.describe(trainer, Kind.replayed, f"replayed from {start}")
-        trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-        self.checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trained)
+        self.checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trainer.trained)
         (self.kept if is_proven else self.unproven)[step] = self._replayed / name
 
     def publish_unproven(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.model_state import is_finite
+from trainer_cli.checkpoint.model_state import are_finite
 from trainer_cli.core.naming import SWEEP_FOLDER
 from trainer_cli.errors import NotFiniteError
 from trainer_cli.trainer.hooks import second_to
@@ -50,7 +50,7 @@ class LossCheck:
 
 def check_end(trainer: Trainer) -> None:
     """Raise NotFiniteError if the weights at the end of a training are not finite."""
-    fails = not is_finite(trainer.model)
+    fails = not are_finite(trainer.trained)
     # All ranks raise together: one that continues would wait for the others in its next collective.
     if fails if trainer.agreement is None else trainer.agreement.total(fails) > 0:
         raise not_finite(trainer, f"the weights are not finite at the end of the run, step {trainer.progress.step}")
@@ -106,7 +106,9 @@ def roll_back(trainer: Trainer, train_loader: Any) -> None:
         train_loader.check_state(data)
         loop.pass_over(trainer, *position)
         trainer.module_modes.repeat_changes()
+        trainer.trained.keep()
         trainer.freezing.update(trainer)
+        trainer.trained.repeat()
         # After the loader, whose passing over may draw random numbers.
         trainer.loading.restore_rng()
         # The steps are computed again with other data.

@@ -2,7 +2,7 @@
 
 A frozen parameter has no gradient, so its optimizer leaves it and its state alone. What is frozen until later is in
 the optimizer from the beginning, and what is frozen at a step follows from the counts of the run alone: a checkpoint
-holds nothing of it, and a resume freezes the same parameters.
+holds nothing of it, and a resume freezes the same parameters. What hooks change is in `trained_parameters`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from trainer_cli.checkpoint.model_state import clean_name
 from trainer_cli.core.intervals import Duration, Interval, Unit
 from trainer_cli.core.patterns import matches
 from trainer_cli.errors import ConfigError
@@ -96,8 +97,9 @@ class Freezing:
         _unfreeze_earlier(model, scheduled)
         self._rules = [self._make_rule(model, pattern, duration) for pattern, duration in scheduled.items()]
         _warn_of_earlier_freeze(model, always)
-        self.scheduled = frozenset(name for rule in self._rules for name in rule.names)
-        """The names of the parameters that are frozen for a part of the run."""
+        self._scheduled = frozenset(name for rule in self._rules for name in rule.names)
+        self.scheduled = frozenset(map(clean_name, self._scheduled))
+        """The clean names of the parameters that are frozen for a part of the run."""
         self._frozen: frozenset[str] | None = frozenset()
         """The scheduled parameters that `update` has frozen; None: the strategy may have others."""
 
@@ -116,7 +118,7 @@ class Freezing:
         if not self._rules:
             return
         parameters = _all_parameters(model)
-        frozen = {parameters[name] for name in self.scheduled}
+        frozen = {parameters[name] for name in self._scheduled}
         for name, optimizer in optimizers.items():
             members = {parameter for group in optimizer.param_groups for parameter in group["params"]}
             if not any(parameter.requires_grad for parameter in members - frozen):
@@ -155,7 +157,8 @@ class Freezing:
             return
         before = self._frozen or frozenset()
         parameters = _all_parameters(trainer.model)
-        for name in self.scheduled:
+        # Of the others a hook may have changed `requires_grad` since.
+        for name in self._scheduled if self._frozen is None else frozen ^ before:
             _set_frozen(parameters[name], frozen=name in frozen)
         for norm in self._kept:
             norm.train()
@@ -167,6 +170,20 @@ class Freezing:
                 log.info("'%s' is trained after step %d", rule.pattern, trainer.progress.step)
         self._frozen = frozen
         trainer.strategy.on_trained_changed(trainer.model)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The clean names of the scheduled parameters that are frozen now."""
+        return frozenset(map(clean_name, self._frozen or ()))
+
+    @property
+    def undecided(self) -> frozenset[str]:
+        """The clean names of the scheduled parameters that the next `update` sets."""
+        return self.scheduled if self._frozen is None else frozenset()
+
+    def release(self) -> None:
+        """Let the next `update` set all scheduled parameters, because a checkpoint was loaded."""
+        self._frozen = None
 
     @contextmanager
     def applied(self, trainer: Trainer) -> Iterator[None]:

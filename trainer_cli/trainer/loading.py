@@ -232,10 +232,9 @@ class Loading:
         counts = {name: value for name, value in counts.items() if name in VARIABLES}
         path = path_to_save(path, counts, ranks=group.world_size)
         metadata = replace(describe(trainer), run_id=self._run_id)
-        trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         # Not the run's checkpointer, which may have a save in flight.
         checkpointer = sync_checkpointer(group)
-        checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trained)
+        checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trainer.trained)
         # If a hook fails on rank 0, all ranks must raise: the others would wait for it in the next collective.
         with group.checking("in on_after_save_checkpoint"):
             if group.is_main:

@@ -55,6 +55,8 @@ class ModuleModes:
         self._changes: dict[str, bool] = {}
         """Outside of a stretch: the modes that were changed in the last one, if it continues."""
         self._in_stretch = False
+        self.continues = False
+        """Whether the next step belongs to the present stretch, or to the one that a loaded checkpoint is of."""
 
     def keep_evaluating(self) -> None:
         """Put modules that match `eval_modules` into evaluation mode."""
@@ -76,6 +78,10 @@ class ModuleModes:
         self._first = {module: module.training for module in self._names}
         trained = {name for module, name in self._names.items() if self._first[module]}
         self._log_trained([name for name in before if name in trained and name not in self._changes])
+        if self.continues:
+            # Hooks that a single process calls at the beginning of the stretch alone.
+            trainer.trained.repeat()
+        trainer.trained.forget()
         self.repeat_changes()
 
     def end(self, *, continues: bool) -> None:
@@ -85,13 +91,13 @@ class ModuleModes:
             continues: no evaluation of the training is due here, so that the next step belongs to the same stretch.
         """
         self._changes = self.state_dict() if continues else {}
-        self._in_stretch = False
+        self._in_stretch, self.continues = False, continues
 
     def repeat_changes(self) -> None:
         """Set the modes as at the beginning of the stretch, and make the changes that were loaded."""
         for module, name in self._names.items():
             module.training = self._changes.get(name, self._first[module])
-        self._in_stretch = True
+        self._in_stretch = self.continues = True
 
     def state_dict(self) -> dict[str, bool]:
         """Module name -> whether it is in training mode, for the modes that were changed in the present stretch."""

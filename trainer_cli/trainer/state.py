@@ -122,6 +122,7 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
         state["scaler"] = trainer.scaler.state_dict()
     if modes := trainer.module_modes.state_dict():
         state["modes"] = modes
+    state["requires_grad"] = {"changed": trainer.trained.state_dict(), "continues": trainer.module_modes.continues}
     if with_data:
         state["data"] = trainer.loop.data_state(trainer)
     return state
@@ -244,6 +245,7 @@ def load_all(
         fittings["progress"] = _fit_saved(state, "progress", partial(_fit_progress, trainer.progress))
         fittings["loop"] = _fit_saved(state, "loop", partial(_fit_loop, trainer))
         fittings["modes"] = Fitting([], lambda: trainer.module_modes.load_state_dict(state.get("modes", {})))
+        fittings["requires_grad"] = _fit_trained(trainer, state.get("requires_grad"), options)
         # Without them, as in old checkpoints, a resume reads the whole log files.
         fittings[LOG_MARKS] = Fitting([], partial(_load_marks, trainer, state))
     if options.takes("rng"):
@@ -390,6 +392,20 @@ def _fit_data(train_loader: Any, position: Mapping[str, Any]) -> Fitting:
     except TrainError as error:
         return Fitting([error.what], _nothing)
     return Fitting([], lambda: train_loader.check_state(position))
+
+
+def _fit_trained(trainer: Trainer, saved: Any, options: LoadOptions) -> Fitting:
+    if saved is None:
+        # An earlier version has saved it: all is as built, and as hooks change it at the start.
+        return Fitting([], lambda: trainer.trained.load_state_dict(None))
+    saved = dict(saved) if isinstance(saved, Mapping) else {}
+    fitting = _fit_saved(saved, "changed", partial(trainer.trained.fit, options=options))
+
+    def load() -> None:
+        fitting.load()
+        trainer.module_modes.continues = bool(saved.get("continues"))
+
+    return Fitting(fitting.faults, load)
 
 
 def _fit_callback(callback: Callback, saved: dict[str, Any]) -> Fitting:

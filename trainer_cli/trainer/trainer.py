@@ -46,6 +46,7 @@ from trainer_cli.trainer.requests import Requests
 from trainer_cli.trainer.schedulers import Schedulers, name_schedulers
 from trainer_cli.trainer.step_modules import adopt_modules
 from trainer_cli.trainer.train_step import TrainStep
+from trainer_cli.trainer.trained_parameters import TrainedParameters
 from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
 
@@ -208,6 +209,7 @@ class Trainer:
         self._make(optimizer, checked["freeze"], checked["eval_modules"], compile)
         self.hooks.call("setup", self)
         self.hooks.call("post_setup", self)
+        self.trained = TrainedParameters(self.model, self.freezing)
         self._callback_set.keep_first_states(self.callbacks)
         self._callback_set.keep_first_state(self.step)
         self.loading.keep_generators()
@@ -307,6 +309,8 @@ class Trainer:
                 # On the way out: whoever evaluates or saves the model next finds the weights to evaluate.
                 stack.callback(self.modes.eval)
                 self.loading.load_or_start(ckpt_path, load, keep_settings, train)
+                if self.progress.step > 0:
+                    self.trained.keep()
                 # Callbacks that refuse to start do so here, before loggers are rewound.
                 self.hooks.call("on_fit_start", self, train, val, self.loop)
                 setup.warn_of_narrow_weights(self.model)
@@ -617,4 +621,6 @@ class Trainer:
         self.recording.reset()
         self.loop.reset()
         self.module_modes.load_state_dict({})
+        if not isinstance(self._model_source, nn.Module):
+            self.trained.load_state_dict({})
         self.loading.clear()

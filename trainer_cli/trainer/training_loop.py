@@ -143,6 +143,7 @@ class TrainingLoop(Lengths):
         request_again(self._ended, trainer, self.settings)
         self._ended = None
         trainer.freezing.update(trainer)
+        trainer.trained.repeat()
         stop = self._begin(trainer, val_loaders)
         trainer.loading.restore_rng()
         loop_idx = 0
