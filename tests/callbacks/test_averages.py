@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ListLogger, Noisy, everything, loader, same, trainer
+from tiny import ListLogger, Noisy, assert_resumes_exactly, everything, loader, on, same, trainer
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
+from torch.nn.utils import parametrizations
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA, SWA
@@ -21,6 +22,7 @@ from trainer_cli.core.load_options import WEIGHTS, LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.runs.export import average, export_one, strip
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.train_step import TrainStep
 
 EVERY_TWO = {"max_duration": 8, "eval_interval": 2}
 AVERAGES: dict[str, Callable[[], Any]] = {"ema": lambda: EMA(0.5), "swa": lambda: SWA(1, 1)}
@@ -249,7 +251,7 @@ def test_an_average_that_does_not_fit_is_in_the_table(tmp_path: Path) -> None:
     for row in (
         "body.0.bias: has shape (8,) in this model, but (3,) in the checkpoint",
         "body.0.weight: is torch.float64 in the checkpoint, but torch.float32 here",
-        "more: averaged in the checkpoint, but not trained here",
+        "more: averaged in the checkpoint, but no parameter of this model",
         "body.4.bias: missing in the checkpoint",
     ):
         assert row in str(caught.value)
@@ -352,3 +354,263 @@ def test_a_copy_of_states_has_the_metrics_of_the_weights_that_are_in_it(
     assert same(_trained(copy), _evaluated(source, "ema") if expected == "evaluated" else _trained(source)) == []
     manifest = make_sync_checkpointer().manifest(copy)
     assert (manifest.average == "ema", "val/loss" in manifest.metrics) == (named, measured)
+
+
+class Parts(nn.Module):
+    """Two parts; the body is trained at first or not."""
+
+    def __init__(self, trained: bool) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 4), nn.Linear(4, 1)
+        self.body.requires_grad_(trained)
+
+    def forward(self, batch: Any) -> Any:
+        return (self.head(self.body(batch[0]).tanh()).squeeze(-1) - batch[1]).square().mean()
+
+
+def _all(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def _trained_ones(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.1)
+
+
+def _trains(part: str, value: bool) -> Callable[[Any, Any], None]:
+    return lambda trainer, model: model.get_submodule(part).requires_grad_(value)
+
+
+def _add(trainer: Any, model: Any) -> None:
+    model.body.requires_grad_(True)
+    trainer.optimizer.add_param_group({"params": list(model.body.parameters())})
+
+
+class InTurn(TrainStep):
+    """Switches `requires_grad` inside a step, as that of a GAN does."""
+
+    def train_batch(self, batch: Any) -> Any:
+        losses = {}
+        for name, other in (("head", "body"), ("body", "head")):
+            self.model.get_submodule(name).requires_grad_(True)
+            self.model.get_submodule(other).requires_grad_(False)
+            losses[name] = self.model(batch)
+            self.backward(losses[name], name)
+            self.optimizer_step(name)
+        return {"loss": losses["head"]}
+
+
+_IN_TURN = {
+    "step": InTurn,
+    "optimizer": {
+        "body": lambda model: torch.optim.SGD(model.body.parameters(), lr=0.1),
+        "head": lambda model: torch.optim.SGD(model.head.parameters(), lr=0.1),
+    },
+}
+CHANGES: dict[str, tuple[bool, dict[str, Any], str, Any]] = {
+    "unfrozen at the end of a step": (False, {"optimizer": _all}, "on_train_batch_end", _trains("body", True)),
+    "unfrozen before a step": (False, {"optimizer": _all}, "on_train_batch_start", _trains("body", True)),
+    "unfrozen as a new group": (False, {"optimizer": _trained_ones}, "on_train_batch_end", _add),
+    "unfrozen as a new group before a step": (False, {"optimizer": _trained_ones}, "on_train_batch_start", _add),
+    "frozen": (True, {"optimizer": _all}, "on_train_batch_end", _trains("body", False)),
+    "frozen by a schedule": (True, {"optimizer": _all, "freeze": {"body.*": 4}}, "on_fit_end", None),
+    "switched in each step": (True, _IN_TURN, "on_fit_end", None),
+    "switched in each step, and frozen as built": (False, _IN_TURN, "on_fit_end", None),
+}
+"""What changes at step 4 of which parts are trained: whether the body is trained at first, arguments of the trainer,
+and a hook with what it does."""
+
+
+def _fit_changing(folder: Path, *callbacks: Callback, change: str, average: Any, steps: int = 8) -> Any:
+    trained, more, hook, act = CHANGES[change]
+    hooks = {hook: lambda trainer, model, *_: act(trainer, model) if trainer.progress.step == 4 else None}
+    more = {**more, "step": more["step"]()} if "step" in more else more
+    parts = {str(number): callback for number, callback in enumerate(callbacks)}
+    made = trainer(
+        lambda: Parts(trained),
+        callbacks={**({"change": on(**hooks)} if act else {}), "average": average(), **parts},
+        settings={"max_duration": steps, "eval_interval": 3},
+        checkpoint=CheckpointerCallback(folder, save_async=False),
+        **more,
+    )
+    made.fit(loader(), loader(6, shuffle=False))
+    return made
+
+
+_KINDS: dict[str, tuple[Any, list[int], Any]] = {
+    "ema": (lambda: EMA(0.7), list(range(9)), get_ema_multi_avg_fn(0.7)),
+    "ema from 3": (lambda: EMA(0.7, start=3), list(range(3, 9)), get_ema_multi_avg_fn(0.7)),
+    "ema from 5": (lambda: EMA(0.7, start=5), list(range(5, 9)), get_ema_multi_avg_fn(0.7)),
+    "swa": (lambda: SWA(2, 2), [2, 4, 6, 8], None),
+    "swa from 6": (lambda: SWA(6, 2), [6, 8], None),
+}
+"""The callback, the steps at which it is updated, and the average of torch."""
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_frozen_or_unfrozen_is_averaged_as_by_torch_from_the_start(
+    change: str, kind: str, tmp_path: Path
+) -> None:
+    average, steps, multi_avg_fn = _KINDS[kind]
+    reference: list[Any] = []
+
+    def update(trainer: Any, *_: Any) -> None:
+        if trainer.progress.step in steps:
+            if not reference:
+                reference.append(AveragedModel(trainer.model, multi_avg_fn=multi_avg_fn))
+            reference[0].update_parameters(trainer.model)
+
+    weights = Weights()
+    made = _fit_changing(
+        tmp_path, on(on_fit_start=update, on_train_batch_end=update), weights, change=change, average=average
+    )
+    expected = dict(reference[0].module.state_dict())
+    torch.testing.assert_close(weights.evaluated[8, "loader"], expected, rtol=1e-5, atol=1e-6)
+    assert set(made.callbacks["average"].state_dict()["average"]) == set(expected)
+
+
+@pytest.mark.parametrize("kind", ["ema from 5", "swa"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_average_of_changing_parts_is_exact_after_a_stop(change: str, kind: str, tmp_path: Path) -> None:
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        return _fit_changing(folder, *callbacks, change=change, average=_KINDS[kind][0])
+
+    for stop in (4, 7):
+        straight, _ = assert_resumes_exactly(fit, tmp_path / str(stop), stop)
+    fresh = trainer(lambda: Parts(CHANGES[change][0]), optimizer=None, callbacks={"average": _KINDS[kind][0]()})
+    (row,) = fresh.validate_all(loader(6, shuffle=False), tmp_path / "7/straight/step8")
+    assert row.metrics["loss"] == straight.loading.last_metrics()["val/loss"]
+    forked = trainer(lambda: Parts(True), callbacks={"average": _KINDS[kind][0]()})
+    forked.load_checkpoint(tmp_path / "7/straight/step8", LoadOptions(states=["model", "callbacks"]))
+    assert same(straight.callbacks["average"].state_dict(), forked.callbacks["average"].state_dict()) == []
+
+
+def _hooked(name: str) -> Callable[[nn.Module], nn.Module]:
+    return lambda module: getattr(nn.utils, name)(module)
+
+
+_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(8, 4),
+    "square": lambda: nn.Linear(8, 8),
+    "convolution": lambda: nn.Conv1d(8, 8, 3),
+    "transposed": lambda: nn.ConvTranspose1d(8, 8, 3),
+}
+_NORMS: dict[str, Callable[[Any], nn.Module]] = {
+    "spectral norm": parametrizations.spectral_norm,
+    "spectral norm by a hook": _hooked("spectral_norm"),
+}
+
+
+class Normed(nn.Module):
+    """A layer with a norm of its weight."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(2, 8), layer
+
+    def forward(self, batch: Any) -> Any:
+        hidden = self.first(batch[0]).tanh()
+        if not isinstance(self.layer, nn.Linear):
+            hidden = hidden[:, :, None].repeat(1, 1, 5)
+        return (self.layer(hidden).flatten(1).mean(1) - batch[1]).square().mean()
+
+
+def _spectral_norm(layer: Any) -> float:
+    weight = layer.weight.detach()
+    dim = 1 if isinstance(layer, nn.ConvTranspose1d) else 0
+    return float(torch.linalg.matrix_norm(weight.movedim(dim, 0).flatten(1), 2))
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("norm", _NORMS)
+@pytest.mark.parametrize("layer", _LAYERS)
+def test_an_average_has_the_spectral_norm_that_the_model_has(
+    layer: str, norm: str, average: str, tmp_path: Path
+) -> None:
+    seen: list[float] = []
+    weights = Weights()
+
+    def look(trainer: Any, model: Any, *_: Any) -> None:
+        seen.append(_spectral_norm(model.layer))
+
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        return _fit(
+            {"average": AVERAGES[average](), **{str(at): callback for at, callback in enumerate(callbacks)}},
+            folder,
+            lambda: Normed(_NORMS[norm](_LAYERS[layer]())),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.2),
+        )
+
+    # After the first batch, whose forward has computed a weight that a hook keeps as an attribute.
+    fit(tmp_path / "a", on(on_validate_end=look), weights)
+    assert seen == pytest.approx([1.0] * len(seen), abs=2e-3)
+    # Buffers and weights are back after an evaluation.
+    bare = Weights()
+    _fit(
+        {"bare": bare},
+        None,
+        lambda: Normed(_NORMS[norm](_LAYERS[layer]())),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.2),
+    )
+    assert same(bare.after, weights.after) == []
+    assert_resumes_exactly(fit, tmp_path, 5)
+    export_one(tmp_path / "a/step8", ExportFormat.torch, tmp_path / "weights.pt", ema="average")
+    assert same(torch.load(tmp_path / "weights.pt"), weights.evaluated[8, "loader"]) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, _hooked("weight_norm")], ids=["parametrized", "hook"])
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_weight_norms_are_averaged_as_by_torch(kind: str, norm: Any) -> None:
+    make, steps, multi_avg_fn = _KINDS[kind]
+    reference: list[Any] = []
+    losses: list[tuple[float, float]] = []
+
+    def update(trainer: Any, *_: Any) -> None:
+        if trainer.progress.step in steps:
+            if not reference:
+                reference.append(_copy(trainer.model))
+            else:
+                count = len(reference)
+                reference.append(
+                    {
+                        name: torch.lerp(reference[-1][name], value, 0.3 if kind == "ema" else 1 / (count + 1))
+                        for name, value in _copy(trainer.model).items()
+                    }
+                )
+
+    def look(trainer: Any, model: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        plain = Normed(norm(nn.Linear(8, 4)))
+        plain.load_state_dict(reference[-1])
+        losses.append((float(outputs[0] if isinstance(outputs, tuple) else outputs), float(plain(batch).detach())))
+
+    callbacks = {"average": make(), "torch": on(on_fit_start=update, on_train_batch_end=update)}
+    _fit(
+        {**callbacks, "look": on(on_validate_batch_end=look)},
+        None,
+        lambda: Normed(norm(nn.Linear(8, 4))),
+        settings={"eval_interval": 8},
+    )
+    assert multi_avg_fn is None or kind == "ema"
+    assert losses
+    assert all(ours == pytest.approx(plain, rel=1e-5) for ours, plain in losses)
+
+
+def test_a_mean_of_checkpoints_has_the_spectral_norm_of_its_weights(tmp_path: Path) -> None:
+    def make() -> Normed:
+        return Normed(parametrizations.spectral_norm(nn.Linear(8, 8)))
+
+    _fit({}, tmp_path, make, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.5))
+    average([tmp_path / f"step{step}" for step in (2, 4, 6, 8)], tmp_path / "mean1")
+    model = make()
+    model.load_state_dict(_trained(tmp_path / "mean1"))
+    assert _spectral_norm(model.eval().layer) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_spectral_norm_that_follows_another_parametrization_is_refused() -> None:
+    def make() -> Normed:
+        return Normed(parametrizations.spectral_norm(parametrizations.weight_norm(nn.Linear(8, 8))))
+
+    with pytest.raises(UserError, match="its spectral norm follows another parametrization"):
+        _fit({"ema": EMA(0.5)}, None, make)

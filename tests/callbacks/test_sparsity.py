@@ -134,6 +134,29 @@ def test_a_resume_is_exact(kind: str, tmp_path: Path) -> None:
         assert same(everything(whole), everything(resumed)) == [], stop
 
 
+class Noise(Callback):
+    """Writes weights after the mask."""
+
+    def on_after_optimizer_step(self, trainer: Any, model: nn.Module, optimizer: Any) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_written_behind_a_mask_are_reported_and_a_resume_is_exact(
+    kind: str, writes: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = [Noise()] if writes else []
+    straight = _fit(KINDS[kind](), *more, folder=tmp_path / "straight")
+    assert ("are not zero though they are masked" in caplog.text) is writes
+    _fit(KINDS[kind](), *more, StopAt(11), folder=tmp_path / "parts")
+    resumed = _fit(KINDS[kind](), *more, folder=tmp_path / "parts")
+    assert resumed.loaded_step == 11
+    assert same(everything(straight), everything(resumed)) == []
+
+
 class Alternating(Wide):
     """Has no gradient of the second matrix at every third step, at which masks of `every=3` are due."""
 

@@ -33,10 +33,11 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
-    """The whole state, that of each rank too, but for the seconds that training took and where logs ended, which old
-    checkpoints lack."""
+    """The whole state, that of each rank too, but for what old checkpoints lack: the seconds that training took, where
+    logs ended, and changes of `requires_grad`."""
     tree = dict(make_sync_checkpointer().read(checkpoint))
     tree.pop("log_marks", None)
+    tree.pop("requires_grad", None)
     del tree["progress"]["seconds"], tree["progress"]["last_seconds"]
     return tree
 

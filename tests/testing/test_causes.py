@@ -100,7 +100,7 @@ CASES = {
     ),
     "a parameter frozen on the way": (
         evidence(Kind.gradients, "gradient of a", hidden("model.a.requires_grad", "True", "False")),
-        ("model.a.requires_grad", "no checkpoint holds it", "Set it from trainer.progress.step"),
+        ("model.a.requires_grad", "a resume does not have it as it was saved", "when a process starts"),
     ),
     "a generator of the model": (
         evidence(Kind.loss, "loss", hidden("model.rng", "generator a", "generator b")),

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
+from trainer_cli.checkpoint.model_state import capture_model, clean_name, parameter_names, plain_name, unwrapped
+from trainer_cli.checkpoint.spectral_norm import find_spectral_norms, spectral_vectors
 from trainer_cli.core.field_rules import parse_duration
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.torch_compat import foreach_copy_, foreach_lerp_, local
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
 
@@ -27,10 +30,12 @@ class EMA(Callback):
     """Keeps `average = decay * average + (1 - decay) * weights`, and evaluates the average in place of the weights.
 
     Every validation loader and every downstream evaluation sees the average; training never does. Averaged is every
-    parameter that is trained (tied ones once), in 32 bits where it has 16; frozen parameters and buffers, such as
-    the statistics of batch norm, are those of the model. The average is in every checkpoint, and `train validate`
-    evaluates it too. A run that begins with weights of another (`ckpt=`) averages from those on. If there are many
-    averages, the last in `callbacks` is evaluated; `train ckpt export --ema NAME` exports any.
+    parameter that is trained (tied ones once), in 32 bits where it has 16. One that is unfrozen later joins before its
+    first update, which is as if it had been averaged from the start; one that is frozen later stays in the average.
+    Other parameters and buffers, such as the statistics of batch norm, are those of the model; the vectors of a
+    spectral norm are computed for the average. The average is in every checkpoint, and `train validate` evaluates
+    it too. A run that begins with weights of another (`ckpt=`) averages from those on. If there are many averages,
+    the last in `callbacks` is evaluated; `train ckpt export --ema NAME` exports any.
 
     Args:
         decay: how much of the average stays at each update.
@@ -52,16 +57,21 @@ class EMA(Callback):
         self.start = None if start == 0 else parse_duration("start", start)
         self._start_step = 0
         self._model: nn.Module | None = None
-        self._frozen_for_a_while: frozenset[str] = frozenset()
-        """Clean names of parameters that are averaged from the beginning, and trained later."""
+        self._first_trained: frozenset[str] = frozenset()
+        """Clean names of the parameters that were trained when the trainer was made."""
         self._average: dict[str, Tensor] = {}
         """By clean name; empty until the average begins."""
         self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._halves: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._others: dict[Optimizer, tuple[int, list[nn.Parameter]]] = {}
+        """How many groups an optimizer has, and its parameters that are not averaged."""
 
     def setup(self, trainer: Trainer) -> None:
         self._model = trainer.model
-        self._frozen_for_a_while = frozenset(map(clean_name, trainer.freezing.scheduled))
+
+    def post_setup(self, trainer: Trainer) -> None:
+        named = parameter_names(trainer.model).items()
+        self._first_trained = frozenset(name for parameter, name in named if parameter.requires_grad)
 
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
@@ -70,8 +80,25 @@ class EMA(Callback):
         if steps is None:
             raise ConfigError(f"EMA: start is {self.start}, which is not a number of steps", hint="Give it in steps.")
         self._start_step = steps
+        # Refuses one whose vectors cannot be computed.
+        list(find_spectral_norms(capture_model(trainer.model)))
         if not self._average and trainer.progress.step >= steps:
             self._begin()
+
+    def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        if not self._average:
+            return
+        count, others = self._others.get(optimizer, (0, []))
+        if count != len(optimizer.param_groups):
+            names = parameter_names(trainer.model)
+            members = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            others = [member for member in members if member in names and names[member] not in self._average]
+            self._others[optimizer] = len(optimizer.param_groups), others
+        # Mostly there are no others.
+        if others and (
+            joining := [parameter for parameter in others if parameter.requires_grad or parameter.grad is not None]
+        ):
+            self._join(joining)
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         step = trainer.progress.step
@@ -104,66 +131,74 @@ class EMA(Callback):
         return {"average": dict(self._average)}
 
     def check_state(self, state: dict[str, Any]) -> Iterable[str]:
-        trained = self._trained()
-        saved = {plain_name(name, trained): value for name, value in (state.get("average") or {}).items()}
+        tensors = self._tensors()
+        saved = {plain_name(name, tensors): value for name, value in (state.get("average") or {}).items()}
         buffers = self._buffer_names()
         for name, value in saved.items():
             if name in buffers:
                 # Loaded with the model, after this check: it may be None yet, or of another shape.
                 continue
-            if name not in trained:
-                yield f"{name}: averaged in the checkpoint, but not trained here"
-            elif value.shape != trained[name].shape:
+            if name not in tensors:
+                yield f"{name}: averaged in the checkpoint, but no parameter of this model"
+            elif value.shape != tensors[name].shape:
                 yield (
-                    f"{name}: has shape {tuple(trained[name].shape)} in this model, "
+                    f"{name}: has shape {tuple(tensors[name].shape)} in this model, "
                     f"but {tuple(value.shape)} in the checkpoint"
                 )
-            elif value.dtype != _averaged(trained[name].dtype):
-                yield f"{name}: is {value.dtype} in the checkpoint, but {_averaged(trained[name].dtype)} here"
+            elif value.dtype != _averaged(tensors[name].dtype):
+                yield f"{name}: is {value.dtype} in the checkpoint, but {_averaged(tensors[name].dtype)} here"
         if saved:
-            missing = (name for name in trained if name not in saved and name not in buffers)
-            yield from (f"{name}: missing in the checkpoint" for name in missing)
+            yield from (f"{name}: missing in the checkpoint" for name in sorted(self._first_trained - saved.keys()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        trained = self._trained()
-        saved = {plain_name(name, trained): value for name, value in (state.get("average") or {}).items()}
+        tensors = self._tensors()
+        saved = {plain_name(name, tensors): value for name, value in (state.get("average") or {}).items()}
         buffers = self._buffer_names()
         self._average = {}
         for name, value in saved.items():
-            # A buffer that was None or had another shape at the save: `SWA._pair_up` begins its average anew.
-            if name in buffers and (name not in trained or trained[name].shape != value.shape):
+            # A buffer that was None or had another shape at the save: `SWA._pair_up` begins its average anew. Earlier
+            # versions averaged the vectors of spectral norms, too.
+            if name in buffers and (name not in tensors or tensors[name].shape != value.shape):
                 continue
             # Like the parameter, so that a sharded one has an average with the same shards.
-            average = torch.empty_like(trained[name], dtype=value.dtype, requires_grad=False)
+            average = torch.empty_like(tensors[name], dtype=value.dtype, requires_grad=False)
             self._average[name] = average.copy_(value)
         self._pair_up()
 
     def _begin(self) -> None:
+        # Whether a parameter is trained is not its `requires_grad` at this moment: the step of a GAN switches it.
         self._average = {
             # A copy also where the type stays: the optimizer changes the parameter in place.
-            name: parameter.detach().to(_averaged(parameter.dtype), copy=True)
-            for name, parameter in self._trained().items()
+            name: value.detach().to(_averaged(value.dtype), copy=True)
+            for name, value in self._tensors().items()
+            if value.requires_grad or name in self._first_trained or not isinstance(value, nn.Parameter)
         }
         self._pair_up()
 
+    def _join(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Begin to average parameters that are about to be updated for the first time: until now their average is the
+        value that they have."""
+        names = parameter_names(self._live_model())
+        for parameter in parameters:
+            self._average[names[parameter]] = parameter.detach().to(_averaged(parameter.dtype), copy=True)
+        self._pair_up()
+
     def _pair_up(self) -> None:
-        trained = self._trained()
-        self._pairs, self._halves = ([], []), ([], [])
+        tensors = self._tensors()
+        self._pairs, self._halves, self._others = ([], []), ([], []), {}
         for name, average in self._average.items():
-            averages, parameters = self._halves if trained[name].dtype in _HALF else self._pairs
+            averages, parameters = self._halves if tensors[name].dtype in _HALF else self._pairs
             # Of a sharded parameter this rank's part.
             averages.append(local(average))
-            parameters.append(local(trained[name]))
+            parameters.append(local(tensors[name]))
 
-    def _trained(self) -> dict[str, Tensor]:
-        """What is averaged, by its clean name."""
+    def _live_model(self) -> nn.Module:
         assert self._model is not None, "a callback's setup comes first"
-        named = unwrapped(self._model).named_parameters()
-        return {
-            plain: parameter
-            for plain, parameter in ((clean_name(name), parameter) for name, parameter in named)
-            if parameter.requires_grad or plain in self._frozen_for_a_while
-        }
+        return self._model
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """What may be averaged, by its clean name."""
+        return {name: parameter for parameter, name in parameter_names(self._live_model()).items()}
 
     def _buffer_names(self) -> frozenset[str]:
         """The buffers that may be averaged, those that are None now included."""
@@ -174,16 +209,21 @@ class EMA(Callback):
         """The average in the model's parameters; the weights come back bit for bit, also after an error."""
         averages = [*self._pairs[0], *self._halves[0]]
         parameters = [*self._pairs[1], *self._halves[1]]
+        state = capture_model(self._live_model())
+        # Also in evaluation mode a spectral norm is computed by its vectors, which are those of the trained weights.
+        vectors = [state[name] for norm in find_spectral_norms(state) for name in norm[:2]]
         # Copies, not swapped tensors: optimizers, strategies and a compiled forward hold the parameters themselves.
         with torch.no_grad():
-            weights = [parameter.detach().clone() for parameter in parameters]
+            before = [tensor.detach().clone() for tensor in (*parameters, *vectors)]
         try:
             with torch.no_grad():
                 foreach_copy_(parameters, averages)
+                for name, vector in spectral_vectors(state).items():
+                    state[name].copy_(vector)
             yield
         finally:
             with torch.no_grad():
-                foreach_copy_(parameters, weights)
+                foreach_copy_([*parameters, *vectors], before)
 
 
 def _averaged(dtype: torch.dtype) -> torch.dtype:
@@ -242,9 +282,9 @@ class SWA(EMA):
     def _pair_up(self) -> None:
         # A forward may create a buffer, replace it or change its shape: its average then begins anew.
         if self._average:
-            trained = self._trained()
+            tensors = self._tensors()
             for name in sorted(self._buffer_names()):
-                buffer, average = trained.get(name), self._average.get(name)
+                buffer, average = tensors.get(name), self._average.get(name)
                 if buffer is None:
                     self._average.pop(name, None)
                 elif average is None or average.shape != buffer.shape:
@@ -252,14 +292,19 @@ class SWA(EMA):
         super()._pair_up()
 
     def _buffer_names(self) -> frozenset[str]:
-        assert self._model is not None
         return frozenset(
             clean_name(f"{prefix}.{leaf}" if prefix else leaf)
-            for prefix, module in unwrapped(self._model).named_modules()
+            for prefix, module in unwrapped(self._live_model()).named_modules()
             for leaf in module._buffers.keys()  # noqa: SIM118
         )
 
-    def _trained(self) -> dict[str, Tensor]:
-        assert self._model is not None
-        buffers = unwrapped(self._model).named_buffers()
-        return super()._trained() | {clean_name(name): buffer for name, buffer in buffers if buffer.is_floating_point()}
+    def _tensors(self) -> dict[str, Tensor]:
+        buffers = {clean_name(name): buffer for name, buffer in unwrapped(self._live_model()).named_buffers()}
+        tensors = {**super()._tensors(), **buffers}
+        # A mean of unit vectors is no unit vector: `spectral_vectors` computes those of the average.
+        vectors = {name for norm in find_spectral_norms(tensors) for name in norm[:2]}
+        return {
+            name: value
+            for name, value in tensors.items()
+            if name not in buffers or (value.is_floating_point() and name not in vectors)
+        }

@@ -112,6 +112,7 @@ class ChangingSparsity(Sparsity):
         self._settled = {}
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        super().on_fit_end(trainer, loop)
         due = self._schedule.last_due(trainer.progress.step)
         if late := [name for name in self._weights if self._is_due(name, due)]:
             log.warning(

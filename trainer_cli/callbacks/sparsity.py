@@ -6,6 +6,7 @@ ones and zeros with the shape and type of its parameter.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -21,6 +22,7 @@ from trainer_cli.core.order import sample_seed
 from trainer_cli.core.patterns import matches
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.torch_compat import foreach_mul_, local, whole
+from trainer_cli.terminal import format_count, format_first
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
+
+log = logging.getLogger(__name__)
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -206,13 +210,29 @@ class Sparsity(Callback):
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
         # Masks of a checkpoint are loaded before; new ones would take their place.
-        if not self._begun:
+        is_new = not self._begun
+        if is_new:
             self._begun = True
             self.begin()
         self._count()
-        # New masks do not hold for the weights yet.
-        for optimizer in trainer.optimizers.values():
-            self._apply(optimizer)
+        # New masks do not hold for the weights yet. Those of a training that continues do, unless another callback
+        # writes weights behind them: a straight run trains with these until the next optimizer step masks them.
+        if is_new or not trainer.resumed:
+            for optimizer in trainer.optimizers.values():
+                self._apply(optimizer)
+
+    def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        differing = {
+            name: count
+            for name, weight in self._weights.items()
+            if (count := int(((whole(weight.detach()) != 0) & (whole(self._masks[name]) == 0)).sum()))
+        }
+        if differing:
+            log.warning(
+                "sparsity: %s of %s are not zero though they are masked: a callback or a step writes weights after the "
+                "optimizer step. Let it leave weights that are zero alone",
+                format_count(sum(differing.values()), "weight"), format_first(list(differing), 3),
+            )  # fmt: skip
 
     def begin(self) -> None:
         """Make the first masks, of the weights that the training begins with."""

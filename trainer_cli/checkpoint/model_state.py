@@ -21,6 +21,7 @@ from torch import nn
 
 from trainer_cli.checkpoint.format.dtensor import local_of
 from trainer_cli.checkpoint.load_hooks import Translation, translate
+from trainer_cli.checkpoint.spectral_norm import spectral_vectors
 from trainer_cli.core.load_options import WHOLE, LoadOptions, LoadReport
 from trainer_cli.core.naming import MODEL_CONFIG_FILE, STEP_MODULES
 from trainer_cli.errors import CheckpointError
@@ -381,14 +382,6 @@ def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
     return "\n".join([f"{title}:", *rows[:_SHOWN], *more])
 
 
-def is_finite(model: nn.Module) -> bool:
-    """Whether no parameter that is trained holds NaN or infinity.
-
-    What is not trained may hold them for good: a mask of minus infinity, the start of a running minimum.
-    """
-    return are_finite(value for value in model.parameters() if value.requires_grad)
-
-
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
     that some may be."""
@@ -440,7 +433,8 @@ def weights_of(state: Mapping[str, Any], where: str, average: str | None = None)
         )
     # A callback averages tied weights once, under one of their names.
     of_tensor = {id(weights[name]): value.to(weights[name].dtype) for name, value in averages.items()}
-    return {name: of_tensor.get(id(value), value) for name, value in weights.items()}
+    weights = {name: of_tensor.get(id(value), value) for name, value in weights.items()}
+    return weights | spectral_vectors(weights)
 
 
 def without_step_modules(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.model_state import weights_of, without_step_modules
+from trainer_cli.checkpoint.spectral_norm import spectral_vectors
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE, MODEL_CONFIG_FILE
 from trainer_cli.core.url_path import is_url
@@ -148,7 +149,10 @@ def average(
     if mean.differing:
         log.warning("whole numbers are those of %s: %s", paths[-1], ", ".join(sorted(mean.differing)[:5]))
     names = ", ".join(path.name for path in paths)
-    return _save(mean.result(), paths[-1], output, f"average of {names}"[:500], callbacks.pop())
+    weights = mean.result()
+    return _save(
+        {**weights, **spectral_vectors(weights)}, paths[-1], output, f"average of {names}"[:500], callbacks.pop()
+    )
 
 
 def strip(path: Path, output: Path, *, ema: str | None = None) -> Written:

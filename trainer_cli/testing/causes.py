@@ -71,6 +71,7 @@ _SAVE = {
     ),
     "globals": "Keep it in a module, the optimizer or a callback, and save it there.",
 }
+_FLAGS = (".requires_grad", ".training")
 _CALLED = {
     "model": "a python attribute",
     "optimizer": "an attribute of the optimizer",
@@ -102,8 +103,8 @@ def owner(name: str) -> str:
 def saving(value: Value, facts: Mapping[str, Any]) -> str:
     """How hidden state can be saved."""
     part_name = owner(value.name)
-    if value.name.endswith((".requires_grad", ".training")):
-        return "Set it from trainer.progress.step in on_train_start, so that a resume sets it too."
+    if value.name.endswith(_FLAGS):
+        return "Look for code that sets it when a process starts: checkpoints hold the changes of hooks and steps."
     if part_name == "model" and is_generator(value):
         return _SAVE["generator of model"]
     return _SAVE[_data(facts) if part_name == "data" else part_name]
@@ -218,6 +219,8 @@ def _after_a_resume(evidence: Evidence) -> Cause:
     # Hidden state before calls: a call may be harmless, but this differs already.
     if hidden is not None:
         lost = "no checkpoint holds it"
+        if hidden.name.endswith(_FLAGS):
+            lost = "a resume does not have it as it was saved"
         if owner(hidden.name) == "data" and _data(evidence.facts) == "stateful stream":
             lost = "state_dict() of the dataset does not bring it back"
         return Cause(
