@@ -94,6 +94,40 @@ def as_clause(error: BaseException) -> str:
     return (str(error) or type(error).__name__).rstrip(".")
 
 
+_SHORTEST_SECRET = 6
+"""Shorter values are words such as `cuda` or counts, which occur in messages on their own."""
+_secrets: dict[str, str] = {}
+_shown: list[str] = []
+
+
+def keep_secret(value: str, expression: str) -> None:
+    """Replace a value from the environment by its expression in all messages of this process from now on."""
+    if len(value) >= _SHORTEST_SECRET and not any(value in path for path in _shown):
+        # Messages quote values, which escapes some characters.
+        _secrets.update(dict.fromkeys((value, repr(value)[1:-1]), expression))
+
+
+def show_values_in(*paths: str | None) -> None:
+    """Show the values in these paths as they are, now and when they are read again."""
+    _shown.extend(path for path in paths if path)
+    for value in [value for value in _secrets if any(value in path for path in _shown)]:
+        del _secrets[value]
+
+
+def forget_secrets() -> None:
+    """Forget the values that an earlier command of this process has read."""
+    _secrets.clear()
+    _shown.clear()
+
+
+def without_secrets(text: str) -> str:
+    """A message with the expression in place of each value from the environment."""
+    # The longest first: one value may be a part of another.
+    for value in sorted(_secrets, key=len, reverse=True):
+        text = text.replace(value, _secrets[value])
+    return text
+
+
 def one_line(text: str) -> str:
     """A text from a file, safe in a message: line ends and control characters, which a terminal obeys, become `?`."""
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -28,6 +28,8 @@ from trainer_cli.errors import (
     TrainError,
     UserError,
     disk_cure,
+    forget_secrets,
+    without_secrets,
 )
 from trainer_cli.terminal import (
     LOADING_TORCH,
@@ -110,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. Mistakes of the user become one message on stderr."""
     # First: what follows may print, or open a file that would get the number of a closed stream.
     prepare_streams()
+    # Those of an earlier command of this process.
+    forget_secrets()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         # Only for the command itself: a program that calls main() continues afterwards.
@@ -120,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except TrainError as error:
         if _wants_traceback():
-            traceback.print_exc()
+            print(without_secrets(traceback.format_exc()), end="", file=sys.stderr)
         print_error(error)
         return int(error.exit_code)
     except KeyboardInterrupt:
@@ -360,11 +364,11 @@ def print_error(error: TrainError) -> None:
 
 
 def _lines(error: TrainError) -> Iterator[str]:
-    yield _wrapped_after("error:", "red", error.what.rstrip())
+    yield _wrapped_after("error:", "red", without_secrets(error.what.rstrip()))
     if error.place:
-        yield f"  {painted('-->', 'blue', sys.stderr)} {error.place}"
+        yield f"  {painted('-->', 'blue', sys.stderr)} {without_secrets(error.place)}"
     if error.cure:
-        yield _wrapped_after("help:", "cyan", error.cure)
+        yield _wrapped_after("help:", "cyan", without_secrets(error.cure))
 
 
 def _wrapped_after(label: str, colour: str, text: str) -> str:
@@ -386,7 +390,7 @@ def print_crash(error: BaseException, *, whole: bool = False) -> None:
         frames = [frame for frame in summary.stack if frame.name not in _MODULE_CALLS]
         summary.stack = traceback.StackSummary.from_list(frames)
         print("Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.", file=sys.stderr)
-    print("".join(summary.format()), end="", file=sys.stderr)
+    print(without_secrets("".join(summary.format())), end="", file=sys.stderr)
     if _is_ours(error.__traceback__):
         print_error(
             TrainError(

@@ -47,7 +47,7 @@ from trainer_cli.config.yaml import read_file, read_text
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import TrainConfig
-from trainer_cli.errors import Code, ConfigError, UserError, raise_all
+from trainer_cli.errors import Code, ConfigError, UserError, raise_all, show_values_in
 
 __all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "freeze", "from_yaml", "thaw", "to_yaml"]
 
@@ -295,6 +295,8 @@ def _check_draft(
     # If a file cannot be read, everything that it sets is missing: report only what the command line says wrong.
     typed = [mistake for mistake in mistakes if mistake.source == COMMAND_LINE and mistake.code is not Code.not_given]
     mistakes = [mistake for mistake in (mistakes if draft.whole else typed) if mistake.source not in reported]
+    # A directory of this name holds the files of the run, and commands name it.
+    show_values_in(config.name, config.run_dir)
     raise_all([*draft.mistakes, *untimely, *mistakes])
     raw = hydra_compat.create(values)
     return Composed(config, raw, list(overrides), search.root, search.dirs, provenance, trust, of_the_moment)

@@ -8,6 +8,7 @@ experiment overwrites.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from trainer_cli.config.search_path import SearchPath, every_group, find, label,
 from trainer_cli.config.yaml import Reading, read_file
 from trainer_cli.core.patterns import nearest
 from trainer_cli.errors import Code, ConfigError
+
+log = logging.getLogger(__name__)
 
 _TEXT = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
@@ -406,7 +409,9 @@ class ConfigFiles:
     def _read(self, path: Path) -> Reading:
         name = label(path, self.search.cwd)
         reading = read_file(path, name)
-        group = self.search.name_of(path).rpartition("/")[0]
+        group, _, option = self.search.name_of(path).rpartition("/")
+        if reading.package is not None and re.search("_(group|name)_", reading.package):
+            _replace_words(reading, name, group, option)
         # Checked before Hydra sees it: its own errors do not name a line.
         if not reading.broken:
             for mistake in check_defaults_list(reading.node, name, group, self._groups):
@@ -427,6 +432,16 @@ class ConfigFiles:
             _refuse_shapes(reading, name)
             _refuse_hydra(reading, name, self.search.cwd, primary=not group)
         return reading
+
+
+def _replace_words(reading: Reading, name: str, group: str, option: str) -> None:
+    """Replace Hydra's words for the group of a file and its own name in the package that the file says."""
+    assert reading.package is not None
+    package = reading.package.replace("_group_", group.replace("/", ".")).replace("_name_", option)
+    cure = "remove the line" if reading.package == "_group_" else f"write '# @package {package}'"
+    log.warning("%s:1: Hydra has deprecated '# @package %s': %s", name, reading.package, cure)
+    # Without a package the entry of a defaults list may name another one, as if the line were not there.
+    reading.package = None if reading.package == "_group_" else package
 
 
 def _refuse_shapes(reading: Reading, name: str) -> None:

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,6 +35,9 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf._utils import get_yaml_loader
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers.oc import env
+
+from trainer_cli.errors import keep_secret
 
 __all__ = [
     "SCHEMA", "Configs", "DefaultsList", "Loaded", "Merged", "create", "defaults_list", "get_yaml_loader", "repository",
@@ -284,8 +288,19 @@ def _reason(error: BaseException) -> str:
 
 
 def register_hydras_resolvers() -> None:
-    """Make `${python_version:}`, `${now:…}` and `${hydra:…}` known; the last two are refused with a reason."""
+    """Make `${python_version:}`, `${now:…}` and `${hydra:…}` known; the last two are refused with a reason.
+
+    Values that `${oc.env:…}` reads are kept out of messages.
+    """
     setup_globals()
+    OmegaConf.register_new_resolver("oc.env", _read_environment, replace=True)
+
+
+def _read_environment(name: str, *default: str | None) -> str | None:
+    value = env(name, *default)
+    if name in os.environ:
+        keep_secret(os.environ[name], f"${{oc.env:{name}}}")
+    return value
 
 
 def resolver_names() -> set[str]:

@@ -159,17 +159,16 @@ def _header(reading: Reading, name: str) -> None:
             reading.add("the file says '# @package' twice", f"{name}:{number}", "Remove one of them.", breaks=True)
         elif word != "package" or not re.fullmatch(r"[\w$-]+(\.[\w$-]+)*", value) or _is_odd_package(value):
             cure = "Write '# @package _global_' and nothing else on this line."
-            if re.search(r"_(group|name)_", value):
-                cure = "Remove the line; an experiment says '# @package _global_' instead."
             reading.add(f"'{line.strip()}' does not say a package", f"{name}:{number}", cure, breaks=True)
         else:
             reading.package = value
 
 
 def _is_odd_package(value: str) -> bool:
-    """Whether a package has a word such as `_group_`, which Hydra replaces."""
+    """Whether a package has a word such as `_here_`, which means nothing in a header."""
     first, *later_words = value.split(".")
-    return any(re.fullmatch(r"_\w+_", word) for word in ([first, *later_words] if first != "_global_" else later_words))
+    words = later_words if first == "_global_" else [first, *later_words]
+    return any(re.fullmatch(r"_\w+_", word) for word in words if word not in ("_group_", "_name_"))
 
 
 @cache

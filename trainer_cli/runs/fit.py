@@ -35,7 +35,7 @@ from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import is_url
-from trainer_cli.errors import ExitCode
+from trainer_cli.errors import ExitCode, without_secrets
 from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
@@ -407,7 +407,7 @@ def _train(
         status, reason = RunStatus.interrupted, "second Ctrl-C"
         raise
     except BaseException as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = without_secrets(f"{type(error).__name__}: {error}")
         # For train.log; commands/main.py prints the message for the terminal.
         log.debug("the run failed", exc_info=True)
         if (failure := explain_disk_failure(error, run.path, trainer)) is not None:

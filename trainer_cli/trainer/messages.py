@@ -14,6 +14,7 @@ from trainer_cli.core.argument_names import checks_argument_names
 from trainer_cli.core.field_rules import checked_values
 from trainer_cli.core.files import AppendedFile
 from trainer_cli.core.schema import LoggingConfig
+from trainer_cli.errors import without_secrets
 from trainer_cli.terminal import clear_status, columns, is_terminal, painted, stamp, wrapped
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class _StderrHandler(logging.Handler):
         stream, level = sys.stderr, record.levelname.lower()
         prefix = "" if record.levelno == logging.INFO else f"{level}: "
         try:
-            text = f"{stamp(stream)}{prefix}{record.getMessage()}"
+            text = f"{stamp(stream)}{prefix}{without_secrets(record.getMessage())}"
             if is_terminal(stream):
                 clear_status()
                 text = wrapped(text, columns(stream) - 1, getattr(record, "indent", 2))
@@ -50,6 +51,13 @@ class _StderrHandler(logging.Handler):
 
 _MOST_KEPT = 10_000
 """Messages that are kept while the file cannot be written."""
+
+
+class _Formatter(logging.Formatter):
+    """Leaves values from the environment out, also of tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(super().format(record))
 
 
 class _FileHandler(logging.Handler):
@@ -110,7 +118,7 @@ def to_console(level: str) -> None:
 def to_file(path: Path) -> Iterator[None]:
     """Write all messages of this package to the run's log as well; the file is made for the first."""
     handler = _FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logger = logging.getLogger(ROOT)
     logger.addHandler(handler)
     try:

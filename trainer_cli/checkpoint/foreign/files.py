@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from trainer_cli.checkpoint.format.header import read_entries, unique_keys
 from trainer_cli.checkpoint.format.torch_file import load_torch_file
 from trainer_cli.core.naming import is_plain
 from trainer_cli.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 _LARGEST_INDEX = 64 * 1024 * 1024
 
@@ -50,9 +53,13 @@ def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, t
     Raises:
         CheckpointError: a file is missing or damaged, or can be loaded only by running code in it.
     """
-    index = next((name for name in INDEXES if (folder / name).is_file()), None)
-    if index is None:
-        return _load(next(folder / name for name in WHOLE_FILES if (folder / name).is_file()), allow_pickle)
+    # In the order of transformers: of each format the whole file before the index, which may be of an earlier save.
+    files = [name for pair in zip(WHOLE_FILES, INDEXES, strict=True) for name in pair if (folder / name).is_file()]
+    index, *others = files
+    if others:
+        log.warning("%s has several sets of weights: %s is loaded, and not %s", folder, index, ", ".join(others))
+    if index in WHOLE_FILES:
+        return _load(folder / index, allow_pickle)
     names_of: dict[str, list[str]] = {}
     for name, file in _weight_map(folder / index).items():
         # By file, so that each is loaded once.
