@@ -24,7 +24,7 @@ from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands.main import main
 from trainer_cli.errors import CheckpointError, SaveError, UserError
-from trainer_cli.runs.select import select_one
+from trainer_cli.runs.select import select, select_one
 
 
 @pytest.fixture
@@ -255,6 +255,27 @@ def test_an_unknown_variable_of_a_path_to_load_is_refused(find: Any, tmp_path: P
     (tmp_path / "{rnk}").mkdir()
     with pytest.raises(CheckpointError):
         find(str(tmp_path / "{rnk}" / "step1"))
+
+
+@pytest.mark.parametrize("find", [lambda path: select([path]).paths, expanded])
+@pytest.mark.parametrize(
+    ("named", "matched"),
+    [
+        ("lr {b}/step1", ["lr {b}/step1"]), ("lr*{b}/step*", ["lr {b}/step1", "lr {b}/step2"]),
+        ("l{r,x} {b}/step[12]", ["lr {b}/step1", "lr {b}/step2"]), ("lr {b}/{step2,step9}", ["lr {b}/step2"]),
+        ("{rank}/step1", ["{rank}/step1"]), ("r{rank}/step1", ["r3/step1"]),
+        ("r{rank}*/step1", ["r3/step1", "r3 {b}/step1"]),
+    ],
+)  # fmt: skip
+def test_a_path_to_load_may_hold_braces_where_they_exist(
+    named: str, matched: list[str], find: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    for path in ("lr {b}/step1", "lr {b}/step2", "{rank}/step1", "r3/step1", "r3 {b}/step1"):
+        make_sync_checkpointer().save({"w": 1}, tmp_path / "made" / path.replace("{", "(").replace("}", ")"))
+    for made in (tmp_path / "made").iterdir():
+        made.rename(tmp_path / made.name.replace("(", "{").replace(")", "}"))
+    assert sorted(find(str(tmp_path / named))) == [tmp_path / path for path in matched]
 
 
 @pytest.mark.parametrize("name", ["rank", "local_rank", "node_rank"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -267,16 +268,13 @@ def checkpoint_pattern(suffix: str | None = None) -> str:
 
 
 def split_existing(pattern: str) -> tuple[str, str]:
-    """The longest leading part of a path, up to a slash or its end, that exists as written; and the rest.
+    """The longest leading part of a path, up to a slash, an `@` or its end, that exists as written; and the rest.
 
-    A folder called `a[1]` is meant by `a[1]/step*`, though its name is a glob, too.
+    A folder called `a[1]` is meant by `a[1]/step*` and `a[1]@latest`, though its name is a glob, too.
     """
-    parts = pattern.split("/")
-    for count in range(len(parts), 0, -1):
-        leading = "/".join(parts[:count])
-        if leading and os.path.lexists(leading):
-            return leading, pattern[len(leading) :]
-    return "", pattern
+    ends = [match.start() for match in re.finditer(r"[/@]|$", pattern)]
+    end = next((end for end in reversed(ends) if os.path.lexists(pattern[:end])), 0)
+    return pattern[:end], pattern[end:]
 
 
 def paths_of(pattern: str) -> list[str]:
@@ -327,18 +325,24 @@ def _named(path: str | os.PathLike[str]) -> str:
 
 
 def filled(path: str, counts: Mapping[str, object] | None = None) -> str:
-    """A path with the ranks of this process and `counts` filled in. A leading part that exists as written stays.
+    """A path with the ranks of this process and `counts` filled in.
+
+    Args:
+        counts: of a path to save; None for a path to load, whose leading part that exists as written stays, and whose
+            globs may match names with braces.
 
     Raises:
         UserError: it has another variable.
     """
     if "{" not in path:
         return path
-    ranks, counts = default_ranks(), counts or {}
+    is_to_load, ranks, counts = counts is None, default_ranks(), counts or {}
     # A process of torch.distributed may have no variables of a launcher.
     environment = {**os.environ, **({"RANK": str(ranks.rank)} if ranks.world_size > 1 else {})}
-    path = fill_in(path, environment, counts)
-    if unknown := variables_in(split_existing(path)[1]):
+    existing, template = split_existing(path) if is_to_load else ("", path)
+    path = existing + fill_in(template, environment, counts)
+    unknown = variables_in(split_existing(path)[1])
+    if unknown and not (is_to_load and paths_of(path)):
         names = ", ".join(f"{{{name}}}" for name in (*RANK_VARIABLES, *counts))
         raise UserError(f"{path} has {{{unknown[0]}}}, and there is no such variable here", cure=f"There are {names}.")
     return path

@@ -200,7 +200,7 @@ def ckpt_argument(pattern: str | Path) -> str:
 
 def _fill_in(pattern: str) -> str:
     """Replace `~` by the home folder, and `{rank}` and the like by the ranks of this process."""
-    return os.path.expanduser(filled(pattern))
+    return filled(os.path.expanduser(pattern))
 
 
 def _match_all(pattern: str) -> dict[Path, Named]:
