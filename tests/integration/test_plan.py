@@ -293,6 +293,19 @@ def test_what_fit_refuses_plan_refuses_alike(place: Path, refused: str) -> None:
     assert tree(place) == before
 
 
+def test_an_ephemeral_interval_that_is_never_due_is_refused_by_plan_and_fit_or_said(place: Path) -> None:
+    # Of samples, only the length of the data shows that each of these steps is one of a permanent save.
+    hidden = ("checkpoint.ephemeral_save_interval=3sp", "checkpoint.save_interval=1")
+    short = ("checkpoint.ephemeral_save_interval=30", "checkpoint.save_interval=null", "loop.max_duration=3")
+    for overrides, code, text in ((hidden, 2, "each of its steps is one of"), (short, 0, "the run ends before")):
+        for command in ("plan", "fit"):
+            done = train(command, *BASE, *overrides, f"name=never{code}", cwd=place)
+            assert done.code == code, done.err
+            lines = [line for line in done.err.splitlines() if "ephemeral_save_interval" in line and " never " in line]
+            assert len(lines) == 1, done.err
+            assert text in lines[0]
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over_and_stays_where_it_is(place: Path) -> None:
     did(place, *BASE, "loop.hard_stop=20", "checkpoint.save_interval=10")
     file = place / "runs/mine/checkpoints/step20/rank0.safetensors"

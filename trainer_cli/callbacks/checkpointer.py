@@ -173,10 +173,10 @@ class CheckpointerCallback(Callback):
     ) -> None:
         self._failed_step, self._failures, self._has_begun = None, 0, False
         self._rules = save_rules(self.settings, loop.checkpoint_interval)
-        self._compare_intervals(trainer, loop, train_loader)
         self.retention.rules = retention_rules(self.settings, loop.checkpoint_interval)
         if not self.settings.enabled:
             return
+        self._compare_intervals(trainer, loop, train_loader)
         group = trainer.strategy.group
         # On all ranks before the first step: an error on one of them would leave the others waiting in the save.
         with group.checking("in a trial of the first save"):
@@ -186,15 +186,20 @@ class CheckpointerCallback(Callback):
                 self._open_folder(trainer)
 
     def _compare_intervals(self, trainer: Trainer, loop: TrainingLoop, train_loader: Any) -> None:
-        """Refuse an ephemeral interval that is never due. The tokens of a step are known after the first one."""
+        """Refuse an ephemeral interval that is never due, and warn if the run is too short for it.
+
+        The tokens of a step are known after the first one.
+        """
         assert self._rules is not None
         made = trainer.progress
         step_tokens = made.tokens / made.step if made.step and made.tokens else None
         counts = loop.step_counts(train_loader, made, step_tokens=step_tokens)
-        check_ephemeral(self._rules, loop.limits.max_duration, counts)
+        warning = check_ephemeral(self._rules, loop.limits.max_duration, counts)
         often = self._rules.ephemeral_save_interval
         waits = made.step == 0 and often is not None and loop.counts_tokens
         self._compares_later = partial(self._compare_intervals, trainer, loop, train_loader) if waits else None
+        if warning is not None and not waits:
+            log.warning("%s", warning)
 
     def on_train_start(
         self, trainer: Trainer, model: nn.Module, train_loader: Any, loop: TrainingLoop, loop_idx: int

@@ -25,6 +25,7 @@ from trainer_cli.core.metric_modes import Mode, choose_mode
 from trainer_cli.core.naming import why_unfit
 from trainer_cli.errors import ConfigError
 
+EPHEMERAL = "checkpoint.ephemeral_save_interval"
 AUTO = "auto"
 """Of `ephemeral_save_interval`: as often as `budget` allows."""
 
@@ -245,19 +246,20 @@ class CheckpointConfig:
 
 def ephemeral_too_rare(ephemeral: Duration, permanent: Duration) -> ConfigError:
     """The error for ephemeral saves that are not more frequent than the permanent ones."""
-    key = "checkpoint.ephemeral_save_interval"
     return ConfigError(
-        f"{key} ({ephemeral}) must be shorter than checkpoint.save_interval ({permanent})",
-        location=key,
+        f"{EPHEMERAL} ({ephemeral}) must be shorter than checkpoint.save_interval ({permanent})",
+        location=EPHEMERAL,
         hint="Make it shorter, or set checkpoint.save_interval=null.",
     )
 
 
-def ephemeral_never_due(ephemeral: Duration, why: str) -> ConfigError:
-    """The error for ephemeral saves that no step of a run makes."""
-    key = "checkpoint.ephemeral_save_interval"
+def ephemeral_never_due(ephemeral: Duration, permanent: Duration) -> ConfigError:
+    """The error for ephemeral saves each of which is a permanent one."""
     return ConfigError(
-        f"{key} ({ephemeral}) never comes due: {why}", location=key, hint="Make it shorter, or set it to null."
+        f"{EPHEMERAL} ({ephemeral}) never comes due: each of its steps is one of checkpoint.save_interval "
+        f"({permanent})",
+        location=EPHEMERAL,
+        hint="Make it shorter, or set it to null.",
     )
 
 

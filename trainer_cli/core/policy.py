@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from trainer_cli.core.checkpoint_config import (
     AUTO,
+    EPHEMERAL,
     CheckpointConfig,
     Removal,
     ephemeral_never_due,
@@ -57,8 +58,11 @@ def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
     )
 
 
-def check_ephemeral(rules: SaveRules, longest: Interval, counts: StepCounts) -> None:
-    """Refuse ephemeral saves that are not more frequent than the permanent ones, or for which no step is left.
+def check_ephemeral(rules: SaveRules, longest: Interval, counts: StepCounts) -> str | None:
+    """Refuse ephemeral saves that are not more frequent than the permanent ones, or each of which is one of them.
+
+    Returns:
+        A warning if the run is too short for one, such as a trial of few steps; else None.
 
     Args:
         longest: the length of the run.
@@ -66,7 +70,7 @@ def check_ephemeral(rules: SaveRules, longest: Interval, counts: StepCounts) -> 
     """
     often, seldom = rules.ephemeral_save_interval, rules.save_interval
     if often is None:
-        return
+        return None
     # Of a whole run: a resume must refuse no more than the attempts before it.
     counts, often, longest = replace(counts, start=Progress()), replace(often, offset=0), replace(longest, offset=0)
     step, end, length = counts.next_due(often, 0), counts.next_due(longest, 0), often.duration
@@ -74,16 +78,16 @@ def check_ephemeral(rules: SaveRules, longest: Interval, counts: StepCounts) -> 
     if seldom is not None and _is_longer(often, seldom, step, first, or_equal=True):
         raise ephemeral_too_rare(length, seldom.duration)
     if _is_longer(often, longest, step, end, or_equal=False):
-        raise ephemeral_never_due(length, f"the run ends before, after {longest.duration}")
+        return f"{EPHEMERAL} ({length}) never comes due: the run ends before, after {longest.duration}"
     if seldom is None or step is None or first is None:
-        return
+        return None
     for _ in range(_MOST_COMPARED):
-        if step is None or (end is not None and step > end):
+        if step is None:
             break
         if not seldom.due(counts.at(step)):
-            return
+            return None
         step = counts.next_due(often, step)
-    raise ephemeral_never_due(length, f"each of its steps is one of checkpoint.save_interval ({seldom.duration})")
+    raise ephemeral_never_due(length, seldom.duration)
 
 
 def _is_longer(one: Interval, other: Interval, step: int | None, end: int | None, *, or_equal: bool) -> bool:

@@ -8,6 +8,7 @@ simulate the policy from the step at which the run would start
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from trainer_cli.runs.build import Builder, Data
     from trainer_cli.runs.checkpoint_size import CheckpointSize
     from trainer_cli.trainer.training_loop import TrainingLoop
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +179,9 @@ def _plan_training(
     in_background = saves_in_background(checkpoint.save_async)
     step_counts = loop.step_counts(train_loader, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens)
     callbacks = any(_overrides(kind, "run_validation") for kind in kinds.values())
-    setting = simulation_of(
-        loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks, counts=step_counts
-    )
+    setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
+    if setting.enabled and (warning := check_ephemeral(setting.save, loop.limits.max_duration, step_counts)):
+        log.warning("%s", warning)
     # The size of a checkpoint depends on the progress at the end, whose numbers have more digits.
     end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
     size = _size_of(checkpoint, composed, builder, data, end)
@@ -271,25 +274,18 @@ def simulation_of(
     *,
     evaluated: Iterable[str],
     callbacks: bool,
-    counts: StepCounts,
 ) -> Simulation:
     """The settings of the simulation, for a loop that knows its lengths.
 
-    Raises:
-        ConfigError: an ephemeral checkpoint is never due.
-
     Args:
-        counts: of each step.
         evaluated: names of the validation loaders.
         callbacks: whether a callback runs evaluations itself.
     """
     names = list(evaluated)
     loop.evaluations.check(names)
-    save = save_rules(checkpoint, loop.checkpoint_interval)
-    check_ephemeral(save, loop.limits.max_duration, counts)
     return Simulation(
         limits=loop.limits,
-        save=save,
+        save=save_rules(checkpoint, loop.checkpoint_interval),
         retention=retention_rules(checkpoint, loop.checkpoint_interval),
         eval_intervals=loop.evaluations.intervals(names, callbacks=callbacks),
         log_interval=loop.log_interval if str(checkpoint.keep_best.metric).startswith(TRAIN_PREFIX) else None,

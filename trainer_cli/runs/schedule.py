@@ -47,9 +47,7 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     loop.start_at(data.train, start_point.progress)
     callbacks = bool(trainer.hooks["run_validation"])
     counts, size_bytes = loop.step_counts(data.train, start_point.progress), estimate_size(trainer, start_point)
-    setting = simulation_of(
-        loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks, counts=counts
-    )
+    setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks)
     timeline = simulate(
         setting, counts, size=lambda step: size_bytes, sizes=start_point.sizes, most_saves=_MOST_SIMULATED
     )
