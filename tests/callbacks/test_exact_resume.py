@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def _patient() -> list[Callback]:
-    return [EarlyStopping("task/score", patience=3, check_finite=False), Scores()]
+    return [EarlyStopping("task/score", "min", patience=3, check_finite=False), Scores()]
 
 
 ROWS = {
@@ -55,8 +55,8 @@ ROWS = {
     "an evaluation every second time": Row(lambda: [Downstream(2)], stops=(3, 5, 7)),
     "an evaluation every third time": Row(lambda: [Downstream(3)], stops=(3, 5, 7)),
     "early stopping": Row(_patient, ends=8, stops=(1, 3, 5, 6, 7)),
-    "early stopping, held": Row(lambda: [EarlyStopping("task/score", patience=1), Scores()], 7, (5, 6), 7),
-    "a threshold, held": Row(lambda: [ThresholdStopper("task/score", 7.2), Scores()], 7, (2, 3, 5), 7),
+    "early stopping, held": Row(lambda: [EarlyStopping("task/score", "min", patience=1), Scores()], 7, (5, 6), 7),
+    "a threshold, held": Row(lambda: [ThresholdStopper("task/score", 7.2, "min"), Scores()], 7, (2, 3, 5), 7),
     "a function, held": Row(lambda: [EarlyExit([lambda trainer: trainer.progress.step == 4])], 7, (2, 4, 6), 7),
     "a callback of the user's own, held": Row(lambda: [StopAt(4, finished=True)], 7, (2, 5, 6), 7),
 }

@@ -28,6 +28,7 @@ MODULES = (
     "campaign.hostile",
     "campaign.torn_logs",
     "campaign.ranks",
+    "campaign.experiments",
     "campaign.long_tests",
 )  # fmt: skip
 """Faults of `train`: the first table, in this order."""

@@ -11,7 +11,7 @@ from campaign.fault_class import FaultClass, Size
 from campaign.runner import run_one
 from campaign.verdict import Verdict
 
-TRIALS = {"folders": 2, "replacements": 2, "uploads": 4}
+TRIALS = {"folders": 2, "replacements": 2, "uploads": 4, "experiments": 20}
 """By key; one for the others."""
 
 

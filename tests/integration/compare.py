@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,9 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key not in _TIMES} for record in records]
 
 
-def points(run: Path) -> dict[tuple[str, int], float]:
-    """Every point that TensorBoard shows, each once, without what depends on the clock."""
+def points(run: Path) -> dict[tuple[str, int], float | str]:
+    """Every point that TensorBoard shows, each once, without what depends on the clock. A NaN is `nan`, so that two
+    are equal."""
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
     if not (run / "tensorboard").is_dir():
@@ -66,7 +68,7 @@ def points(run: Path) -> dict[tuple[str, int], float]:
     found = [((tag, one.step), one.value) for tag in shown.Tags()[SCALARS] for one in shown.Scalars(tag)]
     doubled = [point for point, count in Counter(point for point, _ in found).items() if count > 1]
     assert not doubled
-    return {point: value for point, value in found if point[0] not in _TIMES}
+    return {point: "nan" if math.isnan(value) else value for point, value in found if point[0] not in _TIMES}
 
 
 def leftovers(run: Path) -> list[str]:
