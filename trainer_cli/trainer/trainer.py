@@ -193,8 +193,7 @@ class Trainer:
         self.requests = Requests(
             group, self.agreement, checkpoint, may_hold=self.loop.settings.min_duration is not None
         )
-        self.loading = Loading(self)
-        self.device = setup.pick_device(device)
+        self.loading, self.device = Loading(self), setup.pick_device(device)
         self.run_dir = None if run_dir is None else local_path(run_dir, "run_dir")
         self.name, self.config, self.hparams = name, config, setup.check_logged(config, hparams)
         self._model_source, self._scheduler_source, self._fitted_loop = model, schedulers, self.loop
