@@ -41,6 +41,10 @@ loop: {max_duration: 2, eval_interval: 1}
 """
 
 
+HIDDEN = "fit +experiment=secret checkpoint.folder=${oc.env:TOKEN}"
+"""Checkpoints are in a folder of this name, which no line on the screen shows."""
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "configs/experiment").mkdir(parents=True)
@@ -102,6 +106,28 @@ def test_no_file_of_a_run_and_no_verb_has_the_value_in_it(project: Path, capfd: 
     out, err = capfd.readouterr()
     assert "S3CR3T" not in out + err
     assert _leaks(project) == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [HIDDEN],
+        [HIDDEN, HIDDEN],
+        [HIDDEN, f"{HIDDEN} loop.max_duration=3"],
+        [f"{HIDDEN} +model.fail=step"],
+        [f"{HIDDEN} --json"],
+        [HIDDEN, "validate ckpt=runs/secret@latest"],
+    ],
+)
+def test_no_printed_line_has_the_value_in_it(
+    lines: list[str], project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for line in lines:
+        # Only a step that fails ends by an error.
+        assert (main(line.split(" ")) == 0) == ("fail=step" not in line), line
+        out, err = capfd.readouterr()
+        assert "S3CR3T" not in out + err, line
+    assert "fail=step" in line or "nothing to do" in out or "${oc.env:TOKEN}/step" in out + err
 
 
 def test_the_name_of_the_run_is_shown(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed
 from trainer_cli.core.naming import parse_step
+from trainer_cli.errors import without_secrets
 from trainer_cli.runs.metrics import best_rule, best_settings
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.select import ckpt_argument
@@ -83,8 +84,7 @@ def print_already_finished(run: RunDir, done: Done) -> None:
     kept = run.read_summary().get("checkpoints")
     _print(f"To train further, give a larger loop.max_duration{'; to evaluate:' if kept else '.'}")
     if kept:
-        # Not wrapped: a command is copied as a whole.
-        print(f"  {_validate_command(run, kept)}")
+        _print(f"  {_validate_command(run, kept)}", wraps=False)
 
 
 def print_outcome(
@@ -123,16 +123,20 @@ def print_outcome(
     if outcome.status == "finished":
         commands = [_validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
         commands.append(f"train serve {shlex.quote(str(run.path.parent))}")
-        # Not wrapped: a command is copied as a whole.
-        print("\n  ".join(["next:", *commands]))
+        _print("\n  ".join(["next:", *commands]), wraps=False)
     else:
         _print("next: run the same command again to resume from here.")
     sys.stdout.flush()
 
 
-def _print(text: str) -> None:
-    """Print to stdout; on a terminal wrapped between words."""
-    print(wrapped(text, columns(sys.stdout) - 1) if is_terminal(sys.stdout) else text)
+def _print(text: str, *, wraps: bool = True) -> None:
+    """Print to stdout without values from the environment.
+
+    Args:
+        wraps: on a terminal wrap between words; not a command, which is copied as a whole.
+    """
+    text = without_secrets(text)
+    print(wrapped(text, columns(sys.stdout) - 1) if wraps and is_terminal(sys.stdout) else text)
 
 
 def _validate_command(run: RunDir, kept: Sequence[Mapping[str, Any]]) -> str:
