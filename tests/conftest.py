@@ -32,6 +32,7 @@ _PROCESSES = (
     "tests/commands/",
     "tests/checkpoint/test_async_checkpointer",
     "tests/checkpoint/test_faults",
+    "tests/checkpoint/test_module_versions",
     "tests/checkpoint/test_named_faults",
     "tests/checkpoint/test_old_checkpoints",
     "tests/callbacks/test_left_out",

@@ -130,7 +130,7 @@ def test_weights_are_saved_beside_the_checkpoints(folder: Path) -> None:
     trainer = make_trainer(2, callbacks=[copies], checkpoint=saver(save_interval=2))
     trainer.fit(train_loader())
     state = tc.make_sync_checkpointer().read(Path("weights/step2"))
-    assert set(state) == {"model", "progress"}
+    assert set(state) == {"model", "model_versions", "progress"}
     other = make_trainer(seed=1)
     other.load_checkpoint("weights/step2", tc.LoadOptions(states=["model"]))
     assert_same(weights(trainer), weights(other))

@@ -11,6 +11,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
+from trainer_cli.checkpoint.load_hooks import as_state_dict
 from trainer_cli.checkpoint.model_state import table
 from trainer_cli.checkpoint.storage.folder import replacing
 from trainer_cli.core.load_options import LoadOptions
@@ -112,6 +113,7 @@ def export(
     output: Path,
     format: ExportFormat,
     *,
+    metadata: Mapping[str, Mapping[str, int]] | None = None,
     dtype: torch.dtype | None = None,
     shard_bytes: int = 5_000_000_000,
     extra: Mapping[str, bytes] | None = None,
@@ -123,6 +125,7 @@ def export(
     finds all that it looks for.
 
     Args:
+        metadata: paths of modules -> their version, for a torch file; see `metadata_of`.
         dtype: the type of all floating-point tensors; None: as they are.
         shard_bytes: the largest file of a `huggingface` export. A larger tensor has a file of its own.
         extra: further small files of a `huggingface` export, such as its config.json.
@@ -134,7 +137,8 @@ def export(
     with replacing(output, overwrite=overwrite) as temporary:
         match format:
             case ExportFormat.torch:
-                torch.save(_cast(weights, dtype), temporary)
+                tensors = _cast(weights, dtype)
+                torch.save(as_state_dict(tensors, metadata) if metadata else tensors, temporary)
             case ExportFormat.safetensors:
                 _save_safetensors(_cast(weights, dtype), temporary)
             case ExportFormat.huggingface:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,34 @@ class Translation:
     errors: list[str] = field(default_factory=list)
 
 
-def translate(model: nn.Module, state: Mapping[str, Any]) -> Translation:
+def metadata_of(origins: Mapping[str, str], versions: Mapping[str, int] | None) -> dict[str, dict[str, int]]:
+    """What torch writes into `_metadata` of a state dict: for each path of a module its version.
+
+    Args:
+        origins: names of tensors -> those that they had in the saved model.
+        versions: paths of modules in the saved model -> versions other than 1; None: they are not known.
+    """
+    metadata: dict[str, dict[str, int]] = {}
+    if versions is None:
+        return metadata
+    for path, origin in origins.items():
+        # From the tensor up to the root of either model.
+        while path and origin:
+            path, origin = path.rpartition(".")[0], origin.rpartition(".")[0]
+            if path in metadata:
+                break
+            metadata[path] = {"version": versions.get(origin, 1)}
+    return metadata
+
+
+def as_state_dict(values: Mapping[str, Any], metadata: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """A state dict that has the versions of its modules where torch looks for them."""
+    state = OrderedDict(values)
+    state._metadata = metadata  # type: ignore[attr-defined]
+    return state
+
+
+def translate(model: nn.Module, state: Mapping[str, Any], metadata: Mapping[str, Mapping[str, int]]) -> Translation:
     """The state as the modules see it when it is loaded; no tensor of the model is changed.
 
     Modules translate what older versions of them have saved in pre-hooks, and in overrides of `_load_from_state_dict`
@@ -32,7 +60,7 @@ def translate(model: nn.Module, state: Mapping[str, Any]) -> Translation:
     result = Translation()
     with _without_copies(result.values) as compared:
         try:
-            differing: Any = model.load_state_dict(dict(state), strict=False)
+            differing: Any = model.load_state_dict(as_state_dict(state, metadata), strict=False)
         except RuntimeError as error:
             result.errors.append(" ".join(str(error).split()))
             differing = None

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from trainer_cli.checkpoint.format.dtensor import local_of
-from trainer_cli.checkpoint.load_hooks import Translation, translate
+from trainer_cli.checkpoint.load_hooks import Translation, as_state_dict, metadata_of, translate
 from trainer_cli.checkpoint.spectral_norm import spectral_vectors
 from trainer_cli.core.load_options import WHOLE, LoadOptions, LoadReport
 from trainer_cli.core.naming import MODEL_CONFIG_FILE, STEP_MODULES
@@ -66,6 +66,16 @@ def capture_model(model: nn.Module) -> dict[str, Any]:
     return {clean_name(name): value for name, value in unwrapped(model).state_dict().items()}
 
 
+def versions_of(model: nn.Module) -> dict[str, int]:
+    """The versions of the model's modules by path, those that are not 1.
+
+    Modules migrate in `_load_from_state_dict` what an earlier version of them has saved.
+    """
+    modules = unwrapped(model).named_modules(remove_duplicate=False)
+    versions = {clean_name(path): getattr(module, "_version", 1) for path, module in modules}
+    return {path: version for path, version in versions.items() if version != 1}
+
+
 def model_files(model: nn.Module) -> dict[str, bytes]:
     """The small files that belong to the weights: the `config.json` of a model of transformers, none of another."""
     model = unwrapped(model)
@@ -86,6 +96,7 @@ def fit_model(
     state: Mapping[str, Any],
     options: LoadOptions = WHOLE,
     *,
+    versions: Mapping[str, int] | None = None,
     cast: bool = False,
     reshape_buffers: bool = False,
     first_none: Container[str] = (),
@@ -94,6 +105,8 @@ def fit_model(
 
     Args:
         options: `strict`, `ignore_keys` and `key_mapping` apply. A different shape of a parameter is always a fault.
+        versions: `versions_of` the saved model, which modules see that migrate a state; None: it is not known, as in
+            a state dict without metadata.
         cast: floating-point tensors of another precision are cast; else they are faults, as in a resume.
         reshape_buffers: the state is of the same model later in its training: a buffer that has changed its shape
             since, or was None, becomes as it was saved.
@@ -107,8 +120,10 @@ def fit_model(
     saved = renamed(state, live, rows, options)
     ignored = options.ignored({*live, *saved})
     stored = {key: saved[name] for name, key in _keys(inner, live, saved).items() if name not in ignored}
-    # The names of the model itself need no translation.
-    translation = translate(inner, stored) if saved.keys() != live.keys() else Translation(stored)
+    metadata = _metadata(inner, renamed({name: name for name in state}, live, [], options), versions, absent)
+    # The model's own names, by modules of the same versions, need no translation.
+    is_own = saved.keys() == live.keys() and _has_versions(inner, metadata)
+    translation = Translation(stored) if is_own else translate(inner, stored, metadata)
     rows += translation.errors
     translated = {clean_name(key): value for key, value in translation.values.items()}
     options.warn_unmatched(map(clean_name, state), {*live, *saved, *translated})
@@ -145,12 +160,34 @@ def fit_model(
         # A hook may translate a name into one that is ignored.
         kept = [(live[name][1], live[name][1].clone()) for name in ignored & live.keys() & translated.keys()]
         # Not strict: what the options leave out was compared above, and would be an error here.
-        inner.load_state_dict(stored, strict=False)
+        inner.load_state_dict(as_state_dict(stored, metadata), strict=False)
         with torch.no_grad():
             for value, before in kept:
                 value.copy_(before)
 
     return Fitting(rows, load), report
+
+
+def _metadata(
+    model: nn.Module, origins: Mapping[str, str], versions: Mapping[str, int] | None, absent: Container[str]
+) -> dict[str, dict[str, int]]:
+    """The versions of the saved modules, by the paths of the model's.
+
+    Args:
+        origins: names in the model -> names in the checkpoint.
+        absent: names that the checkpoint lacks: the values are those of the model.
+    """
+    metadata = metadata_of({name: origin for name, origin in origins.items() if name not in absent}, versions)
+    own = metadata_of({name: name for name in origins if name in absent}, versions_of(model))
+    by_path = {**own, **metadata}
+    paths = (path for path, _ in model.named_modules(remove_duplicate=False))
+    return {path: by_path[clean_name(path)] for path in paths if clean_name(path) in by_path}
+
+
+def _has_versions(model: nn.Module, metadata: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether a state is of modules of the versions that the model has."""
+    modules = model.named_modules(remove_duplicate=False)
+    return all(getattr(module, "_version", 1) == metadata.get(path, {}).get("version", 1) for path, module in modules)
 
 
 def _with_step_modules(

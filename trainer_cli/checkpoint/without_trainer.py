@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_ch
 from trainer_cli.checkpoint.find import checkpoint_at, path_to_save
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
-from trainer_cli.checkpoint.model_state import Fitting, capture_model, fit_model, table
+from trainer_cli.checkpoint.model_state import Fitting, capture_model, fit_model, table, versions_of
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
-from trainer_cli.core.load_options import OTHER_MODEL, WEIGHTS, WHOLE, LoadOptions, LoadReport, prefix_mapping
+from trainer_cli.core.load_options import OTHER_MODEL, VERSIONS, WEIGHTS, WHOLE, LoadOptions, LoadReport, prefix_mapping
 from trainer_cli.core.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
 from trainer_cli.core.naming import step_within
 from trainer_cli.errors import MissingStateError, UnfitStateError
@@ -23,7 +24,7 @@ from trainer_cli.parallel.process_group import ALONE
 
 _MOVED = ("lr", "momentum", "betas")
 """Settings that schedules of torch move: those of a checkpoint differ from the configured ones for this reason."""
-_OWN = ("model", "optimizer", "lr_scheduler", "epoch")
+_OWN = ("model", VERSIONS, "optimizer", "lr_scheduler", "epoch")
 
 
 def save_checkpoint(
@@ -52,6 +53,7 @@ def save_checkpoint(
     path = path_to_save(path, {"epoch": epoch})
     state: dict[str, Any] = {
         "model": capture_model(model),
+        VERSIONS: versions_of(model),
         "optimizer": capture_optimizer(model, optimizer),
         "epoch": epoch,
         **kwargs,
@@ -93,7 +95,7 @@ def load_checkpoint(
             if not finetune:
                 message = f"{path} is of another program, so only its weights can be loaded"
                 raise UnfitStateError(message, cure="Add finetune=True.")
-            state: Mapping[str, Any] = {"model": read_foreign(path).model}
+            state: Mapping[str, Any] = _read_foreign(path)
         else:
             state = make_sync_checkpointer().read(path)
     except DamagedCheckpoint as error:
@@ -110,7 +112,10 @@ def load_checkpoint(
             where=str(path),
             cure=None if finetune else "To load the model alone, add finetune=True.",
         )
-    fitting, report = fit_model(model, state["model"], options, cast=finetune, reshape_buffers=not finetune)
+    versions = state.get(VERSIONS, None if finetune else versions_of(model))
+    fitting, report = fit_model(
+        model, state["model"], options, versions=versions, cast=finetune, reshape_buffers=not finetune
+    )
     fittings: dict[str, Fitting] = {"model": fitting}
     if not finetune and optimizer is not None:
         fittings["optimizer"] = fit_optimizer(
@@ -129,6 +134,11 @@ def load_checkpoint(
             fittings[owner].load()
     further = {name: value for name, value in state.items() if name not in _OWN}
     return (0 if finetune else int(state["epoch"])), further
+
+
+def _read_foreign(path: Path) -> dict[str, Any]:
+    saved = read_foreign(path)
+    return {"model": saved.model, VERSIONS: saved.versions}
 
 
 def _advice(report: LoadReport) -> str:

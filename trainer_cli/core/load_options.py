@@ -18,8 +18,10 @@ logger = logging.getLogger(__name__)
 ALL = "all"
 LOG_MARKS = "log_marks"
 """The key of the loggers' states in a checkpoint's."""
+VERSIONS = "model_versions"
+"""The key of the versions of a model's modules in a checkpoint's state."""
 STATES: Mapping[str, tuple[str, ...]] = {
-    "model": ("model",),
+    "model": ("model", VERSIONS),
     "optimizer": ("optimizer", "optimizers", "scaler", "step"),
     "schedulers": ("schedulers",),
     "progress": ("progress", "loop", "data", "modes", "requires_grad", LOG_MARKS),

@@ -16,8 +16,10 @@ from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, check_
 from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.checkpoint.load_hooks import metadata_of
 from trainer_cli.checkpoint.model_state import weights_of, without_step_modules
 from trainer_cli.checkpoint.spectral_norm import spectral_vectors
+from trainer_cli.core.load_options import VERSIONS, LoadOptions
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE, MODEL_CONFIG_FILE
 from trainer_cli.core.url_path import is_url
@@ -72,9 +74,11 @@ def export_one(
         raise UserError("--hf-config is for --format huggingface")
     extra = _model_files(path, hf_config) if format is ExportFormat.huggingface else {}
     weights: Weights
-    weights, callback = evaluated_weights(path, ema)
+    weights, callback, versions = evaluated_weights(path, ema)
     if merge_lora:
         weights = merged_lora(weights, str(path))
+    new_names = LoadOptions(key_mapping=key_mapping or {}).renamed(weights)
+    metadata = metadata_of({new: name for name, new in new_names.items()}, versions)
     weights = renamed(weights, key_mapping or {})
     if extra:
         check_loadable(weights, str(path))
@@ -83,6 +87,7 @@ def export_one(
         weights,
         output,
         format,
+        metadata=metadata,
         dtype=None if dtype is None else getattr(torch, dtype),
         shard_bytes=shard_bytes,
         extra=extra,
@@ -137,8 +142,12 @@ def average(
         )
     # One checkpoint in memory at a time.
     mean, callbacks = Average(), set()
+    known = None
     for path, share in zip(paths, shares, strict=True):
-        weights, callback = evaluated_weights(path, ema)
+        weights, callback, versions = evaluated_weights(path, ema)
+        known = versions if known is None else known
+        if versions not in (None, known):
+            raise CheckpointError("it was saved by other versions of the modules than those before", where=str(path))
         mean.add(weights, str(path), share)
         callbacks.add(callback)
     if len(callbacks) > 1:
@@ -151,7 +160,7 @@ def average(
     names = ", ".join(path.name for path in paths)
     weights = mean.result()
     return _save(
-        {**weights, **spectral_vectors(weights)}, paths[-1], output, f"average of {names}"[:500], callbacks.pop()
+        {**weights, **spectral_vectors(weights)}, known, paths[-1], output, f"average of {names}"[:500], callbacks.pop()
     )
 
 
@@ -162,12 +171,15 @@ def strip(path: Path, output: Path, *, ema: str | None = None) -> Written:
         CheckpointError: the checkpoint is damaged or has no such weights.
         UserError: the output exists.
     """
-    weights, callback = evaluated_weights(path, ema)
-    return _save(weights, path, output, f"weights of {path}"[:500], callback)
+    weights, callback, versions = evaluated_weights(path, ema)
+    return _save(weights, versions, path, output, f"weights of {path}"[:500], callback)
 
 
-def evaluated_weights(path: Path, ema: str | None = None) -> tuple[dict[str, torch.Tensor], str | None]:
-    """Read the weights of a checkpoint, and the name of the callback whose average they are.
+def evaluated_weights(
+    path: Path, ema: str | None = None
+) -> tuple[dict[str, torch.Tensor], str | None, Mapping[str, int] | None]:
+    """Read the weights of a checkpoint, the name of the callback whose average they are, and the versions of the
+    modules that have saved them; None: the checkpoint has none.
 
     Args:
         ema: see `export_one`.
@@ -175,12 +187,13 @@ def evaluated_weights(path: Path, ema: str | None = None) -> tuple[dict[str, tor
     if kind_of(path) is not None:
         if ema not in (None, TRAINED):
             raise UserError(f"{path} is of another program, which has no averages of --ema")
-        return read_foreign(path).model, None
+        foreign = read_foreign(path)
+        return foreign.model, None, foreign.versions
     checkpointer = make_sync_checkpointer()
     callback = checkpointer.manifest(path).average if ema is None else ema
     callback = None if callback == TRAINED else callback
-    state = checkpointer.read(path, ["model"] if callback is None else ["model", "callbacks"])
-    return without_step_modules(weights_of(state, str(path), callback)), callback
+    state = checkpointer.read(path, ["model", VERSIONS, *([] if callback is None else ["callbacks"])])
+    return without_step_modules(weights_of(state, str(path), callback)), callback, state.get(VERSIONS)
 
 
 def _model_files(path: Path, config_file: Path | None = None) -> dict[str, bytes]:
@@ -197,11 +210,15 @@ def _model_files(path: Path, config_file: Path | None = None) -> dict[str, bytes
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _save(weights: Weights, source: Path, output: Path, reason: str, callback: str | None) -> Written:
+def _save(
+    weights: Weights, versions: Mapping[str, int] | None, source: Path, output: Path, reason: str, callback: str | None
+) -> Written:
     if output.exists():
         raise UserError(f"{output} exists", cure="Choose another --output.")
     manifest = manifest_of(source)
     state: dict[str, Any] = {"model": dict(weights)}
+    if versions is not None:
+        state[VERSIONS] = dict(versions)
     if manifest is not None and manifest.progress:
         state["progress"] = dict(manifest.progress)
     metadata = _metadata(source, manifest, reason)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint import model_state
+from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.config.arguments import needs_data
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.core.load_options import OTHER_MODEL, WEIGHTS
@@ -79,8 +80,11 @@ def load_model(
             model = builder.model(builder.data().source if with_data else None)
     finally:
         model_state.restore_rng(generators)
-    weights, _ = evaluated_weights(checkpoint, average)
-    fitting, _ = model_state.fit_model(model, weights, WEIGHTS, cast=True, reshape_buffers=True)
+    weights, _, versions = evaluated_weights(checkpoint, average)
+    if versions is None and kind_of(checkpoint) is None:
+        # Saved before versions were, by the classes that the config names.
+        versions = model_state.versions_of(model)
+    fitting, _ = model_state.fit_model(model, weights, WEIGHTS, versions=versions, cast=True, reshape_buffers=True)
     if fitting.faults:
         table = model_state.table(f"{checkpoint} does not fit", {"model": fitting.faults})
         raise UserError(f"{table}\n", cure=OTHER_MODEL)

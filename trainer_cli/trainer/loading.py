@@ -19,7 +19,7 @@ from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.core.goodput import Activity
 from trainer_cli.core.left_out import check_load
-from trainer_cli.core.load_options import WHOLE, LoadOptions
+from trainer_cli.core.load_options import VERSIONS, WHOLE, LoadOptions
 from trainer_cli.core.naming import VARIABLES
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import SchedulerInterval
@@ -286,6 +286,7 @@ def _read_foreign_state(path: Path, load: LoadOptions, targets: Targets | None) 
     refuse_foreign(path, load.states)
     foreign = read_foreign(path, allow_pickle=load.allow_pickle)
     state: dict[str, Any] = {"model": foreign.model if targets is None else distributed(dict(foreign.model), targets)}
+    state[VERSIONS] = foreign.versions
     if foreign.step is not None:
         state["progress"] = {"step": foreign.step}
     log.info("%s is a %s", path, foreign.program)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from trainer_cli.checkpoint.model_state import clean_name, fit_model
+from trainer_cli.checkpoint.model_state import clean_name, fit_model, versions_of
 from trainer_cli.checkpoint.optimizer_state import inner_optimizers
 from trainer_cli.core.naming import STEP_MODULES
 from trainer_cli.core.order import sample_seed
@@ -381,7 +381,8 @@ def reset_model(model: nn.Module, source: Any, seed: int | None) -> None:
                     buffers[leaf] = None
         # The modules of a step were given as instances, and stay as such a model does.
         held = {name: value for name, value in model.state_dict().items() if name.startswith(f"{STEP_MODULES}.")}
-        fit_model(model, {**first.state_dict(), **held}, reshape_buffers=True)[0].load()
+        state = {**first.state_dict(), **held}
+        fit_model(model, state, versions=versions_of(model), reshape_buffers=True)[0].load()
 
 
 def reset_optimizers(

@@ -17,7 +17,7 @@ from trainer_cli.checkpoint.format.sharded import RANKS
 from trainer_cli.checkpoint.model_state import Fitting, weights_of
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.checkpoint.save import CheckpointMetadata
-from trainer_cli.core.load_options import LOG_MARKS, LoadOptions, LoadReport, advice
+from trainer_cli.core.load_options import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, advice
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import TrainError, UnfitStateError, UserError
 from trainer_cli.trainer.metrics import merge_sums
@@ -99,6 +99,7 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
     weights = trainer.modes.evaluation_weights()
     state = Tree(
         model=_captured_model(trainer.model, weights),
+        model_versions=model_state.versions_of(trainer.model),
         schedulers=trainer.schedulers.state_dict(),
         progress=trainer.progress.state_dict(),
         loop=trainer.loop.state_dict(),
@@ -340,12 +341,15 @@ def _fit_model(
     trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, *, cast: bool, reshape_buffers: bool = False
 ) -> tuple[Fitting, LoadReport]:
     reports = [LoadReport()]
+    # A checkpoint that was saved before versions were: the modules of this run have saved it, as far as is known.
+    versions = state.get(VERSIONS, model_state.versions_of(trainer.model) if reshape_buffers else None)
 
     def fit(weights: Any) -> Fitting:
         fitting, report = model_state.fit_model(
             trainer.model,
             weights,
             options,
+            versions=versions,
             cast=cast,
             reshape_buffers=reshape_buffers,
             first_none=trainer.first_none,

@@ -118,6 +118,8 @@ class SavedWeights:
     weights: dict[str, torch.Tensor]
     step: int | None
     """The optimizer step of the save; None if unknown."""
+    versions: Mapping[str, int] | None = None
+    """The versions of the saved modules by path, which torch gives a state dict; None without any."""
 
 
 def find_weights(saved: Any) -> SavedWeights:
@@ -127,20 +129,20 @@ def find_weights(saved: Any) -> SavedWeights:
         ValueError: it contains no weights, or several sets of them.
     """
     if isinstance(saved, torch.nn.Module):
-        return SavedWeights("torch file", _tensors(saved.state_dict()), None)
+        return _saved_weights("torch file", saved.state_dict(), None)
     if not isinstance(saved, Mapping):
         raise ValueError(f"it holds a {type(saved).__name__}, not weights by name")
-    saved = _fields(saved)
+    whole, saved = saved, _fields(saved)
     if _LIGHTNING in saved and is_state_dict(saved.get("state_dict")):
-        return SavedWeights("Lightning checkpoint", _tensors(saved["state_dict"]), _step(saved))
+        return _saved_weights("Lightning checkpoint", saved["state_dict"], _step(saved))
     state = _fields(saved.get("state"))
     if is_state_dict(state.get("model")):
         timestamp = _fields(state.get("timestamp"))
         batch = _fields(timestamp.get("Timestamp", timestamp)).get("batch")
         step = _fields(batch).get("value") if isinstance(batch, Mapping) else batch
-        return SavedWeights("Composer checkpoint", _tensors(state["model"]), _count(step))
+        return _saved_weights("Composer checkpoint", state["model"], _count(step))
     if is_state_dict(saved):
-        return SavedWeights("torch file", _tensors(saved), None)
+        return _saved_weights("torch file", whole, None)
     # Usual names first: an averaged model or a teacher may be saved beside the weights.
     names = [name for name in _NAMES if name in saved] or [name for name in saved if isinstance(name, str)]
     candidates = {name: _state_dict_of(saved[name]) for name in names}
@@ -152,7 +154,19 @@ def find_weights(saved: Any) -> SavedWeights:
     if len(state_dicts) > 1:
         raise ValueError(f"it holds several sets of weights: {', '.join(state_dicts)}")
     (weights,) = state_dicts.values()
-    return SavedWeights("torch file", weights, _step(saved))
+    return _saved_weights("torch file", weights, _step(saved))
+
+
+def _saved_weights(program: str, state: Mapping[str, Any], step: int | None) -> SavedWeights:
+    return SavedWeights(program, _tensors(state), step, _versions(state))
+
+
+def _versions(state: Mapping[str, Any]) -> dict[str, int] | None:
+    metadata = getattr(state, "_metadata", None)
+    if not isinstance(metadata, Mapping):
+        return None
+    versions = {path: _count(_fields(facts).get("version")) for path, facts in _fields(metadata).items()}
+    return {path: version for path, version in versions.items() if isinstance(path, str) and version is not None}
 
 
 def is_state_dict(value: Any) -> bool:
@@ -164,10 +178,10 @@ def is_state_dict(value: Any) -> bool:
     return len(non_tensors) < len(fields) and all(name.endswith("_extra_state") for name in non_tensors)
 
 
-def _state_dict_of(value: Any) -> dict[str, torch.Tensor] | None:
+def _state_dict_of(value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, torch.nn.Module):
         value = value.state_dict()
-    return _tensors(value) if is_state_dict(value) else None
+    return value if is_state_dict(value) else None
 
 
 def _fields(value: Any) -> dict[Any, Any]:

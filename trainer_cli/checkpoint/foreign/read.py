@@ -25,6 +25,8 @@ class ForeignCheckpoint:
     model: dict[str, torch.Tensor]
     step: int | None = None
     """The optimizer step at which it was saved, if it says so."""
+    versions: Mapping[str, int] | None = None
+    """The versions of the saved modules by path; None: the checkpoint has none."""
 
 
 def read_foreign(path: Path, *, allow_pickle: bool = False) -> ForeignCheckpoint:
@@ -67,7 +69,7 @@ def _read(path: Path, kind: Kind | None, allow_pickle: bool) -> ForeignCheckpoin
                 )
             except ValueError as error:
                 raise CheckpointError(str(error), where=str(path)) from None
-            return ForeignCheckpoint(saved.program, saved.weights, saved.step)
+            return ForeignCheckpoint(saved.program, saved.weights, saved.step, saved.versions)
         case Kind.safetensors:
             return ForeignCheckpoint(kind.value, load_safetensors(path))
         case Kind.huggingface:
