@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from web import Habits, web_server
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.find import latest_checkpoint, write_archive
 from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.checkpoint.storage import download
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened
+from trainer_cli.commands.main import main
 from trainer_cli.errors import CheckpointError, StoreAwayError, UserError
+from trainer_cli.models.mlp import MLP
 from trainer_cli.runs.folders import read_small_file
 from trainer_cli.runs.select import select_one
 
@@ -182,6 +186,31 @@ def test_large_files_come_in_parts_where_the_server_sends_parts(
             _reads(f"{address}/w.pt")
             requests = sum(request == "/w.pt" for request in habits.requests)
             assert (requests > size // 100) is ranges
+
+
+@pytest.mark.parametrize("command", ["plan", "validate", "predict"])
+def test_the_size_of_requests_and_the_progress_have_keys(
+    command: str, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(download, "_settings", download._Settings())
+    (empty_folder / "www").mkdir()
+    torch.save(MLP(hidden=[1024]).state_dict(), empty_folder / "www/w.pt")
+    size = (empty_folder / "www/w.pt").stat().st_size
+    habits, counts = Habits(ranges=True), []
+    with web_server(empty_folder / "www", habits) as address:
+        for number, keys in enumerate(([], ["load.chunk_size=65536", "load.progress=false"])):
+            monkeypatch.setenv("XDG_CACHE_HOME", str(empty_folder / f"cache{number}"))
+            habits.requests.clear()
+            experiment = [
+                "experiment=digits_mlp",
+                "model.hidden=[1024]",
+                f"name=r{number}",
+                f"predict.folder=there{number}",
+            ]
+            assert main([command, *experiment, f"ckpt={address}/w.pt", *keys]) == 0
+            counts.append(sum(request == "/w.pt" for request in habits.requests))
+            assert ("downloading" in capsys.readouterr().err) is (not keys)
+    assert counts[1] - counts[0] == math.ceil(size / 65536) - 1 > 0
 
 
 def test_a_server_that_is_away_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,7 @@ _FREE = """
     name run_dir device model_call resume resume_allow ckpt trust loggers loggers.jsonl loggers.console.style
     vars vars.width vars.nested.a
     load.states load.strict load.ignore_keys load.key_mapping load.key_mapping.model load.average
+    load.chunk_size load.progress
     notes tags report validate.folder validate.watch predict.folder predict.loader predict.outputs predict.writer
     logging.level logging.console
     loop.max_duration loop.min_duration loop.hard_stop loop.max_time loop.eval_interval loop.eval_steps

@@ -249,7 +249,7 @@ KEYS: dict[str, Kind] = {
     "checkpoint.max_save_errors": whole(0, null=False),
     "checkpoint.format": choice("tensors", "torch_file", "archive", "huggingface"),
     "checkpoint.compression": choice("none", "gz", "bz2", "xz", "lzma"),
-    "loop.min_duration": duration(), "load.average": TRUTH, "load.states": STATES, "load.strict": TRUTH, "load.ignore_keys": TEXTS_OF, "load.key_mapping": MAPPING,
+    "loop.min_duration": duration(), "load.average": TRUTH, "load.chunk_size": whole(65536, null=True), "load.progress": TRUTH, "load.states": STATES, "load.strict": TRUTH, "load.ignore_keys": TEXTS_OF, "load.key_mapping": MAPPING,
     "validate.folder": TEXT_OR_NULL, "validate.watch": TRUTH,
     "predict.folder": TEXT_OR_NULL, "predict.loader": TEXT_OR_NULL, "predict.outputs": TEXTS_OF, "predict.writer": WRITER,
     "logging.level": choice("debug", "info", "warning", "error"),

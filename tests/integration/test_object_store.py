@@ -103,7 +103,9 @@ def test_the_same_command_sends_the_final_checkpoint_of_a_run_whose_store_refuse
     assert client.get("step20/manifest.json") is not None
 
 
-def test_a_file_of_another_program_is_fetched_from_the_store(url: str, endpoint: str, tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_fetched_from_the_store(
+    url: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import boto3
 
     from trainer_cli.models.mlp import MLP
@@ -114,8 +116,12 @@ def test_a_file_of_another_program_is_fetched_from_the_store(url: str, endpoint:
     boto3.client("s3", endpoint_url=endpoint).upload_file(
         str(tmp_path / "w.safetensors"), bucket, "files/w.safetensors"
     )
-    result = trained(*SMALL, "name=tuned", f"ckpt=s3://{bucket}/files/w.safetensors", cwd=tmp_path)
-    assert "w.safetensors (4 tensors)" in result.err
+    for keys in ([], ["load.progress=false"]):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache{len(keys)}"))
+        tuned = (*SMALL, f"name=tuned{len(keys)}", f"ckpt=s3://{bucket}/files/w.safetensors", *keys)
+        result = trained(*tuned, cwd=tmp_path)
+        assert "w.safetensors (4 tensors)" in result.err
+        assert ("downloading" in result.err) is (not keys)
 
 
 def test_a_bucket_that_is_missing_is_one_message_and_leaves_no_directory(

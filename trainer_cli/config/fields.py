@@ -49,6 +49,8 @@ MAY_CHANGE: Mapping[str, str] = {
     "resume": "how to start",
     "resume_allow": "how to start",
     "ckpt": "is used only while the run has no checkpoint",
+    "load.chunk_size": "how checkpoints are downloaded",
+    "load.progress": "how checkpoints are downloaded",
     "load.*": "is used only while the run has no checkpoint",
     "trust": "whose code may be built",
     "vars": "only the keys that refer to it matter",

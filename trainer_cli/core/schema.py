@@ -319,6 +319,11 @@ class LoadConfig:
     average: bool = True
     """fit, states [model]: load the average of EMA or SWA if evaluations of the checkpoint saw it; false: the trained
     weights."""
+    chunk_size: int | None = at_least(64 * 1024)
+    """Bytes of each request in a download from an object store or a web server, of which 8 are made at a time; null:
+    16777216 (16 MiB). Whatever is loaded, also at a resume."""
+    progress: bool = True
+    """false: show neither a progress bar nor the lines that report a download."""
 
     def __post_init__(self) -> None:
         check_fields(self, "load")

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import GroupVerifier
+from trainer_cli.checkpoint.storage.download import configure_downloads
 from trainer_cli.checkpoint.storage.open import check_store
 from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed
@@ -99,6 +100,7 @@ def fit(
             # All ranks stop together, after the first step.
             stack.enter_context(signals)
         to_console(config.logging.level if group.is_main else SILENT)
+        configure_downloads(config.load.chunk_size, progress=config.load.progress)
         with noting("while the checkpoint was chosen"):
             with group.leading(GroupVerifier(group)) as leads:
                 start = _begin(run, composed, stack, group) if leads else None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, is_intact
+from trainer_cli.checkpoint.storage.download import configure_downloads
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml, with_values
 from trainer_cli.config.targets import import_from, import_target
@@ -116,6 +117,7 @@ def plan(
     refuse_no_optimizer(composed)
     import_from(composed.project_root)
     to_console(composed.config.logging.level)
+    configure_downloads(composed.config.load.chunk_size, progress=composed.config.load.progress)
     with composed.placing():
         run = RunDir(composed.config.run_dir)
         start = (

@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainer_cli.checkpoint.storage.download import configure_downloads
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed, compose, from_yaml
@@ -78,6 +79,7 @@ def predict(
     chosen = [override for override in overrides if override.lstrip("+").startswith(keys)]
     command = compose(chosen, **settings, missing_ok=True, sections=()).config
     to_console(command.logging.level)
+    configure_downloads(command.load.chunk_size, progress=command.load.progress)
     if command.ckpt is None:
         raise UserError(
             "predict needs ckpt=, whose weights to use", cure="For example: train predict ckpt=runs/digits@best."

@@ -374,7 +374,8 @@ def kept_settings(changes: Sequence[Change]) -> tuple[str, ...]:
 
 def load_options(config: LoadConfig, *, allow_pickle: bool = False) -> LoadOptions:
     """What to load from the checkpoint that `ckpt=` names."""
-    return LoadOptions(**asdict(config), allow_pickle=allow_pickle)
+    values = {key: value for key, value in asdict(config).items() if key not in ("chunk_size", "progress")}
+    return LoadOptions(**values, allow_pickle=allow_pickle)
 
 
 def options_of(entry: Entry, folder: Path, config: LoadConfig) -> LoadOptions:

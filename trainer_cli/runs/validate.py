@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.foreign.kind import kind_of
-from trainer_cli.checkpoint.storage.download import is_cached
+from trainer_cli.checkpoint.storage.download import configure_downloads, is_cached
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.core.load_options import LoadOptions
@@ -83,6 +83,7 @@ def validate(
     settings: dict[str, Any] = {"config_dir": config_dir, "config_name": config_name}
     command = compose(command_overrides, **settings, missing_ok=True, sections=()).config
     to_console(command.logging.level)
+    configure_downloads(command.load.chunk_size, progress=command.load.progress)
     if command.ckpt is None:
         raise UserError(
             "validate needs ckpt=, which checkpoints to evaluate",

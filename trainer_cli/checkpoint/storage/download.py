@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -30,6 +31,25 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 _REPORT_S = 10.0
+
+
+@dataclass(slots=True)
+class _Settings:
+    part_bytes: int | None = None
+    progress: bool = True
+
+
+_settings = _Settings()
+"""Of every download of this process: a store is opened in many places, each of which would have to pass them on."""
+
+
+def configure_downloads(part_bytes: int | None = None, *, progress: bool = True) -> None:
+    """Set the size of the requests of each later download of this process, and whether its progress is reported.
+
+    Args:
+        part_bytes: None for `PART_BYTES`.
+    """
+    _settings.part_bytes, _settings.progress = part_bytes, progress
 
 
 def write_copy(
@@ -98,7 +118,7 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
 
         def read_object(file: str, size_bytes: int) -> Iterator[bytes]:
             try:
-                for block in client.blocks(f"{name}/{file}", size_bytes):
+                for block in client.blocks(f"{name}/{file}", size_bytes, part_bytes=_settings.part_bytes):
                     yield block
                     advance(len(block))
             except FileNotFoundError:
@@ -182,7 +202,7 @@ def _copy(client: ObjectClient, name: str, files: Mapping[str, ObjectInfo], into
                 raise UserError(f"{url} holds {key!r}, which is not a plain name")
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                for block in client.blocks(key, info.size_bytes):
+                for block in client.blocks(key, info.size_bytes, part_bytes=_settings.part_bytes):
                     file.write(block)
                     advance(len(block))
 
@@ -224,7 +244,10 @@ def _cache() -> Path:
 
 @contextmanager
 def _progress(where: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Report the bytes of a download: a bar on a terminal, else a line every ten seconds."""
+    """Report the bytes of a download, unless that is off: a bar on a terminal, else a line every ten seconds."""
+    if not _settings.progress:
+        yield lambda count: None
+        return
     if is_terminal(sys.stderr):
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn

@@ -171,18 +171,19 @@ class ObjectClient:
 
         return self._repeat(f"get {key}", read)
 
-    def blocks(self, key: str, size_bytes: int | None) -> Iterator[bytes]:
-        """The content of an object, in order; some parts are fetched ahead. FileNotFoundError if it does not exist."""
+    def blocks(self, key: str, size_bytes: int | None, *, part_bytes: int | None = None) -> Iterator[bytes]:
+        """The content of an object, in order; some parts, of `part_bytes` or else `PART_BYTES`, are fetched ahead.
+        FileNotFoundError if it does not exist."""
         if self.read_only:
             # A web server may not support ranges, or not give the size.
             info = self.info(key)
             if info is None:
                 raise FileNotFoundError(errno.ENOENT, "There is no such file", self._path(key))
             size_bytes = info.size_bytes if info.ranges else None
-        return self._stream(key) if size_bytes is None else self._parts(key, size_bytes)
+        return self._stream(key) if size_bytes is None else self._parts(key, size_bytes, part_bytes or PART_BYTES)
 
-    def _parts(self, key: str, size_bytes: int) -> Iterator[bytes]:
-        ranges = [(start, min(start + PART_BYTES, size_bytes)) for start in range(0, size_bytes, PART_BYTES)]
+    def _parts(self, key: str, size_bytes: int, part_bytes: int) -> Iterator[bytes]:
+        ranges = [(start, min(start + part_bytes, size_bytes)) for start in range(0, size_bytes, part_bytes)]
         # A bounded queue: the memory for parts does not grow with the object.
         ahead: deque[Future[bytes]] = deque()
         with ThreadPoolExecutor(_PARTS_AT_ONCE, "checkpoint-download") as pool:
