@@ -216,3 +216,43 @@ def test_comparing_groups_looks_each_name_up_a_fixed_number_of_times() -> None:
         "new: not in group 0 of this optimizer",
     ]
     assert CountedName.lookups == 4 * 1001
+
+
+class WithOwnLoad(torch.optim.AdamW):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_hook", "expected"),
+    [(torch.optim.AdamW, False, range), (torch.optim.AdamW, True, list), (WithOwnLoad, False, list)],
+    ids=["torch alone", "a hook", "a load of its own"],
+)
+def test_torch_searches_no_list_for_each_tensor_of_the_state(
+    kind: type[torch.optim.AdamW], has_hook: bool, expected: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: set[type] = set()
+    cast = torch.optim.Optimizer._process_value_according_to_param_policy
+
+    def spy(param: Any, value: Any, param_id: Any, param_groups: Any, key: Any = None) -> torch.Tensor:
+        searched.update(type(group["params"]) for group in param_groups)
+        return cast(param, value, param_id, param_groups, key)
+
+    model = _model()
+    optimizer, again = (
+        kind([{"params": layer.parameters(), "lr": 0.1 * number} for number, layer in enumerate(model)], fused=True)
+        for _ in range(2)
+    )
+    _step(model, optimizer)
+    if has_hook:
+        again.register_load_state_dict_pre_hook(lambda made, state: None)
+    monkeypatch.setattr(torch.optim.Optimizer, "_process_value_according_to_param_policy", staticmethod(spy))
+    state = capture_optimizer(model, optimizer)
+    restore_optimizer(model, again, state)
+    assert searched == {expected}
+    loaded = capture_optimizer(model, again)
+    assert loaded["groups"] == state["groups"]
+    assert all(
+        torch.equal(state["state"][name][key], kept[key]) for name, kept in loaded["state"].items() for key in kept
+    )
+    assert all(type(group["params"]) is list for group in again.param_groups)

@@ -367,10 +367,24 @@ def _load_with_inner(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
         for attribute in ("state", "param_groups")
         if getattr(inner, attribute) is getattr(optimizer, attribute)
     ]
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict({**state, "param_groups": _with_ranges(optimizer, state["param_groups"])})
     # Torch replaces both in the optimizer alone.
     for inner, attribute in shared:
         setattr(inner, attribute, getattr(optimizer, attribute))
+
+
+def _with_ranges(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups with ranges in place of the lists of consecutive indices, if only torch's own code reads them."""
+    # Torch searches the groups for the index of each tensor of the state: in lists, in quadratic time.
+    load = getattr(optimizer.load_state_dict, "__func__", None)
+    if load is not torch.optim.Optimizer.load_state_dict or optimizer._optimizer_load_state_dict_pre_hooks:
+        return groups
+    changed = []
+    for group in groups:
+        indices = group["params"]
+        consecutive = range(indices[0], indices[0] + len(indices)) if indices else range(0)
+        changed.append({**group, "params": consecutive if [*consecutive] == indices else indices})
+    return changed
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[Any, Any]) -> None:
