@@ -19,6 +19,7 @@ from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint import catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.checkpoint_config import Removal
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.policy import BestRule, Kind, RetentionRules
@@ -147,6 +148,17 @@ def test_what_others_did_since_the_last_save_counts_at_the_next(
     hand(retention.folder)
     retention.retire(None)
     assert sorted(os.listdir(retention.folder)) == [f"step{step}" for step in left]
+
+
+def test_where_nothing_is_removed_a_save_looks_at_no_other_checkpoint(retention: Retention) -> None:
+    disk = FaultyDisk()
+    retention.storage.disk = disk  # type: ignore[attr-defined]
+    retention.rules = RetentionRules(remove=Removal.never)
+    retention.retire(4)
+    assert not disk.operations
+    retention.rules = RetentionRules()
+    retention.retire(4)
+    assert disk.operations
 
 
 def test_one_that_became_permanent_is_not_removed_as_ephemeral(retention: Retention) -> None:

@@ -76,6 +76,9 @@ class Retention:
 
     def retire(self, newest: int | None) -> None:
         """Remove what the policy does not keep. A failure is logged once, and tried again each time."""
+        # A listing of thousands takes as long as a small save.
+        if self.rules.remove is Removal.never:
+            return
         try:
             _, removable = self._apply_policy(newest)
         except OSError as error:
