@@ -56,6 +56,8 @@ ROWS = [
     Wrong(["experiment=x"], OPTION, "command line", "configs/experiment/x.yml is not read", "Rename it to x.yaml.",
           {"experiment/x.yml": HEADER}),
     typed("callbacks.ema.decay=0.5", KEY, "no key 'callbacks.ema", "Choose it first, as in callbacks=[default,ema]"),
+    typed("loggers.mine._target_=my.Logger", KEY, "no key 'loggers.mine", "'+loggers.mine={_target_: my.Logger}'"),
+    typed("loggers.mine.path=x", KEY, "no key 'loggers.mine", "'+loggers.mine={_target_: TARGET, path: x}'"),
     typed("model.cnn.channels=5", KEY, "no key 'model.cnn.channels'", "Choose it first, as in model=cnn."),
     typed("optimizer={lrr: 0.1}", KEY, "no key 'optimizer.lrr'", shown(after="To add it, write ")),
     typed("model={_target_: mine.Net, width: 3}", KEY, "no key 'model.width'", "put model=null before it"),

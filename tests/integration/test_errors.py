@@ -272,6 +272,16 @@ def test_a_finished_run_is_done_and_nothing_is_rewritten(base: Path, arguments: 
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+def test_a_run_that_ended_at_hard_stop_says_how_to_train_further(tmp_path: Path) -> None:
+    part = [*SMALL, "name=part", "loop.hard_stop=2"]
+    assert train("fit", *part, cwd=tmp_path).code == 0
+    cure = "To train further, give a later loop.hard_stop, or loop.hard_stop=null"
+    for verb in ("fit", "plan"):
+        again = train(verb, *part, cwd=tmp_path)
+        assert (again.code, cure in again.out) == (0, True), again
+    assert "nothing to do" not in train("fit", *SMALL, "name=part", "loop.hard_stop=null", cwd=tmp_path).out
+
+
 def test_the_second_start_of_a_finished_run_imports_no_torch(base: Path) -> None:
     again = train("fit", *SMALL, "name=base", cwd=base, cold=True, PYTHONPROFILEIMPORTTIME="1")
     assert "nothing to do" in again.out

@@ -148,8 +148,9 @@ def _no_value(
         if name not in node:
             hint = f"{_suggest_key(path, depth, node, composed)} To add it, write '+{line}'.".strip()
             if depth == 1 and prefix in ("callbacks", "loggers") and len(path) > 2:
-                value = line.partition("=")[2]
-                hint = f"Say what to make: '+{prefix}.{name}={{_target_: TARGET, {'.'.join(path[2:])}: {value}}}'."
+                key, value = ".".join(path[2:]), line.partition("=")[2]
+                node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"
+                hint = f"Say what to make: '+{prefix}.{name}={{{node_text}}}'."
             if depth == 1 and name in options(search.dirs, prefix):
                 is_mapping_of_components = prefix in ("callbacks", "loggers")
                 hint = f"Choose it first, as in {prefix}={f'[default,{name}]' if is_mapping_of_components else name}."

@@ -10,6 +10,8 @@ from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import LoopConfig
 from trainer_cli.terminal import format_count
 
+_HARD_STOP = "hard_stop"
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -54,7 +56,7 @@ def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: S
     if stop_request is not None and stop_request.finished:
         return stop_request
     if limits.hard_stop is not None and limits.hard_stop.reached(now):
-        return Stop(f"hard_stop at {limits.hard_stop.duration}", finished=True, is_part=True)
+        return Stop(f"{_HARD_STOP} at {limits.hard_stop.duration}", finished=True, is_part=True)
     if stop_request is not None:
         return stop_request
     if limits.max_time_s is not None and process_s >= limits.max_time_s:
@@ -69,6 +71,13 @@ def reopens(old: LoopConfig, new: LoopConfig) -> bool:
         return True
     before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
     return now.unit is not before.unit or now.value > before.value
+
+
+def how_to_reopen(reason: str) -> str:
+    """What reopens a run that is finished for this reason, for the user; see `reopens`."""
+    if reason.startswith(_HARD_STOP):
+        return "To train further, give a later loop.hard_stop, or loop.hard_stop=null"
+    return "To train further, give a larger loop.max_duration"
 
 
 def next_stop_step(limits: Limits, now: Progress, *, holds: bool = False) -> int:

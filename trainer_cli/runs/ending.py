@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed
 from trainer_cli.core.naming import parse_step
+from trainer_cli.core.stopping import how_to_reopen
 from trainer_cli.errors import without_secrets
 from trainer_cli.runs.metrics import best_rule, best_settings
 from trainer_cli.runs.run_dir import Outcome, RunDir
@@ -82,7 +83,7 @@ def print_already_finished(run: RunDir, done: Done) -> None:
     clear_status()
     _print(f"{run.path} is finished at step {done.step:,} ({done.reason}); nothing to do.")
     kept = run.read_summary().get("checkpoints")
-    _print(f"To train further, give a larger loop.max_duration{'; to evaluate:' if kept else '.'}")
+    _print(f"{how_to_reopen(done.reason)}{'; to evaluate:' if kept else '.'}")
     if kept:
         _print(f"  {_validate_command(run, kept)}", wraps=False)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer_cli.core.left_out import described
 from trainer_cli.core.simulation import Timeline
+from trainer_cli.core.stopping import how_to_reopen
 from trainer_cli.runs.failures import BestInterval
 from trainer_cli.runs.plan import Plan
 from trainer_cli.runs.start import Done
@@ -67,7 +68,7 @@ def shown(plan: Plan) -> str:
     if isinstance(plan.start, Done):
         finished = (
             f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.reason}); a fit would do nothing.\n"
-            "To train further, give a larger loop.max_duration."
+            f"{how_to_reopen(plan.start.reason)}."
         )
         return "\n\n".join([finished, *_failures(plan.best_interval)])
     blocks = ["\n".join(_summary(plan))]
