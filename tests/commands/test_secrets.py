@@ -26,7 +26,7 @@ class Net(nn.Module):
             raise KeyError(token)
 
     def forward(self, batch):
-        if self.fail == "step":
+        if self.fail == "step" or (self.fail == "evaluation" and not self.training):
             raise RuntimeError(f"request with {self.token!r} failed")
         return nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
 """
@@ -63,7 +63,7 @@ def _leaks(folder: Path) -> list[str]:
 
 FIT = "fit +experiment=secret"
 WRONG = [
-    *(f"{FIT} +model.fail={how}" for how in ("value", "key", "step")),
+    *(f"{FIT} +model.fail={how}" for how in ("value", "key", "step", "evaluation")),
     *(
         f"{FIT} {key}=${{oc.env:TOKEN}}"
         for key in (
@@ -80,7 +80,7 @@ WRONG = [
 
 
 # With the whole traceback, which only errors of the user's code have otherwise.
-@pytest.mark.parametrize(("full", "line"), [*(("", line) for line in WRONG), *(("1", line) for line in WRONG[:3])])
+@pytest.mark.parametrize(("full", "line"), [*(("", line) for line in WRONG), *(("1", line) for line in WRONG[:4])])
 def test_no_error_has_the_value_in_it(
     line: str, full: str, project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.types import CheckedArguments
 from trainer_cli.errors import ConfigError, ExitCode
 from trainer_cli.runs.build import Builder
+from trainer_cli.runs.reach import is_outside
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +240,16 @@ def test_every_argument_that_names_a_file_to_write_is_bounded() -> None:
         found |= {f"{name}.{key}" for key in parameters if re.search(r"(^|_)(path|folder|file|dir|uri|url)$", key)}
         bounded |= {f"{name}.{key}" for key in component.writes}
     assert found - READ - {"CheckpointerCallback.folder"} == bounded
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [(".", False), ("a/..", False), ("../run", False), ("a/b", False), ("..", True), ("../run2/x", True)],
+)
+def test_the_directory_of_the_run_itself_is_of_the_run(path: str, expected: bool, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert is_outside(path, tmp_path / "run") is expected
+    assert is_outside(tmp_path / "run" / path, tmp_path / "run") is expected
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from trainer_cli.core.load_options import LOG_MARKS
 from trainer_cli.core.naming import COPIES_CACHE, LATEST_LINK, Naming
 from trainer_cli.core.policy import Decision, Kind
 from trainer_cli.core.url_path import as_path
-from trainer_cli.errors import ConfigError, SaveError
+from trainer_cli.errors import ConfigError, SaveError, without_secrets
 from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import LostRankError, PeerError
@@ -325,7 +325,8 @@ class StateSaver(SaveCaller):
         for earlier in Catalog(storage).valid(self.identity.run_id):
             if not earlier.pinned and storage.remove(earlier.name):
                 SAVES.info("removed %s (of an earlier failure)", folder / earlier.name)
-        decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
+        reason = without_secrets(f"after {type(exception).__name__}: {exception}")
+        decision = Decision(Kind.ephemeral, reason[:500])
         metadata = replace(self.metadata(decision), metrics={}, world_size=1, number=None)
         # The other ranks may be gone: this one saves by itself.
         checkpointer = make_sync_checkpointer(storage=self._storage_at, group=ALONE)

@@ -103,7 +103,8 @@ def is_outside(path: str | Path, run_dir: Path) -> bool:
     if str(path).startswith(("http://", "https://")):
         return False  # A server, to which a logger sends what is logged.
     inside = os.path.realpath(run_dir)
-    return is_url(path) or not os.path.realpath(os.path.join(inside, path)).startswith(inside + os.sep)
+    # With a separator, which the directory itself lacks: /runs/a is no part of /runs/ab.
+    return is_url(path) or not f"{os.path.realpath(os.path.join(inside, path))}{os.sep}".startswith(inside + os.sep)
 
 
 def _refuse(key: str, value: str, trust: Trust) -> None:
