@@ -56,6 +56,7 @@ ROWS = [
     Wrong(["experiment=x"], OPTION, "command line", "configs/experiment/x.yml is not read", "Rename it to x.yaml.",
           {"experiment/x.yml": HEADER}),
     typed("callbacks.ema.decay=0.5", KEY, "no key 'callbacks.ema", "Choose it first, as in callbacks=[default,ema]"),
+    typed("vars=5", TYPE, "vars is 5, but it must be a mapping", "To add a value, write '+vars.NAME=VALUE'."),
     typed("loggers.mine._target_=my.Logger", KEY, "no key 'loggers.mine", "'+loggers.mine={_target_: my.Logger}'"),
     typed("loggers.mine.path=x", KEY, "no key 'loggers.mine", "'+loggers.mine={_target_: TARGET, path: x}'"),
     typed("model.cnn.channels=5", KEY, "no key 'model.cnn.channels'", "Choose it first, as in model=cnn."),

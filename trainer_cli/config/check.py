@@ -276,8 +276,11 @@ class _Validation:
             hint = f"Choose one with {key}=NAME; `train list {key}` shows them."
             self._report((key,), message, hint, source=self._provenance.exact((key,)).source, code=Code.not_given)
         if key not in _BY_NAME and value is not None and not isinstance(value, Mapping):
+            expected = NODE
             hint = f"Choose one with {key}=NAME, in a file by '- override /{key}: NAME' in its defaults list."
-            self._refuse((key,), value, NODE, hint)
+            if key == "vars":
+                expected, hint = "a mapping", "To add a value, write '+vars.NAME=VALUE'."
+            self._refuse((key,), value, expected, hint)
         for path, name in _odd_keys(value, (key,)):
             odd = "null" if name is None else str(name).lower()
             message = f"{'.'.join(path)} has the key {odd}, but keys are strings"
