@@ -13,6 +13,7 @@ import pytest
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.record_keeper import RecordKeeper
+from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.terminal import format_count
 
 
@@ -212,6 +213,15 @@ def test_another_exception_of_a_local_logger_is_raised() -> None:
     logger.failure = ValueError("a fault of its own")
     with pytest.raises(ValueError, match="a fault of its own"):
         keeper.log(a_record(1))
+
+
+@pytest.mark.parametrize("step", [0, 8])
+def test_a_path_that_a_logger_cannot_write_is_an_error_that_names_the_logger(step: int, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file/x.jsonl", tmp_path / "file/folder/x.jsonl", tmp_path):
+        with pytest.raises(TrainError, match=r"the logger x cannot be started: .*'") as raised:
+            started(JsonlLogger(path), tolerant=False, step=step)
+        assert "loggers.x=null" in str(raised.value.cure)
 
 
 def test_a_logger_whose_last_write_fails_is_closed(caplog: pytest.LogCaptureFixture) -> None:

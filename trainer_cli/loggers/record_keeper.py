@@ -33,6 +33,9 @@ _CLOSE_S = 60.0
 _MOST_REFUSALS = 3
 """Refusals by a service after which a record is dropped, so that it does not block the records after it."""
 
+_OF_PATH = (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+"""Errors at a path that the user may have given. One that is not found may be of a run directory that is gone."""
+
 
 class RecordKeeper:
     """Passes records to one logger, in order and each once. All methods but `flush` are called by the main thread.
@@ -83,9 +86,9 @@ class RecordKeeper:
             # Of the user, for example a package that is not installed: a retry would not help.
             raise
         except Exception as error:
-            if not self._tolerates(error):
+            if not self._tolerates(error) and not isinstance(error, _OF_PATH):
                 raise
-            if facts.start_step == 0:
+            if facts.start_step == 0 or not self._tolerates(error):
                 cure = f"Check its settings, or switch it off: loggers.{self.name}=null."
                 raise TrainError(f"the logger {self.name} cannot be started: {_line(error)}", cure=cure) from error
             self._unstarted = facts
