@@ -185,20 +185,30 @@ def test_overrides_lie_on_top_of_the_recovered_config(base: Path, tmp_path: Path
     assert "error: runs/base/checkpoints/step20 does not fit" in result.err
 
 
+OWN = """# @package _global_
+defaults: [digits_mlp]
+vars: {part: 0.2}
+data: {val_fraction: "${vars.part}"}
+"""
+
+
 @pytest.mark.parametrize("verb", ["validate", "predict"])
 @pytest.mark.parametrize(
     ("more", "dropped"),
     [
-        ([], ["data.val_fraction: 0.3 -> 0.2"]),
-        (["data.val_fraction=0.5"], []),
-        (None, []),
+        (["experiment=digits_mlp"], ["data.val_fraction: 0.3 -> 0.2"]),
+        (["experiment=digits_mlp", "data.val_fraction=0.5"], []),
+        (["experiment=own"], ["data.val_fraction: 0.3 -> 0.2"]),
+        (["experiment=own", "vars.part=0.5"], []),
+        ([], []),
     ],
 )
 def test_settings_of_the_run_that_an_experiment_leaves_out_are_listed(
-    verb: str, more: list[str] | None, dropped: list[str], place: Path
+    verb: str, more: list[str], dropped: list[str], place: Path
 ) -> None:
-    overrides = [] if more is None else ["experiment=digits_mlp", *more]
-    done = train(verb, "ckpt=runs/base@latest", *overrides, cwd=place)
+    (place / "configs/experiment").mkdir(parents=True, exist_ok=True)
+    (place / "configs/experiment/own.yaml").write_text(OWN)
+    done = train(verb, "ckpt=runs/base@latest", *more, cwd=place)
     assert done.code == 0, done
     line = "experiment= composes anew, without these settings of the run of runs/base/checkpoints/step20: "
     lines = [row.partition(line)[2] for row in done.err.splitlines() if line in row]

@@ -98,8 +98,20 @@ def _fill(value: Any, own: Any, depth: int) -> Any:
     return filled if filled == value else _fill(filled, own, depth + 1)
 
 
+def vars_in(raw: DictConfig, path: KeyPath) -> list[KeyPath]:
+    """The keys of `vars` that the value at a path refers to."""
+    value: Any = to_plain(raw)
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    return [("vars", *_parts_of(match[1])) for match in _OF_VARS.finditer(str(value))]
+
+
+def _parts_of(name: str) -> list[str]:
+    return re.split(r"[.\[\]]+", name.rstrip("]"))
+
+
 def _referred(name: str, own: Any, default: Any = ABSENT) -> Any:
-    for part in re.split(r"[.\[\]]+", name.rstrip("]")):
+    for part in _parts_of(name):
         if isinstance(own, list) and part.isdecimal() and int(part) < len(own):
             own = own[int(part)]
         elif isinstance(own, dict) and (key := next((key for key in own if str(key) == part), ABSENT)) is not ABSENT:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed, diff, from_yaml
-from trainer_cli.config.diff import Change
+from trainer_cli.config.diff import Change, vars_in
 from trainer_cli.config.fields import DATA_KEYS, SOURCE, matches_any
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.search_path import PACKAGE, project_root
@@ -292,8 +292,11 @@ def _report_dropped(composed: Composed, checkpoint: Path, changes: Iterable[Chan
 
 
 def _is_typed(change: Change, composed: Composed) -> bool:
-    origin = change.origin(composed.provenance)
-    return origin is not None and origin.source == COMMAND_LINE and "experiment=" not in origin.words
+    origins = [change.origin(composed.provenance)]
+    origins += [composed.provenance.exact(name) for name in vars_in(composed.raw, change.path)]
+    return any(
+        origin is not None and origin.source == COMMAND_LINE and "experiment=" not in origin.words for origin in origins
+    )
 
 
 def _changes_samples(changes: Iterable[Change]) -> bool:
