@@ -286,8 +286,10 @@ OF_SPARSITY = (
     "tests/callbacks/test_sparsity.py::test_gmp_has_its_sparsity_at_the_step_at_which_it_stops",
     "tests/callbacks/test_sparsity.py::test_a_mask_without_a_gradient_when_it_is_due_changes_at_the_next_chance",
 )
-ENTERS_TRAIN = """\
-                trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
+ENTERS_TRAIN = 'trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)\n'
+MODES_BEGIN = """\
+            try:
+                with trainer.module_modes.beginning(trainer):
 """
 OF_TRAINER = {
     "KeyboardInterrupt is no exception of a training": Mutant(
@@ -307,8 +309,8 @@ OF_TRAINER = {
     ),
     "an exception of a hook that enters a training is not reported": Mutant(
         LOOP,
-        "            try:\n" + ENTERS_TRAIN,
-        ENTERS_TRAIN.removeprefix("    ") + "            try:\n",
+        MODES_BEGIN + " " * 20 + ENTERS_TRAIN,
+        " " * 12 + ENTERS_TRAIN + MODES_BEGIN,
         HOOKS,
     ),
     "the count of a ValidationCallback is not restored": Mutant(
@@ -388,8 +390,8 @@ OF_TRAINER = {
     ),
     "frozen norms are trained": Mutant(
         "trainer_cli/trainer/freezing.py",
-        "(now) for norm in rule.norms)):\n            norm.eval()\n",
-        "(now) for norm in rule.norms)):\n            pass\n",
+        "        for norm in self._kept:\n            norm.eval()\n",
+        "",
         (
             "tests/trainer/test_freeze_and_compile.py::test_a_model_given_in_evaluation_mode_trains_but_for_its_frozen_norms",
         ),

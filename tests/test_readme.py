@@ -129,8 +129,8 @@ def test_the_picture_of_a_run_shows_the_present_display(tmp_path: Path, commands
     prompt, *shown = html.unescape("\n".join(lines)).replace("\xa0", " ").splitlines()
     assert prompt.strip() == "$ train fit +experiment=digits"
     printed = Reader(tmp_path, commands).sh("train fit +experiment=digits loop.max_duration=45")
-    labels = [line.split("  ")[0] for line in printed.splitlines() if re.match(r"\w+ {2,}\S", line)][:8]
-    assert labels == ["run", "config", "device", "model", "data", "batch", "steps", "saves"]
+    labels = [line.split("  ")[0] for line in printed.splitlines() if re.match(r"\w+ {2,}\S", line)][:9]
+    assert labels == ["run", "config", "device", "model", "fused", "data", "batch", "steps", "saves"]
     text = "\n".join(shown)
     assert [label for label in labels if not re.search(rf"^{label}  +\S", text, re.MULTILINE)] == [], (
         "scripts/screenshot"

@@ -32,7 +32,7 @@ ON_DISK = (*TRAINING, "run_dir=disk/run")
 
 def ending_of(result: Result) -> str:
     """The exit code of a run and what it said, without its progress."""
-    progress = r"step=\d|committed|removed|(run|config|device|model|data|batch|steps|saves)  |saves are"
+    progress = r"step=\d|committed|removed|(run|config|device|model|fused|data|batch|steps|saves)  |saves are"
     lines = [line for line in result.err.splitlines() if not re.match(progress, line)]
     return " / ".join([f"it ended with {result.code}", *lines])
 

@@ -76,8 +76,11 @@ def test_what_cannot_be_meant_is_refused(wrong: dict[str, object], said: str) ->
     ("states", "keys"),
     [
         (["all"], None),
-        (["model"], ["progress", "model"]),
-        (["model", "progress"], ["progress", "model", "loop", "data", "log_marks"]),
+        (["model"], ["progress", "model", "model_versions"]),
+        (
+            ["model", "progress"],
+            ["progress", "model", "model_versions", "loop", "data", "modes", "requires_grad", "log_marks"],
+        ),
         (["optimizer"], ["progress", "optimizer", "optimizers", "scaler", "step"]),
     ],
 )

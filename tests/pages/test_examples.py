@@ -21,7 +21,7 @@ from trainer_cli.config.compose import compose
 from trainer_cli.runs.fit import fit
 
 EXAMPLES = ROOT / "examples"
-SHORT = "loop.hard_stop=3 loop.eval_steps=2"
+SHORT = "loop.max_duration=3 loop.eval_steps=2"
 SHOWS = {
     "fine-tuning": (SHORT, (r"weights from runs/pretrain/checkpoints/step\d+", r"(?s)(finished at step 3.*){3}")),
     "gan": (SHORT, (r"finished at step 3", r"val/distance", r"train/lr/generator")),

@@ -11,7 +11,7 @@ import yaml
 from trainer_cli.checkpoint.storage import local
 from trainer_cli.commands.main import main
 from trainer_cli.config import hydra_compat
-from trainer_cli.runs import folders
+from trainer_cli.core import bounds
 from trainer_cli.testing.faults import FaultyDisk
 
 
@@ -44,7 +44,7 @@ def test_the_config_of_a_run_is_written_as_yaml_once_and_read_once(
         return to_yaml(config)
 
     def note_read(text: Any, Loader: Any) -> Any:
-        texts.extend(["read"] * (Loader is folders._LOADER))
+        texts.extend(["read"] * (Loader is bounds.YAML_LOADER))
         return load(text, Loader=Loader)
 
     monkeypatch.setattr(hydra_compat, "to_yaml", note_written)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -272,13 +273,7 @@ def _check_draft(
     trust = Trust()
     if recovered:
         refuse_shadows(search.root)  # A module that hides a library would make its targets seem untrusted.
-        on_disk = provenance.sources[0].label
-
-        def is_given(key: str) -> bool:
-            source = provenance.exact(tuple(key.split("."))).source
-            return source != DEFAULT and not source.startswith(f"{on_disk}:")
-
-        trust = Trust.recovered(search.root, config.trust, is_given)
+        trust = Trust.recovered(search.root, config.trust, partial(_is_given, provenance))
     mistakes += [
         mistake.at(provenance.source(("resume_allow",))) for mistake in check_resume_allow(config.resume_allow)
     ]
@@ -300,6 +295,13 @@ def _check_draft(
     raise_all([*draft.mistakes, *untimely, *mistakes])
     raw = hydra_compat.create(values)
     return Composed(config, raw, list(overrides), search.root, search.dirs, provenance, trust, of_the_moment)
+
+
+def _is_given(provenance: Provenance, key: str) -> bool:
+    """Whether the user gives a value of a recovered config, whose first source is the config on disk."""
+    # No closure: rank 0 sends the config, with its trust, to the other ranks.
+    source = provenance.exact(tuple(key.split("."))).source
+    return source != DEFAULT and not source.startswith(f"{provenance.sources[0].label}:")
 
 
 def _load(source: str | Path, cwd: Path) -> tuple[dict[str, Any], Source, list[ConfigError]]:

@@ -47,6 +47,7 @@ from trainer_cli.runs.launch import launch, set_rank_variables
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import run_of
 from trainer_cli.runs.signals import SignalHandlers
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.messages import to_console
 
 log = logging.getLogger(__name__)
@@ -112,8 +113,8 @@ def _fit_in_processes(
     mpi_rank, mpi_size = tasks_of_mpi(os.environ) or (0, 1)
     if mpi_size > 1 and mpi_rank == 0 and not supervised:
         print(
-            f"train: warning: mpirun has started {mpi_size} processes, whose ranks are not used: each trains alone; "
-            "start them by torchrun or srun",
+            f"train: warning: mpirun has started {format_count(mpi_size, 'process')}, whose ranks are not used: each "
+            "trains alone; start them by torchrun or srun",
             file=sys.stderr,
         )
     if processes > 1:
