@@ -354,7 +354,7 @@ def test_a_change_of_any_setting_is_another_rule(kind: Any, settings: dict[str, 
     assert kind(**{**settings, **change}).end_rule() != rule
 
 
-@pytest.mark.parametrize("change", [{"max_duration": 13}, {"max_duration": "9ep"}, {"hard_stop": 6}])
+@pytest.mark.parametrize("change", [{"max_duration": 13}, {"max_duration": "9ep"}])
 @pytest.mark.parametrize("name", ENDS)
 def test_a_longer_run_goes_on(name: str, change: dict[str, Any], tmp_path: Path) -> None:
     _fit(ENDS[name][0](), folder=tmp_path)

@@ -278,6 +278,19 @@ def test_a_hard_stop_behind_the_position_is_refused(tmp_path: Path) -> None:
     assert _logging_run(tmp_path, ListLogger(), max_duration=12).progress.step == 12
 
 
+@pytest.mark.parametrize(("hard_stop", "later"), [(7, None), (9, None), ("2ep", None), (9, 12), (None, 12)])
+def test_a_hard_stop_reopens_no_run_that_a_callback_has_ended(
+    hard_stop: int | str | None, later: int | None, tmp_path: Path
+) -> None:
+    whole, logger = ListLogger(), ListLogger()
+    straight = _logging_run(tmp_path / "whole", whole, StopAt(7, finished=True), max_duration=24)
+    _logging_run(tmp_path / "parts", logger, StopAt(7, finished=True), max_duration=24, hard_stop=hard_stop)
+    again = _logging_run(tmp_path / "parts", logger, StopAt(-1, finished=True), max_duration=24, hard_stop=later)
+    assert (again.progress.step, again.stop_reason) == (7, straight.stop_reason)
+    assert logger.stream == whole.stream
+    assert _saved(tmp_path / "parts") == _saved(tmp_path / "whole")
+
+
 ENDS: dict[str, list[dict[str, Any]]] = {
     "at max_duration": [{"max_duration": 7}],
     "where an evaluation is due": [{"max_duration": 8}],

@@ -20,7 +20,7 @@ def note_end(trainer: Trainer, settings: LoopConfig, *, is_held: bool) -> dict[s
         end = request
     return None if end is None or not end.finished else {
         "step": trainer.progress.step, "held": is_held, "reason": end.reason, "by": end.by, "rule": list(end.rule),
-        "max_duration": settings.max_duration, "hard_stop": settings.hard_stop,
+        "max_duration": settings.max_duration,
     }  # fmt: skip
 
 
@@ -28,8 +28,8 @@ def request_again(end: Mapping[str, Any] | None, trainer: Trainer, settings: Loo
     """Request the end that an earlier fit was finished by, or held, unless what decided it has changed."""
     if end is None or end["step"] != trainer.progress.step:
         return
-    # A run that was finished by a shorter length continues when that length has grown.
-    before = replace(settings, max_duration=end["max_duration"], hard_stop=end["hard_stop"])
+    # A finished run continues when max_duration has grown, not when hard_stop has: that ends a part of the run alone.
+    before = replace(settings, max_duration=end["max_duration"])
     callback = trainer.callbacks.get(end["by"]) if end["by"] is not None else None
     same_rule = callback is not None and list(callback.end_rule()) == end["rule"]
     if (end["by"] is None or same_rule) and (end["held"] or not reopens(before, settings)):
