@@ -37,7 +37,12 @@ def make_run(
     run = RunDir(path)
     config = f"name: {path.name}\noptimizer: {{lr: {lr}}}\nmodel: {{hidden: [8], note: null}}\n"
     places = {"optimizer.lr": "command line", "model.hidden": "configs/model/mlp.yaml:3"}
-    facts = {"run_id": re.sub(r"\W", "-", path.name), "host": "here", "versions": {"torch": "2.10"}, "device": "cpu"}
+    facts = {
+        "run_id": re.sub(r"\W", "-", path.name)[-32:],
+        "host": "here",
+        "versions": {"torch": "2.10"},
+        "device": "cpu",
+    }
     run.create(config, [f"optimizer.lr={lr}"], facts, places=places).release()
     run.begin_attempt(name=path.name, start_step=0, now=BEGAN, environment=facts)
     half = steps // 2
