@@ -219,7 +219,10 @@ class Attempts:
                 last_at=lambda step: dict(self.trainer.metric_logger.last),
             ),
             model=SimpleNamespace(
-                parameters=lambda: [self._weight], modules=list, state_dict=lambda: {"w": self._weight}
+                parameters=lambda: [self._weight],
+                modules=list,
+                named_modules=lambda **_: [],
+                state_dict=lambda: {"w": self._weight},
             ),
             modes=SimpleNamespace(evaluation_weights=dict),
             optimizers={},

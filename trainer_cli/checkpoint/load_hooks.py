@@ -47,7 +47,7 @@ def metadata_of(origins: Mapping[str, str], versions: Mapping[str, int] | None) 
 def as_state_dict(values: Mapping[str, Any], metadata: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     """A state dict that has the versions of its modules where torch looks for them."""
     state = OrderedDict(values)
-    state._metadata = metadata  # type: ignore[attr-defined]
+    vars(state).update(_metadata=metadata)
     return state
 
 
