@@ -29,6 +29,8 @@ def final_state(run: Path) -> dict[str, Any]:
     if loop.get("owed_record") is not None:
         loop["owed_record"], progress["evaluated_step"] = None, progress["step"]
         loop.pop("owed_at_end", None)
+    # Nor does that state know of an end by a callback in that evaluation; manifest and summary have it.
+    loop.pop("ended", None)
     # Of the logs only what was measured: sizes and digests depend on the clock, which is in the records.
     marks = state["state"].pop("log_marks", {})
     return {

@@ -189,7 +189,7 @@ class RandomExperiment:
             "precision": {"dtype": dtype, **self._clipping(lbfgs=lbfgs)},
             "loop": loop,
             "checkpoint": self._checkpoint(),
-            "callbacks": self._callbacks(lbfgs=lbfgs, alternates=step == "Alternating"),
+            "callbacks": self._callbacks(lbfgs=lbfgs, may_freeze=step is None and not lbfgs),
         }
         if step is not None:
             config["step"] = {"_target_": f"mine.random_parts.{step}"}
@@ -291,7 +291,7 @@ class RandomExperiment:
             checkpoint["keep_best"] = {"metric": "val/loss", "mode": "min", "count": chance.choice((1, 2))}
         return checkpoint
 
-    def _callbacks(self, *, lbfgs: bool, alternates: bool) -> dict[str, Any]:
+    def _callbacks(self, *, lbfgs: bool, may_freeze: bool) -> dict[str, Any]:
         chance = self._random
         choices: dict[str, dict[str, Any]] = {
             "norms": {"per_layer": True},
@@ -308,7 +308,7 @@ class RandomExperiment:
             choices["swa"] = {"start": chance.choice((4, "0.5dur")), "every": chance.choice((1, 3))}
         kept = [name for name in choices if name == average or chance.random() < 0.25]
         callbacks = {name: {"_target_": f"trainer_cli.{targets[name]}", **choices[name]} for name in kept}
-        if not lbfgs and not alternates and chance.random() < 0.2:
+        if may_freeze and chance.random() < 0.2:
             callbacks["thaw"] = {"_target_": "mine.random_parts.Thaw", "step": chance.randint(2, 12)}
         if chance.random() < 0.2:
             callbacks["settle"] = {"_target_": "mine.random_parts.Settle", "step": chance.randint(2, 12)}
