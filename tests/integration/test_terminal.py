@@ -23,7 +23,7 @@ import subprocess
 import warnings
 
 from mine.parts import Data as Quiet
-from mine.parts import Points
+from mine.parts import Line, Points, pass_by
 
 
 class Noisy(Points):
@@ -39,6 +39,18 @@ class Data(Quiet):
     def __init__(self, size=160):
         super().__init__(size)
         self.train = Noisy(size, "train")
+
+
+class Held(Line):
+    # Waits in the third step, and so after an evaluation.
+
+    steps = 0
+
+    def forward(self, batch):
+        self.steps += self.training
+        if self.steps == 3:
+            pass_by("step")
+        return super().forward(batch)
 """
 DRAWING = re.compile(r"\x1b7(?P<drawn>.*?)\x1b8", re.DOTALL)
 
@@ -89,15 +101,16 @@ def wait_for(condition: object, process: subprocess.Popen[bytes]) -> None:
 
 def test_lines_are_whole_above_a_bar_that_ctrl_c_takes_away(tmp_path: Path) -> None:
     project = make_project(tmp_path, **{"mine/noisy.py": NOISY})
-    held = hold(project, "train")
+    held = hold(project, "step")
     overrides = [
         "data._target_=mine.noisy.Data",
+        "model._target_=mine.noisy.Held",
         "data.num_workers=1",
         "loop.eval_interval=2",
         "checkpoint.save_interval=2",
     ]
     run = Terminal(command("fit", "experiment=mine", *overrides), project)
-    wait_for((project / "at-train").exists, run.process)
+    wait_for((project / "at-step").exists, run.process)
     run.press_ctrl_c()
     wait_for(lambda: "stopping" in run.shown, run.process)
     held.unlink()
