@@ -202,7 +202,8 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
     run = RunDir(Path(config.run_dir) / end)
     reopened = False
     if run.exists_as_run():
-        reopened = reopens(accepted_changes(run, composed).stored.config.loop, config.loop)
+        stored = accepted_changes(run, composed).stored.config
+        reopened = reopens(str(run.read_summary().get("reason")), stored.loop, config.loop)
     else:
         # Only a new run: one that exists has its place already.
         refuse_nested(run.path)

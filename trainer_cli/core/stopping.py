@@ -64,10 +64,12 @@ def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: S
     return None
 
 
-def reopens(old: LoopConfig, new: LoopConfig) -> bool:
-    """Whether a finished run trains further: a longer `max_duration`, or another `hard_stop`."""
+def reopens(reason: str, old: LoopConfig, new: LoopConfig) -> bool:
+    """Whether a run that is finished for this reason trains further: with a longer `max_duration`; if `hard_stop` has
+    ended it, with another one.
+    """
     # Any change: whether the new one is later may depend on the length of an epoch.
-    if old.hard_stop != new.hard_stop:
+    if reason.startswith(_HARD_STOP) and old.hard_stop != new.hard_stop:
         return True
     before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
     return now.unit is not before.unit or now.value > before.value

@@ -121,7 +121,7 @@ def start_existing(
     attempt = len(run.attempts) + 1
     catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder, run_id=run_id, attempt=attempt))
     summary = run.read_summary()
-    stays_finished = not reopens(stored.config.loop, config.loop)
+    stays_finished = not reopens(str(summary.get("reason")), stored.config.loop, config.loop)
     if config.resume in ("auto", "must") and stays_finished:
         end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
         if end is not None:
@@ -176,7 +176,7 @@ def _why_stays_finished(
         # the summary alone records is that of the last attempt, which has made no step after this checkpoint.
         source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
         stored = from_yaml(source, trusted=True, missing_ok=True).config
-    return None if reopens(stored.loop, config.loop) else finished
+    return None if reopens(finished, stored.loop, config.loop) else finished
 
 
 class Accepted(NamedTuple):
@@ -347,7 +347,7 @@ def _start_lost(
     changes = diff(stored.raw, composed.raw)
     refuse_changes(changes, composed, run.path)
     finished = choice.entry.manifest.finished
-    if finished is not None and not reopens(stored.config.loop, composed.config.loop):
+    if finished is not None and not reopens(finished, stored.config.loop, composed.config.loop):
         return Done(choice.entry.step, finished)
     options_of(choice.entry, choice.catalog.folder, composed.config.load)
     return Start(

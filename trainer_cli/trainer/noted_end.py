@@ -28,9 +28,8 @@ def request_again(end: Mapping[str, Any] | None, trainer: Trainer, settings: Loo
     """Request the end that an earlier fit was finished by, or held, unless what decided it has changed."""
     if end is None or end["step"] != trainer.progress.step:
         return
-    # A finished run continues when max_duration has grown, not when hard_stop has: that ends a part of the run alone.
     before = replace(settings, max_duration=end["max_duration"])
     callback = trainer.callbacks.get(end["by"]) if end["by"] is not None else None
     same_rule = callback is not None and list(callback.end_rule()) == end["rule"]
-    if (end["by"] is None or same_rule) and (end["held"] or not reopens(before, settings)):
+    if (end["by"] is None or same_rule) and (end["held"] or not reopens(end["reason"], before, settings)):
         trainer.stop(end["reason"], by=callback)

@@ -1,0 +1,120 @@
+"""Whether a finished run trains further is one decision of `fit`, `plan` and a sweep."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from exact_project import POINTS
+
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.commands.main import main
+from trainer_cli.commands.sweep import plan as plan_sweep
+from trainer_cli.config.compose import compose
+from trainer_cli.runs.plan import plan
+from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.start import Done
+
+PARTS = f"""{POINTS}
+from trainer_cli import Callback
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, batch):
+        x, y = batch
+        return {{"loss": ((self.layer(x).squeeze(1) - y) ** 2).mean()}}
+
+
+class Enough(Callback):
+    def on_after_optimizer_step(self, trainer, model, optimizer):
+        if trainer.progress.step == 6:
+            trainer.stop("enough", finished=True)
+"""
+EXPERIMENT = """# @package _global_
+model: {_target_: parts.Line}
+data: {_target_: parts.Data, batch_size: 4}
+optimizer: {_target_: torch.optim.SGD, lr: 0.01}
+loop: {max_duration: 12, eval_interval: 4, log_interval: 1}
+checkpoint: {save_interval: 4}
+"""
+JOB = "runs/mine/sweep/seed=1"
+QUIET = ["experiment=mine", "device=cpu", "logging.console=off", "report=false"]
+ENOUGH = "+callbacks.enough._target_=parts.Enough"
+ENDS: dict[str, list[str]] = {
+    "by a callback": [ENOUGH],
+    "by a callback in a part": [ENOUGH, "loop.hard_stop=9"],
+    "by a callback at the end of a part": [ENOUGH, "loop.hard_stop=7"],
+    "by max_duration": ["loop.max_duration=7"],
+    "by max_duration in a part": ["loop.max_duration=7", "loop.hard_stop=9"],
+    "by hard_stop": ["loop.hard_stop=7"],
+    "by hard_stop, as a final checkpoint recorded it before": ["loop.hard_stop=7"],
+}
+LONGER = "loop.max_duration=20"
+CHANGES: dict[str, list[str]] = {
+    "nothing": [],
+    "a later hard_stop": ["loop.hard_stop=10"],
+    "no hard_stop": ["loop.hard_stop=null"],
+    "a longer run": [LONGER],
+    "a longer run without a hard_stop": [LONGER, "loop.hard_stop=null"],
+}
+
+
+def _is_reopened(end: str, change: str) -> bool:
+    is_part = end.startswith("by hard_stop")
+    return ("hard_stop" in change and is_part) or "longer" in change
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a project with a run that has ended in this way."""
+    projects: dict[str, Path] = {}
+
+    def make(end: str) -> Path:
+        if end not in projects:
+            folder = projects[end] = tmp_path_factory.mktemp("project")
+            (folder / "configs/experiment").mkdir(parents=True)
+            (folder / "configs/experiment/mine.yaml").write_text(EXPERIMENT)
+            (folder / "parts.py").write_text(PARTS)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folder)
+                assert main(["fit", *QUIET, "seed=1", f"run_dir='{JOB}'", *ENDS[end]]) == 0
+            if end.endswith("before"):
+                catalog = catalog_of(folder / JOB / "checkpoints")
+                manifest = catalog.entry("step7").manifest
+                assert manifest is not None
+                catalog.storage.amend("step7", replace(manifest, finished="hard_stop at 7 steps").to_bytes())
+        return projects[end]
+
+    return make
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("end", ENDS)
+def test_fit_plan_and_sweep_agree_whether_a_finished_run_trains_further(
+    end: str, change: str, ended: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reopened = _is_reopened(end, change)
+    # Nothing is written where the run stays as it is.
+    project = Path(shutil.copytree(ended(end), tmp_path / "project")) if reopened else ended(end)
+    monkeypatch.chdir(project)
+    changed = {item.partition("=")[0]: item for item in (*ENDS[end], *CHANGES[change])}
+    overrides = [*QUIET, *changed.values()]
+    (job, _) = plan_sweep([*overrides, "seed=1,2"])
+    assert job.run.path == Path(JOB)
+    assert job.done is not reopened
+    planned = plan(compose([*overrides, "seed=1", f"run_dir='{JOB}'"]))
+    assert isinstance(planned.start, Done) is not reopened
+    before = RunDir(JOB).read_summary()
+    assert main(["fit", *overrides, "seed=1", f"run_dir='{JOB}'"]) == 0
+    after = RunDir(JOB).read_summary()
+    assert (after != before) is reopened
+    if reopened:
+        assert planned.timeline.end is not None
+        assert planned.timeline.stop is not None
+        assert (after["step"], after["reason"]) == (planned.timeline.end.step, planned.timeline.stop.reason)
