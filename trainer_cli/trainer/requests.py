@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 
 from trainer_cli.core.stopping import Stop
@@ -35,22 +37,33 @@ class Requests:
         """Whether the loop must handle a request after this step."""
         self.roll_back_requested = False
         """Whether the loop must go back to the newest checkpoint after this step."""
-        self._stop_of_rank: Stop | None = None
-        """The stop that this rank has requested, and that the other ranks may not know yet."""
+        self._stops_of_rank: list[Stop] = []
+        """The stops that this rank has requested, and that the other ranks may not know yet."""
         self._saves_on_rank = self._evaluates_on_rank = self._rolls_back_on_rank = False
         """What else this rank has requested, and has not shared yet."""
 
     def stop(self, stop: Stop) -> None:
         """Request an end after the current step; see `Trainer.stop`."""
-        if self._agreement is not None:
+        if self._agreement is None:
+            self._add_stop(stop)
+        else:
             # Kept apart until `share`: no rank may act on a stop that the others do not know.
-            self._stop_of_rank = self._stop_of_rank or stop
-        elif self.stop_request is None:
-            self.stop_request = stop
-        elif self.stop_request.finished and not stop.finished and self._may_hold:
-            # A signal must end this process although the first request may be held.
-            self.held_stop, self.stop_request = self.stop_request, stop
+            self._stops_of_rank.append(stop)
         self.interrupt()
+
+    def _add_stop(self, stop: Stop) -> None:
+        """Take one more request, that all ranks know: of each kind, to finish and to leave, the first remains."""
+        first = self.stop_request
+        if first is None:
+            self.stop_request = stop
+        elif first.finished != stop.finished:
+            finish, leave = (first, stop) if first.finished else (stop, first)
+            if self._may_hold:
+                # A signal must end this process although the request to finish may be held.
+                self.held_stop, self.stop_request = self.held_stop or finish, leave
+            else:
+                # The run is over, as it is without the signal: a resume would not decide it again.
+                self.stop_request = finish
 
     def stop_on_all(self, stop: Stop) -> None:
         """Request an end before the next step. Every rank calls it between two steps."""
@@ -99,8 +112,9 @@ class Requests:
         if self._agreement is None:
             return seconds
         # Read once: another thread may request something meanwhile, which is shared by the next exchange.
-        stop, evaluates, rolls_back = self._stop_of_rank, self._evaluates_on_rank, self._rolls_back_on_rank
+        stops, evaluates, rolls_back = [*self._stops_of_rank], self._evaluates_on_rank, self._rolls_back_on_rank
         saves = self._saves_on_rank
+        del self._stops_of_rank[: len(stops)]
         if saves:
             self._saves_on_rank = False
         if evaluates:
@@ -109,11 +123,12 @@ class Requests:
             self._rolls_back_on_rank = False
         # One exchange for all requests and the time: each costs a round trip of all ranks.
         rank_seconds = seconds if self._group.is_main else 0.0
-        numbers = torch.tensor([stop is not None, saves, evaluates, rolls_back, rank_seconds], dtype=torch.float64)
-        stops, saves_wanted, evaluations, roll_backs, seconds = self._group.sum(numbers).tolist()
-        if stops > 0 and self.stop_request is None:
-            # The lowest rank wins, so that all ranks have the same reason.
-            self.stop_request = next(filter(None, self._group.gather(stop)))
+        numbers = torch.tensor([bool(stops), saves, evaluates, rolls_back, rank_seconds], dtype=torch.float64)
+        stopping, saves_wanted, evaluations, roll_backs, seconds = self._group.sum(numbers).tolist()
+        if stopping > 0:
+            # In the order of the ranks, so that all have the same reason.
+            for stop in chain.from_iterable(self._group.gather(stops)):
+                self._add_stop(stop)
         # Rank 0 alone decides about saves.
         if saves_wanted > 0 and self._saver is not None and self._group.is_main:
             self._saver.save_requested = True
@@ -125,9 +140,9 @@ class Requests:
         """Hold a request to finish the run; or, if `holds` is False, release the one that was held."""
         request = self.stop_request
         if not holds:
-            self.stop_request, self.held_stop = request or self.held_stop, None
+            self.stop_request, self.held_stop = self.held_stop or request, None
         elif request is not None and request.finished:
-            self.stop_request = self._stop_of_rank = None
+            self.stop_request = None
             self.held_stop = self.held_stop or request
 
     def take_evaluation(self, *, holds: bool) -> bool:
