@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -238,3 +239,26 @@ def test_a_checkpoint_without_a_digest_of_settings_is_compared_by_the_state_as_m
         optimizer=_two_groups,
     ).fit(loader())
     _assert_goes_on_as_straight(tmp_path, make(14, other if change == "settings" else setting), 14)
+
+
+@pytest.mark.parametrize(("pace", "interval"), [(1, "step"), (3, "step"), (3, "epoch")])
+def test_a_schedule_that_was_ahead_of_the_steps_of_the_run_is_named_once(
+    tmp_path: Path, pace: int, interval: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def move_as_often(trainer: Any, state: dict[str, Any]) -> None:
+        (saved,) = state["schedulers"].values()
+        saved["state"] |= {"last_epoch": pace * saved["state"]["last_epoch"]}
+
+    make, setting, _ = KINDS["CosineAnnealingLR"]
+    trainer(
+        schedulers=Scheduled(make(60, setting), interval),
+        callbacks=[on(postprocess_checkpoint=move_as_often)],
+        checkpoint=CheckpointerCallback(tmp_path),
+        optimizer=_two_groups,
+    ).fit(loader())
+    caplog.set_level(logging.INFO)
+    resumed, _ = _fit(tmp_path, make(60, setting), 14, interval=interval)
+    lines = [record.getMessage() for record in caplog.records if "it moves once a step" in record.message]
+    ahead = "schedule scheduler: it has moved 18 times in 6 steps of the run; from here on it moves once a step"
+    assert lines == [ahead] * (pace > 1 and interval == "step")
+    assert resumed.schedulers.live["scheduler"].last_epoch == (6 * pace + 8 if interval == "step" else 2 * pace + 2)

@@ -200,7 +200,7 @@ class _Resume:
     rows: list[str] = field(default_factory=list)
     """A line for each fault."""
     notes: list[str] = field(default_factory=list)
-    """A line for each changed setting."""
+    """A line for each changed setting or pace."""
     states: dict[str, Any] = field(default_factory=dict)
     """Scheduler -> state to load."""
     rates: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -388,6 +388,14 @@ class Schedulers:
     ) -> None:
         """Find the states of the schedules of an optimizer. They are all replayed, or all merged."""
         names = self._fitting_names(owner, saved, resume.rows)
+        for name in names:
+            made = (read_position(saved[name]["state"]) or 0) - (read_position(saved[name].get("made")) or 0)
+            steps = progress.get("step")
+            # Earlier versions moved it with each step of its optimizer, of which a step of the run may have several.
+            if self._timing[name].interval == _STEP and steps is not None and made > steps:
+                resume.notes.append(
+                    f"{name}: it has moved {made} times in {steps} steps of the run; from here on it moves once a step"
+                )
         if any(self._is_changed(name, saved[name]) for name in names):
             resume.changed.add(owner)
             # A schedule that was passed as an object may have made steps before this training.
