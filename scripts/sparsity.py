@@ -50,7 +50,7 @@ def main() -> int:
 
 def _trained(experiment: str, run: Path, overrides: tuple[str, ...]) -> tuple[float, float]:
     """The accuracy at the end of one run, and the share of weights that are zero then."""
-    command = [sys.executable, "-m", "trainer_cli", "fit", f"+experiment={experiment}", f"run_dir={run}", *overrides]
+    command = [sys.executable, "-m", "trainer_cli", "fit", experiment, f"run_dir={run}", *overrides]
     command += ["checkpoint.enabled=false", "logging.console=off"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

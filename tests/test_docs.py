@@ -45,6 +45,23 @@ def test_every_linked_heading_exists(page: str) -> None:
     assert [link for link in links if link[1] not in headings(folder / link[0] if link[0] else ROOT / page)] == []
 
 
+def test_an_experiment_is_chosen_by_its_name_alone_except_where_the_spelling_of_hydra_is_explained() -> None:
+    tops = ("README.md", "CONTRIBUTING.md", "BENCHMARKS.md", "docs", "examples", "scripts", "configs", "trainer_cli")
+    files = [file for top in tops for file in [ROOT / top, *(ROOT / top).rglob("*")]]
+    other = re.compile(r"\+experiment=|\btrain (?:check )?\w+ [^`]*\bexperiment=")
+    texts = {
+        file: file.read_text("utf-8", errors="ignore") for file in files if file.is_file() and file.suffix != ".pyc"
+    }
+    explained = {file.relative_to(ROOT).as_posix() for file, text in texts.items() if other.search(text)}
+    assert explained == {
+        "docs/configuration.md",
+        "trainer_cli/config/files.py",
+        "trainer_cli/config/hydra_compat.py",
+        "trainer_cli/config/overrides.py",
+    }
+    assert texts[ROOT / "docs/configuration.md"].count("+experiment=") == 2, "for users of Hydra, and among its rules"
+
+
 def test_every_page_is_in_the_index() -> None:
     menu = (ROOT / "docs/index.md").read_text(encoding="utf-8").partition("\n## ")[2]
     linked = re.findall(r"\]\(([\w/-]+\.md)\)", menu)

@@ -127,8 +127,8 @@ def test_the_picture_of_a_run_shows_the_present_display(tmp_path: Path, commands
     picture = (ROOT / "docs/run.svg").read_text(encoding="utf-8")
     lines = re.findall(r'<text class="run-r\d+" [^>]*clip-path[^>]*>(.*?)</text>', picture)
     prompt, *shown = html.unescape("\n".join(lines)).replace("\xa0", " ").splitlines()
-    assert prompt.strip() == "$ train fit +experiment=digits"
-    printed = Reader(tmp_path, commands).sh("train fit +experiment=digits loop.max_duration=45")
+    assert prompt.strip() == "$ train fit digits"
+    printed = Reader(tmp_path, commands).sh("train fit digits loop.max_duration=45")
     labels = [line.split("  ")[0] for line in printed.splitlines() if re.match(r"\w+ {2,}\S", line)][:9]
     assert labels == ["run", "config", "device", "model", "fused", "data", "batch", "steps", "saves"]
     text = "\n".join(shown)
@@ -148,12 +148,12 @@ def test_the_picture_of_a_killed_run_shows_that_its_resume_is_exact() -> None:
     text = html.unescape("\n".join(line.rstrip() for line in lines)).replace("\xa0", " ")
     _, killed, resumed, checked = re.split(r"^\$ (?=train)", text, flags=re.MULTILINE)
     first, second = (session.splitlines()[0].strip() for session in (killed, resumed))
-    assert first == second == "train fit +experiment=digits_mlp"
+    assert first == second == "train fit digits_mlp"
     assert re.search(r"^Killed$", killed.replace(" ", ""), re.MULTILINE)
     assert "finished at step" not in killed
     assert "resuming at step 225" in resumed
     assert "finished at step 675" in resumed
-    assert checked.startswith("train check resume +experiment=digits_mlp")
+    assert checked.startswith("train check resume digits_mlp")
     assert re.search(r"^exact: \d stops resumed, bit for bit", checked, re.MULTILINE)
 
 

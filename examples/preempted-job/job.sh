@@ -2,7 +2,7 @@
 # Train until the training is done: exit code 75 means that it was stopped early with a checkpoint.
 code=75
 while [ $code -eq 75 ]; do
-    train fit +experiment=waves "$@"
+    train fit waves "$@"
     code=$?
 done
 exit $code

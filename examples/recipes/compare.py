@@ -17,7 +17,7 @@ STEPS = 60
 def command(name: str, steps: int) -> list[str]:
     """The arguments of `train` that record a recipe."""
     record = f"{{_target_: record.Record, file: {name}.pt}}"
-    return ["fit", f"+experiment={name}", f"run_dir=runs/compare_{name}", f"+callbacks.record={record}",
+    return ["fit", name, f"run_dir=runs/compare_{name}", f"+callbacks.record={record}",
             f"loop.hard_stop={steps}", "loop.eval_interval=null", "checkpoint.enabled=false"]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`train fit +experiment=char_gpt` beside a hand-written loop of the same model, over the same steps and evaluations.
+"""`train fit char_gpt` beside a hand-written loop of the same model, over the same steps and evaluations.
 
     python scripts/bench/char_gpt.py TEXT [--seeds 0 1 2] [--steps 2000]
 
@@ -85,7 +85,7 @@ def timed(kind: str, text: str, seed: int, steps: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         if kind == "train":
             command = [
-                sys.executable, "-m", "trainer_cli", "fit", "+experiment=char_gpt", f"data.path={text}",
+                sys.executable, "-m", "trainer_cli", "fit", "char_gpt", f"data.path={text}",
                 f"seed={seed}", f"loop.max_duration={steps}", "run_dir=run",
             ]  # fmt: skip
         else:

@@ -30,13 +30,13 @@ COMMANDS: Mapping[str, tuple[tuple[str, ...], float | None]] = {
     "train fit --help": ((*TRAIN, "fit", "--help"), 0.15),
     "train list": ((*TRAIN, "list"), 0.15),
     "completion of a key": ((*TRAIN, "complete", "--answer"), 0.15),
-    "train config +experiment=digits": ((*TRAIN, "config", "+experiment=digits"), 0.6),
-    "a mistyped key": ((*TRAIN, "fit", "+experiment=digits", "loop.max_step=3"), 0.6),
+    "train config digits": ((*TRAIN, "config", "digits"), 0.6),
+    "a mistyped key": ((*TRAIN, "fit", "digits", "loop.max_step=3"), 0.6),
     "a mistyped flag": ((*TRAIN, "fit", "--experiment", "digits"), 0.6),
 }
 """What is timed, and what it may take on an idle laptop, in seconds."""
 EXPECTED = {"a mistyped key": 2, "a mistyped flag": 2}
-LINE = "train fit +experiment=digits optimizer."
+LINE = "train fit digits optimizer."
 
 
 def seconds(command: tuple[str, ...], code: int, folder: str) -> float:

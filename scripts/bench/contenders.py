@@ -14,7 +14,7 @@ from peers import PEERS
 from timing import HERE, Measure, Skipped, children_processor, require, run, seconds
 
 FIT = (
-    sys.executable, "-m", "trainer_cli", "fit", "--config-dir", str(HERE / "project" / "configs"), "+experiment=loop",
+    sys.executable, "-m", "trainer_cli", "fit", "--config-dir", str(HERE / "project" / "configs"), "loop",
 )  # fmt: skip
 OURS: Mapping[str, tuple[str, ...]] = {
     "train fit": (),

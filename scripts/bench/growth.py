@@ -116,7 +116,7 @@ def _fixed_steps(settings: Settings, counts: list[int]) -> Iterator[Row]:
             experiment.parent.mkdir()
             steps = "".join(f"    - {step}\n" for step in range(1, count + 1))
             experiment.write_text(f"# @package _global_\ncheckpoint:\n  fixed_steps:\n{steps}")
-            command = (*TRAIN, "config", "--config-dir", folder, "+experiment=many_steps")
+            command = (*TRAIN, "config", "--config-dir", folder, "many_steps")
             found["time"] = seconds(partial(run, command, cwd=folder))
         yield _row("config with fixed steps", count, "fixed steps", found)
 

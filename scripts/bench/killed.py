@@ -16,7 +16,7 @@ from timing import HERE, Skipped, completed, last_words
 
 FIT = (
     sys.executable, "-m", "trainer_cli", "fit", "--config-dir", str(HERE / "project" / "configs"),
-    "+experiment=recovering",
+    "recovering",
 )  # fmt: skip
 LIMIT_S = 600.0
 STAMPS = "stamps.jsonl"

@@ -12,7 +12,7 @@ from table import Column, Row, Table
 from timing import Samples, children_processor, interleaved, run, seconds
 
 TRAIN = (sys.executable, "-m", "trainer_cli")
-FIT = (*TRAIN, "fit", "+experiment=digits_mlp", "run_dir=run", "checkpoint.save_interval=null", "device=cpu")
+FIT = (*TRAIN, "fit", "digits_mlp", "run_dir=run", "checkpoint.save_interval=null", "device=cpu")
 """With a checkpoint before the first step and one after the last."""
 START, REPLAY_START = "train fit, 1 step", "train replay, 1 step"
 LIMIT = "a start + 1.1 × the steps"

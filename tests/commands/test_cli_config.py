@@ -61,11 +61,11 @@ def test_config_prints_yaml_that_can_be_read_again(project: Path, capsys: pytest
 
 def test_an_experiment_can_be_named_by_its_name_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = []
-    for words in (["odd", "seed=3"], ["+experiment=odd", "seed=3"]):
+    for words in (["odd", "seed=3"], ["+experiment=odd", "seed=3"], ["experiment=odd", "seed=3"], ["seed=3", "odd"]):
         assert main(["config", *words]) == 0
         outputs.append(capsys.readouterr().out)
-    assert outputs[0] == outputs[1]
-    assert main(["config", "seed=3", "odd"]) == 2, "only as the first word"
+    assert len(set(outputs)) == 1
+    assert main(["config", "odd", "odd"]) == 2, "one experiment"
     assert main(["config", "mlp"]) == 2, "an option of another group needs its group"
 
 
@@ -289,7 +289,7 @@ def test_an_override_with_an_at_is_no_run_though_a_folder_has_the_name_before_it
 
 
 BAD = {
-    "digits_mlp": "there is no 'digits_mlp', and it is not a list of overrides (--diff). Name a run directory",
+    "nothing": "there is no 'nothing', and it is not a list of overrides (--diff). Name a run directory",
     "runs/nothing": "there is no 'runs/nothing'",
     "runs/nothing@latest": "runs/nothing@latest: there is no runs/nothing (--diff). The current folder is empty.",
     "seed='1": 'cannot read "seed=\'1": No closing quotation (--diff)',

@@ -95,7 +95,7 @@ def test_the_preempted_job_is_started_again_while_it_exits_with_75(
     path = f"{tmp_path}:{os.environ['PATH']}"
     job = [EXAMPLES / "preempted-job/job.sh", "seed=1"]
     assert subprocess.run(job, cwd=tmp_path, env={"PATH": path}).returncode == code
-    assert (tmp_path / "calls").read_text().splitlines() == ["fit +experiment=waves seed=1"] * calls
+    assert (tmp_path / "calls").read_text().splitlines() == ["fit waves seed=1"] * calls
 
 
 def test_the_batch_script_of_the_preempted_job_is_shell() -> None:

@@ -42,8 +42,7 @@ def test_a_command_that_would_train_the_shipped_default_in_a_project_asks_which(
     assert main(words) == 2
     assert message(capsys.readouterr().err) == (
         "no experiment is chosen, and without one the model and data are the shipped ones, not this "
-        "project's (configs/experiment). Choose one: experiment=mine, experiment=other; or a model or data: "
-        "model=NAME, data=NAME."
+        "project's (configs/experiment). Choose one: mine, other; or a model or data: model=NAME, data=NAME."
     )
     assert sorted(empty_folder.rglob("*")) == before, "nothing is written"
 
@@ -112,7 +111,7 @@ def test_the_folder_of_configs_may_be_named(empty_folder: Path) -> None:
 
 def test_of_many_experiments_some_are_listed(empty_folder: Path) -> None:
     project(empty_folder, **{f"experiment/e{number:02}": TRAINS_OURS for number in range(20)})
-    with pytest.raises(UserError, match=r"experiment=e00, .*experiment=e07, … \(see train list experiment\)"):
+    with pytest.raises(UserError, match=r"e00, .*e07, … \(see train list experiment\)"):
         compose_fit([])
 
 

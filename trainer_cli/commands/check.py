@@ -15,8 +15,8 @@ from trainer_cli.runs.signals import SignalHandlers, stopping
 from trainer_cli.terminal import is_terminal, line_width, wrapped
 
 EXAMPLES = """examples:
-  train check resume +experiment=digits
-  train check resume +experiment=mine data.num_workers=2 --steps 30
+  train check resume digits
+  train check resume mine data.num_workers=2 --steps 30
   train check run runs/digits
   train check run runs/digits --stretches all --json
 

@@ -63,12 +63,13 @@ class Choices:
         """The groups that have an option of this name."""
         return [group for group in self.groups if option in search_path.options(self.dirs, group)]
 
-    def settings(self, primary: str, words: Iterable[str]) -> dict[str, Any]:
+    def settings(self, primary: str, words: Sequence[str]) -> dict[str, Any]:
         """Dotted key -> value in the components that the words choose, replaced by values of the experiment.
 
         An approximation for completion, without composing: interpolations and nested defaults are left out.
         """
         chosen = {key.lstrip("+"): value for word in words for key, _, value in [word.partition("=")]}
+        chosen.update((EXPERIMENT, word) for word in words if word in self.options(EXPERIMENT))
         experiment = self._read(f"{EXPERIMENT}/{chosen[EXPERIMENT]}") if EXPERIMENT in chosen else {}
         options = {**_defaults(self._read(primary)), **_defaults(experiment), **chosen}
         chosen_groups = [group for group in self.groups if group != EXPERIMENT and group in options]
@@ -165,8 +166,7 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     names = list(verbs)
     cure = _translate_verb(word, arguments[1:]) or did_you_mean(word, names).strip()
     if not cure and word in Choices.of().options(EXPERIMENT):
-        overrides = shlex.join([f"experiment={word}", *arguments[1:]])
-        return UserError(f"{word!r} is an experiment, not a verb", cure=f"Did you mean 'train fit {overrides}'?")
+        return UserError(f"{word!r} is an experiment, not a verb", cure=f"Did you mean 'train fit {command}'?")
     return UserError(f"there is no verb {word!r}", cure=cure or f"Available: {', '.join(names)}.")
 
 
@@ -226,7 +226,7 @@ def no_flag(
             value = following[0] if is_value else "VALUE"
         settings = [*Choices.of().settings("config", arguments), *keys()]
         if key in settings or key in Choices.of().groups:
-            return UserError(message, cure=f"Did you mean '{key}={value}'?")
+            return UserError(message, cure=f"Did you mean '{_spell(key, value)}'?")
         if key == "config" and (
             suggestion := _suggest_file(Path(value), Choices.of(), has_config_name="--config-name" in flags)
         ):
@@ -245,12 +245,15 @@ def no_flag(
 
 
 def experiment_by_name(words: Sequence[str], config_dir: Path | None) -> list[str]:
-    """The overrides, with the name of an experiment as the first word written as `experiment=NAME`."""
+    """The overrides, with the name of an experiment, or several for a sweep, written as `experiment=NAME`."""
+    index = next((index for index, word in enumerate(words) if "=" not in word and word.strip("~") == word), None)
     # With an experiment chosen already, the word would be a second one by mistake.
     chosen = any(word.lstrip("+").startswith("experiment=") for word in words)
-    if chosen or words[0] not in Choices.of(config_dir).options(EXPERIMENT):
+    if index is None or chosen or _join_override(words, index) is not None:
         return list(words)
-    return [f"experiment={words[0]}", *words[1:]]
+    if not set(words[index].split(",")) <= Choices.of(config_dir).options(EXPERIMENT).keys():
+        return list(words)
+    return [*words[:index], f"experiment={words[index]}", *words[index + 1 :]]
 
 
 def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None, has_config_name: bool) -> UserError | None:
@@ -275,6 +278,11 @@ def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None, has_
     return UserError(f"{word!r} is not of the form key=value", where="command line", cure=suggestion)
 
 
+def _spell(key: str, value: str) -> str:
+    """The override as it is shown to users: an experiment by its name alone."""
+    return value if key == EXPERIMENT else f"{key}={value}"
+
+
 def _join_override(words: Sequence[str], index: int) -> str | None:
     """Join an override that spaces around its `=` split into words; `index` is that of a word without `=`."""
     before, word, *after = ["", *words, "", ""][index : index + 4]
@@ -294,7 +302,8 @@ def _suggest_file(path: Path, choices: Choices, *, has_config_name: bool) -> str
     if path.suffix != ".yaml":
         return None
     if groups := choices.groups_with(path.stem):
-        return f"Did you mean '{path.parent.name if path.parent.name in groups else groups[0]}={path.stem}'?"
+        group = path.parent.name if path.parent.name in groups else groups[0]
+        return f"Did you mean '{_spell(group, path.stem)}'?"
     if not has_config_name or not path.is_file():
         return None
     named = f"--config-name {shlex.quote(path.stem)}"
@@ -315,9 +324,9 @@ def _suggest_override(
     is_key = name in choices.groups or name in keys() or name in choices.settings("config", words)
     # A space was typed for the equals sign.
     if following is not None and is_key and name not in sections():
-        return f"Did you mean '{name}={following}'?"
+        return f"Did you mean '{_spell(name, following)}'?"
     if groups := choices.groups_with(name):
-        return f"Did you mean {' or '.join(repr(f'{group}={name}') for group in groups)}?"
+        return f"Did you mean {' or '.join(repr(_spell(group, name)) for group in groups)}?"
     path = Path(word)
     if suggestion := _suggest_file(path, choices, has_config_name=has_config_name):
         return suggestion
@@ -336,7 +345,7 @@ def _suggest_override(
         return f"Write {name}=VALUE."
     experiments = list(choices.options(EXPERIMENT))
     if near := nearest(name, experiments):
-        return f"Did you mean 'experiment={near}'?"
+        return f"Did you mean '{near}'?"
     if name.isidentifier() or path.suffix == ".yaml":
         more = ", …" if len(experiments) > _MAX_SUGGESTIONS else ""
         return f"Write key=value, or the name of an experiment: {', '.join(experiments[:_MAX_SUGGESTIONS])}{more}."

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from trainer_cli.commands.choices import Choices, keys, values_of
+from trainer_cli.commands.choices import EXPERIMENT, Choices, keys, values_of
 from trainer_cli.commands.main import VERBS, actions_of, parser_of
 from trainer_cli.config import search_path
 from trainer_cli.errors import UserError
@@ -229,6 +229,9 @@ def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path)
             yield Candidate(f"{sign}{key}={candidate.word}", candidate.about)
         return
     end = "" if sign == "~" else "="
+    experiments = choices.options(EXPERIMENT)
+    if not sign and experiments.keys().isdisjoint(before):
+        yield from (Candidate(name, search_path.description(file)) for name, file in experiments.items())
     for name in choices.groups:
         yield Candidate(f"{sign}{name}{end}")
     if sign == "+":

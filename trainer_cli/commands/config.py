@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.commands.choices import experiment_by_name
 from trainer_cli.commands.main import add_config_arguments
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.naming import CONFIG_FILE
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from trainer_cli.config.provenance import Provenance
 
 EXAMPLES = """examples:
-  train config +experiment=digits optimizer.lr=0.01
-  train config +experiment=digits --provenance
-  train config +experiment=digits model=mlp --diff=+experiment=digits
-  train config --diff runs/digits +experiment=digits
+  train config digits optimizer.lr=0.01
+  train config digits --provenance
+  train config digits model=mlp --diff digits
+  train config digits --diff runs/digits
   train config --fields
 """
 _RESOLVER = re.compile(r"\$\{[^${}]*:")
@@ -140,7 +141,7 @@ def difference_lines(other: str, overrides: Sequence[str], settings: Mapping[str
     from trainer_cli.config.compose import compose, diff, from_yaml
 
     file = _find_config_file(other) if other else None
-    words = [] if file is not None else _split_overrides(other)
+    words = [] if file is not None else _split_overrides(other, settings["config_dir"])
     old = from_yaml(file, trusted=True, **settings) if file is not None else compose(words, **settings)
     new = compose(overrides, **settings)
     changes = diff(old.raw, new.raw)
@@ -197,13 +198,14 @@ def _is_run_at(name: str) -> bool:
     return bool(at) and "=" not in selector and ("=" not in run or Path(run).is_dir())
 
 
-def _split_overrides(text: str) -> list[str]:
+def _split_overrides(text: str, config_dir: Path | None) -> list[str]:
     """Split the overrides of the other config as a shell would."""
     cure = "Name a run directory, a checkpoint or RUN@latest, or overrides, as --diff='model=cnn seed=1'."
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise UserError(f"cannot read {text!r}: {error}", where="--diff", cure=cure) from None
+    words = experiment_by_name(words, config_dir)
     if any("=" not in word and not word.startswith("~") for word in words):
         raise UserError(f"there is no {text!r}, and it is not a list of overrides", where="--diff", cure=cure)
     return words

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
 
 EXAMPLES = """examples:
-  train fit +experiment=digits
-  train fit +experiment=digits optimizer.lr=3e-4 name=slow
+  train fit digits
+  train fit digits optimizer.lr=3e-4 name=slow
   train fit resume=runs/digits loop.max_duration=40ep
-  train fit --json +experiment=digits
-  train fit -m --jobs 2 +experiment=digits optimizer.lr=1e-3,3e-3 'seed=range(3)'
-  train fit -m --submit slurm --submit partition=gpu --submit timeout_min=60 +experiment=digits seed=1,2
+  train fit --json digits
+  train fit -m --jobs 2 digits optimizer.lr=1e-3,3e-3 'seed=range(3)'
+  train fit -m --submit slurm --submit partition=gpu --submit timeout_min=60 digits seed=1,2
 
 `train list` shows what there is to choose, `train config --fields` every key with its default and meaning.
 """

@@ -87,8 +87,8 @@ _LOADING_TORCH = ("fit", "validate", "predict", "plan", "replay", "env")
 """Verbs that need seconds until they print something."""
 EXAMPLES = """examples:
   train list                                        what there is
-  train fit +experiment=digits                      train an experiment
-  train fit +experiment=digits optimizer.lr=0.01    with a change
+  train fit digits                      train an experiment
+  train fit digits optimizer.lr=0.01    with a change
   train validate ckpt='runs/digits/checkpoints/*'   evaluate all its checkpoints
   train new mine                                    begin a project of your own"""
 

@@ -27,7 +27,7 @@ from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.errors import UserError
 
 EXAMPLES = """examples:
-  train new mine                      then: cd mine && train fit +experiment=mine
+  train new mine                      then: cd mine && train fit mine
   train new work --name spirals       package and experiment are called spirals
 """
 SCAFFOLD = PACKAGE / "scaffold"
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"made {args.dir}, with the package and experiment {package}\nnext:")
     if args.dir.resolve() != Path.cwd():
         print(f"  cd {shlex.quote(str(args.dir))}")
-    print(f"  train fit +experiment={package}\n  pytest")
+    print(f"  train fit {package}\n  pytest")
     return 0
 
 

@@ -13,12 +13,12 @@ from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.terminal import clear_status, line_width, show_status, wrapped
 
 EXAMPLES = """examples:
-  train plan +experiment=digits
-  train plan +experiment=digits checkpoint.max_checkpoints=3 checkpoint.ephemeral_save_interval=50
-  train plan +experiment=digits checkpoint.save_interval=5min --step-time 0.02
-  train plan +experiment=digits --between-failures 6h
-  train plan +experiment=digits --json
-  train plan -m +experiment=digits optimizer.lr=1e-3,3e-3
+  train plan digits
+  train plan digits checkpoint.max_checkpoints=3 checkpoint.ephemeral_save_interval=50
+  train plan digits checkpoint.save_interval=5min --step-time 0.02
+  train plan digits --between-failures 6h
+  train plan digits --json
+  train plan -m digits optimizer.lr=1e-3,3e-3
 
 It lists every evaluation, every checkpoint with its reason, what is removed when and why, what is on the disk at the
 end, and the most disk that checkpoints take on the way. A run that exists is planned from where it would resume.

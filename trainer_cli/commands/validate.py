@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   train validate ckpt='runs/digits/checkpoints/step*'
   train validate ckpt=runs/digits@latest data.batch_size=512
-  train validate ckpt=none +experiment=digits
+  train validate digits ckpt=none
 """
 
 

@@ -410,12 +410,11 @@ def refuse_shipped_default(composed: Composed) -> None:
         _is_chosen_by_user(composed, section, label(shipped, folder)) for section in ("model", "data")
     ):
         return
-    listed = ", ".join(f"experiment={name}" for name in experiments[:8])
-    more = ", … (see train list experiment)" if len(experiments) > 8 else ""
+    listed = ", ".join(experiments[:8]) + (", … (see train list experiment)" if len(experiments) > 8 else "")
     raise UserError(
         "no experiment is chosen, and without one the model and data are the shipped ones, not this project's",
         where=f"{label(project_dirs[0], folder)}/experiment",
-        cure=f"Choose one: {listed}{more}; or a model or data: model=NAME, data=NAME.",
+        cure=f"Choose one: {listed}; or a model or data: model=NAME, data=NAME.",
     )
 
 

@@ -140,7 +140,8 @@ class _Experiment:
     ) -> None:
         source, _ = config_of(path)
         if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):
-            raise CheckpointError(f"{path} holds no {CONFIG_FILE}", cure="Name its experiment: experiment=NAME.")
+            cure = f"Name its experiment: train predict NAME ckpt={path}."
+            raise CheckpointError(f"{path} holds no {CONFIG_FILE}", cure=cure)
         self.path = path
         self.composed: Composed = from_yaml(source, overrides, **settings)
         # `load` of a recovered config is for the checkpoint that its run started from, not for its own.

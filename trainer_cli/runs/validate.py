@@ -350,7 +350,8 @@ class _Validation:
                 selection.damaged[path] = str(error)
                 continue
             if not source and not any(override.lstrip("+").startswith("experiment=") for override in self.overrides):
-                raise CheckpointError(f"{path} holds no {CONFIG_FILE}", cure="Name its experiment: experiment=NAME.")
+                cure = f"Name its experiment: train validate NAME ckpt={path}."
+                raise CheckpointError(f"{path} holds no {CONFIG_FILE}", cure=cure)
             sources.append((path, source, text))
         # Consecutive ones only: the order by step must stay, since results are shown as they come.
         groups = [list(group) for _, group in groupby(sources, key=lambda row: (row[0].parent, row[2]))]
