@@ -133,7 +133,7 @@ PAGES = {
 
 def train_digits(folder: Path, commands: Path) -> None:
     """Make in `folder` what a page with `trained` begins with."""
-    (folder / "output").write_text(Reader(folder, commands).sh("train fit +experiment=digits_mlp"), encoding="utf-8")
+    (folder / "output").write_text(Reader(folder, commands).sh("train fit digits_mlp"), encoding="utf-8")
 
 
 def run_page(name: str, folder: Path, commands: Path) -> None:
