@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import threading
@@ -25,8 +26,9 @@ from trainer_cli.runs.select import ckpt_argument, select, select_all, select_on
 from trainer_cli.runs.validate import Holds, select_held, watched
 
 
-def save(path: Path, step: int, *, finite: bool = True) -> None:
-    metadata = CheckpointMetadata(step=step, finite=finite)
+def save(path: Path, step: int, *, finite: bool = True, loss: float | None = None) -> None:
+    metrics = {} if loss is None else {"val/loss": loss}
+    metadata = CheckpointMetadata(step=step, finite=finite, metrics=metrics)
     make_sync_checkpointer().save({"model": {"weight": torch.full((3,), float(step))}}, path, metadata=metadata)
 
 
@@ -103,6 +105,50 @@ def test_an_argument_that_is_printed_works_as_typed_in_a_shell(name: str) -> Non
     for pattern in (name, f"{name}/checkpoints/step*", f"{name}@latest"):
         [typed] = shlex.split(ckpt_argument(pattern))
         assert Path(str(read_overrides([typed]).ckpt)) == Path(pattern)
+
+
+SEVERAL = {
+    "{a,b}@latest": ["a/step30", "b/step20"],
+    "{b,a}@step10": ["a/step10", "b/step10"],
+    "{a@latest,b@step10}": ["a/step30", "b/step10"],
+    "a@{step10,latest}": ["a/step10", "a/step30"],
+    "{a,{b,more/d}}@latest": ["a/step30", "b/step20", "more/d/step10"],
+    "*@latest": ["a/step30", "b/step20"],
+    "?@step10": ["a/step10", "b/step10"],
+    "?@step30": ["a/step30"],
+    "[ab]@latest": ["a/step30", "b/step20"],
+    "**@latest": ["a/step30", "b/step20", "more/d/step10"],
+    "{a,mo*/*}@latest": ["a/step30", "more/d/step10"],
+    "*@best": ["a/step20", "b/step10"],
+    "a@latest,b@latest": ["a/step30", "b/step20"],
+    "{a,c}@latest": "c@latest: there is no ",
+    "{a,x}@latest": "x@latest: there is no ",
+    "{a,b}@step30": "b@step30: there is none",
+    "x*@latest": "matches nothing",
+    "*@step70": "matches nothing",
+    "{a,b}@lates": "matches nothing",
+}
+"""Pattern below a folder of runs -> checkpoints, or the error."""
+
+
+@pytest.mark.parametrize("pattern", SEVERAL)
+def test_several_runs_are_named_before_an_at(pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, steps in {"a": (10, 20, 30), "b": (10, 20), "c": (), "more/d": (10,)}.items():
+        for step in steps:
+            # The middle one of the first run is the best, and the first of the others.
+            save(tmp_path / f"{name}/checkpoints/step{step}", step, loss=abs(step - 20 + 10 * (name != "a")))
+        Path(name).mkdir(exist_ok=True)
+        Path(name, "config.yaml").write_text("{}\n")
+    expected = SEVERAL[pattern]
+    if isinstance(expected, str):
+        with pytest.raises(CheckpointError, match=re.escape(expected)):
+            select([pattern])
+        return
+    paths = [Path(name).parent / "checkpoints" / Path(name).name for name in expected]
+    assert select([pattern]).paths == paths
+    if pattern != "a@latest,b@latest":
+        assert sorted(select_all([pattern])) == paths
 
 
 @contextmanager

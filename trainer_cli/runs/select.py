@@ -1,7 +1,7 @@
 """Which checkpoints `ckpt=` names, and their small files.
 
 It names paths, globs, runs, and `RUN@latest`, `RUN@best` or `RUN@step500`: the checkpoint of that step, or the one that
-was replayed. `runs/replay_named` replays it.
+was replayed. `runs/replay_named` replays it. RUN may be a glob too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of
 from trainer_cli.checkpoint.find import checkpoint_at, extract_archive, filled, is_archive, paths_of, split_existing
@@ -30,7 +31,17 @@ from trainer_cli.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
-_RUN_AT = re.compile(r"(?P<run>.+)@(?P<selector>latest|best|step\d+)")
+_RUN_AT = re.compile(r"(.+)@(latest|best|step\d+)")
+
+
+class _RunAt(NamedTuple):
+    run: str
+    selector: str
+    """`latest`, `best` or `step500`."""
+
+    def select(self) -> Path:
+        """See `_select_from_run`."""
+        return _select_from_run(as_path(self.run), self.selector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +168,14 @@ def select_all(patterns: Sequence[str]) -> dict[Path, Named]:
 def named_steps(patterns: Sequence[str]) -> list[tuple[Path, int]]:
     """The (run, step) of each pattern `RUN@stepN` whose run is in a local folder."""
     parts = chain.from_iterable(_split_list(_fill_in(pattern)) for pattern in patterns)
-    matches = [match for match in map(_match_run_at, parts) if match is not None and not is_url(match["run"])]
-    return [(Path(match["run"]), step) for match in matches if (step := parse_step(match["selector"])) is not None]
+    named = [run_at for part in parts for run_at in _runs_at(part) if not is_url(run_at.run)]
+    return [(Path(run), step) for run, selector in named if (step := parse_step(selector)) is not None]
 
 
 def run_of(named: str) -> str:
     """The run that `RUN@latest`, `RUN@best` or `RUN@step500` names; any other path itself."""
-    match = _match_run_at(named)
-    return named if match is None else match["run"]
+    runs = _runs_at(named)
+    return runs[0].run if len(runs) == 1 else named
 
 
 def named_path(named: str) -> Path:
@@ -173,8 +184,8 @@ def named_path(named: str) -> Path:
     Raises:
         CheckpointError: the run has no such checkpoint.
     """
-    match = _match_run_at(named)
-    return as_path(named) if match is None else _select_from_run(as_path(match["run"]), match["selector"])
+    runs = _runs_at(named)
+    return runs[0].select() if len(runs) == 1 else as_path(named)
 
 
 def has_step(run: Path, step: int) -> bool:
@@ -182,7 +193,7 @@ def has_step(run: Path, step: int) -> bool:
     kept = catalog_of(checkpoints_of(run)).entries()
     run_id = id_of(run)
     return any(
-        entry.step == step and not entry.partial and (entry.manifest is None or entry.manifest.run_id == run_id)
+        entry.step == step and not entry.partial and (entry.manifest is None or run_id in (None, entry.manifest.run_id))
         for entry in kept
     ) or any(entry.step == step for entry in replayed_entries(RunDir(run)))
 
@@ -205,6 +216,8 @@ def _fill_in(pattern: str) -> str:
 
 def _match_all(pattern: str) -> dict[Path, Named]:
     """Every folder of a checkpoint that one pattern names, valid or not."""
+    if runs_at := _runs_at(pattern):
+        return {run_at.select(): Named(as_path(run_at.run), itself=True) for run_at in runs_at}
     folders: dict[Path, Named] = {}
     runs: dict[Path, Path | None] = {}
     is_glob = not os.path.lexists(pattern)
@@ -218,8 +231,6 @@ def _match_all(pattern: str) -> dict[Path, Named]:
             folder = checkpoints_of(path)
             run = path if is_run(path) else run_holding(folder)
             folders |= {folder / name: Named(run, itself=False) for name in _names_in(folder, run)}
-    if (match := _match_run_at(pattern)) is not None:
-        return dict.fromkeys(folders, Named(as_path(match["run"]), itself=True))
     return folders
 
 
@@ -233,8 +244,7 @@ def _names_in(folder: Path, run: Path | None) -> list[str]:
 
 def _split_list(pattern: str) -> list[str]:
     """Split `a,b`, unless a file or folder has that name."""
-    match = _match_run_at(pattern)
-    exists = os.path.lexists(pattern if match is None else match["run"])
+    exists = os.path.lexists(pattern) or any(os.path.lexists(run) for run, _ in _runs_at(pattern))
     if "," not in pattern or "{" in pattern or exists or paths_of(pattern):
         return [pattern]
     return pattern.split(",")
@@ -242,8 +252,8 @@ def _split_list(pattern: str) -> list[str]:
 
 def _match(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
     """The paths that one pattern names; a run or a folder of checkpoints stays itself if `whole_runs`."""
-    if (match := _match_run_at(pattern)) is not None:
-        yield _select_from_run(as_path(match["run"]), match["selector"])
+    if runs_at := _runs_at(pattern):
+        yield from (run_at.select() for run_at in runs_at)
         return
     if is_url(pattern):
         for alternative in alternatives(pattern):
@@ -260,9 +270,33 @@ def _match(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
             yield path
 
 
-def _match_run_at(pattern: str) -> re.Match[str] | None:
-    """Match `RUN@latest`, `RUN@best` or `RUN@step500`, unless a file or folder has that name."""
-    return None if os.path.lexists(pattern) else _RUN_AT.fullmatch(pattern)
+def _runs_at(pattern: str) -> list[_RunAt]:
+    """The runs of `RUN@latest`, `RUN@best` or `RUN@step500`; none for another pattern, or if a path has that name.
+
+    `*`, `?` and `[` name those that they match and that have a checkpoint, or one of that step.
+    """
+    existing, globbed = split_existing(pattern)
+    matches = [_RUN_AT.fullmatch(existing + alternative) for alternative in alternatives(globbed) if globbed]
+    named = [_RunAt(*match.groups()) for match in matches if match is not None]
+    if len(named) < len(matches):
+        return []
+    return [
+        _RunAt(run, selector)
+        for name, selector in named
+        for run in (paths_of(name) if _has_wildcard(name[len(existing) :]) else [name])
+        if run == name or _holds(Path(run), selector)
+    ]
+
+
+def _has_wildcard(path: str) -> bool:
+    return not is_url(path) and re.search(r"[*?\[]", path) is not None
+
+
+def _holds(run: Path, selector: str) -> bool:
+    if not run.is_dir():
+        return False
+    step = parse_step(selector)
+    return bool(catalog_of(checkpoints_of(run)).names()) if step is None else has_step(run, step)
 
 
 def _with_name(path: Path) -> Path:
