@@ -116,10 +116,10 @@ def test_no_file_of_a_run_and_no_verb_has_the_value_in_it(project: Path, capfd: 
         [HIDDEN, f"{HIDDEN} loop.max_duration=3"],
         [f"{HIDDEN} +model.fail=step"],
         [f"{HIDDEN} --json"],
-        [HIDDEN, "validate ckpt=runs/secret@latest"],
+        [HIDDEN, "validate ckpt=runs/secret@latest", "report runs/secret"],
     ],
 )
-def test_no_printed_line_has_the_value_in_it(
+def test_no_printed_line_and_no_file_has_the_name_of_a_hidden_folder(
     lines: list[str], project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for line in lines:
@@ -127,7 +127,11 @@ def test_no_printed_line_has_the_value_in_it(
         assert (main(line.split(" ")) == 0) == ("fail=step" not in line), line
         out, err = capfd.readouterr()
         assert "S3CR3T" not in out + err, line
-    assert "fail=step" in line or "nothing to do" in out or "${oc.env:TOKEN}/step" in out + err
+    assert _leaks(project) == []
+    if "report" in line:
+        assert main(["ckpt", "show", "runs/secret@latest"]) == 0
+        assert f"{SECRET}/step2" in capfd.readouterr().out, "the path is what it is asked for"
+    assert "fail=step" in line or "report" in line or "nothing to do" in out or "${oc.env:TOKEN}/step" in out + err
 
 
 def test_the_name_of_the_run_is_shown(

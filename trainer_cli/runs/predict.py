@@ -28,7 +28,7 @@ from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.ranks import Ranks
 from trainer_cli.core.url_path import is_url
-from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
+from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError, without_secrets
 from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
@@ -205,11 +205,12 @@ def _identify(path: Path) -> Any:
     """What tells a checkpoint from any other; of a file or folder of another program also sizes and times of change."""
     if (manifest := manifest_of(path)) is not None:
         return [manifest.run_id, manifest.step, manifest.config_digest]
+    name = without_secrets(str(path))
     if is_url(path):
-        return str(path)
+        return name
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(file.name, file.stat()) for file in files]
-    return [str(path), *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
+    return [name, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
 
 
 def _make_writer(builder: Builder) -> PredictionWriter:

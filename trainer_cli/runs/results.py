@@ -14,7 +14,6 @@ from pathlib import Path
 
 from trainer_cli.core.files import AppendedFile, replace
 from trainer_cli.core.policy import BestRule
-from trainer_cli.errors import without_secrets
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.metrics import BestSettings, best_rule, describe, read_json_lines
@@ -30,6 +29,7 @@ class Row:
     """One checkpoint on one loader."""
 
     checkpoint: str
+    """Its path, with `${oc.env:…}` in place of a value from the environment."""
     step: int
     loader: str
     metrics: dict[str, float]
@@ -181,8 +181,7 @@ def show_table(results: Results) -> None:
     cells = []
     for index, row in enumerate(rows):
         numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
-        checkpoint = without_secrets(row.checkpoint)
-        cells.append(["*" if index == best else "", checkpoint, str(row.step), row.loader, *numbers])
+        cells.append(["*" if index == best else "", row.checkpoint, str(row.step), row.loader, *numbers])
     print(table(["", "checkpoint", "step", "loader", *names], cells, right=["step", *names]))
     if rule is not None:
         print(f"* {describe(rule)}")

@@ -33,7 +33,7 @@ from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.url_path import as_path, is_url
-from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
+from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError, without_secrets
 from trainer_cli.runs.folders import config_of, run_holding, run_that_saved
 from trainer_cli.runs.metrics import best_settings, shared_settings
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
@@ -364,7 +364,7 @@ class _Validation:
             for number, path in enumerate(paths, start=1):
                 if self.stopped():
                     break
-                name = "random weights" if path is None else str(path)
+                name = "random weights" if path is None else without_secrets(str(path))
                 if is_terminal(sys.stderr):
                     show_status(f"evaluating {number} of {len(paths)}: {name}")
                 else:
@@ -378,7 +378,8 @@ class _Validation:
                     if path is not None and _is_removed(path):
                         self._report_removed(path)
                         continue
-                    log.error("%s", error if str(error).startswith(name) else f"{name}: {error}")
+                    message = without_secrets(str(error))
+                    log.error("%s", message if message.startswith(name) else f"{name}: {message}")
                     self.failures.append(error.exit_code)
                 else:
                     rows = [Row(name, result.step, result.loader, result.metrics) for result in evaluations]
