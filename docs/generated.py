@@ -11,12 +11,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
+
+import yaml
 
 import trainer_cli
 from trainer_cli.commands.main import VERBS, actions_of, parser_of
 from trainer_cli.config.diff import shown
-from trainer_cli.config.fields import ConfigKey, fields
+from trainer_cli.config.fields import ConfigKey, fields, whole_values
 from trainer_cli.trainer import hooks
 
 PACKAGE = Path(trainer_cli.__file__).parent
@@ -35,7 +38,7 @@ def commands() -> Iterator[str]:
 
 
 def config() -> Iterator[str]:
-    """A table for each section: every key with its default and meaning."""
+    """Every key with its default and meaning: an object of the site, which its search finds by name."""
     by_section: dict[tuple[str, ...], list[ConfigKey]] = {}
     meanings = {(): "Keys of the config itself."}
     for config_key in fields():
@@ -46,17 +49,36 @@ def config() -> Iterator[str]:
     for section, keys in by_section.items():
         name = ".".join(section)
         yield f"## {f'`{name}`' if name else 'The run'}\n\n{meanings[section]}\n"
-        yield "| key | default | meaning | may change on a resume |\n|---|---|---|---|"
         for key in keys:
-            cells = (f"`{key.key}`", f"`{shown(key.default)}`", key.meaning, "yes" if key.may_change else "")
-            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-        yield ""
+            may_change = " It may change on a resume." if key.may_change else ""
+            yield f"```{{confval}} {key.key}\n{key.meaning} Default: `{shown(key.default)}`.{may_change}\n```\n"
+    yield from options({key.key for key in fields()})
+
+
+def options(described: set[str]) -> Iterator[str]:
+    """The file of each shipped option, with its keys, except those described already, as objects of the site."""
+    yield "## Shipped options\n\n`GROUP=OPTION` on the command line, such as `optimizer=sgd`, selects one of these.\n"
+    for path in sorted(CONFIGS.glob("*/*.yaml")):
+        group, text = path.parent.name, re.sub("# yaml-language-server:.*\n", "", path.read_text(encoding="utf-8"))
+        if text.startswith("# @package"):
+            continue
+        keys = (f"{group}.{'.'.join(key)}" for key, _ in whole_values(yaml.safe_load(text) or {}))
+        for key in dict.fromkeys(keys):
+            if key not in described and not key.endswith("_target_"):
+                described.add(key)
+                yield f"```{{confval}} {key}\n:no-typesetting:\n```\n"
+        yield f"### `{group}={path.stem}`\n\n```yaml\n{text}```\n"
 
 
 def hook_list() -> Iterator[str]:
     """The loop in pseudo-code, then every hook."""
     story = inspect.cleandoc(hooks.__doc__ or "").partition("\n\n")[2]
-    code = re.sub(r"(?m)^((?: {4}.*\n|\n)+)", r"```text\n\1```\n\n", story.partition("\n\n")[2], count=1)
+    code = re.sub(
+        r"(?m)^((?: {4}.*\n|\n)+)",
+        lambda block: f"```text\n{dedent(block[1])}```\n\n",
+        story.partition("\n\n")[2],
+        count=1,
+    )
     yield f"{story.partition(chr(10) * 2)[0]}\n\n{code}\n"
     yield "```{eval-rst}"
     for name in hooks.VOCABULARY:
@@ -105,10 +127,21 @@ def benchmarks() -> Iterator[str]:
     yield text.partition("\n")[2].replace("](docs/benchmarks/", "](../benchmarks/")
 
 
+def reliability() -> Iterator[str]:
+    """RELIABILITY.md without its title; links to tests become text."""
+    text = (ROOT / "RELIABILITY.md").read_text(encoding="utf-8").partition("\n")[2]
+    yield _without_links(text.replace("](docs/", "](../"), to="(?!\\.\\./)")
+
+
+def _without_links(text: str, to: str) -> str:
+    """The text without links whose address begins with this pattern; pictures stay."""
+    return re.sub(rf"(?<!!)\[([^\]]+)\]\({to}[^)]*\)", r"\1", text)
+
+
 def examples() -> Iterator[str]:
     """The page of each example; links to its files become text."""
     for path in sorted((ROOT / "examples").glob("*/README.md")):
-        yield re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", _below(path.read_text(encoding="utf-8")))
+        yield _without_links(_below(path.read_text(encoding="utf-8")), to="(?!https?:)")
 
 
 def llms(pages: Mapping[str, str]) -> str:
@@ -139,7 +172,14 @@ def menu(index: str) -> Iterator[str]:
     """The pages that the index links to, under its headings, as the site's menu."""
     for section in index.split("\n## ")[1:]:
         pages = re.findall(r"\]\(([\w/-]+)\.md\)", section)
-        yield "\n".join(["```{toctree}", ":hidden:", f":caption: {section.splitlines()[0]}", "", *pages, "```\n"])
+        top = [page for page in pages if not (ROOT / "docs" / page).parent.with_suffix(".md").exists()]
+        yield "\n".join(["```{toctree}", ":hidden:", f":caption: {section.splitlines()[0]}", "", *top, "```\n"])
+
+
+def submenu(page: str, text: str) -> Iterator[str]:
+    """The pages of the folder of a page, which stand below it in the menu."""
+    if pages := list(dict.fromkeys(re.findall(rf"\]\(({page}/[\w-]+)\.md\)", text))):
+        yield "\n".join(["```{toctree}", ":hidden:", "", *pages, "```\n"])
 
 
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
@@ -150,18 +190,23 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "reference/hooks": hook_list,
     "reference/peers": peers,
     "reference/python": classes,
+    "reference/reliability": reliability,
 }
 
 
 def add(_app: Any, page: str, source: list[str]) -> None:
     """Append its generated text to a page; called for each page that is read."""
     # The site has no files outside this folder: a link to one is replaced by its text.
-    above = re.escape("../" * (page.count("/") + 1))
-    source[0] = re.sub(rf"\[([^\]]+)\]\({above}[^)]*\)", r"\1", source[0])
+    source[0] = _without_links(source[0], to=re.escape("../" * (page.count("/") + 1)))
     if page in PAGES:
-        source[0] += "\n" + "\n".join(PAGES[page]())
+        # The names of hundreds of tests would hide the pages that explain a word.
+        front = "---\nnosearch: true\n---\n" if page == "reference/peers" else ""
+        source[0] = f"{front}{source[0]}\n" + "\n".join(PAGES[page]())
     elif page == "index":
         source[0] += "\n" + "\n".join(menu(source[0]))
+    else:
+        title, _, rest = source[0].partition("\n")
+        source[0] = "\n".join([title, *submenu(page, rest), rest])
 
 
 def as_rst(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:

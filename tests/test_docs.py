@@ -62,6 +62,20 @@ def test_an_experiment_is_chosen_by_its_name_alone_except_where_the_spelling_of_
     assert texts[ROOT / "docs/configuration.md"].count("+experiment=") == 2, "for users of Hydra, and among its rules"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_figures_at_the_head_of_a_page_are_the_published_ones(page: str) -> None:
+    (head,) = re.findall(r"^\|.* trials passed \|.*\n\|.*\n\|.*$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+    (trials,) = re.findall(
+        r"^\| \*\*all\*\* \| \*\*([\d,]+)\*\* \|", (ROOT / "RELIABILITY.md").read_text("utf-8"), re.MULTILINE
+    )
+    (row,) = re.findall(
+        r"^\| Step of a tiny MLP \| (.*) \|$", (ROOT / "BENCHMARKS.md").read_text("utf-8"), re.MULTILINE
+    )
+    figures = re.findall(r"[\d,]+(?= µs)", head)
+    assert f"{trials} of {trials} trials passed" in head
+    assert figures == re.findall(r"(?:^|plain loop |Lightning )([\d,]+) µs", row)
+
+
 def test_every_page_is_in_the_index() -> None:
     menu = (ROOT / "docs/index.md").read_text(encoding="utf-8").partition("\n## ")[2]
     linked = re.findall(r"\]\(([\w/-]+\.md)\)", menu)

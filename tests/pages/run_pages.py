@@ -44,6 +44,7 @@ PAGES = {
             r"runs/mine/checkpoints/step80\s+80\s+large",
         )
     ),
+    "docs/index.md": Page(shows=(r"finished at step", r"is finished", r"report\.html: 1 run")),
     "docs/callbacks.md": Page(shows=(r"finished at step 20\b",)),
     "docs/fine-tuning.md": Page(shows=(r"(?s)(finished at step.*){3}",)),
     "docs/freezing.md": Page(shows=(r"finished at step 5\b",)),

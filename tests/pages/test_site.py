@@ -1,4 +1,7 @@
-"""The pages build as a site without a warning, and its reference has every key, command, hook and public name."""
+"""The pages build as a site without a warning, and its reference has every key, command, hook and public name.
+
+In a browser, text and code have room, and the search finds every key.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import html
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,33 +19,45 @@ from trainer_cli.commands.main import VERBS
 from trainer_cli.config.fields import fields
 from trainer_cli.trainer.hooks import VOCABULARY
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+from chromium import Page, needs_chromium
+from chromium import page as browser_page
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Page -> its text, as `scripts/docs` builds it."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `scripts/docs` builds it."""
     folder = tmp_path_factory.mktemp("site")
     script = (ROOT / "scripts/docs").read_text(encoding="utf-8")
     (options,) = re.findall(r"-m sphinx (.*) docs ", script)
     command = [sys.executable, "-m", "sphinx", *options.split(), "docs", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Callable[[str], str]:
+    """Page -> its text."""
     return lambda page: html.unescape(re.sub(r"<[^>]+>", "", (folder / page).read_text(encoding="utf-8")))
 
 
 def test_every_page_is_in_the_menu(site: Callable[[str], str]) -> None:
-    index = site("index.html")
+    """Those of a folder stand below the page of that name."""
+    menus = site("index.html") + site("moving.html")
     for page in (ROOT / "docs").rglob("*.md"):
         title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-        assert title.replace("`", "") in index
+        assert title.replace("`", "") in menus
 
 
 def test_every_config_key_is_explained(site: Callable[[str], str]) -> None:
     text = site("reference/config.html")
     keys = [one for one in fields() if not one.is_section]
     assert len(keys) > 60
-    assert [one.key for one in keys if not re.search(rf"^{re.escape(one.key)}$", text, re.MULTILINE)] == []
+    assert [one.key for one in keys if not re.search(rf"^{re.escape(one.key)}#$", text, re.MULTILINE)] == []
     assert "Batches whose gradients are accumulated into one optimizer step." in text
 
 
@@ -79,3 +94,42 @@ def test_benchmarks_and_examples_are_pages_of_the_site(site: Callable[[str], str
     examples = site("reference/examples.html")
     titles = [path.read_text("utf-8").splitlines()[0].lstrip("# ") for path in ROOT.glob("examples/*/README.md")]
     assert [title for title in titles if title not in examples] == []
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser_page(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1280])
+def test_text_has_room_and_code_is_not_cut(folder: Path, browser: Page, width: int) -> None:
+    """On a phone the columns of printed text scroll; everything else fits."""
+    cut = f"""[...document.querySelectorAll("pre")].filter((pre) => pre.scrollWidth > pre.clientWidth
+        && !({width} < 1280 && pre.closest(".highlight-text"))).map((pre) => pre.textContent)"""
+    for file in sorted(folder.rglob("*.html")):
+        browser.open(file.as_uri(), width=width)
+        assert browser.run(cut) == [], file.name
+        assert browser.run("document.documentElement.scrollWidth") <= width, file.name
+    browser.open((folder / "tutorial.html").as_uri(), width=width)
+    column = browser.run("document.querySelector('article p').clientWidth")
+    assert column >= min(720, width - 50)
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("checkpoint.keep_best.metric", "checkpoint.keep_best.metric"),
+        ("loop.max_duration", "loop.max_duration"),
+        ("patience", "callbacks.early_stopping.patience"),
+        ("pct_start", "scheduler.pct_start"),
+        ("grad_accum_steps", "loop.grad_accum_steps"),
+        ("mixed_precision", "parallel.mixed_precision"),
+    ],
+)
+def test_the_search_finds_a_key_first(folder: Path, browser: Page, words: str, first: str) -> None:
+    browser.open(f"{(folder / 'search.html').as_uri()}?q={words}")
+    browser.wait_for("document.querySelector('ul.search li a')")
+    assert browser.run("document.querySelector('ul.search li a').textContent") == first

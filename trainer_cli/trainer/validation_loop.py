@@ -17,7 +17,6 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import LoopConfig
 from trainer_cli.data.loader import PaddingBatch
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.loggers.marks import loader_of
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.metrics import (
     WeightedMeans,
@@ -112,10 +111,6 @@ class Evaluations:
         # Each once: several loaders may have the same.
         return list(dict.fromkeys(interval for interval in intervals if interval is not None))
 
-    def interval_of(self, metric: str, loaders: Iterable[str]) -> Interval | None:
-        """The interval at which the loader of a metric is evaluated; that of callbacks for one of no loader."""
-        return self._intervals.get(loader_of(metric, loaders), self.interval)
-
     def due(self, now: Progress, loaders: Mapping[str, Any]) -> Due | None:
         """What is due at the step just made; None if nothing is."""
         shared = self.interval is not None and self.interval.due(now)
@@ -167,6 +162,13 @@ def exceptions_reported(trainer: Trainer) -> Iterator[None]:
         with second_to(error):
             trainer.hooks.call_all("on_validate_exception", trainer, error)
         raise
+
+
+def loader_of(metric: str, loaders: Iterable[str]) -> str:
+    """The loader that a metric is of; of a metric of none of them, the name before its first slash."""
+    # The longest name: one loader may be called `easy`, and another `easy/long`.
+    names = (name for name in loaders if metric.startswith(f"{name}/"))
+    return max(names, key=len, default=metric.partition("/")[0])
 
 
 @dataclass(frozen=True, slots=True)
