@@ -59,7 +59,7 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("fit --optimizer.lr=0.1", "Did you mean 'optimizer.lr=0.1'?"),
         ("fit --loop.max_duration 3ep", "Did you mean 'loop.max_duration=3ep'?"),
         ("fit --epochs 5", "Did you mean 'loop.max_duration=5ep'?"),
-        ("fit --max-steps=5", "Did you mean 'loop.max_duration=5st'?"),
+        ("fit --max-steps=5", "Did you mean 'loop.max_duration=5'?"),
         ("fit --seed --batch-size", "Did you mean 'seed=VALUE'?"),
         ("fit --confg-dir x", "Did you mean '--config-dir'?"),
         ("fit --zzz", "Values are given as key=value, without dashes. See train fit --help."),

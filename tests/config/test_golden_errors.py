@@ -19,7 +19,7 @@ GROUPS = (
 EXPERIMENT = "configs/experiment/x.yaml"
 GOLDEN: dict[Code, tuple[list[str], str, str]] = {
     Code.unknown_key: (["config", "loop.max_step=3"], "", (
-        "error: there is no key 'loop.max_step'\n  --> command line\nhelp: Did you mean 'loop.max_duration'?\n")),
+        "error: there is no key 'loop.max_step'\n  --> command line\nhelp: Did you mean 'loop.max_duration=3'?\n")),
     Code.unknown_option: (["config", "+experiment=digit"], "", (
         "error: there is no experiment called 'digit'\n  --> command line\n"
         "help: Available: char_gpt, digits, digits_mlp, text, x. Did you mean 'digits'?\n")),
@@ -40,8 +40,8 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
         f"help: Available: {GROUPS}. Did you mean '- override /model: cnn'?\n")),
     Code.override: (["config", "optimizer.lr=0,01"], "", (
         "error: 'optimizer.lr=0,01' gives several values, but one run takes one\n  --> command line\n"
-        "help: For a number write 'optimizer.lr=0.01', for a list write 'optimizer.lr=[0,01]', for a string "
-        "'optimizer.lr=\"0,01\"', or -m to run each (train fit -m).\n")),
+        "help: For a number write 'optimizer.lr=0.01'. Add -m to run each (train fit -m). For a list write "
+        "'optimizer.lr=[0,01]', for a string 'optimizer.lr=\"0,01\"'.\n")),
     Code.argument: (["plan", "+experiment=x"], "model:\n  _target_: torch.nn.Linear\n", (
         "error: Linear: missing required arguments: 'in_features', 'out_features'\n"
         f"  --> model._target_, {EXPERIMENT}:3\n")),

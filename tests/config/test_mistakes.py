@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from printed import message
-from wrong_configs import OWN, Wrong, body, check, left_out, own, part, shown, typed, value
+from wrong_configs import OWN, Wrong, body, check, left_out, line, own, part, shown, typed, value
 
 from trainer_cli.commands.main import main
 from trainer_cli.config.compose import compose
@@ -33,14 +33,28 @@ def file(text: str, line: int, code: Code, says: str, cure: str, *, name: str = 
 
 ROWS = [
     # Names of other trainers
-    *[typed(line, KEY, "there is no key", f"Did you mean '{ours}'?") for line, ours in (
-        ("lr=0.1", "optimizer.lr"), ("batch_size=3", "data.batch_size"), ("trainer.devices=1", "loop"),
-        ("lr_scheduler=cosine", "scheduler"), ("save_top_k=2", "checkpoint.max_checkpoints"))],
-    typed("max_epochs=5", KEY, "there is no key", "Did you mean 'loop.max_duration'? Epochs are written as 5ep."),
+    *[typed(line, KEY, "there is no key", shown()) for line in (
+        "lr=0.1", "batch_size=3", "trainer.devices=1", "training.lr=0.1",
+        "save_total_limit=2", "max_epochs=5", "loop.epochs=5", "checkpoint.monitor=val/loss",
+        "train.batch_size=3")],
+    typed("trainer.strategy=ddp", KEY, "there is no key", "Did you mean 'parallel=ddp'?"),
+    typed("gpus=2", KEY, "there is no key", "Did you mean 'parallel=ddp parallel.processes_per_node=2'?"),
+    typed("project=a", KEY, "there is no key", "Did you mean 'run_dir=a/NAME' or 'loggers=wandb loggers.wandb."),
+    typed("resume_training=true", KEY, "there is no key", left_out),
+    typed("resume=true", TYPE, "resume is true, but it must be a string", left_out),
+    typed("device=0", TYPE, "device is 0", shown()),
+    typed("imgsz=640", KEY, "there is no key", "An argument of your own class is '+model.imgsz=…' or '+data.imgsz=…'."),
+    typed("model.name=cnn", KEY, "there is no key", "Did you mean 'model=cnn'? To add it, write '+model.name=cnn'."),
+    typed("model=unet", OPTION, "no model called", "A file configs/model/unet.yaml would be one."),
+    body("max_epochs: 5", KEY, "there is no key", "Did you mean 'loop.max_duration: 5ep'?"),
+    body("trainer.max_epochs: 5", KEY, "there is no key 'trainer'", "Did you mean 'loop.max_duration: 5ep'?",
+         line=1),
+    body("fp16: true", KEY, "there is no key", "Did you mean '- override /precision: fp16'?"),
+    body("device: 0", TYPE, "device is 0", line()),
     typed("+precision=bf16-mixed", OPTION, "no precision called", part("bf16-mixed")),
     typed("precision.dtype=float16", TYPE, "one of fp32, bf16, fp16", part("float16")),
     # Keys and choices
-    *[typed(f"{sign}loop.max_step=3", KEY, "no key 'loop.max_step'", "'loop.max_duration'")
+    *[typed(f"{sign}loop.max_step=3", KEY, "no key 'loop.max_step'", "'loop.max_duration=3'")
       for sign in ("+", "++", "~")],
     typed("optimizer=[{_target_: mine.SGD}]", TYPE, "optimizer is a list", "'optimizer={first: {_target_: …}}'"),
     file(f"{HEADER}optimizer:\n  - {{_target_: mine.SGD}}\n", 2, Code.yaml, "optimizer is a list",
@@ -62,7 +76,7 @@ ROWS = [
     typed("model.cnn.channels=5", KEY, "no key 'model.cnn.channels'", "Choose it first, as in model=cnn."),
     typed("optimizer={lrr: 0.1}", KEY, "no key 'optimizer.lrr'", shown(after="To add it, write ")),
     typed("model={_target_: mine.Net, width: 3}", KEY, "no key 'model.width'", "put model=null before it"),
-    file("max_duration: 1ep\nmax_step: 3\n", 2, KEY, "no key 'loop.max_step'", "'loop.max_duration'",
+    file("max_duration: 1ep\nmax_step: 3\n", 2, KEY, "no key 'loop.max_step'", "'loop.max_duration: 3'",
          name="loop/own.yaml"),
     typed("loop=null", TYPE, "loop is a section, and never null", ""),
     typed("compile=true", TYPE, "compile is true, but it must be a section", shown()),
@@ -107,7 +121,7 @@ ROWS = [
     typed("+model.bias=no", TYPE, "is a string here, and not false", value("no", "false")),
     typed("=3", LINE, "'=3' is not an override", "Write key=value, group=option, +key=value for a new key"),
     typed("run_dir='${name'", LINE, "'${name' is not an interpolation", "Write ${key}."),
-    typed("loop.max_step+=1", KEY, "no key 'loop.max_step'", "'loop.max_duration'"),
+    typed("loop.max_step+=1", KEY, "no key 'loop.max_step'", shown()),
     typed("resume_allow+=None", TYPE, "None is a string here, and not null", "or '\"None\"' for the string."),
     typed("scheduler.x+=1", LINE, "scheduler is null", ""),
     typed("+model.inner={a: {null: 2}}", TYPE, "model.inner.a has the key null", value("null", "b")),

@@ -140,7 +140,7 @@ ROWS = [
     typed("model.hidden.0=3", LINE, "not set singly", edited("model.hidden+=ITEM", "hidden.0=3", "hidden+=3")),
     typed("+model.*bias.x=1", LINE, "is written in braces", shown()),
     typed("SEED=1", KEY, "no key 'SEED'", part("SEED")),
-    typed("loop.max_step=1", KEY, "no key 'loop.max_step'", part("loop.max_step")),
+    typed("loop.max_step=1", KEY, "no key 'loop.max_step'", shown()),
     typed("loop-max_duration=1", KEY, "no key 'loop-max_duration'", part("loop-max_duration")),
     typed("loop_max_duration=1", KEY, "no key 'loop_max_duration'", part("loop_max_duration")),
     typed("loop/max_duration=1", Code.unknown_option, "no group 'loop/max_duration'", shown()),
@@ -159,7 +159,8 @@ ROWS = [
     typed("~model.hidden+=1", LINE, "cannot read", shown()),
     typed("model.nope+=1", KEY, "no key 'model.nope'", shown(after="To make the list, write ")),
     typed("model+=cnn", LINE, "model is a group", shown(after="with ", NAME="cnn")),
-    typed("hydra.run.dir=x", Code.no_effect, "has no effect", edited("only composes", "hydra.run.dir", "run_dir")),
+    typed("hydra.run.dir=x", Code.no_effect, "has no effect", shown()),
+    typed("hydra.output_subdir=x", Code.no_effect, "has no effect", edited("only composes", "hydra.output_subdir=x", "seed=1")),
     # Removals
     typed("~model.hiden", LINE, "there is no 'model.hiden' to remove", part("model.hiden")),
     typed("~model.zzz", LINE, "there is no 'model.zzz' to remove", left_out),
@@ -229,7 +230,7 @@ ROWS = [
     body("ckpt: 3", TYPE, "a path, a glob or a list of them", value("3", "x")),
     body("optimizer.lr: 0,1", Code.yaml, "not as a number", part("0,1", after="Write ")),
     body("optimizer.lr: .inf", VALUE, "it must be finite", value(".inf", "0.5")),
-    body("loop.nope: 1", KEY, "no key 'loop.nope'", edited("loop.", "nope", "hard_stop")),
+    body("loop.nope: 1", KEY, "no key 'loop.nope'", edited("Known here: max_duration, ", "nope", "hard_stop")),
     body("checkpoint.keep_best.moode: min", KEY, "no key 'checkpoint.keep_best.moode'", edited("checkpoint.keep_best.mode", "moode", "mode")),
     # What Hydra's instantiate refuses
     *family(body(f"model._target_: {wrong}", Code.target, "is not a dotted name", edited("package.module.Name", wrong, "mine.Net")) for wrong in ("3", "null", "''", "nope", ".mine", "mine..Net", "[a]", "mine.Net()")),

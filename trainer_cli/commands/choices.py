@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from trainer_cli.config import search_path
 from trainer_cli.config.fields import whole_values
+from trainer_cli.core.elsewhere import hint_on
 from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE
 from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.errors import UserError
@@ -127,13 +128,6 @@ def _defaults(content: Mapping[Any, Any]) -> dict[str, str]:
 _MAX_SUGGESTIONS = 8
 """Experiments that a suggestion names."""
 _PATH_SIGNS = ("/", "*", "@")
-_FOREIGN_FLAGS = {
-    **dict.fromkeys(("epochs", "max_epochs", "num_epochs"), "loop.max_duration={}ep"),
-    **dict.fromkeys(("steps", "max_steps", "num_steps"), "loop.max_duration={}st"),
-}
-"""Flag of other trainers -> key of this one."""
-
-
 _VERBS_ELSEWHERE = {
     **{word: (f"train ckpt {word}", "", "RUN") for word in ("ls", "show", "verify", "pin", "unpin", "rm", "prune")},
     "export": ("train ckpt export", "", "CHECKPOINT FILE"),
@@ -220,10 +214,14 @@ def no_flag(
         return UserError(message, cure=f"It is one of {', '.join(owners)}; see train {verb} --help.")
     key = name.lstrip("-").replace("-", "_")
     if overrides and key:
+        following_value: str | None = value
         if not equals:
             following = arguments[arguments.index(flag) + 1 :] if flag in arguments else ()
             is_value = following and not following[0].startswith("-") and "=" not in following[0]
-            value = following[0] if is_value else "VALUE"
+            following_value = following[0] if is_value else None
+        if hint := hint_on(key, following_value, below=False):
+            return UserError(message, cure=hint)
+        value = "VALUE" if following_value is None else following_value
         settings = [*Choices.of().settings("config", arguments), *keys()]
         if key in settings or key in Choices.of().groups:
             return UserError(message, cure=f"Did you mean '{_spell(key, value)}'?")
@@ -231,8 +229,8 @@ def no_flag(
             suggestion := _suggest_file(Path(value), Choices.of(), has_config_name="--config-name" in flags)
         ):
             return UserError(message, cure=suggestion)
-        if key in _FOREIGN_FLAGS:
-            return UserError(message, cure=f"Did you mean '{_FOREIGN_FLAGS[key].format(value)}'?")
+        if hint := hint_on(key, following_value):
+            return UserError(message, cure=hint)
         # A key without its section, such as --lr.
         owners = [setting for setting in settings if setting.rpartition(".")[2] == key]
         if owners:

@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves, sections, text_keys, unknown_key
+from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves, sections, text_keys, unknown_key, whole_values
 from trainer_cli.config.hydra_compat import create, read_values, value_in_quotes
 from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
@@ -29,17 +29,20 @@ from trainer_cli.config.overrides import (
     line_of,
     override_error,
     path_of,
+    strip_quotes,
     unknown_key_error,
     unknown_option_error,
+    writer,
 )
 from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.search_path import SearchPath, groups, label, options
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.core.auto import replace_auto
+from trainer_cli.core.elsewhere import hint_on
 from trainer_cli.core.field_rules import check_field
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import TrainConfig
-from trainer_cli.core.types import IN_QUOTES, MISSING, SECTION, Kind, kind_of, name_of, shown
+from trainer_cli.core.types import IN_QUOTES, MISSING, SECTION, Kind, in_yaml, kind_of, name_of, shown
 from trainer_cli.errors import Code, ConfigError
 
 NODE = "a node with `_target_`, or null"
@@ -120,7 +123,10 @@ class _Validation:
         for name in map(str, values):
             if name not in known_fields:
                 key_path = (*path, name)
-                mistake = unknown_key_error(key_path, [*known_fields], self._provenance.within(key_path))
+                below = values[name] if isinstance(values[name], Mapping) else {}
+                rest, value = next(whole_values(below), ((), values[name]))
+                source = self._provenance.within(key_path)
+                mistake = unknown_key_error(key_path, [*known_fields], source, in_yaml(value), rest)
                 self.mistakes.append(self._misplaced(key_path, mistake))
         # Only what is right: the dataclass fills in its default for the rest, and the checks continue.
         converted: dict[str, Any] = {}
@@ -311,6 +317,8 @@ class _Validation:
         """Report a wrong type; the hint on quotes depends on where the value was written."""
         source = self._provenance.source(path)
         hint = mistake.hint
+        if not (hint or "").startswith("Did you mean"):
+            hint = hint_on(".".join(path), in_yaml(value), below=False, written=writer(source)) or hint
         if hint == IN_QUOTES and source == COMMAND_LINE:
             hint = f"Write {'.'.join(path)}={as_text(self._provenance.written(path, value))} if a string is meant."
         self._report(path, mistake.message, hint or "", code=mistake.code)
@@ -382,7 +390,7 @@ def find_wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tupl
             message = f"{append.line}: {group} is a group, and no list"
             yield append.line, override_error(message, f"Choose one with {group}=NAME.")
         elif unknown := unknown_key(append.path):
-            yield append.line, _no_key(search, *unknown)
+            yield append.line, _no_key(search, append.path, append.line, *unknown)
         else:
             for mistake in _misleading(append.path, append.quoted, is_open=append.path[0] in OPEN):
                 yield append.line, mistake
@@ -395,7 +403,8 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
             f"there are no experiments: no folder experiment/ in {search.listed()}", code=Code.unknown_option
         )
     elif path[:1] == ("hydra",) or key.startswith("hydra/"):
-        yield override_error(f"{line} has no effect", "Hydra only composes the config here.", Code.no_effect)
+        hint = hint_on(key, line.partition("=")[2], below=False) or "Hydra only composes the config here."
+        yield override_error(f"{line} has no effect", hint, Code.no_effect)
     elif search.is_choice(override):
         yield from _wrong_options(search, override)
     elif key == "experiment" or ("/" in key and search.is_group(key)):
@@ -413,14 +422,16 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
             hint = f"Parts of a key are joined by dots: '{line.replace(key, '.'.join(parts), 1)}'."
         yield override_error(f"there is no group '{key}'", hint, Code.unknown_option)
     elif unknown := unknown_key(path):
-        yield _no_key(search, *unknown)
+        yield _no_key(search, path, line, *unknown)
     elif not override.is_delete():
         yield from _misleading(path, value_in_quotes(override), is_open=path[0] in OPEN)
 
 
-def _no_key(search: SearchPath, path: KeyPath, known_keys: list[str]) -> ConfigError:
-    names = groups(search.dirs) if len(path) == 1 else []
-    return unknown_key_error(path, [*known_keys, *(name for name in names if name not in known_keys)], COMMAND_LINE)
+def _no_key(search: SearchPath, path: KeyPath, line: str, unknown: KeyPath, known_keys: list[str]) -> ConfigError:
+    names = [name for name in (groups(search.dirs) if len(unknown) == 1 else []) if name not in known_keys]
+    _, equals, value = line.partition("=")
+    text = strip_quotes(value) if equals else None
+    return unknown_key_error(unknown, [*known_keys, *names], COMMAND_LINE, text, path[len(unknown) :])
 
 
 def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigError]:

@@ -13,6 +13,7 @@ from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.merging import MergedConfig
 from trainer_cli.config.overrides import Append, line_of, override_error, path_of
 from trainer_cli.config.search_path import SearchPath, options
+from trainer_cli.core.elsewhere import hint_on
 from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.core.types import MISSING, in_yaml
 from trainer_cli.errors import Code, ConfigError
@@ -146,7 +147,12 @@ def _no_value(
             )
             return override_error(f"{line}: {prefix} is {'null' if node is None else 'not a mapping'}", hint)
         if name not in node:
-            hint = f"{_suggest_key(path, depth, node, composed)} To add it, write '+{line}'.".strip()
+            meant = _suggest_key(path, depth, node, composed)
+            # A setting of another section, or in the notation of its value; a name that is near here counts more.
+            setting = hint_on(".".join(path), line.partition("=")[2])
+            if not meant.startswith("Did") or setting.startswith(f"{meant[:-2]}="):
+                meant = setting or meant
+            hint = f"{meant} To add it, write '+{line}'.".strip()
             if depth == 1 and prefix in ("callbacks", "loggers") and len(path) > 2:
                 key, value = ".".join(path[2:]), line.partition("=")[2]
                 node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"

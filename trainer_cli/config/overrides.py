@@ -8,24 +8,28 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, Sweep
 from hydra.errors import HydraException
 
-from trainer_cli.config.fields import DATA_KEYS, KeyPath, sections
+from trainer_cli.config.fields import DATA_KEYS, OPEN, KeyPath, sections
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.core.bounds import DEEPEST
-from trainer_cli.core.patterns import did_you_mean, of_a_section
+from trainer_cli.core.elsewhere import hint_on
+from trainer_cli.core.patterns import did_you_mean, find_key, find_name, nearest
 from trainer_cli.errors import Code, ConfigError, raise_all
 
 COMMAND_LINE = "command line"
 _USUAL = ("optimizer.lr", "optimizer.weight_decay", "data.batch_size", "data.num_workers")
 """Keys of open sections that most components have, for suggestions."""
+_MAX_KNOWN = 16
+"""Keys that a hint lists."""
 
 
 class Append(NamedTuple):
@@ -59,33 +63,76 @@ def override_error(message: str, hint: str | None = None, code: Code = Code.over
     return ConfigError(message, source=COMMAND_LINE, code=code, hint=hint)
 
 
-def unknown_key_error(path: KeyPath, known_keys: Sequence[str], source: str) -> ConfigError:
-    """The error for a key that does not exist, with the nearest that does."""
-    section_key = ".".join(path[:-1])
-    names = [f"{section_key}.{name}" if section_key else name for name in known_keys]
-    if not section_key and source != COMMAND_LINE:
-        names.append("defaults")  # Hydra's own, which no schema knows.
+def unknown_key_error(
+    path: KeyPath, known_keys: Sequence[str], source: str, value: str | None = None, rest: KeyPath = ()
+) -> ConfigError:
+    """The error for a key that does not exist, with what is meant as it is written at `source`.
+
+    Args:
+        path: up to the first unknown name.
+        value: its value as text, or that of the key below it.
+        rest: the names below `path`.
+    """
     key = ".".join(path)
-    # For a key without its section, such as `lr`.
-    nested_keys = [
-        *_USUAL,
-        *(
-            ".".join((*section, schema_field.name))
-            for section, kind in sections().items()
-            for schema_field in fields(kind)
-        ),
-    ]
-    hint = did_you_mean(key, names) or ("" if section_key else of_a_section(key, nested_keys))
-    hint = hint.strip() or f"Known here: {', '.join(known_keys)}."
+    # A section with a misspelt name is no section of another program.
+    typo = get_close_matches(path[-1], known_keys, n=1, cutoff=0.8) if rest else []
+    hint = "" if typo else hint_on(".".join((*path, *rest)), value, written=writer(source))
+    meant = ".".join((*path[:-1], *typo)) if typo else _find_meant(path, rest, known_keys, source)
+    if not hint and meant:
+        hint = f"Did you mean '{meant}'?"
+    if not hint:
+        section = ".".join(path[:-1])
+        hint = f"Known here: {', '.join(known_keys)}."
+        if len(known_keys) > _MAX_KNOWN:
+            own = f" An argument of your own class is '+model.{key}=…' or '+data.{key}=…'." if len(path) == 1 else ""
+            hint = f"`train config --fields{section and f' {section}'}` lists the keys.{own}"
     return ConfigError(f"there is no key '{key}'", location=key, source=source, code=Code.unknown_key, hint=hint)
+
+
+def _find_meant(path: KeyPath, rest: KeyPath, known_keys: Sequence[str], source: str) -> str | None:
+    """The key that is meant by one that does not exist."""
+    names = [*known_keys]
+    if len(path) == 1 and source != COMMAND_LINE:
+        names.append("defaults")  # Hydra's own, which no schema knows.
+    prefix = path[:-1]
+    if (section := find_name(path[-1], names)) is not None:
+        return ".".join((*prefix, section, *rest))
+    # For a key without its section, such as `lr`, or in another one.
+    nested = (
+        ".".join((*section, schema_field.name)) for section, kind in sections().items() for schema_field in fields(kind)
+    )
+    if (elsewhere := find_key((*path, *rest)[-1], [*_USUAL, *nested])) is not None:
+        return elsewhere
+    # Of the last name alone: a common beginning makes any two keys of a section alike.
+    near = nearest(path[-1], names)
+    return None if near is None else ".".join((*prefix, near, *rest))
+
+
+def writer(source: str) -> Callable[[str], str]:
+    """What writes overrides for a source: as they are for the command line, for a file as YAML."""
+
+    def in_file(overrides: str) -> str:
+        pairs = (override.lstrip("+").partition("=") for override in overrides.split(" "))
+        return ", ".join(
+            f"- override /{key}: {value}"
+            if "." not in key and (key in OPEN or (key,) in sections())
+            else f"{key}: {value}"
+            for key, _, value in pairs
+        )
+
+    return str if source == COMMAND_LINE else in_file
 
 
 def unknown_option_error(group: str, option: str, known_options: Sequence[str], source: str) -> ConfigError:
     """The error for an option that a group does not have."""
-    suggestion = did_you_mean(option, known_options) or did_you_mean(
-        option.removesuffix(".yaml").rpartition("/")[2], known_options
-    )
-    hint = f"Available: {', '.join(known_options) or 'none'}.{suggestion}"
+    suggestion = (
+        did_you_mean(option, known_options)
+        or did_you_mean(option.removesuffix(".yaml").rpartition("/")[2], known_options)
+        or hint_on(group, option, below=False, written=writer(source))
+    ).strip()
+    if not suggestion and option.isidentifier():
+        suggestion = f"A file configs/{group}/{option}.yaml would be one."
+    hint = f"Available: {', '.join(known_options) or 'none'}.{suggestion and f' {suggestion}'}"
     return ConfigError(f"there is no {group} called {option!r}", source=source, code=Code.unknown_option, hint=hint)
 
 
@@ -232,8 +279,10 @@ def _several_values_error(argument: str, sweep: Any) -> ConfigError:
     if re.match(r"\w+\(", value):
         return override_error(message, f"Add -m to run each (train fit -m), or for a string write {text}.")
     number = looks_like_number(value)
-    hint = f"For a number write '{key}={instead_of(value, number)}', for" if number is not None else "For"
-    hint += f" a list write {shlex.quote(f'{key}=[{value}]')}, for a string {text}, or -m to run each (train fit -m)."
+    hint = f"For a number write '{key}={instead_of(value, number)}'. " if number is not None else ""
+    hint += (
+        f"Add -m to run each (train fit -m). For a list write {shlex.quote(f'{key}=[{value}]')}, for a string {text}."
+    )
     return override_error(message, hint)
 
 

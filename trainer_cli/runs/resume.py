@@ -26,6 +26,7 @@ from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
 from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
 from trainer_cli.core.checkpoint_config import CheckpointConfig, Newer
+from trainer_cli.core.elsewhere import hint_on
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.url_path import as_path, is_url
@@ -259,7 +260,7 @@ def _choose_named(path: Path, entries: Sequence[Entry], catalog: Catalog, newer:
         raise UserError(
             f"resume={path} is neither auto, never, must, a run directory, nor a checkpoint in {folder}",
             where="resume",
-            cure="To begin a new run with the weights of another, use ckpt=PATH.",
+            cure=hint_on("resume", str(path)) or "To begin a new run with the weights of another, use ckpt=PATH.",
         )
     try:
         problem = why_damaged(catalog.storage, entry, check)

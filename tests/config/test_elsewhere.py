@@ -1,0 +1,89 @@
+"""The words of other trainers: what each is written as here composes, and is what the command line suggests."""
+
+from __future__ import annotations
+
+import shlex
+from fnmatch import fnmatchcase
+
+import pytest
+
+from trainer_cli.config.compose import compose
+from trainer_cli.config.fields import OPEN, unknown_key
+from trainer_cli.core.elsewhere import _ELSEWHERE, written_here
+from trainer_cli.errors import ConfigError
+
+VALUES = (
+    "2",
+    "0.5",
+    "val/loss",
+    "min",
+    "out",
+    "cnn",
+    "mlflow",
+    "adam",
+    "warmup_linear",
+    "cpu",
+    "debug",
+    "online",
+    "true",
+    "max-autotune",
+)
+"""Values for `{}`: the first that composes."""
+GROUPS = ["scheduler=warmup_cosine", "loop.max_duration=9000", "checkpoint.keep_best.metric=val/loss"]
+SETTINGS = [ours for ours in _ELSEWHERE if "=" in ours and not ours.endswith(".")]
+
+
+@pytest.mark.parametrize("ours", [one for ours in SETTINGS for one in ours.split(" | ")])
+def test_what_a_word_is_written_as_here_composes(ours: str) -> None:
+    if ours.startswith("+"):
+        candidates = [[ours]]
+    else:
+        candidates = [ours.replace("{}", value).replace("STEPS", "100").split(" ") for value in VALUES]
+    problems = []
+    for words in candidates:
+        try:
+            compose([*GROUPS, *words])
+        except ConfigError as error:
+            problems.append(str(error))
+        else:
+            return
+    pytest.fail("\n".join(problems))
+
+
+@pytest.mark.parametrize("theirs", [word for words in _ELSEWHERE.values() for word in words.split() if "=" in word])
+def test_a_word_with_a_value_is_found_whatever_its_case(theirs: str) -> None:
+    name, _, glob = theirs.partition("=")
+    value = glob.replace("[[]", "[").replace("[1-9]", "3").replace("*", "x").upper()
+    assert fnmatchcase(value.lower(), glob)
+    assert written_here(name.upper().replace("_", "-"), value) is not None
+
+
+def test_no_word_that_is_a_key_here_is_taken_for_one_of_others() -> None:
+    words = [word for ours, words in _ELSEWHERE.items() if not ours.isidentifier() for word in words.split()]
+    keys = [word for word in words if "=" not in word and unknown_key(tuple(word.split("."))) is None]
+    # Any key may be below an open section.
+    assert [word for word in keys if word.partition(".")[0] not in OPEN] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "max_epochs=5", "trainer.max_epochs=5", "+trainer.max_epochs=5", "loop.num_train_epochs=5", "training.lr=0.1",
+        "optim.weight_decay=0.1", "val_check_interval=0.25", "save_steps=500", "fp16=true", "precision=16-mixed",
+        "wandb=true", "wandb.project=a", "logger=csv", "report_to=none", "patience=3", "lr_scheduler_type=cosine",
+        "gradient_clip_val=1.0", "devices=2", "nproc_per_node=2", "accelerator=gpu", "seed_everything=42",
+        "fast_dev_run=true", "torch_compile=true", "detect_anomaly=true", "gradient_checkpointing=true",
+        "overfit_batches=2", "run_name=a", "output_dir=out", "checkpoint.monitor=val/loss", "greater_is_better=true",
+        "save_weights_only=true", "enable_progress_bar=false", "verbose=1", "ema_decay=0.99", "hydra.run.dir=out",
+        "warmup_steps=100", "warmup_ratio=0.1", "datamodule.batch_size=16", "model.batch_size=16",
+    ],
+)  # fmt: skip
+def test_the_command_that_an_error_suggests_composes(line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([*GROUPS, line])
+    hint = caught.value.hint or ""
+    suggestion = hint.partition("Did you mean '")[2].partition("'?")[0].partition("' or '")[0]
+    assert suggestion, hint
+    words = [suggestion] if suggestion.startswith("+") else shlex.split(suggestion)
+    option = suggestion if "=" in suggestion else f"{line.partition('=')[0]}={suggestion}"
+    compose([*GROUPS, *(words if "=" in suggestion else [option])])

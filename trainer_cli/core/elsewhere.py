@@ -1,0 +1,249 @@
+"""What other trainers call the settings of this one: one table, for the command line, config files and Python.
+
+The words are those of Lightning, Hugging Face, accelerate, Keras, ultralytics, torchrun, and of common Hydra templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+_ELSEWHERE = {
+    # Length and intervals
+    "Leave it out, and give the length in the other unit, as in loop.max_duration=10ep.": "max_steps=-1 max_epochs=-1",
+    "loop.max_duration={}ep": "max_epochs num_epochs epochs num_train_epochs n_epochs max_epoch total_epochs",
+    "loop.max_duration={}": (
+        "max_steps max_step total_steps max_iters max_iter num_steps steps iterations num_iterations num_train_steps "
+        "max_train_steps train_steps"
+    ),
+    "loop.min_duration={}ep": "min_epochs",
+    "loop.min_duration={}": "min_steps",
+    "loop.grad_accum_steps={}": (
+        "accumulate_grad_batches gradient_accumulation_steps grad_accum accumulation_steps accum_steps accumulate "
+        "gradient_accumulation"
+    ),
+    "loop.eval_interval={}ep": "val_check_interval=0.* val_check_interval=1.0 check_val_every_n_epoch validation_freq",
+    "loop.eval_interval={}": "val_check_interval eval_every val_interval val_every eval_freq",
+    "loop.eval_interval=1ep": "eval_strategy=epoch evaluation_strategy=epoch",
+    "loop.eval_interval=null": "eval_strategy=no evaluation_strategy=no",
+    "loop.eval_interval=STEPS": "eval_strategy=steps evaluation_strategy=steps",
+    "loop.eval_interval={} | loop.eval_steps={}": "eval_steps",
+    "loop.eval_steps={}": "limit_val_batches limit_test_batches limit_predict_batches eval_iters validation_steps",
+    "loop.eval_sanity_steps={}": "num_sanity_val_steps",
+    "loop.eval_at_start={}": "eval_on_start val_before_train",
+    "loop.log_interval=1ep": "logging_strategy=epoch",
+    "loop.log_interval={}": "log_every_n_steps logging_steps log_every log_freq log_steps print_freq",
+    "loop.limit_train_batches={}": "max_train_batches",
+    "debug=fast": "fast_dev_run dry_run smoke_test debug=true debug=1",
+    "data.overfit_batches={}": "overfit_batches",
+    "`train fit` trains, `train validate` evaluates, and `train predict` predicts: leave it out.": (
+        "do_train do_eval do_predict mode=train mode=val mode=eval mode=test mode=predict"
+    ),
+    # Checkpoints and resuming
+    "checkpoint.save_interval=1ep": "save_strategy=epoch",
+    "checkpoint.save_interval={}ep": "every_n_epochs save_period save_every_n_epochs",
+    "checkpoint.save_interval={}": (
+        "save_steps save_every every_n_train_steps checkpoint_interval checkpointing_steps ckpt_interval save_freq"
+    ),
+    "checkpoint.enabled=false": "enable_checkpointing=false save_strategy=no checkpoint=false checkpoint=none",
+    "checkpoint.max_checkpoints={}": "save_total_limit total_limit keep_last max_to_keep keep_last_n",
+    "checkpoint.keep_best.metric=val/loss checkpoint.keep_best.count={}": "save_top_k",
+    "checkpoint.keep_best.metric=val/loss": (
+        "save_best=true save_best_only=true save_best_model=true load_best_model_at_end=true save_strategy=best"
+    ),
+    "checkpoint.keep_best.metric={}": "monitor metric_for_best_model best_metric",
+    "checkpoint.keep_best.mode={}": "mode=min mode=max",
+    "checkpoint.keep_best.mode=max": "greater_is_better=true",
+    "checkpoint.keep_best.mode=min": "greater_is_better=false",
+    "The newest checkpoint is always kept: leave it out.": "save_last",
+    "checkpoint.leave_out=[*]": "save_weights_only=true save_only_model=true",
+    "checkpoint.folder={}": "dirpath checkpoint_dir ckpt_dir checkpoints_dir",
+    "The same command resumes where the run stopped: leave it out.": (
+        "resume=true resume=last resume=latest resume=yes resume=1 resume_from_checkpoint=true auto_resume autoresume "
+        "resume_from_checkpoint=last resume_from_checkpoint=latest ckpt_path=last resume_training=true"
+    ),
+    "resume=never": "resume=false resume=no resume=0 resume=none",
+    "resume={}": "resume_from_checkpoint resume_from resume_path resume_ckpt",
+    "resume={} continues a run from that checkpoint, ckpt={} begins one with its weights or evaluates it.": (
+        "ckpt_path checkpoint_path load_checkpoint checkpoint=*/*"
+    ),
+    "ckpt=FILE": "pretrained=true",
+    "ckpt={}": (
+        "pretrained weights init_from load_from finetune_from pretrained_path model=*.pt model=*.pth model=*.ckpt "
+        "model=*.safetensors"
+    ),
+    "Another name=NAME begins a new run; a run is never overwritten.": (
+        "overwrite overwrite_output_dir exist_ok force force_restart from_scratch"
+    ),
+    # Data
+    "data.batch_size={}": (
+        "batch bs batch_size per_device_train_batch_size micro_batch_size train_batch_size "
+        "train_micro_batch_size_per_gpu"
+    ),
+    "data.val_batch_size={}": "per_device_eval_batch_size eval_batch_size val_batch_size test_batch_size",
+    "data.num_workers={}": "num_workers dataloader_num_workers workers n_workers",
+    # Optimizer, schedule and precision
+    "optimizer.lr={}": "lr learning_rate lr0 base_lr init_lr",
+    "optimizer.weight_decay={}": "weight_decay wd",
+    "optimizer=adamw": "optim=adamw* opt=adamw*",
+    "optimizer=adam": "optim=adam* opt=adam*",
+    "optimizer={}": "optim opt optimizer.name optimizer.type",
+    "model={}": "model.name model.type arch",
+    "scheduler=warmup_cosine": "scheduler=cosine* lr_scheduler=cosine* lr_scheduler_type=cosine* lr_schedule=cosine*",
+    "scheduler=warmup_linear": "scheduler=linear* lr_scheduler=linear* lr_scheduler_type=linear* lr_schedule=linear*",
+    "scheduler=null": "scheduler=constant lr_scheduler=constant lr_scheduler_type=constant scheduler=none",
+    "scheduler={}": "lr_scheduler lr_scheduler_type lr_schedule scheduler.name scheduler.type",
+    "scheduler.warmup={}dur": "warmup_ratio warmup_fraction",
+    "scheduler.warmup={}ep": "warmup_epochs",
+    "scheduler.warmup={}": "warmup_steps num_warmup_steps lr_warmup_steps warmup warmup_iters",
+    "precision=fp16": (
+        "fp16=true half=true use_fp16=true mixed_precision=fp16 precision=16* precision=half precision=float16 "
+        "dtype=fp16 dtype=float16"
+    ),
+    "precision=bf16": (
+        "bf16=true mixed_precision=bf16 precision=bf16-* precision=bfloat16 dtype=bf16 dtype=bfloat16 use_bf16=true"
+    ),
+    "precision=fp32": (
+        "fp16=false bf16=false amp=false half=false mixed_precision=no mixed_precision=false precision=32* "
+        "precision=float32 dtype=fp32 dtype=float32"
+    ),
+    "precision=bf16 | precision=fp16": "amp use_amp mixed_precision=true",
+    "precision.clip_norm={}": (
+        "gradient_clip_val max_grad_norm grad_clip clip_grad_norm clip_grad gradient_clipping clipnorm"
+    ),
+    "precision.clip_value={}": "clipvalue clip_grad_value gradient_clip_value",
+    "compile.enabled=true": "torch_compile=true use_compile=true",
+    "compile.enabled=true compile.mode={}": "torch_compile_mode",
+    "`trainer_cli.ScopedFlags`, a callback, sets torch.backends.cudnn.benchmark.": "benchmark cudnn_benchmark",
+    "`trainer_cli.ScopedFlags`, a callback, sets torch.backends.cuda.matmul.allow_tf32.": "tf32 allow_tf32",
+    "deterministic=true": "deterministic=warn full_determinism=true cudnn_deterministic=true",
+    "Any whole number: seed=0.": "seed_everything=true",
+    "seed={}": "seed_everything random_seed random_state manual_seed data_seed",
+    "+callbacks.anomalies={_target_: trainer_cli.AnomalyDetection}": "detect_anomaly=true",
+    "parallel.activation_checkpointing=true": "gradient_checkpointing=true activation_checkpointing=true",
+    # Devices and processes
+    "device=cpu": "use_cpu=true no_cuda=true cpu=true gpus=0 cuda=false use_cuda=false accelerator=cpu",
+    "device=cuda": (
+        "device=0 device=gpu device=cuda:0 accelerator=gpu accelerator=cuda gpus=1 devices=1 devices=auto "
+        "devices=[[]0] cuda=true use_cuda=true gpu=true gpu=0 use_gpu=true no_cuda=false"
+    ),
+    "A process takes the first GPU that it sees: CUDA_VISIBLE_DEVICES={} before the command chooses.": (
+        "device=[1-9] gpu=[1-9] gpu_id gpu_ids cuda_visible_devices"
+    ),
+    "A process takes the first GPU that it sees: CUDA_VISIBLE_DEVICES before the command chooses.": "device=cuda:*",
+    "device={}": "accelerator",
+    "parallel=ddp parallel.processes_per_node={}": (
+        "gpus devices nproc_per_node num_processes n_gpus num_gpus ngpus n_gpu nproc world_size gpus_per_node"
+    ),
+    "parallel=ddp": "strategy=ddp* trainer=ddp* distributed=true ddp=true multi_gpu=true strategy=*ddp",
+    "parallel=fsdp": "strategy=fsdp* trainer=fsdp* use_fsdp=true fsdp strategy=deepspeed* trainer=deepspeed deepspeed",
+    "parallel=single": "strategy=auto trainer=cpu trainer=gpu trainer=default",
+    "Start the command on each machine by torchrun or srun, with parallel=ddp.": "num_nodes nnodes num_machines",
+    "torchrun and srun set it: leave it out.": "local_rank node_rank rank machine_rank master_addr master_port",
+    # Loggers
+    "loggers=jsonl": (
+        "wandb=false use_wandb=false tensorboard=false logger=false logger=none logger=null report_to=none "
+        "report_to=[] loggers=false"
+    ),
+    "loggers=wandb": "wandb use_wandb wandb.enabled log_wandb wandb_log",
+    "loggers=default": (
+        "tensorboard use_tensorboard logger=tensorboard loggers=tensorboard report_to=tensorboard log_with=tensorboard "
+        "logger=true"
+    ),
+    "loggers=mlflow": "mlflow use_mlflow",
+    "loggers={}": "logger report_to log_with",
+    "loggers=wandb loggers.wandb.project={}": "wandb.project wandb_project",
+    "run_dir={}/NAME | loggers=wandb loggers.wandb.project={}": "project",
+    "loggers=wandb loggers.wandb.mode={}": "wandb.mode wandb_mode",
+    "logging.console=plain": "enable_progress_bar=false progress_bar=false disable_tqdm=true",
+    "logging.console=rich": "enable_progress_bar=true progress_bar=true disable_tqdm=false",
+    "logging.console=off": "verbose=0 verbose=false quiet=true silent=true",
+    "logging.level=debug": "verbose",
+    "logging.level={}": "log_level loglevel verbosity",
+    "`train config`, with these overrides, prints the config.": "cfg print_config info",
+    # Callbacks
+    "callbacks=early_stopping callbacks.early_stopping.patience={}": (
+        "patience early_stopping.patience early_stopping_patience early_stop_patience"
+    ),
+    "callbacks=early_stopping": "early_stopping early_stop use_early_stopping",
+    "callbacks=ema callbacks.ema.decay={}": "ema_decay ema.decay",
+    "callbacks=ema": "ema use_ema",
+    "callbacks=swa": "swa use_swa",
+    "callbacks=duration_profiler": "profiler=simple profile=true profiler=advanced",
+    "callbacks=torch_profiler": "profiler",
+    "callbacks=parameter_table": "enable_model_summary=true model_summary=true",
+    # Names and folders
+    "name={}": "run_name experiment_name exp_name run_id wandb_name hydra.job.name",
+    "run_dir={}": ("output_dir default_root_dir log_dir root_dir logging_dir work_dir out_dir save_dir hydra.run.dir"),
+    "run_dir={}/KEY=VALUE of each run: leave it out, and give run_dir={}.": "hydra.sweep.dir",
+    "`train fit -m --jobs N` runs N jobs at a time, and --submit slurm on a cluster: leave it out.": (
+        "hydra.launcher hydra.sweeper"
+    ),
+    "-cd {}": "config_path",
+    # Names alone: of sections, of choices, and of arguments in Python
+    "loop": "trainer training train fit",
+    "data": "dataset datasets datamodule dataloader",
+    "keep_best": "save_top_k monitor",
+    "device": "devices",
+    "fp16": "float16 half 16_mixed 16_true",
+    "bf16": "bfloat16 bf16_mixed bf16_true",
+    "fp32": "float32 32_true",
+    "cuda": "gpu",
+    "console": "enable_progress_bar progress_bar",
+    "ckpt_path": "resume resume_from resume_from_checkpoint checkpoint_path",
+    "train_loader": "train_dataloaders train_dataloader dataloaders dataloader loader data train_dataset",
+    "val_loader": "val_dataloaders val_dataloader dataloaders dataloader loader data test_loader eval_dataset",
+    "val_loaders": "val_dataloaders val_dataloader dataloaders dataloader loader data test_loader eval_dataset",
+    "loader": "val_dataloaders val_dataloader dataloaders dataloader val_loader data test_loader test_dataset",
+}
+"""What is written here -> the words for it elsewhere, each `NAME`, or `NAME=GLOB` for values that match.
+
+Written here are: overrides, with `{}` for the value, alternatives separated by ` | `; a sentence; or a name alone. Of
+several that have a word, the first counts.
+"""
+_SETTINGS: dict[str, list[tuple[str, str]]] = {}
+"""Word elsewhere -> (glob of its values, what is written here)."""
+NAMES_HERE: dict[str, list[str]] = {}
+"""Name elsewhere -> names here, without their sections; the first is suggested."""
+for _ours, _theirs in _ELSEWHERE.items():
+    for _name, _equals, _glob in (_word.partition("=") for _word in _theirs.split()):
+        if _ours.isidentifier():
+            NAMES_HERE.setdefault(_name, []).append(_ours)
+            continue
+        _SETTINGS.setdefault(_name, []).append((_glob or "*", _ours))
+        if not _equals and not _ours.endswith("."):
+            _key = _ours.rpartition(" ")[2].partition("=")[0]
+            NAMES_HERE.setdefault(_name, []).append(_key.rpartition(".")[2])
+
+
+def plain(word: str) -> str:
+    """A name as it is compared: in small letters, with `_` for `-`."""
+    return word.lower().replace("-", "_")
+
+
+def written_here(word: str, value: str | None, *, below: bool = True) -> str | None:
+    """How a setting of other trainers is written here: an entry of the table with the value filled in, or None.
+
+    Args:
+        word: the key there; the sections before it count as far as the table has them.
+        value: its value as text; None if there is none, as after a flag that stands alone.
+        below: whether sections before a key that the table lacks are ignored.
+    """
+    names = plain(word).replace("/", ".").split(".")
+    for start in range(len(names) if below else 1):
+        for glob, ours in _SETTINGS.get(".".join(names[start:]), ()):
+            if fnmatchcase("true" if value is None else value.lower(), glob):
+                return ours.replace("{}", "VALUE" if value is None else value)
+    return None
+
+
+def hint_on(word: str, value: str | None, *, below: bool = True, written: Callable[[str], str] = str) -> str:
+    """The hint that names what `written_here` returns, or an empty text.
+
+    Args:
+        written: how overrides are written where the hint is read.
+    """
+    ours = written_here(word, value, below=below)
+    if ours is None or ours.endswith("."):
+        return ours or ""
+    return f"Did you mean {' or '.join(repr(written(one)) for one in ours.split(' | '))}?"
