@@ -61,6 +61,7 @@ _PROCESSES = (
     "tests/runs/test_fork_server",
     "tests/runs/test_finalize",
     "tests/runs/test_finished_runs",
+    "tests/runs/test_first_loop",
     "tests/runs/test_launched_ranks",
     "tests/runs/test_load_model",
     "tests/runs/test_read_only_runs",

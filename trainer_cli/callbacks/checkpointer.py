@@ -14,7 +14,15 @@ from uuid import uuid4
 
 from trainer_cli.callbacks.save_budget import SaveBudget
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
-from trainer_cli.checkpoint.catalog import Check, Entry, catalog_of, newest_of_all, verify_and_decode
+from trainer_cli.checkpoint.catalog import (
+    Catalog,
+    Check,
+    Entry,
+    catalog_of,
+    holds_steps,
+    newest_of_all,
+    verify_and_decode,
+)
 from trainer_cli.checkpoint.copies import reachable
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
@@ -134,20 +142,32 @@ class CheckpointerCallback(Callback):
         """Whether a disk that cannot be written does not end the training."""
         return self.settings.on_save_error is OnSaveError["warn"]
 
-    def newest(self) -> Path | None:
+    def newest(self, *, first: bool = True) -> Path | None:
         """The newest intact checkpoint of this run, copies included, every byte verified; newer damaged ones are
         quarantined. With several ranks it is for rank 0 alone, and a `GroupVerifier` follows on the others.
+
+        Args:
+            first: False: None if there was never one after step 0.
 
         Raises:
             CheckpointError: there are some, and none is intact.
         """
+        if not first and not self._holds_steps():
+            if self.retention.own():
+                log.warning("the training begins anew: %s holds no checkpoint after step 0", self.folder)
+            return None
         group = self.checkpointer.group
         digests: Check = verify if group.world_size == 1 else GroupVerifier(group).verify
         check = partial(verify_and_decode, digests=digests)
-        run_id = self.identity.run_id
-        copies = [] if self.copier is None else [self.copier.retention.catalog]
-        newest = newest_of_all(reachable(self.retention.catalog, copies, run_id), run_id, check=check)
+        newest = newest_of_all(self._catalogs(), self.identity.run_id, check=check)
         return None if newest is None else newest[0].folder / newest[1].name
+
+    def _catalogs(self) -> list[Catalog]:
+        copies = [] if self.copier is None else [self.copier.retention.catalog]
+        return reachable(self.retention.catalog, copies, self.identity.run_id)
+
+    def _holds_steps(self) -> bool:
+        return holds_steps(self._catalogs(), self.identity.run_id)
 
     def newest_finite(self) -> Path | None:
         """The newest valid checkpoint of this run whose weights are finite, by its manifest."""
@@ -211,6 +231,8 @@ class CheckpointerCallback(Callback):
         # Raises here where checkpoint.name names no variable that there is.
         self.saver.path()
         self.storage.sweep()
+        if trainer.progress.step == 0 and not self._resumes_from_folder(trainer) and not self._holds_steps():
+            self.retention.begin_anew()
         newest = self.retention.newest()
         if newest is not None and not self._resumes_from_folder(trainer):
             raise UserError(

@@ -176,13 +176,26 @@ class Retention:
                 where="checkpoint.newer",
                 cure="Unpin them, or copy them to another folder.",
             )
-        reason = f"the run went back to step {step}"
         # Newest first: after a kill midway those that remain are still one branch.
-        for entry in reversed(later):
+        self._drop(reversed(later), f"the run went back to step {step}")
+        log.warning("went back to step %d: removed %s", step, names)
+
+    def begin_anew(self) -> None:
+        """Remove the checkpoint of step 0 that a first try has left, whose weights may be those of another model. A
+        pinned one is kept."""
+        first = [entry for entry in self.own() if entry.step == 0 and not self.catalog.is_pinned(entry.name)]
+        self._drop(first, "the run began anew, and no step was made from it")
+
+    def _drop(self, entries: Iterable[Entry], reason: str) -> None:
+        """Remove checkpoints that no later resume may choose.
+
+        Raises:
+            UserError: one is being read.
+        """
+        for entry in entries:
             if self.rules.remove is Removal.never:
                 # Nothing is deleted then; under its hidden name no resume chooses it.
                 self.storage.quarantine(entry.name, reason)
             elif not self.storage.remove(entry.name):
                 raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
             self._history.removed(entry.name, reason)
-        log.warning("went back to step %d: removed %s", step, names)

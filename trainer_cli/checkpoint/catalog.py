@@ -235,6 +235,21 @@ class Catalog:
         return None if is_other or entry.is_copy or entry.is_replayed or entry.problem == GONE else entry
 
 
+def holds_steps(catalogs: Iterable[Catalog], run_id: str, *, counts_first: bool = False) -> bool:
+    """Whether a run has a checkpoint after step 0, also a damaged one; without it there is nothing to continue.
+
+    Args:
+        counts_first: whether one of step 0 counts too, because its weights were loaded from another checkpoint.
+    """
+    # One that cannot be read may be of any step.
+    return any(
+        entry.manifest is None or entry.step > 0 or entry.pinned or counts_first
+        for catalog in catalogs
+        for entry in catalog.newest_first(run_id)
+        if not entry.partial
+    )
+
+
 def _by_step(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(entries, key=attrgetter("step", "name"))
 

@@ -252,7 +252,7 @@ def _open_run(
         if start.entry is not None:
             _log_start(start)
     elif start.entry is None:
-        note_gone_checkpoints(run)
+        note_gone_checkpoints(run, start.folder)
     start_step = start.entry.step if start.entry is not None else 0
     run.begin_attempt(
         name=config.name or "default",

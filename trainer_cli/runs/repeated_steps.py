@@ -56,7 +56,9 @@ def _is_exact(
     return (
         all(change.path[0] in WITHOUT_EFFECT for change in start.changes)
         and all(before.get(key) == environment.get(key) for key in _COMPUTED_BY)
-        and (manifest is None or not other_source(manifest.source, composed.project_root))
+        # Without a checkpoint it is unknown whether the code has changed.
+        and manifest is not None
+        and not other_source(manifest.source, composed.project_root)
         and (trainer.device.type == "cpu" or composed.config.deterministic)
         # The position of another loader may not be exact.
         and isinstance(loader, Loader)

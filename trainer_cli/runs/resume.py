@@ -16,6 +16,7 @@ from trainer_cli.checkpoint.catalog import (
     Check,
     Entry,
     catalog_of,
+    holds_steps,
     newest_of_all,
     verify_and_decode,
     why_damaged,
@@ -28,6 +29,7 @@ from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may
 from trainer_cli.core.checkpoint_config import CheckpointConfig, Newer
 from trainer_cli.core.elsewhere import hint_on
 from trainer_cli.core.run_status import RunStatus
+from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
@@ -37,6 +39,9 @@ from trainer_cli.runs.spent_time import read_lines
 from trainer_cli.terminal import table
 
 log = logging.getLogger(__name__)
+
+FIRST_ONLY = "it has no checkpoint after step 0"
+"""Why a run begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +69,18 @@ def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Cha
     return [*diff(stored.raw, composed.raw), *changed_env_values(run.read_config(), composed.raw, run.run_id)]
 
 
-def holds_training(run: RunDir, folder: Path, now: CheckpointConfig) -> bool:
-    """Whether a run is finished or has a checkpoint or a copy of one; if not, any config may replace its config."""
-    if run.read_summary().get("status") == RunStatus.finished or run.catalog(folder).names():
+def holds_training(run: RunDir, folder: Path, now: CheckpointConfig, stored: TrainConfig) -> bool:
+    """Whether a run is finished, or has a checkpoint to continue from; if not, it begins anew under any config."""
+    if run.read_summary().get("status") == RunStatus.finished:
         return True
-    copies = now.copy_to.folder
-    return copies is not None and bool(catalog_of(as_path(copies), run.copies_cache).names())
+    catalogs = [run.catalog(folder)]
+    if now.copy_to.folder is not None:
+        catalogs.append(catalog_of(as_path(now.copy_to.folder), run.copies_cache))
+    was_named = any(attempt.get("resume") is not None for attempt in run.attempts)
+    return holds_steps(catalogs, run.run_id, counts_first=was_named or stored.ckpt is not None)
 
 
-def refuse_absent_folder(run: RunDir, folder: Path) -> None:
+def refuse_absent_folder(run: RunDir, catalog: Catalog) -> None:
     """Refuse to begin anew, which drops the run's records, while its checkpoints may be on a disk that is not mounted.
 
     Their folder is somewhere else then, or a link. A folder in the run's directory was emptied by its user.
@@ -80,9 +88,9 @@ def refuse_absent_folder(run: RunDir, folder: Path) -> None:
     Raises:
         CheckpointError: it is empty, though the run has saved checkpoints that it has not removed.
     """
+    folder, saved = catalog.folder, _not_removed(run)
     inside = Path(os.path.realpath(run.path)) in Path(os.path.realpath(folder)).parents
-    saved = _not_removed(run)
-    if saved and (is_url(folder) or not inside):
+    if saved and (is_url(folder) or not inside) and not catalog.names():
         raise CheckpointError(
             f"{folder} holds no checkpoint now, but the run has saved {saved[-1].name}",
             where=str(run.path),
@@ -90,11 +98,11 @@ def refuse_absent_folder(run: RunDir, folder: Path) -> None:
         )
 
 
-def note_gone_checkpoints(run: RunDir) -> None:
-    """Record that a run which begins anew has none of its checkpoints: a later start, from another folder, would take
+def note_gone_checkpoints(run: RunDir, folder: Path) -> None:
+    """Record which checkpoints a run that begins anew does not have: a later start, from another folder, would take
     them for those of a disk that is not mounted."""
-    history = CheckpointHistory(run.history_file)
-    for life in _not_removed(run):
+    history, names = CheckpointHistory(run.history_file), run.catalog(folder).names()
+    for life in (life for life in _not_removed(run) if life.name not in names):
         history.removed(life.name, "it was gone when the run began anew")
 
 
@@ -148,6 +156,7 @@ def choose(
     catalogs: Sequence[Catalog],
     run_id: str,
     *,
+    begins_anew: bool = False,
     newer: Newer = Newer.refuse,
     attempts: Sequence[Mapping[str, Any]] = (),
     check: Check = verify_and_decode,
@@ -160,6 +169,7 @@ def choose(
 
     Args:
         catalogs: of the folder in which the run saves, and of that of its copies.
+        begins_anew: whether a checkpoint of step 0 is resumed only if `resume` names it; see `holds_training`.
 
     Raises:
         CheckpointError: none is valid, though `resume=must` or some exist.
@@ -183,6 +193,8 @@ def choose(
             (catalog for catalog in catalogs if catalog.folder.resolve() == path.resolve().parent), catalogs[0]
         )
         return _choose_named(path, _entries(catalog, run_id), catalog, newer, check)
+    if begins_anew and any(not entry.partial for catalog in catalogs for entry in catalog.newest_first(run_id)):
+        return Choice(None, f"anew: {FIRST_ONLY}", catalogs[0])
     # What was saved after the step that the run returned to belongs to the abandoned course.
     limit = None if back is None or saved_since else back.step
     newest = newest_of_all(catalogs, run_id, limit=limit, check=check, quarantine=quarantine)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, verify_and_decode, verify_beside
+from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, holds_steps, verify_and_decode, verify_beside
 from trainer_cli.checkpoint.copies import check_copies, reachable
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.format.verified_file import verify
@@ -32,6 +32,7 @@ from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.folders import config_of, is_checkpoint, manifest_of
 from trainer_cli.runs.resume import (
+    FIRST_ONLY,
     Choice,
     changes_since,
     choose,
@@ -131,7 +132,15 @@ def start_existing(
     catalogs = _catalogs(run, catalog, run_id, attempt, config.checkpoint)
     saved = catalog if save_folder == folder else run.catalog(save_folder)
     refuse_other_runs([saved, *catalogs[1:]], run_id, config.checkpoint)
-    find = partial(choose, config.resume, catalogs, run_id, newer=config.checkpoint.newer, attempts=run.attempts)
+    find = partial(
+        choose,
+        config.resume,
+        catalogs,
+        run_id,
+        begins_anew=accepted.begins_anew,
+        newer=config.checkpoint.newer,
+        attempts=run.attempts,
+    )
     ended = summary.get("status") == RunStatus.finished
     if ended and stays_finished and group.world_size == 1:
         # Nothing is loaded where the run stays finished, so right digests suffice: to decode it torch is imported.
@@ -144,7 +153,7 @@ def start_existing(
     choice = find(check=_check(meanwhile, group), quarantine=not read_only)
     finished = _why_stays_finished(choice, summary, stored.config, config)
     if choice.entry is None:
-        refuse_absent_folder(run, folder)
+        refuse_absent_folder(run, catalog)
     else:
         if ended and finished is not None:
             return Done(choice.entry.step, finished)
@@ -190,6 +199,8 @@ class Accepted(NamedTuple):
     """The folder of the checkpoints to resume."""
     stored_values: dict[str, Any]
     """See `Start.stored_values`."""
+    begins_anew: bool
+    """See `holds_training`."""
 
 
 def accepted_changes(run: RunDir, composed: Composed) -> Accepted:
@@ -200,14 +211,14 @@ def accepted_changes(run: RunDir, composed: Composed) -> Accepted:
     """
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
     folder = folder_of_checkpoints(run, composed.config.checkpoint, stored.config.checkpoint)
-    if not holds_training(run, folder, composed.config.checkpoint):
-        # Without a checkpoint the run begins anew, maybe with another model: what is `auto` is found again.
-        return Accepted(stored, changes_since(run, stored, composed), folder, {})
+    if not holds_training(run, folder, composed.config.checkpoint, stored.config):
+        # Maybe with another model: what is `auto` is found again.
+        return Accepted(stored, changes_since(run, stored, composed), folder, {}, begins_anew=True)
     stored_values = values_found(composed, stored)
     composed = with_values(composed, stored_values)
     changes = changes_since(run, stored, composed)
     refuse_changes(changes, composed, run.path)
-    return Accepted(stored, changes, folder, stored_values)
+    return Accepted(stored, changes, folder, stored_values, begins_anew=False)
 
 
 def values_found(composed: Composed, stored: Composed) -> dict[str, Any]:
@@ -342,6 +353,9 @@ def _start_lost(
     assert choice.entry.manifest is not None
     source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
     stored = from_yaml(source, trusted=True, missing_ok=True)
+    attempt = choice.entry.manifest.attempt + 1
+    if not holds_steps(catalogs, run_id, counts_first=stored.config.ckpt is not None):
+        return Start(run, run_id, attempt, None, choice.catalog.folder, f"anew: {FIRST_ONLY}", is_new=True)
     stored_values = values_found(composed, stored)
     composed = with_values(composed, stored_values)
     changes = diff(stored.raw, composed.raw)
@@ -353,7 +367,7 @@ def _start_lost(
     return Start(
         run,
         run_id,
-        choice.entry.manifest.attempt + 1,
+        attempt,
         choice.entry,
         choice.catalog.folder,
         f"{run.path} is gone, but {choice.catalog.folder} holds its checkpoints",

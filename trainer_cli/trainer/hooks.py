@@ -314,8 +314,8 @@ class CheckpointSaver(Protocol):
     def tolerates_errors(self) -> bool:
         """Whether a disk that cannot be written does not end the training."""
 
-    def newest(self) -> Path | None:
-        """The newest valid checkpoint of this run, to resume from."""
+    def newest(self, *, first: bool = True) -> Path | None:
+        """The newest valid checkpoint of this run, to resume from; unless `first`, None if only step 0 was saved."""
 
     def newest_finite(self) -> Path | None:
         """The newest valid checkpoint of this run whose weights are finite."""

@@ -71,13 +71,24 @@ class Loading:
         self._last_generators = self._first_generators
 
     def load_or_start(
-        self, ckpt_path: str | Path | Unset | None, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any
+        self,
+        ckpt_path: str | Path | Unset | None,
+        load: LoadOptions,
+        keep_settings: Sequence[str],
+        train_loader: Any,
+        *,
+        begins: bool = False,
     ) -> None:
-        """Bring model, optimizers, schedules and loop to the step at which a fit begins; arguments as in `fit`."""
+        """Bring model, optimizers, schedules and loop to the step at which a fit begins; arguments as in `fit`.
+
+        Args:
+            begins: whether it is the first fit of this trainer, which does not resume a checkpoint of step 0.
+        """
         trainer = self._trainer
         group, loop = trainer.strategy.group, trainer.loop
         if isinstance(ckpt_path, Unset):
-            ckpt_path, load = self.find_newest(), WHOLE
+            # A fit of this trainer that failed at once has left it in the midst of a step.
+            ckpt_path, load = self.find_newest(first=not begins), WHOLE
         elif ckpt_path is not None:
             ckpt_path = trainer.checkpointer.locate(ckpt_path)
             refuse_foreign(ckpt_path, load.states)
@@ -102,14 +113,18 @@ class Loading:
             trainer.schedulers.step(trainer, SchedulerInterval.epoch)
         self.start_samples = trainer.progress.samples
 
-    def find_newest(self) -> Path | None:
-        """The newest valid checkpoint of this run; None if there is no checkpoint, or no callback that saves."""
+    def find_newest(self, *, first: bool = True) -> Path | None:
+        """The newest valid checkpoint of this run; None if there is no checkpoint, or no callback that saves.
+
+        Args:
+            first: as of `CheckpointSaver.newest`.
+        """
         trainer = self._trainer
         if trainer.checkpoint is None:
             return None
         group = trainer.strategy.group
         # Rank 0 alone lists the folder, so that all ranks choose the same; all verify files.
-        newest: Path | None = group.on_main(trainer.checkpoint.newest, GroupVerifier(group))
+        newest: Path | None = group.on_main(partial(trainer.checkpoint.newest, first=first), GroupVerifier(group))
         return newest
 
     def find_all(self) -> list[Path]:

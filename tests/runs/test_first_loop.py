@@ -1,0 +1,284 @@
+"""The first loop of a newcomer: write, fail, correct, run the same command again. A run holds nobody before step 1."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import records, weights
+
+from trainer_cli import CheckpointerCallback, Trainer, TrainingLoop
+from trainer_cli.commands.main import main
+from trainer_cli.runs.run_dir import RunDir
+
+CODE = """
+import os
+import signal
+import torch
+from torch import nn
+
+def fail_at(place):
+    what = os.environ.get("FAILS", "")
+    if what.partition(" ")[0] != place:
+        return
+    if what.endswith("memory"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    if what.endswith("kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what.endswith("interrupt"):
+        os.kill(os.getpid(), signal.SIGINT)
+    elif what.endswith("nan"):
+        return float("nan")
+    else:
+        raise ValueError("a mistake of the user")
+
+class Points(torch.utils.data.Dataset):
+    def __init__(self, size=8, scale=1.0):
+        self.x = torch.arange(size * 2.0).reshape(size, 2) / size * scale
+    def __len__(self):
+        return len(self.x)
+    def __getitem__(self, index):
+        if torch.utils.data.get_worker_info() is None:
+            fail_at("data")
+        return {"x": self.x[index]}
+
+class Net(nn.Module):
+    def __init__(self, width=2):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, width), nn.Linear(width, 1))
+    def forward(self, batch):
+        factor = fail_at("train" if self.training else "evaluation") or 1.0
+        return (self.layers(batch["x"]) * factor).square().mean()
+"""
+EXPERIMENT = """# @package _global_
+defaults:
+  - override /optimizer: sgd
+model: {_target_: ours.Net}
+data:
+  _target_: trainer_cli.Datasets
+  batch_size: 4
+  train: {_target_: ours.Points}
+  val: {_target_: ours.Points}
+optimizer: {lr: 0.1}
+loop: {max_duration: 4, eval_interval: 2, eval_at_start: true, log_interval: 1}
+checkpoint: {save_interval: 2}
+logging: {console: "off"}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "configs/experiment").mkdir(parents=True)
+    (tmp_path / "configs/experiment/mine.yaml").write_text(EXPERIMENT)
+    (tmp_path / "ours.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("ours", None)
+
+
+def rewrite(project: Path, old: str, new: str) -> None:
+    """Correct the code: its length differs, so that Python compiles it again."""
+    code = (project / "ours.py").read_text()
+    (project / "ours.py").write_text(code.replace(old, new))
+    sys.modules.pop("ours", None)
+
+
+FAILURES = ["train", "train memory", "train kill", "data", "evaluation", "evaluation interrupt", "train nan"]
+CORRECTIONS: dict[str, list[str]] = {
+    "code": [],
+    "model": ["+model.width=3"],
+    "model of the same shapes": ["seed=1", "+model.width=2"],
+    "data": ["+data.train.scale=2.0"],
+    "rate": ["optimizer.lr=0.2"],
+    "seed": ["seed=5"],
+    "another optimizer": ["optimizer=adamw"],
+    "nothing": [],
+}
+
+
+def fail(how: str, command: list[str]) -> int:
+    """Run the command once, so that it fails before step 1."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAILS", how)
+        if how.endswith("kill"):
+            return subprocess.run([sys.executable, "-m", "trainer_cli", *command], capture_output=True).returncode
+        return main(command)
+
+
+@pytest.mark.parametrize(
+    ("how", "correction"),
+    [*((how, "model") for how in FAILURES), *(("train", key) for key in CORRECTIONS if key != "model")],
+)
+def test_a_run_without_a_step_begins_anew_as_a_run_that_never_failed(
+    project: Path, how: str, correction: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["fit", "mine", "callbacks=check_finite"]
+    assert fail(how, command) != 0
+    run = RunDir("runs/mine")
+    assert {path.name for path in run.checkpoints_folder.glob("step*")} <= {"step0"}
+    if correction == "code":
+        rewrite(project, "* factor)", "* factor + 1.0)")
+    corrected = [*command, *CORRECTIONS[correction]]
+    capsys.readouterr()
+    assert main(corrected) == 0
+    (begun,) = (line for line in run.log_file.read_text().splitlines() if "starting runs/mine" in line)
+    assert re.search(r"at step 0 \((anew: it has no checkpoint after step 0|\S+ holds no checkpoint yet)\)", begun)
+    assert [attempt["status"] for attempt in run.attempts][1:] == ["finished"]
+
+    assert main([*corrected, "name=fresh"]) == 0
+    fresh = RunDir("runs/fresh")
+    assert records(run.metrics_file) == records(fresh.metrics_file)
+    for step in ("step0", "step4"):
+        assert weights(run.checkpoints_folder / step) == weights(fresh.checkpoints_folder / step)
+    names = [sorted(path.name for path in each.checkpoints_folder.glob("step*")) for each in (run, fresh)]
+    assert names[0] == names[1]
+    assert main(["ckpt", "verify", "runs/mine"]) == 0
+
+
+KEPT: dict[str, list[str]] = {
+    "it has made steps": ["loop.hard_stop=2"],
+    "ckpt= was loaded, and saved": [
+        "ckpt=runs/source@latest",
+        "checkpoint.pre_train_checkpoint=true",
+    ],
+    "it is pinned": [],
+}
+
+
+@pytest.mark.parametrize("why", KEPT)
+def test_a_run_that_has_something_to_continue_is_kept(
+    project: Path, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = KEPT[why]
+    assert main(["fit", "mine", "name=source"]) == 0
+    if why == "it has made steps":
+        assert main(["fit", "mine", *first]) == 0
+    else:
+        assert fail("train", ["fit", "mine", *first]) == 1
+    if why == "it is pinned":
+        assert main(["ckpt", "pin", "runs/mine/checkpoints/step0"]) == 0
+    capsys.readouterr()
+    before = weights(Path("runs/mine/checkpoints/step0"))
+    assert main(["fit", "mine", *first, "optimizer.lr=0.2"]) == 2
+    assert "the config differs" in capsys.readouterr().err
+    assert weights(Path("runs/mine/checkpoints/step0")) == before
+
+
+def test_a_fork_without_a_step_loads_its_checkpoint_again(project: Path) -> None:
+    assert main(["fit", "mine", "name=source"]) == 0
+    fork = ["fit", "mine", "ckpt=runs/source@latest"]
+    assert fail("train", fork) == 1
+    assert main([*fork, "optimizer.lr=0.2"]) == 0
+    assert main([*fork, "optimizer.lr=0.2", "name=fresh"]) == 0
+    assert weights(Path("runs/mine/checkpoints/step4")) == weights(Path("runs/fresh/checkpoints/step4"))
+
+
+@pytest.mark.parametrize("resume", ["must", "runs/mine@step0"])
+def test_resume_must_begins_anew_and_a_named_checkpoint_of_step_0_is_loaded(project: Path, resume: str) -> None:
+    assert fail("train", ["fit", "mine"]) == 1
+    first = weights(Path("runs/mine/checkpoints/step0"))
+    rewrite(project, "nn.Linear(width, 1))", "nn.Linear(width, 1)); nn.init.zeros_(self.layers[0].bias)")
+    words = ["mine"] if resume == "must" else []
+    assert main(["fit", *words, f"resume={resume}"]) == 0
+    assert (weights(Path("runs/mine/checkpoints/step0")) == first) is (resume != "must")
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["the run is there", "its directory was removed"])
+def test_a_run_that_saves_elsewhere_begins_anew_too(project: Path, lost: bool) -> None:
+    command = ["fit", "mine", "checkpoint.folder='disk/{run_name}'", "checkpoint.copy_to.folder='copies/{run_name}'"]
+    assert fail("train", command) == 1
+    assert Path("disk/mine/step0").is_dir()
+    if lost:
+        shutil.rmtree("runs/mine")
+    assert main([*command, "+model.width=3"]) == 0
+    assert main([*command, "+model.width=3", "name=fresh"]) == 0
+    assert weights(Path("disk/mine/step0")) == weights(Path("disk/fresh/step0"))
+    assert weights(Path("copies/mine/step4")) == weights(Path("disk/fresh/step4"))
+
+
+def test_a_trial_of_a_sweep_that_made_no_step_begins_anew(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = ["fit", "-m", "mine", "seed=1,2"]
+    monkeypatch.setenv("FAILS", "train")
+    assert main(sweep) != 0
+    monkeypatch.delenv("FAILS")
+    assert main([*sweep, "+model.width=3"]) == 0
+    for seed in (1, 2):
+        assert main(["fit", "mine", f"seed={seed}", "+model.width=3", f"name=fresh{seed}"]) == 0
+        same = [Path(run, "checkpoints/step4") for run in (f"runs/mine/sweep/seed={seed}", f"runs/fresh{seed}")]
+        assert weights(same[0]) == weights(same[1])
+
+
+def test_a_plan_shows_that_a_run_begins_anew_and_changes_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fail("train", ["fit", "mine"]) == 1
+    before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()}
+    capsys.readouterr()
+    assert main(["plan", "mine", "+model.width=3"]) == 0
+    assert "it has no checkpoint after step 0" in capsys.readouterr().out
+    assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
+
+
+def make_trainer(width: int = 2, seed: int = 0, **more: Any) -> Trainer:
+    import ours
+
+    return Trainer(
+        model=lambda: ours.Net(width),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loop=TrainingLoop(max_duration=4, log_interval=1),
+        checkpoint=CheckpointerCallback(more.pop("folder", "saved"), save_interval=2),
+        seed=seed,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("corrected", [{"width": 3}, {"seed": 1}, {}], ids=str)
+@pytest.mark.parametrize("how", ["train", "train memory", "data"])
+def test_in_python_a_fit_whose_folder_has_no_step_begins_anew(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    corrected: dict[str, int],
+    how: str,
+) -> None:
+    monkeypatch.syspath_prepend(project)
+    import ours
+
+    monkeypatch.setenv("FAILS", how)
+    with pytest.raises((ValueError, RuntimeError)):
+        make_trainer().fit(torch.utils.data.DataLoader(ours.Points(), 4))
+    assert os.listdir("saved") == ["step0"]
+    monkeypatch.delenv("FAILS")
+    made = []
+    for folder in ("saved", "fresh"):
+        trainer = make_trainer(**corrected, folder=folder)
+        assert trainer.fit(torch.utils.data.DataLoader(ours.Points(), 4)).step == 4
+        made.append(trainer.model.state_dict())
+    assert all(torch.equal(made[0][key], made[1][key]) for key in made[0])
+    assert weights(Path("saved/step0")) == weights(Path("fresh/step0"))
+    anew = "the training begins anew: saved holds no checkpoint after step 0"
+    assert [record.getMessage() for record in caplog.records if "anew" in record.getMessage()] == [anew]
+
+
+def test_in_python_the_same_trainer_continues_from_its_own_step_0(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(project)
+    import ours
+
+    trainer, loader = make_trainer(), torch.utils.data.DataLoader(ours.Points(), 4)
+    monkeypatch.setenv("FAILS", "train")
+    with pytest.raises(ValueError, match="mistake"):
+        trainer.fit(loader)
+    monkeypatch.delenv("FAILS")
+    first = weights(Path("saved/step0"))
+    assert trainer.fit(loader).step == 4
+    assert weights(Path("saved/step0")) == first
