@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +283,130 @@ def test_in_python_the_same_trainer_continues_from_its_own_step_0(
     first = weights(Path("saved/step0"))
     assert trainer.fit(loader).step == 4
     assert weights(Path("saved/step0")) == first
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file of a run but its lock, which names the last process that held it."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_a_refused_change_names_the_three_ways(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "mine"]) == 0
+    capsys.readouterr()
+    assert main(["fit", "mine", "optimizer.lr=0.2"]) == 2
+    refused = " ".join(capsys.readouterr().err.split())
+    for way in (
+        "add 'resume_allow=[optimizer.lr]'",
+        "add name=OTHER, and ckpt=runs/mine@latest",
+        "add resume=anew: it is moved to runs/.trash, and nothing is deleted",
+    ):
+        assert way in refused
+
+
+def test_resume_anew_moves_the_run_and_begins_it_as_a_new_one(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "mine"]) == 0
+    for number in (1, 2):
+        before, id = files(Path("runs/mine")), RunDir("runs/mine").run_id
+        assert main(["plan", "mine", "+model.width=3", "resume=anew"]) == 0
+        assert "anew: the run is moved to runs/.trash" in capsys.readouterr().out
+        assert files(Path("runs/mine")) == before, "a plan moves nothing"
+        assert main(["fit", "mine", "+model.width=3", "resume=anew"]) == 0
+        assert files(Path(f"runs/.trash/mine-{number}")) == before
+        assert f"moved the earlier run to runs/.trash/mine-{number}" in Path("runs/mine/train.log").read_text()
+        assert RunDir("runs/mine").run_id != id
+        assert len(RunDir("runs/mine").attempts) == 1
+    assert main(["fit", "mine", "+model.width=3", "name=fresh"]) == 0
+    assert records(Path("runs/mine/metrics.jsonl")) == records(Path("runs/fresh/metrics.jsonl"))
+    for step in ("step0", "step4"):
+        assert weights(Path("runs/mine/checkpoints", step)) == weights(Path("runs/fresh/checkpoints", step))
+    assert main(["fit", "mine", "+model.width=3", "loop.max_duration=6"]) == 0, "it is an ordinary run"
+    capsys.readouterr()
+    for command in (["ckpt", "ls"], ["top", "--once"], ["report", "runs", "--output", "report.html"]):
+        assert main(command) == 0
+    printed = capsys.readouterr().out + Path("report.html").read_text()
+    assert "mine" in printed
+    assert ".trash" not in printed
+    assert main(["fit", "resume=runs/.trash/mine-1"]) == 0, "a moved run is a run"
+
+
+def _a_sweep(project: Path) -> list[str]:
+    Path("runs/mine/sweep/seed=1").mkdir(parents=True)
+    return []
+
+
+def _checkpoints_elsewhere(project: Path) -> list[str]:
+    shutil.copytree("runs/mine/checkpoints", "disk/mine")
+    return ["checkpoint.folder=disk/mine"]
+
+
+def _copies_elsewhere(project: Path) -> list[str]:
+    shutil.copytree("runs/mine/checkpoints", "copies/mine")
+    return ["checkpoint.copy_to.folder=copies/mine"]
+
+
+NOT_MOVED: dict[str, tuple[Callable[[Path], list[str]], int, str]] = {
+    "it holds a sweep": (_a_sweep, 2, "holds the runs of a sweep"),
+    "its checkpoints are elsewhere": (_checkpoints_elsewhere, 4, "disk/mine holds checkpoints of another run"),
+    "its copies are elsewhere": (_copies_elsewhere, 4, "copies/mine holds checkpoints of another run"),
+    "ckpt= names it": (lambda project: ["ckpt=runs/mine@latest"], 2, "is a checkpoint of the run that resume=anew"),
+    "the model cannot be made": (lambda project: ["+model.width=-1"], 1, "negative dimension"),
+    "the config is wrong": (lambda project: ["optimizer.lrr=1"], 2, "lrr"),
+    "another process trains": (lambda project: [], 4, "is in use by"),
+}
+
+
+@pytest.mark.parametrize("why", NOT_MOVED)
+def test_resume_anew_that_is_refused_moves_nothing(project: Path, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "mine"]) == 0
+    make, code, text = NOT_MOVED[why]
+    more, before = make(project), files(Path("runs/mine"))
+    capsys.readouterr()
+    with RunDir("runs/mine").lock() if why == "another process trains" else nullcontext():
+        assert main(["fit", "mine", "resume=anew", *more]) == code
+    assert text in " ".join(capsys.readouterr().err.split())
+    assert files(Path("runs/mine")) == before
+    assert not Path("runs/.trash").exists()
+
+
+def test_a_crash_between_the_move_and_the_new_run_loses_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["fit", "mine"]) == 0
+    before = files(Path("runs/mine"))
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "create", lambda *args, **named: (_ for _ in ()).throw(SystemExit(9)))
+        with pytest.raises(SystemExit):
+            main(["fit", "mine", "resume=anew", "+model.width=3"])
+    assert files(Path("runs/.trash/mine-1")) == before
+    assert main(["fit", "mine", "+model.width=3"]) == 0
+    assert files(Path("runs/.trash/mine-1")) == before
+
+
+@pytest.mark.parametrize("variable", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"])
+def test_a_command_that_is_started_again_by_its_launcher_resumes(
+    project: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["fit", "mine", "resume=anew"]
+    assert main([*command, "loop.hard_stop=2"]) == 0
+    monkeypatch.setenv(variable, "1")
+    assert main(command) == 0
+    assert [attempt["start_step"] for attempt in RunDir("runs/mine").attempts] == [0, 2]
+    assert not Path("runs/.trash").exists()
+
+
+def test_a_sweep_moves_each_of_its_runs_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["fit", "-m", "mine", "seed=1,2"]
+    assert main(["fit", "mine"]) == 0
+    assert main(sweep) == 0
+    alone, before = files(Path("runs/mine/checkpoints")), files(Path("runs/mine/sweep/seed=1"))
+    assert main([*sweep, "optimizer.lr=0.2"]) == 2
+    assert "resume=anew" in capsys.readouterr().err
+    assert main([*sweep, "optimizer.lr=0.2", "resume=anew"]) == 0
+    assert files(Path("runs/mine/sweep/.trash/seed=1-1")) == before
+    assert files(Path("runs/mine/checkpoints")) == alone
+    assert main([*sweep, "optimizer.lr=0.2"]) == 0, "they are finished"
+    assert [len(RunDir(f"runs/mine/sweep/seed={seed}").attempts) for seed in (1, 2)] == [1, 1]

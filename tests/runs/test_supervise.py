@@ -90,6 +90,25 @@ def test_a_run_is_restarted_while_it_progresses_and_ends_with_the_last_exit_code
     assert (ended[1:], paused) == (attempts, pauses)
 
 
+def test_a_restart_resumes_the_run_that_resume_anew_has_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun = RunDir(tmp_path / "run")
+    begun.create("", [], {"run_id": "a" * 16}).release()
+    commands: list[list[str]] = []
+
+    def run(child: Child, command: list[str]) -> int:
+        commands.append(command[command.index("fit") :])
+        if len(commands) == 2:
+            begun.move_to_trash()
+            begun.create("", [], {"run_id": "b" * 16}).release()
+        return 1 if len(commands) < 4 else 0
+
+    monkeypatch.setattr(Child, "run", run)
+    monkeypatch.setattr(Child, "pause", lambda child, seconds: None)
+    config = TrainConfig(run_dir=str(begun.path), restarts=RestartsConfig(max=9), resume="anew")
+    assert supervise(config, ["fit"]) == 0
+    assert commands == [["fit"], ["fit"], ["fit", "resume=auto"], ["fit", "resume=auto"]]
+
+
 def test_a_signal_during_a_pause_ends_it_at_once() -> None:
     with Child() as child:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()

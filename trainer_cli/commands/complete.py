@@ -18,6 +18,7 @@ from pathlib import Path
 from trainer_cli.commands.choices import EXPERIMENT, Choices, keys, values_of
 from trainer_cli.commands.main import VERBS, actions_of, parser_of
 from trainer_cli.config import search_path
+from trainer_cli.core.schema import RESUME_WORDS
 from trainer_cli.errors import UserError
 
 EXAMPLES = """examples:
@@ -99,7 +100,6 @@ SUBMIT = (
 )  # fmt: skip
 """Values of `--submit`: the clusters, and the parameters that most clusters need."""
 _PATHS = ("ckpt", "resume", "run_dir", "validate.folder")
-_RESUME = ("auto", "never", "must")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ def _values(choices: Choices, settings: Mapping[str, object], key: str, value: s
         yield from (Candidate(option, search_path.description(file)) for option, file in options.items())
         return
     if key == "resume":
-        yield from map(Candidate, _RESUME)
+        yield from map(Candidate, RESUME_WORDS)
     if key in keys():
         yield from map(Candidate, values_of(keys()[key].kind))
     else:

@@ -37,21 +37,21 @@ from trainer_cli.commands.sweep_table import (
     write_failure,
 )
 from trainer_cli.config import search_path
-from trainer_cli.config.compose import Composed, compose, freeze, refuse_shipped_default
+from trainer_cli.config.compose import Composed, compose, freeze, refuse_shipped_default, with_values
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.files import replace
 from trainer_cli.core.naming import SWEEP_FOLDER
 from trainer_cli.core.run_status import RunStatus
-from trainer_cli.core.schema import ParallelConfig
+from trainer_cli.core.schema import ANEW, RESUME_WORDS, ParallelConfig
 from trainer_cli.core.stopping import reopens
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.fork_server import own_command
 from trainer_cli.runs.run_dir import RunDir, make_directory
 from trainer_cli.runs.signals import StopSignals
-from trainer_cli.runs.start import accepted_changes, refuse_no_optimizer
+from trainer_cli.runs.start import accepted_changes, refuse_anew, refuse_no_optimizer
 from trainer_cli.runs.supervise import Children
 from trainer_cli.terminal import clear_status, format_count, is_terminal, line_width, show_status, wrapped_message
 from trainer_cli.trainer.messages import to_console
@@ -123,6 +123,8 @@ class Planned:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     folders: Mapping[str, str] = field(default_factory=dict)
     """Config key -> folder outside the run directory in which the job saves or copies checkpoints."""
+    begins_anew: bool = False
+    """Whether `resume=anew` moves the run away that it has."""
 
     @property
     def key(self) -> str:
@@ -132,7 +134,9 @@ class Planned:
     @property
     def done(self) -> bool:
         """Whether the run directory says that the job is finished."""
-        return not self.reopened and self.run.read_summary().get("status") == RunStatus.finished
+        return (
+            not self.reopened and not self.begins_anew and self.run.read_summary().get("status") == RunStatus.finished
+        )
 
 
 def plan(arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> list[Planned]:
@@ -186,7 +190,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
     refuse_shipped_default(composed)
     refuse_no_optimizer(composed)
     config = composed.config
-    if config.resume not in ("auto", "must", "never"):
+    if config.resume not in RESUME_WORDS:
         raise UserError(
             f"resume={config.resume} is one run, but a sweep has several",
             where="resume",
@@ -200,14 +204,19 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         )
     end = f"{SWEEP_FOLDER}/{job.key}"
     run = RunDir(Path(config.run_dir) / end)
-    reopened = False
-    if run.exists_as_run():
+    reopened, begins_anew = False, config.resume == ANEW and run.exists_as_run()
+    if begins_anew:
+        refuse_anew(run, composed)
+    elif run.exists_as_run():
         stored = accepted_changes(run, composed).stored.config
         reopened = reopens(str(run.read_summary().get("reason")), stored.loop, config.loop)
     else:
         # Only a new run: one that exists has its place already.
         refuse_nested(run.path)
         composed.check_targets()
+    if config.resume == ANEW:
+        # The sweep moves the runs before its first job, so that a restarted job resumes.
+        composed = with_values(composed, {"resume": "auto"})
     frozen = freeze(composed, end)
     return Planned(
         job,
@@ -218,6 +227,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         config.logging.level,
         config.parallel,
         _folders(config.checkpoint),
+        begins_anew,
     )
 
 
@@ -295,6 +305,8 @@ class Sweep:
             lock.name_holder()
             waiting = [job for job in self.planned if not job.done]
             for job in waiting:
+                if job.begins_anew:
+                    log.info("moved the earlier run of %s to %s", job.key, job.run.move_to_trash())
                 # Frozen now: a job that starts hours later must not see an edit of the configs.
                 replace(self._file(job, "yaml"), [job.frozen.encode()])
             finished = len(self.planned) - len(waiting)
@@ -314,7 +326,8 @@ class Sweep:
             rows = self._rows()
             lines = [as_table(rows), f"results: {self.folder / 'sweep.csv'}"]
             if any(not row.finished for row in rows):
-                lines.append("next: the same command again resumes, and repeats what failed.")
+                anew = " without resume=anew" if any(job.begins_anew for job in self.planned) else ""
+                lines.append(f"next: the same command again{anew} resumes, and repeats what failed.")
             shown = wrapped_message("\n".join(lines), line_width(sys.stdout))
             print(f"\n{shown}", flush=True)
             incomplete = any(job.key not in self.codes for job in waiting)

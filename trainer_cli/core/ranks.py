@@ -26,6 +26,7 @@ _LAUNCH = (
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
     "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT",
 )  # fmt: skip
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 _FIRST_PORT, _PORTS = 20000, 12000
 """Ports below 32768, from where on Linux assigns ports to outgoing connections."""
 _STEP_STRIDE = 7919
@@ -44,6 +45,11 @@ class Ranks:
     """Host and port where rank 0, or the launcher, listens; None for one process."""
     per_node: int | None = None
     """Processes on each machine, if that is known and equal."""
+
+
+def is_restarted(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun or Slurm has started this command again after it ended early."""
+    return any(environ.get(name, "0") not in ("", "0") for name in _RESTARTS)
 
 
 def ranks_in(environ: Mapping[str, str]) -> Ranks:

@@ -445,6 +445,11 @@ SYSTEM = "system"
 """The callback that records the use of the machine."""
 
 
+ANEW = "anew"
+RESUME_WORDS = ("auto", "never", "must", ANEW)
+"""What `resume` may be besides a run or a checkpoint."""
+
+
 @dataclass(kw_only=True, slots=True)
 class TrainConfig:
     """The whole config of a run."""
@@ -466,8 +471,8 @@ class TrainConfig:
     device: Device = Device.auto
     """auto, cpu, cuda or mps."""
     resume: str = "auto"
-    """auto (the newest valid checkpoint, if there is one), never, must, a checkpoint of this run (its path, RUN@best or
-    RUN@step500), or its directory."""
+    """auto (the newest valid checkpoint, if there is one), never, must, anew (move the run to `.trash` beside it, and
+    begin at step 0), a checkpoint of this run (its path, RUN@best or RUN@step500), or its directory."""
     resume_allow: list[str] = field(default_factory=list)
     """Keys, sections and globs of keys that may change on a resume beyond the usual ones. data: also samples that are
     not those of the checkpoint. source: `train validate` may take the model from another project, in which its file

@@ -9,7 +9,7 @@
     a new run: make and lock its directory only now
     train; write into summary.json how it ended, also after an error
 
-A run that has checkpoints never starts from step 0 by itself.
+A run that has a checkpoint after step 0 never starts from step 0 by itself.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from trainer_cli.config.targets import import_from
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
+from trainer_cli.core.schema import ANEW, RESUME_WORDS
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import ExitCode, without_secrets
 from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
@@ -200,6 +201,8 @@ def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGrou
     """Lock a run that exists, and choose the checkpoint to resume."""
     if not run.exists_as_run():
         return start_new(run, composed, meanwhile=import_torch, group=group)
+    if composed.config.resume == ANEW:
+        return start_existing(run, composed)
     # Before anything is read: another process may be writing checkpoints.
     lock = stack.enter_context(run.lock())
     stack.enter_context(to_file(run.log_file))
@@ -239,6 +242,8 @@ def _open_run(
         if config.checkpoint.enabled and config.checkpoint.folder is not None:
             # Before the directory: a store without such a bucket, or without permission, must leave none.
             check_store(config.checkpoint.folder, start.run_id)
+        # Only now: until here an error leaves the run where it is.
+        moved_to = run.move_to_trash() if config.resume == ANEW and run.exists_as_run() else None
         stack.enter_context(
             run.create(
                 config_text,
@@ -249,6 +254,8 @@ def _open_run(
             )
         )
         stack.enter_context(to_file(run.log_file))
+        if moved_to is not None:
+            log.info("moved the earlier run to %s", moved_to)
         if start.entry is not None:
             _log_start(start)
     elif start.entry is None:
@@ -259,7 +266,7 @@ def _open_run(
         start_step=start_step,
         now=time.time(),
         environment=facts,
-        resume=config.resume if config.resume not in ("auto", "must", "never") else None,
+        resume=None if config.resume in RESUME_WORDS else config.resume,
         differs_until=differs_until,
     )
     trainer.recording.set_repeats(repeats_steps(run.attempts, start_step))

@@ -347,7 +347,8 @@ def _other_samples(name: str, differing: Sequence[str], seeds: str) -> ConfigErr
     return ConfigError(
         _other_data(name, differing),
         location="data",
-        hint=f"Use the data of the run; {cause}. To continue anyway, add 'resume_allow=[data]'.",
+        hint=f"Use the data of the run; {cause}. To continue anyway, add 'resume_allow=[data]'; to begin the "
+        "run anew, resume=anew.",
     )
 
 

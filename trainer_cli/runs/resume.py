@@ -94,7 +94,7 @@ def refuse_absent_folder(run: RunDir, catalog: Catalog) -> None:
         raise CheckpointError(
             f"{folder} holds no checkpoint now, but the run has saved {saved[-1].name}",
             where=str(run.path),
-            cure="Mount its disk, or restore the folder. To begin anew, use name=OTHER or move the run directory away.",
+            cure="Mount its disk, or restore the folder. To begin anew, use name=OTHER or resume=anew.",
         )
 
 
@@ -132,7 +132,8 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
         f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
         hint=(
             f"To continue anyway, add {leave}. To train this as another run, add "
-            f"name=OTHER, and {ckpt_argument(f'{run_dir}@latest')} to begin it with the weights of this one."
+            f"name=OTHER, and {ckpt_argument(f'{run_dir}@latest')} to begin it with the weights of this one. "
+            f"To begin this run anew, add resume=anew: it is moved to {RunDir(run_dir).trash}, and nothing is deleted."
         ),
     )
 
@@ -179,7 +180,7 @@ def choose(
     if resume == "never":
         raise UserError(
             f"resume=never, but {folder.parent} holds a run already",
-            cure="Start another run with name=OTHER, or remove the directory.",
+            cure="Start another run with name=OTHER, or begin this one anew with resume=anew.",
         )
     back = _last_return(attempts)
     saved_since = back is not None and any(

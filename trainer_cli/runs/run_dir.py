@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from trainer_cli.checkpoint.catalog import Catalog, catalog_of
 from trainer_cli.core.bounds import is_amount, is_bounded, is_count, is_list, is_table, is_text, keep_sound
 from trainer_cli.core.files import close_private, make_folder, open_private, replace, sync_folder
 from trainer_cli.core.goodput import Seconds, compute_goodput, sum_attempts
-from trainer_cli.core.naming import COPIES_CACHE, is_run_id
+from trainer_cli.core.naming import COPIES_CACHE, SWEEP_FOLDER, TRASH_FOLDER, is_run_id
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import RunDirectoryError, UserError
@@ -129,6 +130,7 @@ class RunDir:
         self.history_file = self.path / "checkpoints.jsonl"
         self.report_file = self.path / "report.html"
         self.lock_file = self.path / ".lock"
+        self.trash = self.path.parent / TRASH_FOLDER
 
     def folder_for(self, configured: str | None) -> Path:
         """The folder of checkpoints for a value of `checkpoint.folder`."""
@@ -308,6 +310,38 @@ class RunDir:
         write_json(self.provenance_file, provenance)
         # Last: after a kill in between, the next start still compares with the old config.
         replace(self.config_file, [config_yaml.encode()])
+
+    def check_movable(self) -> None:
+        """Refuse to move a run away that is in use, or whose directory holds other runs.
+
+        Raises:
+            RunDirectoryError: another process trains or replays here.
+            UserError: it holds a sweep.
+        """
+        self.lock().release()
+        if (self.path / SWEEP_FOLDER).exists():
+            raise UserError(
+                f"{self.path} holds the runs of a sweep, which would be moved with it",
+                where="resume=anew",
+                cure=f"Move {self.path / SWEEP_FOLDER} away first, or begin another run with name=OTHER.",
+            )
+
+    def move_to_trash(self) -> Path:
+        """Move the run to the first free `.trash/NAME-N` beside it; the new path.
+
+        Raises:
+            TrainError: see `check_movable`.
+        """
+        self.check_movable()
+        with self.lock():
+            make_directory(self.trash)
+            numbered = (self.trash / f"{self.path.name}-{number}" for number in count(1))
+            target = next(path for path in numbered if not os.path.lexists(path))
+            os.rename(self.path, target)
+            # Its new entry first: after a power failure it is in one place, or in both.
+            sync_folder(self.trash)
+            sync_folder(self.path.parent)
+        return target
 
     def config_files(self) -> dict[Path, bytes]:
         """The files that `write_config` replaces."""

@@ -24,7 +24,7 @@ from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.left_out import can_resume, check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
 from trainer_cli.core.run_status import RunStatus
-from trainer_cli.core.schema import LoadConfig, TrainConfig
+from trainer_cli.core.schema import ANEW, LoadConfig, TrainConfig
 from trainer_cli.core.stopping import reopens
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
@@ -115,6 +115,8 @@ def start_existing(
         TrainError: the run cannot resume, or not with this config.
     """
     config = composed.config
+    if config.resume == ANEW:
+        return _start_anew(run, composed)
     # First: a refused change of the config must not quarantine a checkpoint.
     accepted = accepted_changes(run, composed)
     stored, changes, folder = accepted.stored, accepted.changes, accepted.folder
@@ -171,6 +173,36 @@ def start_existing(
         finished=finished,
         stored_values=accepted.stored_values,
     )
+
+
+def _start_anew(run: RunDir, composed: Composed) -> Start:
+    """Decide how a run begins anew that is moved away when the new one is made.
+
+    Raises:
+        TrainError: see `refuse_anew`.
+    """
+    refuse_anew(run, composed)
+    folder = run.folder_for(composed.config.checkpoint.folder)
+    return Start(run, secrets.token_hex(8), 1, None, folder, f"anew: the run is moved to {run.trash}", is_new=True)
+
+
+def refuse_anew(run: RunDir, composed: Composed) -> None:
+    """Refuse to begin a run anew that cannot be moved away with all its checkpoints.
+
+    Raises:
+        TrainError: it is in use, holds a sweep, has checkpoints elsewhere, or is the source of `ckpt=`.
+    """
+    run.check_movable()
+    config = composed.config
+    catalogs = _catalogs(run, run.catalog(run.folder_for(config.checkpoint.folder)), None, 0, config.checkpoint)
+    refuse_other_runs(catalogs, None, config.checkpoint)
+    fork = fork_path(composed)
+    if fork is not None and run.path.resolve() in fork.resolve().parents:
+        raise UserError(
+            f"ckpt={fork} is a checkpoint of the run that resume=anew moves away",
+            where="ckpt",
+            cure="Begin another run with name=OTHER.",
+        )
 
 
 def _why_stays_finished(
@@ -262,7 +294,7 @@ def start_new(
     refuse_other_runs(catalogs, None, config.checkpoint)
     if config.resume == "must":
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
-    if config.resume not in ("auto", "never"):
+    if config.resume not in ("auto", "never", ANEW):
         if not Path(config.resume).exists():
             message = f"resume={config.resume}: there is no such directory"
             raise UserError(message, where="resume", cure=suggest_nearby(config.resume))
@@ -314,7 +346,7 @@ def refuse_other_runs(catalogs: Sequence[Catalog], run_id: str | None, config: C
             raise RunDirectoryError(
                 f"{catalog.folder} holds checkpoints of another run, such as {saved[-1][0]}",
                 where=f"checkpoint.{key}",
-                cure="Choose another folder: with {run_name} in it each run has its own.",
+                cure="Choose another folder, or move them away. With {run_name} in it each run has its own.",
             )
 
 

@@ -27,16 +27,16 @@ from functools import partial
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default
+from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default, with_values
 from trainer_cli.config.overrides import strip_quotes
 from trainer_cli.config.processes import check_processes
 from trainer_cli.config.resolvers import share_moment
 from trainer_cli.config.sweep import text_of
 from trainer_cli.core.field_rules import check_duration
 from trainer_cli.core.intervals import Unit
-from trainer_cli.core.ranks import ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
+from trainer_cli.core.ranks import is_restarted, ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 from trainer_cli.core.run_status import RunStatus
-from trainer_cli.core.schema import TrainConfig
+from trainer_cli.core.schema import ANEW, RESUME_WORDS, TrainConfig
 from trainer_cli.core.stopping import Ended, decide_restart
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ExitCode
@@ -59,7 +59,7 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
     With `resume=RUN`, `resume=RUN@step500` and the like it is the config of that run, with the overrides on top.
     """
     named = [strip_quotes(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
-    names_checkpoint = bool(named) and named[-1] not in ("auto", "never", "must")
+    names_checkpoint = bool(named) and named[-1] not in RESUME_WORDS
     if names_checkpoint:
         run = run_of(named[-1])
         directory = RunDir(run)
@@ -97,14 +97,14 @@ def _fit_in_processes(
     if ranks.world_size > 1:
 
         def composed_by_main() -> Composed:
-            composed = compose()
+            composed = _resume_if_restarted(compose())
             refuse_other_processes(ranks, composed.config.parallel.processes_per_node)
             with composed.placing():
                 check_processes(composed.config, ranks.world_size)
             return composed
 
         return run_as_rank(composed_by_main, partial(_fit, allow_pickle=allow_pickle))
-    composed = compose()
+    composed = _resume_if_restarted(compose())
     config = composed.config
     processes = config.parallel.processes_per_node or 1
     # Once, here: each child would find the same mistake, after it has imported torch.
@@ -140,6 +140,13 @@ def _fit_in_processes(
     return _fit(composed, ALONE, allow_pickle=allow_pickle)
 
 
+def _resume_if_restarted(composed: Composed) -> Composed:
+    """Without `resume=anew` where Slurm or torchrun starts the command again, which would move the new run away."""
+    if composed.config.resume == ANEW and is_restarted(os.environ):
+        return with_values(composed, {"resume": "auto"})
+    return composed
+
+
 def _fit(composed: Composed, group: ProcessGroup, *, allow_pickle: bool) -> int:
     # Imported here: a mistake in the config is reported before torch is imported.
     from trainer_cli.runs.fit import fit
@@ -160,7 +167,7 @@ def _refuse_early(composed: Composed, processes: int) -> None:
         refuse_no_optimizer(composed)
         check_processes(composed.config, processes)
         run = RunDir(composed.config.run_dir)
-        if run.exists_as_run():
+        if run.exists_as_run() and composed.config.resume != ANEW:
             accepted_changes(run, composed)
 
 
@@ -365,12 +372,16 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
     backoff_s = 0.0 if backoff is None else float(backoff.value)
     command = own_command(arguments)
     run, failures = RunDir(config.run_dir), 0
+    earlier_id = run.run_id if config.resume == ANEW and run.exists_as_run() else None
     folder = run.checkpoints_folder if config.checkpoint.folder is None else as_path(config.checkpoint.folder)
     with Child(for_ranks=(config.parallel.processes_per_node or 1) > 1) as child:
         while True:
             # Progress, not the exit code alone, decides whether another restart makes sense.
             before = _newest_step(folder)
             code = child.run(command)
+            if config.resume == ANEW and run.exists_as_run() and run.run_id != earlier_id:
+                # The new run is made: a restart resumes it.
+                command = own_command([*arguments, "resume=auto"])
             # After a signal no restart: the user or the scheduler asked for a stop.
             if child.stopped:
                 return code if code >= 0 else int(ExitCode.STOPPED_EARLY)

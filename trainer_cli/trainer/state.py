@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 
 _MANY = "optimizers"
 """The key of the states of named optimizers; the state of a single optimizer is under `optimizer`."""
-ADVICE = "Resume with the config and the code of the checkpoint, or begin another run: name=OTHER."
+ADVICE = (
+    "Resume with the config and the code of the checkpoint, begin another run with name=OTHER, or this one anew with "
+    "resume=anew."
+)
 _LOAD_LESS = "Load with the config and the code of the checkpoint, or less of it: load.states=[model]."
 
 
