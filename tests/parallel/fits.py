@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from trainer_cli import Callback, Digits, TrainStep
 from trainer_cli.parallel import same
@@ -249,6 +249,31 @@ class OwnParts:
             self.train = DataLoader(self.train, 4)
         if kind != "stream":
             self.val = DataLoader(self.val, 4, sampler=Lengths(samples))
+
+
+class ByEpoch(Dataset[torch.Tensor]):
+    """As many samples as the epoch says."""
+
+    lengths = (8, 24, 8, 40)
+
+    def __init__(self) -> None:
+        self.length, self.samples = 8, torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.length = self.lengths[epoch % 4]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.samples[index]
+
+
+class Growing:
+    """Data with epochs of several lengths."""
+
+    def __init__(self) -> None:
+        self.train, self.val = ByEpoch(), None
 
 
 class Square(torch.nn.Module):

@@ -83,6 +83,11 @@ OWN_PARTS = [
 ]  # fmt: skip
 PARTS = {kind: [*OWN_PARTS, f"data={{_target_: fits.OwnParts, kind: {kind}}}"] for kind in ("sampler", "iterable")}
 PARTS["stream"] = [*OWN_PARTS, "data={_target_: fits.OwnParts, kind: stream, batch_size: 4}"]
+EPOCHS = [
+    *OWN_PARTS, "data={_target_: fits.Growing}", "loop.max_duration=4ep", "loop.eval_interval=null",
+    "scheduler={_target_: trainer_cli.WarmupCosine, warmup: 2ep, min_ratio: 0.1}", "checkpoint.save_interval=1ep",
+]  # fmt: skip
+"""Epochs of 1, 3, 1 and 5 steps."""
 THAWED = ["experiment=digits_mlp", "freeze={layers.1.*: 8, layers.4.bias: 256sp}", "loop.max_duration=24", *SHORT]
 """Parameters that are frozen at first: gradients are averaged in other buckets later."""
 AUTO = [
@@ -154,6 +159,10 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         ],
         *[[*job, f"run_dir=parts/{kind}"] for kind, job in PARTS.items()],
         *[[*job, f"run_dir=cuts/{kind}", *cut] for kind, job in PARTS.items() for cut in (["loop.hard_stop=7"], [])],
+        *[
+            [*EPOCHS, f"data.batch_size={8 // RANKS}", f"run_dir={run}", f"loop.hard_stop={stop}"]
+            for run, stop in (("epochs/whole", "null"), *(("epochs/cut", stop) for stop in (1, 3, 4, 5, 7, "null")))
+        ],
         [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
         [*TWO["weighted"], "parallel=ddp", "step={_target_: fits.SeveralLosses, apart: true}", "run_dir=apart_step"],
         [*HELD, f"data.batch_size={8 // RANKS}", "parallel=ddp", "run_dir=held/two"],
@@ -166,7 +175,12 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
     ]
     with new_folder(tmp_path_factory, "runs") as folder:
         (folder / "text").write_text("It is a truth universally acknowledged, that a single man, in possession. " * 40)
-        jobs_of_one = {**ONE, "held": [*HELD, "data.batch_size=8"], "thawed": [*THAWED, "data.batch_size=16"]}
+        jobs_of_one = {
+            **ONE,
+            "held": [*HELD, "data.batch_size=8"],
+            "thawed": [*THAWED, "data.batch_size=16"],
+            "epochs": [*EPOCHS, "data.batch_size=8"],
+        }
         alone = [main(["fit", *job, f"run_dir=one/{name}"]) for name, job in jobs_of_one.items()]
         assert alone == [0] * len(jobs_of_one)
         yield fit_on_ranks(RANKS, jobs)
@@ -253,6 +267,17 @@ def test_parameters_that_are_unfrozen_are_trained_as_by_one_process(runs: Path, 
 def test_a_resume_while_parameters_are_frozen_is_bit_identical(runs: Path) -> None:
     assert final_state(runs / "thawed/cut") == final_state(runs / "thawed/ddp")
     assert metrics(runs / "thawed/cut") == metrics(runs / "thawed/ddp")
+
+
+def test_epochs_of_several_lengths_are_those_of_one_process_and_a_resume_is_bit_identical(runs: Path) -> None:
+    one, whole = metrics(runs / "one/epochs"), metrics(runs / "epochs/whole")
+    assert [record["step"] for record in one] == list(range(1, 11))
+    # A whole length of four epochs of one step: the last rate for steps 5 to 10.
+    assert len({record["train/lr"] for record in one[4:]}) == 1
+    for alone, both in zip(one, whole, strict=True):
+        assert both == {key: pytest.approx(value, rel=1e-5) for key, value in alone.items()}, alone["step"]
+    assert metrics(runs / "epochs/cut") == whole
+    assert final_state(runs / "epochs/cut") == final_state(runs / "epochs/whole")
 
 
 @pytest.mark.parametrize("kind", PARTS)

@@ -339,7 +339,7 @@ def test_a_mapping_of_schedules_keeps_its_names_and_leaves_out_what_is_null() ->
 
 def _loop(total_steps: int | None, steps_per_epoch: int | None) -> TrainingLoop:
     loop = TrainingLoop()
-    loop.total_steps, loop.steps_per_epoch = total_steps, steps_per_epoch
+    loop.planned_steps, loop.planned_epoch_steps = total_steps, steps_per_epoch
     return loop
 
 

@@ -12,9 +12,11 @@ import pytest
 import torch
 from tiny import Line, ListLogger, assert_resumes_exactly, trainer
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
+from trainer_cli import TrainingLoop, WarmupCosine, WarmupLinear, scheduler_factory
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.trainer.hooks import Callback
@@ -135,11 +137,20 @@ def test_a_run_trains_on_what_a_plain_loop_trains_on(kind: str) -> None:
     assert evaluated == ends
 
 
-def _fit(kind: str, folder: Path, *callbacks: Callback) -> Any:
+SCHEDULES: dict[str, Callable[[TrainingLoop], Any]] = {
+    "of evaluations": lambda loop: Scheduled(lambda optimizer: ReduceLROnPlateau(optimizer, patience=0)),
+    "of the length": lambda loop: scheduler_factory(WarmupCosine, loop, warmup="1ep", min_ratio=0.1),
+    "of a share": lambda loop: scheduler_factory(lr_scheduler.StepLR, loop, step_size="0.5dur", interval="step"),
+    "of epochs": lambda loop: scheduler_factory(WarmupLinear, loop, interval="epoch"),
+}
+
+
+def _fit(kind: str, folder: Path, *callbacks: Callback, schedule: str = "of evaluations") -> Any:
+    loop = TrainingLoop(max_duration=f"{EPOCHS}ep", log_interval=2, eval_interval="0.5ep")
     made = trainer(
         callbacks=[*callbacks, EarlyStopping(patience="1.5ep", min_delta=9)],
-        schedulers=Scheduled(lambda optimizer: ReduceLROnPlateau(optimizer, patience=0)),
-        settings={"max_duration": f"{EPOCHS}ep", "log_interval": 2, "eval_interval": "0.5ep"},
+        schedulers=SCHEDULES[schedule](loop),
+        loop=loop,
         checkpoint=CheckpointerCallback(folder, save_interval="1ep", save_async=False),
     )
     data = DATA[kind]()
@@ -151,6 +162,14 @@ def _fit(kind: str, folder: Path, *callbacks: Callback) -> Any:
 def test_a_run_on_epochs_of_several_lengths_resumes_bit_for_bit(kind: str, tmp_path: Path) -> None:
     steps = _fit(kind, tmp_path / "whole").progress.step
     assert_resumes_exactly(partial(_fit, kind), tmp_path, *range(1, steps, 2))
+
+
+@pytest.mark.parametrize("kind", ["a DataLoader", "a DataLoader that drops the last", "a batch sampler"])
+@pytest.mark.parametrize("schedule", [schedule for schedule in SCHEDULES if schedule != "of evaluations"])
+def test_a_resume_keeps_the_steps_that_schedules_were_made_for(schedule: str, kind: str, tmp_path: Path) -> None:
+    fit = partial(_fit, kind, schedule=schedule)
+    steps = fit(tmp_path / "whole").progress.step
+    assert_resumes_exactly(fit, tmp_path, *range(1, steps))
 
 
 class Buffer(ByEpoch):

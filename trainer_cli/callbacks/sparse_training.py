@@ -63,8 +63,8 @@ class Schedule:
             ConfigError: one of them is not a number of steps, or nothing lies between start and stop.
         """
         steps_by_key: dict[str, int] = {"start": 0}
-        if self._given["stop"] is None and loop.total_steps is not None:
-            steps_by_key["stop"] = int(loop.total_steps * share)
+        if self._given["stop"] is None and loop.planned_steps is not None:
+            steps_by_key["stop"] = int(loop.planned_steps * share)
         for key, duration in self._given.items():
             steps = steps_by_key.get(key) if duration is None else loop.steps_of(duration)
             if steps is None:

@@ -28,7 +28,10 @@ class Progress:
     last_epoch: int = 0
     evaluated_step: int = -1
     passed_over: int = 0
-    """Number of steps that skipped data would have made; saved only if not zero, as older versions refuse the name."""
+    """Number of steps that skipped data would have made."""
+    epochs_differ: int = 0
+    """1 if an epoch had another length than the first. Like `passed_over` it is saved only if not zero, as older
+    versions refuse the name."""
 
     @classmethod
     def of(cls, counts: Mapping[str, int | float]) -> Progress | None:
@@ -39,7 +42,7 @@ class Progress:
         """The counts, by name."""
         # By hand: asdict copies recursively, and this runs at every save.
         counts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return counts if self.passed_over else {name: counts[name] for name in counts if name != _OPTIONAL}
+        return {name: count for name, count in counts.items() if count or name not in _OPTIONAL}
 
     def load_state_dict(self, state: dict[str, int | float]) -> None:
         """Load saved counts. A missing or unknown count is an error."""
@@ -49,10 +52,10 @@ class Progress:
             setattr(self, field.name, state.get(field.name, 0))
 
 
-_OPTIONAL = "passed_over"
+_OPTIONAL = ("passed_over", "epochs_differ")
 _NAMES = frozenset(field.name for field in fields(Progress))
 
 
 def _misfit(counts: Mapping[str, int | float]) -> list[str]:
     """The names of counts that are missing or unknown."""
-    return sorted(_NAMES.symmetric_difference({*counts, _OPTIONAL}))
+    return sorted(_NAMES.symmetric_difference({*counts, *_OPTIONAL}))

@@ -36,6 +36,12 @@ class Lengths:
         self.steps_per_epoch: int | None = None
         self.total_steps: int | None = None
         """Optimizer steps in `max_duration`, if known."""
+        self.planned_epoch_steps: int | None = None
+        """Steps of the run's first epoch, which schedules and other numbers of steps keep if epochs differ."""
+        self.planned_steps: int | None = None
+        """`total_steps` by the length of the first epoch."""
+        self._first_epoch: tuple[int | None, int | None, int | None] | None = None
+        """Batches and steps of the run's first epoch, and the steps in `max_duration` by them."""
         self.epoch_batches: int | None = None
         self.epoch_offset = 0
         """Steps that the run would be further on if all epochs had had the present length."""
@@ -43,8 +49,6 @@ class Lengths:
         """Batches of the shortest of the ranks' loaders, if these have lengths."""
         self.counts_tokens = False
         """Whether some duration is in tokens."""
-        self.epochs_differ = False
-        """Whether an epoch of this training had another length than the one before."""
         self._of_epochs: list[Interval] = []
         """The intervals in epochs, which follow the length of the present one."""
 
@@ -53,6 +57,14 @@ class Lengths:
         # With unequal lengths a rank would wait for gradients of one that has no batch left.
         lengths = [length for length in group.gather(length_of(train_loader)) if length is not None]
         self.most_batches = min(lengths, default=None) if group.world_size > 1 else None
+
+    def learn_first_epoch(self, train_loader: Any, group: ProcessGroup) -> None:
+        """Take over the length of the run's first epoch. Collective."""
+        begin_epoch(train_loader, 0)
+        self.agree_on_length(train_loader, group)
+        batches, settings = self._batches_of(train_loader), self.settings
+        steps = epoch_steps(batches, settings.grad_accum_steps, settings.steps_per_epoch)
+        self._first_epoch = batches, steps, self._steps_in_max_duration(train_loader)
 
     def learn_lengths(self, train_loader: Any, resumed: Progress | None = None) -> None:
         """Set the lengths that intervals need; from `resumed` on, epochs may have another length than before.
@@ -76,6 +88,10 @@ class Lengths:
         max_time = check_duration("loop.max_time", settings.max_time, units=(Unit.SECOND,))
         self.limits = Limits(longest, hard_stop, least, float(max_time.value) if max_time else None)
         self.total_steps = self.length(train_loader)
+        self.planned_epoch_steps, self.planned_steps = self.steps_per_epoch, self.total_steps
+        # Otherwise epochs before had another length because of other settings, such as a batch size.
+        if self._first_epoch is not None and (self._differs() or (resumed is not None and resumed.epochs_differ)):
+            _, self.planned_epoch_steps, self.planned_steps = self._first_epoch
 
     def check_hard_stop(self, progress: Progress) -> None:
         """Raise UserError if a run is beyond its `hard_stop`, which then cannot end it there."""
@@ -93,13 +109,21 @@ class Lengths:
         batches = self._batches_of(train_loader)
         if batches is None or batches == self.epoch_batches:
             return False
-        self.epoch_batches, self.epochs_differ = batches, True
+        self.epoch_batches = batches
+        self._note_difference(at)
         self.steps_per_epoch = epoch_steps(batches, self.settings.grad_accum_steps, self.settings.steps_per_epoch)
         self.epoch_offset = self._offset(train_loader, at)
         for interval in self._of_epochs:
             interval.steps_per_epoch, interval.offset = self.steps_per_epoch, self.epoch_offset
         self.total_steps = self.length(train_loader)
         return True
+
+    def _differs(self) -> bool:
+        """Whether the present epoch has another length than the first."""
+        return self._first_epoch is not None and self._first_epoch[0] != self.epoch_batches
+
+    def _note_difference(self, progress: Progress) -> None:
+        progress.epochs_differ = progress.epochs_differ or int(self._differs())
 
     @property
     def last_step(self) -> int | None:
@@ -131,10 +155,10 @@ class Lengths:
         return duration.within(Duration.parse(self.settings.max_duration))
 
     def steps_of(self, duration: Duration) -> int | None:
-        """The number of optimizer steps that reach a duration, or None if unknown."""
-        if duration.unit is Unit.RUN and self.total_steps is not None:
-            return math.ceil(duration.value * self.total_steps)
-        return self.resolved(duration).steps(self.steps_per_epoch)
+        """The number of optimizer steps that reach a duration by the length of the first epoch, or None if unknown."""
+        if duration.unit is Unit.RUN and self.planned_steps is not None:
+            return math.ceil(duration.value * self.planned_steps)
+        return self.resolved(duration).steps(self.planned_epoch_steps)
 
     def checkpoint_interval(self, key: str, duration: Any) -> Interval | None:
         """The interval of a setting of `checkpoint`.
@@ -174,17 +198,22 @@ class Lengths:
 
     def length(self, train_loader: Any) -> int | None:
         """Optimizer steps in `max_duration`, if known."""
-        settings, duration = self.settings, Duration.parse(self.settings.max_duration)
-        steps = total_steps(
-            duration,
+        steps = self._steps_in_max_duration(train_loader)
+        # A number of steps is what the user wrote, whatever the epochs before were like.
+        is_given = Duration.parse(self.settings.max_duration).unit is Unit.STEP
+        return steps if steps is None or is_given else steps - self.epoch_offset
+
+    def _steps_in_max_duration(self, train_loader: Any) -> int | None:
+        """Optimizer steps in `max_duration` if all epochs have the present length; None if unknown."""
+        settings = self.settings
+        return total_steps(
+            Duration.parse(settings.max_duration),
             epoch_batches=self._batches_of(train_loader),
             grad_accum_steps=settings.grad_accum_steps,
             steps_per_epoch=settings.steps_per_epoch,
             batch_size=getattr(train_loader, "samples_per_batch", None),
             epoch_samples=getattr(train_loader, "length", None),
         )
-        # A number of steps is what the user wrote, whatever the epochs before were like.
-        return steps if steps is None or duration.unit is Unit.STEP else steps - self.epoch_offset
 
     def _offset(self, train_loader: Any, at: Progress) -> int:
         """Steps that the run would be further on than `at` if all epochs had had the present length."""
@@ -219,6 +248,7 @@ class Lengths:
 
     def start_at(self, train_loader: Any, progress: Progress) -> None:
         """Convert a loaded position to the present batch size; at the end of an epoch, begin the next one."""
+        self._note_difference(progress)
         epoch, progress.batch = self._position(train_loader, progress)
         if epoch != progress.epoch:
             progress.epoch, progress.epoch_samples = epoch, 0

@@ -97,8 +97,10 @@ class Loading:
         if ckpt_path is not None and load.resumes:
             counts = Progress.of(trainer.checkpointer.progress(ckpt_path) or {})
         # Before the lengths are learned: all ranks need the same ones.
-        begin_epoch(train_loader, 0 if counts is None else counts.epoch)
-        loop.agree_on_length(train_loader, group)
+        loop.learn_first_epoch(train_loader, group)
+        if counts is not None and counts.epoch:
+            begin_epoch(train_loader, counts.epoch)
+            loop.agree_on_length(train_loader, group)
         loop.prepare(trainer, train_loader, counts)
         if ckpt_path is not None:
             self.load(ckpt_path, load, keep_settings, train_loader)

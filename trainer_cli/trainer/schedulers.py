@@ -109,24 +109,24 @@ def schedule_settings(
         key: _count_intervals(value, f"{where}.{key}", loop, interval, where) for key, value in settings.items()
     }
     if "total_steps" not in converted and "total_steps" in argument_names(kind):
-        if loop.total_steps is None and Duration.parse(loop.settings.max_duration).unit is Unit.STEP:
+        if loop.planned_steps is None and Duration.parse(loop.settings.max_duration).unit is Unit.STEP:
             raise UserError(
                 "the schedule needs the length of the run, and the loop given to scheduler_factory is not of "
                 "this trainer",
                 where=where,
                 cure="Give both the same TrainingLoop.",
             )
-        if loop.total_steps is None:
+        if loop.planned_steps is None:
             raise ConfigError(
                 f"the schedule needs the number of steps, and loop.max_duration={loop.settings.max_duration} "
                 "does not give it",
                 location=where,
                 hint=f"Give loop.max_duration in steps, or set {where}.total_steps.",
             )
-        converted["total_steps"] = loop.total_steps
-        if interval == SchedulerInterval.epoch and loop.steps_per_epoch is not None:
+        converted["total_steps"] = loop.planned_steps
+        if interval == SchedulerInterval.epoch and loop.planned_epoch_steps is not None:
             # Rounded up: the last epoch may be cut short.
-            converted["total_steps"] = -(-loop.total_steps // loop.steps_per_epoch)
+            converted["total_steps"] = -(-loop.planned_steps // loop.planned_epoch_steps)
     return converted
 
 
@@ -141,11 +141,16 @@ def _count_intervals(value: Any, key: str, loop: TrainingLoop, interval: str, wh
     if interval == SchedulerInterval.epoch and duration.unit is Unit.EPOCH and duration.value == int(duration.value):
         return int(duration.value)
     count = loop.steps_of(duration)
-    if interval == SchedulerInterval.epoch and duration.unit is Unit.RUN and count is not None and loop.steps_per_epoch:
+    if (
+        interval == SchedulerInterval.epoch
+        and duration.unit is Unit.RUN
+        and count is not None
+        and loop.planned_epoch_steps
+    ):
         # A part of an epoch counts as a whole one.
-        return -(-count // loop.steps_per_epoch)
+        return -(-count // loop.planned_epoch_steps)
     if interval != _STEP:
-        length = loop.steps_per_epoch if interval == SchedulerInterval.epoch else None
+        length = loop.planned_epoch_steps if interval == SchedulerInterval.epoch else None
         if count is None or length is None or count % length:
             message = f"{key} is {value}, but the schedule steps once an {interval} and counts these"
             raise ConfigError(message, location=key, hint=f"Give their number, or set {where}.interval=step.")

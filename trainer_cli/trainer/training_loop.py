@@ -440,7 +440,7 @@ class TrainingLoop(Lengths):
         if self.epoch_batches is None:
             return False
         self.agree_on_length(loader, trainer.strategy.group)
-        before, differed = self.epoch_batches, self.epochs_differ
+        before, differed = self.epoch_batches, progress.epochs_differ
         if not self.follow_length(loader, progress):
             return False
         self._batches.length = self.epoch_batches
