@@ -14,7 +14,7 @@ from command import make_project, train
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.simulation import Timeline
 from trainer_cli.core.stopping import Stop
-from trainer_cli.runs.plan_view import schedule_rows
+from trainer_cli.runs.plan_view import schedule_texts
 
 MEASURE = '''
 """Notes each save, and what the checkpoints take while what it replaces is still there."""
@@ -376,28 +376,29 @@ def test_a_plan_says_when_parameters_are_trained(place: Path) -> None:
     assert "  unfreezes      *bias after step 20\n" in shown
 
 
-def test_a_fit_reports_its_timetable_before_the_first_step(place: Path) -> None:
-    did(place, *BASE)
-    log = (place / "runs/mine/train.log").read_text()
-    assert "steps   0 to 40 (40 steps, 20 an epoch); 3 evaluations (16, 32, 40)" in log
-    saves = "saves   4 checkpoints (0, 16, 32, 40); 4 on the disk at the end"
-    assert log.index(saves) < log.index("committed step 0")
-
-
-def test_a_fit_reports_what_it_trains_before_the_first_step(place: Path) -> None:
-    overrides = (*BASE, "loop.grad_accum_steps=2", "model.width=4")
+def test_a_fit_reports_what_it_does_in_eight_lines_before_the_first_step(place: Path) -> None:
+    overrides = (
+        *BASE, "loop.grad_accum_steps=2", "model.width=4", "+callbacks.mine._target_=trainer_cli.EMA",
+        "+callbacks.stop._target_=trainer_cli.EarlyStopping", "+callbacks.stop.patience=9",
+        "+callbacks.rates._target_=trainer_cli.LearningRateMonitor",
+    )  # fmt: skip
     did(place, *overrides)
     did(place, *overrides, "loop.max_duration=44st")
     log = (place / "runs/mine/train.log").read_text()
     first, second = (dict(re.findall(r"INFO +(\w+) {2,}(.*)", attempt)) for attempt in log.split("resuming at step 40"))
-    assert first["run"] == "runs/mine (new)"
-    assert first["config"].endswith("loop.grad_accum_steps=2 model.width=4")
-    assert re.fullmatch(r"cpu, threads: \d+, fp32", first["device"])
-    assert re.fullmatch(r"\w+, \d+ parameters, all trained", first["model"])
-    assert first["fused"].startswith("Adam; torch's default is another kernel, which `fused: false`")
-    assert first["data"] == "160 samples, 20 batches an epoch, val: 20 samples"
-    assert first["batch"] == "16 samples = 1 process x 8 x 2 accumulated"
-    assert second["run"] == "runs/mine (attempt 2, resumes at step 40)"
+    assert log.index("saves  ") < log.index("committed step 0")
+    assert re.fullmatch(r"cpu, threads: \d+, fp32", first.pop("device"))
+    assert re.fullmatch(r"\w+, \d+ parameters, all trained", first.pop("model"))
+    assert first == {
+        "run": "runs/mine (new), steps 0 to 40 (40 steps, 10 an epoch)",
+        "optimizer": "Adam (fused; `fused: false` as torch), lr 0.001",
+        "data": "Data, 160 samples, 20 batches an epoch, 16 samples a step = 8 x 2 accumulated",
+        "evaluates": "val (20 samples) at 16, 32, 40, with the average of mine",
+        "callbacks": "stop may end the run, measure, mine",
+        "saves": "4 checkpoints (0, 16, 32, 40), 4 stay, in runs/mine/checkpoints",
+    }
+    assert second["run"] == "runs/mine (attempt 2, resumes at step 40), steps 40 to 44 (44 steps, 10 an epoch)"
+    assert re.search(r"DEBUG +overrides: .* model.width=4 ", log)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +416,7 @@ def test_the_length_of_a_training_is_no_report_of_its_end(
     reason: str, steps_per_epoch: int | None, length: str
 ) -> None:
     line = Timeline(end=Progress(45), stop=Stop(reason, finished=True))
-    assert next(iter(schedule_rows(line, 0, steps_per_epoch))) == ("steps", f"0 to 45 ({length}); no evaluation")
+    assert schedule_texts(line, 0, steps_per_epoch)["steps"] == f"0 to 45 ({length})"
 
 
 def test_a_sweep_is_planned_with_a_row_for_each_job(place: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import sys
 import threading
 import time
 import warnings
@@ -213,6 +214,23 @@ def test_what_the_bar_shows_is_no_line_unless_the_level_is_debug(
         logging.getLogger(messages.ROOT).handlers.clear()
         logging.getLogger(messages.ROOT).propagate = True
     assert said == [False, True, True]
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_the_label_of_a_row_is_dim_and_its_text_beside_it(no_color: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    monkeypatch.setattr(messages, "columns", lambda stream: 20)
+    try:
+        messages.to_console("info")
+        logging.getLogger(messages.ROOT).info("data   five words of some text", extra={"indent": 7})
+    finally:
+        logging.getLogger(messages.ROOT).handlers.clear()
+        logging.getLogger(messages.ROOT).propagate = True
+    shown = stream.getvalue().removeprefix("\x1b[K")
+    assert plain(shown) == "data   five words\n       of some text\n"
+    assert shown.startswith("data   f" if no_color else "\x1b[2mdata   \x1b[0mf")
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -240,8 +240,6 @@ class CheckpointerCallback(Callback):
                 "training does not continue from them, and they would not be replaced",
                 cure="Leave ckpt_path out to continue from the newest, or save into another folder.",
             )
-        if self.saver.in_background:
-            log.info("checkpoints are written in the background (checkpoint.save_async=false turns this off)")
         if newest is not None:
             # An attempt that was killed may have missed the fsync after its last rename: do it before any removal.
             self.retention.fsync_names(newest.name)

@@ -1,51 +1,61 @@
-"""What a fit trains, as labelled rows for its start: run, config, device, model, data and batch."""
+"""What a fit trains, as at most eight labelled rows for its start."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer_cli.config.arguments import list_optimizers
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.config.arguments import SAVER, is_node, list_optimizers, list_schedules
 from trainer_cli.config.compose import Composed
 from trainer_cli.runs.start import Start
-from trainer_cli.terminal import format_count
+from trainer_cli.terminal import format_count, format_first
+from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.optimizers import ONLY
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from trainer_cli.core.schema import TrainConfig
     from trainer_cli.runs.build import Data
     from trainer_cli.trainer.trainer import Trainer
 
 _GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 """Device files of the drivers of NVIDIA and AMD."""
+_OBSERVING = frozenset(
+    f"trainer_cli.callbacks.{name}"
+    for name in (
+        "learning_rate_monitor", "metrics", "profiling", "samples", "save_checkpoint_state", "system", "tensors",
+    )
+)  # fmt: skip
+"""Modules of callbacks that only measure."""
 
 
 def overview_rows(
-    start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None
+    start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None, plan: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Label and text of each row.
+    """Label and text of each row, at most eight.
 
     Args:
         fork: the checkpoint of `ckpt=` that a new run loads.
+        plan: `steps`, `evaluations` and `saves`, as far as they are known.
     """
-    group, settings = trainer.strategy.group, trainer.loop.settings
-    yield "run", f"{start.run.path} ({_beginning(start, fork)})"
-    if composed.overrides:
-        yield "config", " ".join(composed.overrides)
+    config, checkpoint = composed.config, trainer.checkpoint
+    steps = f", steps {plan['steps']}" if "steps" in plan else ""
+    yield "run", f"{start.run.path} ({_beginning(start, fork)}){steps}"
+    yield "model", _model(trainer, config.model)
+    yield "optimizer", ", ".join([*_optimizers(trainer, config), *_schedules(config.scheduler)])
+    yield "data", ", ".join([*_data(trainer, data, config.data), *_step(trainer, data)])
     yield "device", ", ".join(_device(trainer, composed))
-    yield "model", _model(trainer, composed.config.model)
-    if fused := ", ".join(_fused(trainer, composed.config.optimizer)):
-        # The last digits are other ones than those of a plain loop, from which the user may have ported.
-        default = "foreach: true" if trainer.device.type == "cuda" else "fused: false"
-        yield "fused", f"{fused}; torch's default is another kernel, which `{default}` in the optimizer chooses"
-    yield "data", _data(trainer, data)
-    batch_size = getattr(data.train, "batch_size", None)
-    if batch_size is not None:
-        total = group.data_size * batch_size * settings.grad_accum_steps
-        factors = f"{format_count(group.data_size, 'process')} x {batch_size:,} x {settings.grad_accum_steps}"
-        yield "batch", f"{format_count(total, 'sample')} = {factors} accumulated"
+    yield "evaluates", _evaluated(trainer, data, plan.get("evaluations", ""))
+    if callbacks := ", ".join(_callbacks(trainer, config.callbacks)):
+        yield "callbacks", callbacks
+    if isinstance(checkpoint, CheckpointerCallback):
+        yield "saves", f"{plan.get('saves', 'checkpoints')}, in {checkpoint.folder}"
 
 
 def _beginning(start: Start, fork: Path | None) -> str:
@@ -82,23 +92,90 @@ def _model(trainer: Trainer, node: Mapping[str, Any]) -> str:
     return f"{name + ', ' if name else ''}{format_count(total, 'parameter')}, {trained}"
 
 
-def _fused(trainer: Trainer, config: Any) -> Iterator[str]:
-    """The optimizers that have a fused kernel that the config has not chosen."""
-    nodes = {where.rpartition(".")[2]: node for where, node in list_optimizers(config).items()}
+def _optimizers(trainer: Trainer, config: TrainConfig) -> Iterator[str]:
+    """Each optimizer with its rate, and whether it has a fused kernel that the config has not chosen."""
+    nodes = {where.rpartition(".")[2]: node for where, node in list_optimizers(config.optimizer).items()}
     for name, optimizer in trainer.optimizers.items():
+        kind = type(optimizer).__name__
         if optimizer.defaults.get("fused") and nodes[name].get("fused") is None:
-            yield type(optimizer).__name__ if name == ONLY else f"{name} ({type(optimizer).__name__})"
+            # The last digits are other ones than those of a plain loop, from which the user may have ported.
+            kind += f" (fused; `{'foreach: true' if trainer.device.type == 'cuda' else 'fused: false'}` as torch)"
+        rates = [f"{rate:.4g}" for rate in sorted(set(_rates(optimizer)))]
+        yield f"{'' if name == ONLY else f'{name}: '}{kind}"
+        if rates:
+            yield f"lr {rates[0]}" if len(rates) == 1 else f"lr {rates[0]} to {rates[-1]}"
 
 
-def _data(trainer: Trainer, data: Data) -> str:
-    loop = trainer.loop
-    samples, batches = getattr(data.train, "length", None), loop.epoch_batches
-    sizes = [format_count(samples, "sample")] if samples is not None else []
-    sizes.append(f"{format_count(batches, 'batch')} an epoch" if batches is not None else "an epoch of unknown length")
+def _rates(optimizer: Optimizer) -> Iterator[float]:
+    """The rate of each group before its schedule. One on a GPU is not read, which would wait for the device."""
+    for group in optimizer.param_groups:
+        rate = group.get("initial_lr", group.get("lr"))
+        if isinstance(rate, int | float) or (isinstance(rate, torch.Tensor) and rate.device.type == "cpu"):
+            yield float(rate)
+
+
+def _schedules(node: Any) -> Iterator[str]:
+    for _, schedule in list_schedules(node):
+        yield str(schedule.get("_target_", "")).rpartition(".")[2] if is_node(schedule) else "a schedule"
+
+
+def _step(trainer: Trainer, data: Data) -> Iterator[str]:
+    """The samples of an optimizer step."""
+    if (batch_size := getattr(data.train, "batch_size", None)) is None:
+        return
+    group, accumulated = trainer.strategy.group, trainer.loop.settings.grad_accum_steps
+    factors = [] if group.data_size == 1 else [format_count(group.data_size, "process")]
+    factors += [f"{batch_size:,}", *([] if accumulated == 1 else [f"{accumulated} accumulated"])]
+    total = format_count(group.data_size * batch_size * accumulated, "sample")
+    yield f"{total} a step" if len(factors) == 1 else f"{total} a step = {' x '.join(factors)}"
+
+
+def _data(trainer: Trainer, data: Data, node: Any) -> Iterator[str]:
+    samples, batches = getattr(data.train, "length", None), trainer.loop.epoch_batches
+    name = type(data.source).__name__
+    paths = [text for text in _texts(node) if os.path.exists(text)]
+    yield f"{name} of {format_first(paths, 2)}" if paths else name
+    if samples is not None:
+        yield format_count(samples, "sample")
+    yield f"{format_count(batches, 'batch')} an epoch" if batches is not None else "an epoch of unknown length"
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """The texts in a node that may be paths."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key != "_target_":
+                yield from _texts(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _texts(value)
+    elif isinstance(node, str) and node:
+        yield node
+
+
+def _evaluated(trainer: Trainer, data: Data, when: str) -> str:
+    """The validation sets, when they are evaluated, and by which weights."""
+    sets = []
     for name, loader in data.val.items():
-        if (length := getattr(loader, "length", None)) is not None:
-            sizes.append(f"{name}: {format_count(length, 'sample')}")
-    return ", ".join(sizes)
+        length = getattr(loader, "length", None)
+        sets.append(name if length is None else f"{name} ({format_count(length, 'sample')})")
+    if trainer.hooks["run_validation"]:
+        sets.append("callbacks")
+    if not sets:
+        return "nothing"
+    averages = [name for name, callback in trainer.callbacks.items() if callback.evaluates]
+    average = f", with the average of {averages[-1]}" if averages else ""
+    return f"{', '.join(sets)} {when}".rstrip() + average
+
+
+def _callbacks(trainer: Trainer, nodes: Mapping[str, Any]) -> Iterator[str]:
+    """The callbacks of the config that may change the run; first those that may end it."""
+    kinds = {name: type(trainer.callbacks[name]) for name in nodes if name != SAVER and name in trainer.callbacks}
+    names = [name for name, kind in kinds.items() if kind.__module__ not in _OBSERVING]
+    ending = [name for name in names if kinds[name].end_rule is not Callback.end_rule]
+    if ending:
+        yield f"{' and '.join(ending)} may end the run"
+    yield from (name for name in names if name not in ending)
 
 
 def why_on_cpu(

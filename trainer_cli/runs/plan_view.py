@@ -101,22 +101,21 @@ def _interval(best: BestInterval | None) -> str:
     return f"{best.interval_s:.3g} s{steps}"
 
 
-def schedule_rows(line: Timeline, start_step: int, steps_per_epoch: int | None) -> Iterator[tuple[str, str]]:
-    """Two labelled rows for the start of a training; none if its end is unknown."""
+def schedule_texts(line: Timeline, start_step: int, steps_per_epoch: int | None) -> dict[str, str]:
+    """`steps`, `evaluations` and `saves` for the start of a training, as far as they are known beforehand."""
     if line.end is None or line.stop is None:
-        return
+        return {}
     steps = f"{start_step:,} to {line.end.step:,} ({_length(line.stop.reason, steps_per_epoch)})"
     if line.cut:
-        yield "steps", steps
-        yield (
-            "saves",
-            f"checkpoints at {_spread([save.step for save in line.saves[:4]])}, … (`train plan` lists all of them)",
-        )
-        return
-    yield "steps", f"{steps}; {_counted(line.evaluations, 'evaluation')}"
-    may = f"; {_counted(line.may_save, 'measurement')} may save for a metric" if line.may_save else ""
-    stay = f"; {len(line.kept)} on the disk at the end" if line.kept else ""
-    yield "saves", f"{_counted([save.step for save in line.saves], 'checkpoint')}{stay}{may}"
+        saves = f"checkpoints at {_spread([save.step for save in line.saves[:4]])}, … (`train plan` lists all of them)"
+        return {"steps": steps, "saves": saves}
+    may = f", up to {len(line.may_save):,} more for a metric" if line.may_save else ""
+    stay = f", {len(line.kept)} stay" if line.kept else ""
+    return {
+        "steps": steps,
+        "evaluations": f"at {_spread(line.evaluations)}" if line.evaluations else "at no step",
+        "saves": f"{_counted([save.step for save in line.saves], 'checkpoint')}{may}{stay}",
+    }
 
 
 def _length(reason: str, steps_per_epoch: int | None) -> str:

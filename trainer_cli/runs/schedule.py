@@ -14,7 +14,7 @@ from trainer_cli.core.simulation import simulate
 from trainer_cli.runs.free_space import check_space, estimate_size
 from trainer_cli.runs.overview import overview_rows, why_on_cpu
 from trainer_cli.runs.plan import simulation_of, start_point_of
-from trainer_cli.runs.plan_view import schedule_rows
+from trainer_cli.runs.plan_view import schedule_texts
 from trainer_cli.runs.start import Start
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LABEL_WIDTH = 8
+_LABEL_WIDTH = 11
 _MOST_SIMULATED = 500
 """Saves that are simulated before the first step, at 0.1 ms each."""
 
@@ -51,11 +51,10 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     timeline = simulate(
         setting, counts, size=lambda step: size_bytes, sizes=start_point.sizes, most_saves=_MOST_SIMULATED
     )
-    rows = [
-        *overview_rows(start, trainer, data, composed, fork),
-        *schedule_rows(timeline, start_point.progress.step, loop.steps_per_epoch),
-    ]
-    for label, text in rows:
+    # The command has them, and so a terminal needs them not.
+    log.debug("overrides: %s", " ".join(composed.overrides))
+    plan = schedule_texts(timeline, start_point.progress.step, loop.steps_per_epoch)
+    for label, text in overview_rows(start, trainer, data, composed, fork, plan):
         log.info(f"%-{_LABEL_WIDTH}s%s", label, text, extra={"indent": _LABEL_WIDTH})
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if (why := why_on_cpu(composed.config.device, trainer.device, visible)) is not None:

@@ -41,7 +41,10 @@ class _StderrHandler(logging.Handler):
             text = f"{stamp(stream)}{prefix}{without_secrets(record.getMessage())}"
             if is_terminal(stream):
                 clear_status()
-                text = wrapped(text, columns(stream) - 1, getattr(record, "indent", 2))
+                label_width = getattr(record, "indent", 0)
+                text = wrapped(text, columns(stream) - 1, label_width or 2)
+                # The label of a row.
+                text = painted(text[:label_width], "dim", stream) + text[label_width:] if label_width else text
                 if level in _COLOURS:
                     text = painted(prefix[:-1], _COLOURS[level], stream) + text.removeprefix(prefix[:-1])
             stream.write(f"{text}\n")
