@@ -279,6 +279,16 @@ def test_a_file_or_run_after_diff_is_what_is_compared_with(
     assert changes(lines)["seed"] == ("5 -> 3", "command line: seed=3")
 
 
+@pytest.mark.parametrize("words", [["--diff", "a", "b"], ["--diff=a", "b"], ["b", "--diff", "a"]])
+def test_two_runs_after_diff_are_compared_with_each_other(config_lines: ConfigLines, words: list[str]) -> None:
+    for seed, run in enumerate(("a", "b")):
+        Path(run).mkdir()
+        Path(run, "config.yaml").write_text(f"seed: {seed}\n")
+    lines = config_lines(*words)
+    assert lines[:2] == ["# from: a/config.yaml", "# to: b/config.yaml"]
+    assert changes(lines) == {"seed": ("0 -> 1", "b/config.yaml:1")}
+
+
 def test_an_override_with_an_at_is_no_run_though_a_folder_has_the_name_before_it(
     config_lines: ConfigLines, capsys: pytest.CaptureFixture[str]
 ) -> None:

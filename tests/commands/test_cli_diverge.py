@@ -45,7 +45,7 @@ MISTAKES = {
     "no run": (["a", "nowhere"], "nowhere is not a run's directory"),
     "no step": (["a", "a", "--until", "0"], "--until 0 is not a step"),
     "the number of a step": (["a", "b@4"], "Write b@step4."),
-    "one run": (["a"], "the following arguments are required: B\n"),
+    "one run": (["a"], "train diverge needs B\n"),
     "a stray word": (["a", "b", "c"], "'c'"),
 }
 

@@ -128,6 +128,7 @@ def _defaults(content: Mapping[Any, Any]) -> dict[str, str]:
 _MAX_SUGGESTIONS = 8
 """Experiments that a suggestion names."""
 _PATH_SIGNS = ("/", "*", "@")
+_FILES = (".yaml", ".yml", ".py")
 _VERBS_ELSEWHERE = {
     **{word: (f"train ckpt {word}", "", "RUN") for word in ("ls", "show", "verify", "pin", "unpin", "rm", "prune")},
     "export": ("train ckpt export", "", "CHECKPOINT FILE"),
@@ -139,7 +140,8 @@ _VERBS_ELSEWHERE = {
     **dict.fromkeys(("status", "ps", "runs"), ("train top", "", "")),
     **dict.fromkeys(("sweep", "multirun", "tune"), ("train fit -m", "", "")),
     **dict.fromkeys(("init", "create", "scaffold"), ("train new", "", "DIR")),
-    **dict.fromkeys(("diff", "compare"), ("train diverge", "", "RUN OTHER")),
+    "diff": ("train diverge", "", "RUN OTHER"),
+    "compare": ("train report", "", "RUN OTHER"),
     **dict.fromkeys(("plot", "curves", "dashboard"), ("train report", "", "RUN")),
     **dict.fromkeys(("checkpoint", "checkpoints"), ("train ckpt ls", "", "RUN")),
     **dict.fromkeys(("info", "doctor", "versions"), ("train env", "", "")),
@@ -155,13 +157,35 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     command = shlex.join(arguments)
     if "=" in word and not word.startswith("-"):
         return UserError(f"{word!r} is not a verb", cure=f"Did you mean 'train fit {command}'?")
-    if word.startswith("-"):
-        return UserError(f"{word!r} is not a verb", cure="Write train VERB first; see train --help.")
     names = list(verbs)
-    cure = _translate_verb(word, arguments[1:]) or did_you_mean(word, names).strip()
+    if word.startswith("-"):
+        verb = next((argument for argument in arguments if argument in names), "fit")
+        others = [argument for argument in arguments if argument != verb]
+        cure = f"Write train VERB first, as in 'train {shlex.join([verb, *others])}'; see train --help."
+        return UserError(f"{word!r} is not a verb", cure=cure)
+    if Path(word).suffix in _FILES:
+        cure = _suggest_override(arguments, 0, Choices.of(), "fit", has_config_name=True) or ""
+        cure = cure.replace("Did you mean '", "Did you mean 'train fit ", 1)
+        return UserError(f"{word!r} is not a verb, but a file", cure=cure)
+    cure = _translate_verb(word, arguments[1:]) or did_you_mean(word, names).strip() or _suggest_help(word)
     if not cure and word in Choices.of().options(EXPERIMENT):
         return UserError(f"{word!r} is an experiment, not a verb", cure=f"Did you mean 'train fit {command}'?")
     return UserError(f"there is no verb {word!r}", cure=cure or f"Available: {', '.join(names)}.")
+
+
+def wants_help_on(words: Sequence[str]) -> UserError | None:
+    """The error for `--help` followed by a key or a group, which the help of a verb does not explain; else None."""
+    flag = next((index for index, word in enumerate(words) if word in ("-h", "--help")), len(words))
+    word = next((word for word in words[flag + 1 :] if _suggest_help(word)), None)
+    return None if word is None else UserError(f"--help explains a verb, not {word!r}", cure=_suggest_help(word))
+
+
+def _suggest_help(word: str) -> str:
+    """The commands that explain a key or a group; empty if the word is neither."""
+    shown = [f"`train list {word}` lists its options"] if word in Choices.of().groups else []
+    if word in keys() or word in sections():
+        shown.append(f"`train config --fields {word}` explains it")
+    return f"{', and '.join(shown)}." if shown else ""
 
 
 def _translate_verb(word: str, arguments: Sequence[str]) -> str | None:
@@ -225,9 +249,10 @@ def no_flag(
         settings = [*Choices.of().settings("config", arguments), *keys()]
         if key in settings or key in Choices.of().groups:
             return UserError(message, cure=f"Did you mean '{_spell(key, value)}'?")
-        if key == "config" and (
+        if key in ("config", "c", "cfg", "config_file") and (
             suggestion := _suggest_file(Path(value), Choices.of(), has_config_name="--config-name" in flags)
         ):
+            suggestion = suggestion.replace("Did you mean '", f"Did you mean 'train {verb} ", 1)
             return UserError(message, cure=suggestion)
         if hint := hint_on(key, following_value):
             return UserError(message, cure=hint)
@@ -328,6 +353,10 @@ def _suggest_override(
     path = Path(word)
     if suggestion := _suggest_file(path, choices, has_config_name=has_config_name):
         return suggestion
+    if path.suffix == ".py":
+        return "No script is run: an experiment names the classes of its model and data. 'train new DIR' writes one."
+    if verb == "config" and (path / CONFIG_FILE).is_file():
+        return None  # The other run of --diff.
     # Without `@` the first part is empty, which would be the current folder.
     runs = (word, word.rpartition("@")[0] or word)
     if verb in ("fit", "plan") and any((Path(run) / CONFIG_FILE).is_file() for run in runs):

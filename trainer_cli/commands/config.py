@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OTHER",
         help="show only what differs, from OTHER's value to this config's. OTHER is a run directory, a checkpoint or "
         "RUN@latest; or overrides after an equals sign (--diff='model=mlp seed=1'); without OTHER: the config without "
-        "overrides",
+        "overrides. A second run may follow instead of overrides",
     )
     output.add_argument(
         "--fields",
@@ -69,8 +69,7 @@ def before_parsing(words: Sequence[str]) -> list[str]:
     for word in words:
         if joined and joined[-1] == "--diff" and not word.startswith("-"):
             # A run directory may have an equals sign in its name, such as those of a sweep.
-            is_override = ("=" in word or word.startswith("~")) and not _is_on_disk(word)
-            joined[-1:] = ["--diff=", word] if is_override else [f"--diff={word}"]
+            joined[-1:] = ["--diff=", word] if _is_override(word) else [f"--diff={word}"]
         else:
             joined.append(word)
     return joined
@@ -143,13 +142,15 @@ def difference_lines(other: str, overrides: Sequence[str], settings: Mapping[str
     file = _find_config_file(other) if other else None
     words = [] if file is not None else _split_overrides(other, settings["config_dir"])
     old = from_yaml(file, trusted=True, **settings) if file is not None else compose(words, **settings)
-    new = compose(overrides, **settings)
+    # A second run or checkpoint in place of overrides.
+    second = _find_config_file(overrides[0]) if len(overrides) == 1 and not _is_override(overrides[0]) else None
+    new = from_yaml(second, trusted=True, **settings) if second is not None else compose(overrides, **settings)
     changes = diff(old.raw, new.raw)
     if not changes:
         yield "no difference"
         return
     yield f"# from: {file or shlex.join(words) or 'no overrides'}"
-    yield f"# to: {shlex.join(overrides) or 'no overrides'}"
+    yield f"# to: {second or shlex.join(overrides) or 'no overrides'}"
     yield from _commented([(str(change), str(change.origin(new.provenance) or "")) for change in changes])
 
 
@@ -182,6 +183,10 @@ def _find_config_file(name: str) -> Path | None:
     if not source:
         raise CheckpointError(f"{checkpoint} holds no {CONFIG_FILE}")
     return Path(source)
+
+
+def _is_override(word: str) -> bool:
+    return ("=" in word or word.startswith("~")) and not _is_on_disk(word)
 
 
 def _is_on_disk(name: str) -> bool:

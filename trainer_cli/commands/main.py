@@ -9,6 +9,7 @@ import errno
 import gc
 import io
 import os
+import re
 import sys
 import textwrap
 import traceback
@@ -98,7 +99,18 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of ending the process."""
-        raise UserError(message, cure=f"See {self.prog} --help.")
+        cure = f"See {self.prog} --help."
+        lacking = message.removeprefix("the following arguments are required: ")
+        if lacking != message and (
+            example := re.search(rf"^  ({self.prog} [^-\n].*?)( {{2,}}|$)", self.epilog or "", re.M)
+        ):
+            message, cure = f"{self.prog} needs {lacking}", f"For example: {example[1]}"
+        raise UserError(message, cure=cure)
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        # One letter that begins several flags, as -c does, is a flag that is unknown.
+        matches = super()._get_option_tuples(option_string)
+        return matches if len(matches) < 2 else []
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -228,6 +240,11 @@ def _dispatch(arguments: list[str]) -> int:
         from trainer_cli.commands.choices import no_verb
 
         raise no_verb(word, arguments, VERBS)
+    if not {"-h", "--help"}.isdisjoint(words[:-1]):
+        from trainer_cli.commands.choices import wants_help_on
+
+        if (error := wants_help_on(words)) is not None:
+            raise error
     if word in _LOADING_TORCH and {"-h", "--help"}.isdisjoint(words):
         # Of a sweep the jobs load torch, in processes of their own, but all their configs are checked first.
         show_status(LOADING_TORCH if {"-m", "--multirun"}.isdisjoint(words) else "checking the jobs …")
