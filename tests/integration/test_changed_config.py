@@ -141,9 +141,12 @@ def test_another_name_and_the_weights_of_this_run_are_a_way_out(place: Path) -> 
     assert "name=OTHER" in refused.err
     assert "ckpt=runs/base@latest" in refused.err
     before = tree(place / "runs/base")
+    run_id = json.loads((place / "runs/base/environment.json").read_text())["run_id"]
     done = train("fit", *SMALL, "name=other", "optimizer.lr=0.5", "ckpt=runs/base@latest", cwd=place)
     assert done.code == 0, done.err
-    assert json.loads((place / "runs/other/summary.json").read_text())["step"] == 20
+    summary = json.loads((place / "runs/other/summary.json").read_text())
+    assert summary["step"] == 20
+    assert summary["attempts"][0]["forked_from"] == {"run_id": run_id, "step": 20, "shift": 20}
     assert tree(place / "runs/base") == before
 
 

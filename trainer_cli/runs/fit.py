@@ -48,6 +48,7 @@ from trainer_cli.runs.disk_failures import explain_disk_failure
 from trainer_cli.runs.ending import describe_best, print_already_finished, print_outcome
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.failed_step import suggest_replay
+from trainer_cli.runs.forks import describe_fork
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.repeated_steps import find_differing_end, repeats_steps
@@ -133,7 +134,7 @@ def fit(
                     _check_hard_stop(start, trainer, data)
                     _compare_origin(composed, start, fork, data, origin)
                     # Only now: until here an error leaves no directory of a new run and no attempt.
-                    _open_run(composed, start, trainer, data, decisions, stack, config_text)
+                    _open_run(composed, start, fork, trainer, data, decisions, stack, config_text)
             fork = group.broadcast(fork)
             if group.world_size > 1:
                 _check_ranks(composed, start, group, config_text)
@@ -225,6 +226,7 @@ def _import_beside_reading() -> None:
 def _open_run(
     composed: Composed,
     start: Start,
+    fork: Path | None,
     trainer: Trainer,
     data: Data,
     decisions: Mapping[str, Decision],
@@ -268,6 +270,7 @@ def _open_run(
         environment=facts,
         resume=None if config.resume in RESUME_WORDS else config.resume,
         differs_until=differs_until,
+        forked_from=describe_fork(fork, counts_on=load_options(config.load).resumes),
     )
     trainer.recording.set_repeats(repeats_steps(run.attempts, start_step))
     if not start.is_new:

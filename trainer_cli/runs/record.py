@@ -82,6 +82,8 @@ class RunRecord:
     """Validation metric -> (best value, its step)."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """Validation metric -> `min` or `max`, if it is known which is best."""
+    notes: str = ""
+    """Its notes.md."""
     problems: Sequence[str] = ()
     """What of its files cannot be read, and why."""
 
@@ -153,6 +155,7 @@ def read_run(
         settings,
         best_values(columns, modes),
         modes,
+        read_notes(run),
         list(dict.fromkeys(problems)),
     )
 
@@ -168,6 +171,16 @@ def unreadable_run(path: Path, why: str) -> RunRecord:
 def read_config(path: Path) -> dict[str, str]:
     """The stored config of a run: dotted key -> value, a list as one text. Empty if it cannot be read."""
     return {".".join(keys): as_text(value) for keys, value in whole_values(run_config(path))}
+
+
+_NOTES_BYTES = 1 << 16
+
+
+def read_notes(run: RunDir) -> str:
+    """What is written in the run's notes.md, up to 64 KiB; empty without it."""
+    with suppress(OSError), open(run.notes_file, "rb") as file:
+        return file.read(_NOTES_BYTES).decode("utf-8", "replace").replace("\0", "").strip()
+    return ""
 
 
 class SweepJob(NamedTuple):

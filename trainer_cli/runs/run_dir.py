@@ -8,6 +8,7 @@
       train.log  metrics.jsonl  tensorboard/  validation/  checkpoints/
       summary.json                    how it ended, and the list of attempts
       checkpoints.jsonl               each save and removal, and why
+      notes.md                        yours: train serve and report show it
       replayed/                       checkpoints of steps that were computed again
       .lock                           held while a process trains here, as environment.json is
 
@@ -129,6 +130,7 @@ class RunDir:
         self.copies_cache = self.checkpoints_folder / COPIES_CACHE
         self.history_file = self.path / "checkpoints.jsonl"
         self.report_file = self.path / "report.html"
+        self.notes_file = self.path / "notes.md"
         self.lock_file = self.path / ".lock"
         self.trash = self.path.parent / TRASH_FOLDER
 
@@ -535,7 +537,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 _OF_ATTEMPT: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("attempt", "start_step", "step", "differs_until", "pid"), is_count),
     **dict.fromkeys(("status", "reason", "started", "ended"), is_text),
-    **dict.fromkeys(("changed_environment", "throughput", "time_s"), is_table),
+    **dict.fromkeys(("changed_environment", "forked_from", "throughput", "time_s"), is_table),
     "wall_time_s": is_amount,
 }
 _OF_SUMMARY: Mapping[str, Callable[[object], bool]] = {

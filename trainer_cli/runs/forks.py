@@ -1,0 +1,63 @@
+"""Which runs began with a checkpoint of another run: a fork, by `ckpt=`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer_cli.core.bounds import is_count
+from trainer_cli.runs.folders import manifest_of
+from trainer_cli.runs.run_dir import attempts_of
+
+
+class Fork(NamedTuple):
+    """The checkpoint with which a run began."""
+
+    parent: int
+    """Index of the run that saved it."""
+    step: int
+    shift: int
+    """Steps of the parent before step 0 of the fork; 0 if the fork counts the parent's steps on."""
+
+
+def describe_fork(checkpoint: Path | None, *, counts_on: bool) -> dict[str, Any] | None:
+    """What the first attempt of a run records; None if it begins with no checkpoint of this program.
+
+    Args:
+        counts_on: whether the run continues at the step of the checkpoint; else it begins at step 0.
+    """
+    manifest = None if checkpoint is None else manifest_of(checkpoint)
+    if manifest is None:
+        return None
+    return {"run_id": manifest.run_id, "step": manifest.step, "shift": 0 if counts_on else manifest.step}
+
+
+def forks_among(summaries: Sequence[Mapping[str, Any]]) -> dict[int, Fork]:
+    """Those of the runs with these summaries that are forks of another one of them."""
+    number_of = {summary["run_id"]: at for at, summary in reversed([*enumerate(summaries)]) if summary.get("run_id")}
+    forks = {}
+    for at, summary in enumerate(summaries):
+        # A run that was killed before its first save has loaded the checkpoint again.
+        told = [attempt["forked_from"] for attempt in attempts_of(summary) if "forked_from" in attempt]
+        fork = told[-1] if told else {}
+        parent = number_of.get(str(fork.get("run_id")), at)
+        if parent != at and is_count(fork.get("step")) and is_count(fork.get("shift")):
+            forks[at] = Fork(parent, fork["step"], fork["shift"])
+    return forks
+
+
+def beside_parents(summaries: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The order of the runs in which each fork comes after its parent, and the others as they are."""
+    forks = forks_among(summaries)
+    children: dict[int, list[int]] = {}
+    for at, fork in forks.items():
+        children.setdefault(fork.parent, []).append(at)
+    order: dict[int, None] = {}
+    # Those that are no fork first: a circle, which no run can make, has none, and is appended as it is.
+    waiting = [*(at for at in range(len(summaries)) if at not in forks), *forks][::-1]
+    while waiting:
+        if (at := waiting.pop()) not in order:
+            order[at] = None
+            waiting += children.get(at, [])[::-1]
+    return list(order)
