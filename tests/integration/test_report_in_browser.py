@@ -92,9 +92,10 @@ addEventListener("load", async () => {
       one.querySelector("h3").textContent, one.querySelector("label span").textContent.split(",")[0],
       one.querySelectorAll("rect[data-tip], td, pre").length,
     ]);
-    const table = document.querySelector("table:not(.matrix)"), column = table.querySelectorAll("th button")[1];
-    column.click(); column.click();
-    told.sorted = [...table.querySelectorAll("tbody tr")].map((row) => row.cells[1].textContent);
+    const table = document.querySelector("table:not(.matrix)"), buttons = [...table.querySelectorAll("th button")];
+    const at = Math.max(1, buttons.findIndex((one) => one.title === "lr"));
+    buttons[at].click(); buttons[at].click();
+    told.sorted = [...table.querySelectorAll("tbody tr")].map((row) => row.cells[at].textContent);
     told.contrast = Math.min(...[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 99].flatMap((index) => {
       const light = luminance(colour(index).match(/\\d+/g).map((part) => part / 255));
       return [1.05 / (light + 0.05), (light + 0.05) / (luminance([0x11, 0x15, 0x1a].map((part) => part / 255)) + 0.05)];

@@ -225,7 +225,14 @@ def test_of_several_runs_it_shows_what_differs(tmp_path: Path) -> None:
     assert (validated["run"], validated["name"], validated["y"]) == (1, "val/loss", [0.5])
     differs, *whole = blocks(found, "Config", "table")
     assert rows(differs) == [{"key": "optimizer.lr", "a": "0.1", "b": "0.2"}]
-    assert len(whole) == 2
+    (whole,) = whole
+    sides = [row for row in rows(whole) if row["key"] in ("name", "optimizer.lr", "model.note")]
+    assert sides == [
+        {"key": "name", "a": "a", "b": "b"},
+        {"key": "optimizer.lr", "a": "0.1", "b": "0.2"},
+        {"key": "model.note", "a": "null", "b": "null"},
+    ]
+    assert [whole["rows"][at][0] for at in whole["marked"]] == ["optimizer.lr"]
     same, different = blocks(found, "Environment", "table")
     assert ["host", "here"] in same["rows"]
     assert different["rows"] == [["run_id", "a", "b"]]
@@ -274,7 +281,7 @@ def test_files_that_are_missing_or_torn_leave_the_rest(tmp_path: Path, missing: 
         (run.path / missing).write_bytes(content)
     report = data_of(tmp_path / "r.html", run.path)
     (facts,) = blocks(report, "Summary", "facts")
-    assert dict(facts["items"])["status"].startswith("killed")
+    assert facts["items"][0] == ["state", "killed"]
     assert blocks(report, "Checkpoints", "timeline"), "from the disk, or the record"
     assert blocks(report, "Config", "table")
 
@@ -305,7 +312,7 @@ def test_names_of_a_hostile_run_stay_texts_and_the_page_asks_no_network_for_anyt
     report = data_of(tmp_path / "r.html", run.path)
     assert f"{HOSTILE}.<b>" in [row["key"] for row in rows(*blocks(report, "Config", "table"))]
     (facts,) = blocks(report, "Summary", "facts")
-    assert dict(facts["items"])["status"] == "failed: max_duration reached"
+    assert dict(facts["items"])["state"] == "failed"
     page = (tmp_path / "r.html").read_text()
     assert HOSTILE not in page
     assert "<img" not in page.rpartition('id="data">')[2]

@@ -65,7 +65,7 @@ def test_the_table_has_a_row_for_each_run_with_tags_notes_and_what_differs(sweep
     assert sorted(overview["runs"].values()) == [f"optimizer.lr={lr}" for lr in (0.1, 0.2, 0.3, 0.4)]
     table = overview["table"]
     columns = [column["name"] for column in table["columns"]]
-    assert columns[-5:] == ["seed", "size", "time", "began (UTC)", "notes"], "and no other keys"
+    assert columns[-7:] == ["seed", "size", "time", "began (UTC)", "attempts", "tags", "notes"], "and no other keys"
     rows = {row[0]: dict(zip(columns, row, strict=True)) for row in table["rows"]}
     row = rows["optimizer.lr=0.3"]
     assert (row["tags"], row["notes"], row["size"], row["seed"]) == ("b, t", "of b", "b", "1")
@@ -258,7 +258,7 @@ def test_a_chosen_run_that_vanished_is_said_to_be_gone(tmp_path: Path) -> None:
         (section,) = runs.page([number])["sections"]
     finally:
         runs.close()
-    assert dict(section["blocks"][0]["items"])["status"] == "unreadable: its directory is gone"
+    assert (section["blocks"][0]["state"], section["blocks"][0]["text"]) == ("unreadable", "its directory is gone")
 
 
 def test_a_run_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -17,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_cli.commands.report_blocks import Block, clock_time, grouping_keys, groupings
+from trainer_cli.commands.report_blocks import Block, clock_time
+from trainer_cli.commands.report_runs import grouping_keys, groupings
 from trainer_cli.commands.report_sections import sections
 from trainer_cli.commands.tail import no_run
 from trainer_cli.core.files import replace
@@ -27,6 +29,7 @@ from trainer_cli.runs.damage import collecting
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
 from trainer_cli.runs.folders import checkpoints_of
+from trainer_cli.runs.forks import forks_among
 from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, short_keys, unreadable_run
 from trainer_cli.runs.replay_plan import earliest_start
 from trainer_cli.runs.results import Row, read_validation
@@ -79,8 +82,9 @@ _POLICY = (
 _MARK = '<meta name="generator" content="train report">'
 """Stands in the head of the page: a file without it is not replaced."""
 _HEAD_BYTES = 1000
-_NO_CHARTS = ("table", "facts", "text", "media")
+_NO_CHARTS = ("banner", "table", "facts", "text", "media")
 _LONGEST_NAME = 60
+_NO_CODE = re.compile(r"^\s*(//.*\n)?", re.MULTILINE)
 
 
 class Report(NamedTuple):
@@ -135,6 +139,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         "runs": [*names, *validated_elsewhere],
         "looks": [look_of(record) for record in records],
         "groups": groupings(configs, grouping_keys(configs)),
+        "forks": {at: fork._asdict() for at, fork in forks_among([record.summary for record in records]).items()},
         "sections": sections(records, names, validated_elsewhere, list(sweep.values())),
     }
     page = _page(data)
@@ -256,4 +261,5 @@ def page_frame(policy: str, scripts: str) -> str:
 
 def page_script() -> str:
     """The JavaScript that draws the page."""
-    return "".join(file.read_text("utf-8") for file in _PAGE_SCRIPTS)
+    # Without indents and lines of comments, which would be a tenth of a report.
+    return _NO_CODE.sub("", "".join(file.read_text("utf-8") for file in _PAGE_SCRIPTS))

@@ -1,6 +1,7 @@
 """The parts of a report as plain values: facts, tables and charts, which `report_page.js` shows.
 
-A block is a mapping whose `kind` is `facts`, `table`, `text`, `media`, `chart` or `timeline`, or one of `report_sweep`.
+A block is a mapping whose `kind` is `banner`, `facts`, `table`, `text`, `media`, `chart` or `timeline`, or one of
+`report_sweep`.
 Its texts are never HTML.
 """
 
@@ -13,28 +14,42 @@ from typing import Any
 
 import numpy as np
 
-from trainer_cli.commands.report_sweep import NOT_SET, sweep_charts
-from trainer_cli.core.goodput import Seconds, read_seconds
 from trainer_cli.runs.curves import Array, Columns, Series, reduce
 from trainer_cli.runs.environment import unix
-from trainer_cli.runs.record import RunRecord, RunView, SavedCheckpoint, SweepJob, rank_metrics
-from trainer_cli.terminal import format_clock, format_rate
+from trainer_cli.runs.record import RunRecord, SavedCheckpoint
+from trainer_cli.terminal import format_clock
 
 Block = dict[str, Any]
 _DIGITS = 6
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[str] = (), **more: Any) -> Block:
-    """A table without the columns that are empty. Columns named in `right` are flush right.
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Iterable[str] = (),
+    extra: Iterable[str] = (),
+    best: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Block:
+    """A table without the columns that are empty.
 
     Args:
+        right: columns that are flush right.
+        extra: columns that are shown only once a reader chooses them.
+        best: columns of a metric -> `min` or `max`, whose first click sorts the best value first.
         more: `title`; `fold`, if it is shown only after a click; `marked`, indices of rows to stress; `runs`, for each
-            row the index of its run; `filter`, whether rows can be searched.
+            row the index of its run; `filter`, whether rows can be searched; `choose`, whether runs and columns can be
+            chosen; `progress`, for each row the share of its steps that a running run has made, else None.
     """
     shown = [index for index, _ in enumerate(columns) if any(row[index] for row in rows)]
+    about = [{"right": name in right, "extra": name in extra, "best": (best or {}).get(name)} for name in columns]
     return {
         "kind": "table",
-        "columns": [{"name": columns[index], "right": columns[index] in right} for index in shown],
+        "columns": [
+            {"name": columns[index], **{fact: value for fact, value in about[index].items() if value}}
+            for index in shown
+        ],
         "rows": [[row[index] for index in shown] for row in rows],
         **more,
     }
@@ -163,133 +178,3 @@ def duration(seconds: object) -> str:
     if round(seconds) < 60:
         return f"{seconds:.1f} s"
     return f"{format_clock(seconds)} {'h' if round(seconds) >= 3600 else 'min'}"
-
-
-_SWEPT = 6
-"""Parameters in the table of runs and in parallel coordinates."""
-OF_ONE_RUN = ("name", "run_dir", "notes", "tags", "resume", "logging.console", "logging.level")
-"""Keys that do not count as differences between runs."""
-
-
-def summary(
-    records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str], sweep: Sequence[SweepJob]
-) -> Iterator[Block]:
-    """Facts of a single run; else a table of the runs, the best first, and parallel coordinates of the `swept` keys."""
-    if len(records) == 1:
-        yield {"kind": "facts", "items": list(_facts(records[0]))}
-    elif records:
-        yield _runs(records, names, swept)
-    if len(records) != 1 and (never := [job for job in sweep if not job.run_dir.is_dir()]):
-        keys = list(dict.fromkeys(key for job in never for key in job.swept))
-        rows = [[*(job.swept.get(key, "") for key in keys), job.status, job.reason] for job in never]
-        yield table([*keys, "status", "reason"], rows, title="Jobs of the sweep without a run")
-    yield from sweep_charts(records, names, swept[:_SWEPT])
-
-
-def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
-    view, summary, environment = record.view, record.summary, record.environment
-    yield "status", f"{view.state}: {view.reason}" if view.reason else view.state
-    if record.problems:
-        yield "damage", "; ".join(record.problems)
-    total = f" of {view.total_steps:,}" if view.total_steps is not None else ""
-    if view.step is not None:
-        yield "step", f"{view.step:,}{total}"
-    for name, (value, step) in record.best.items():
-        yield f"best {name}", f"{number(value)} at step {step:,}"
-    if took := duration(summary.get("wall_time_s")):
-        yield "training time", took
-    if shares := _shares(read_seconds(summary.get("time_s")) or {}):
-        yield "where the time went", shares
-    rate = summary.get("throughput")
-    if isinstance(rate, dict) and isinstance(rate.get("samples_per_s"), int | float):
-        yield "throughput", f"{format_rate(rate['samples_per_s'])} samples/s in the last attempt"
-    yield "attempts", str(len(record.attempts))
-    yield "device", environment.get("device_name") or environment.get("device", "unknown")
-    yield "began", f"{clock_time(record.began)} UTC"
-    tags, notes = tags_and_notes(record.config)
-    yield from ((name, text) for name, text in (("tags", tags), ("notes", notes)) if text)
-    yield "directory", str(record.path)
-
-
-def reason_of(view: RunView, problems: Iterable[str]) -> str:
-    """Why a run ended, unless it finished, and what of it cannot be read."""
-    reasons = ["" if view.state == "finished" else view.reason, *problems]
-    return "; ".join(filter(None, dict.fromkeys(reasons)))
-
-
-def tags_and_notes(config: Mapping[str, str]) -> tuple[str, str]:
-    """What describes a run: its tags, separated by commas, and its notes; empty if it has none."""
-    notes = config.get("notes", "null")
-    return config.get("tags", "").strip("[]"), "" if notes == "null" else notes
-
-
-def _shares(seconds: Seconds) -> str:
-    """Each activity with its share of the time, largest first."""
-    total_s = sum(seconds.values())
-    shares = {activity: amount / total_s for activity, amount in seconds.items() if amount > 0}
-    largest_first = sorted(shares, key=lambda activity: -shares[activity])
-    return ", ".join(f"{activity} {shares[activity]:.1%}" for activity in largest_first)
-
-
-def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str]) -> Block:
-    """A row for each run; the best comes first."""
-    metrics = rank_metrics(records)
-    order = list(range(len(records)))
-    if metrics:
-        sign = -1 if any(record.modes.get(metrics[0]) == "max" for record in records) else 1
-        order.sort(key=lambda at: sign * records[at].best.get(metrics[0], (sign * math.inf, 0))[0])
-    columns = [
-        "run",
-        *swept[:_SWEPT],
-        "status",
-        "reason",
-        "step",
-        *(f"best {name}" for name in metrics),
-        "time",
-        "attempts",
-    ]
-    rows = []
-    for at in order:
-        record = records[at]
-        best = [number(record.best[name][0]) if name in record.best else "" for name in metrics]
-        view = record.view
-        rows.append([
-            names[at],
-            *(record.config.get(key, "") for key in swept[:_SWEPT]),
-            view.state,
-            # Beside the state: at the end a narrow window would not show it.
-            reason_of(view, record.problems),
-            "" if view.step is None else f"{view.step:,}",
-            *best,
-            duration(record.summary.get("wall_time_s")),
-            str(len(record.attempts)),
-        ])  # fmt: skip
-    right = ["step", "time", "attempts", *(f"best {name}" for name in metrics)]
-    title = f"Runs, the best {metrics[0]} first" if metrics else "Runs"
-    return table(
-        columns, rows, right=right, title=title, runs=order, marked=[0] if metrics else [], choose=True, filter=True
-    )
-
-
-def differing(records: Sequence[RunRecord], sweep: Sequence[SweepJob]) -> list[str]:
-    """The keys of the config that differ between the runs; those that a sweep names come first."""
-    named = list(dict.fromkeys(key for job in sweep for key in job.swept))
-    keys = dict.fromkeys(key for record in records for key in record.config if key not in OF_ONE_RUN)
-    different = [key for key in keys if len({record.config.get(key) for record in records}) > 1]
-    return sorted(different, key=lambda key: named.index(key) if key in named else len(named))
-
-
-ALL_RUNS = "all runs"
-
-
-def grouping_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys whose value some of the runs share, and which differ between others."""
-    keys = dict.fromkeys(key for config in configs for key in config if key not in OF_ONE_RUN)
-    return [key for key in keys if 1 < len({config.get(key) for config in configs}) < len(configs)]
-
-
-def groupings(configs: Sequence[Mapping[str, str]], keys: Sequence[str]) -> dict[str, list[str]]:
-    """What the mean of curves can be taken over: a key, or `ALL_RUNS` -> its value in each run. Empty for one run."""
-    if len(configs) < 2:
-        return {}
-    return {ALL_RUNS: [""] * len(configs), **{key: [config.get(key, NOT_SET) for config in configs] for key in keys}}

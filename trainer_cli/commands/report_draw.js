@@ -11,6 +11,12 @@ function element(tag, text, parent, className) {
   return made;
 }
 
+// A text that breaks only between words, also those of names and paths.
+function setWords(node, text) {
+  node.replaceChildren(...text.split(/(?<=[_/.,=-])/).flatMap((part) => [part, document.createElement("wbr")]));
+  return node;
+}
+
 // Make an element that scrolls reachable by the keyboard, and name it.
 function makeScrollable(node, label) {
   node.tabIndex = 0;

@@ -11,12 +11,13 @@ const live = { curves: null, isShown: (run) => !hidden.has(run), isChosen: (run)
 window.addEventListener("error", (event) => { byId("problem").textContent += `${event.message}\n`; });
 
 // The settings are in the address, so that a reload or a copied link shows the same.
-const state = { x: "step", smooth: null, logy: false, logx: false, trim: false, group: "" };
+const state = { x: "step", smooth: null, logy: false, logx: false, trim: false, group: "", columns: new Map() };
 for (const [key, value] of new URLSearchParams(location.hash.slice(1))) {
   if (key === "x" && ["step", "epoch", "time"].includes(value)) state.x = value;
   if (key === "smooth" && value !== "" && Number(value) >= 0 && Number(value) <= 0.99) state.smooth = Number(value);
   if (["logy", "logx", "trim"].includes(key)) state[key] = value === "1";
   if (key === "group") state.group = value;
+  if (key === "column" || key === "no-column") state.columns.set(value, key === "column");
 }
 
 function remember() {
@@ -25,6 +26,8 @@ function remember() {
   for (const key of ["logy", "logx"]) words.set(key, state[key] ? 1 : 0);
   if (state.trim) words.set("trim", 1); else words.delete("trim");
   if (state.group) words.set("group", state.group); else words.delete("group");
+  for (const key of ["column", "no-column"]) words.delete(key);
+  for (const [name, isShown] of state.columns) words.append(isShown ? "column" : "no-column", name);
   history.replaceState(null, "", `#${words}`);
 }
 
@@ -32,6 +35,29 @@ const colourOfRun = (run) => colour(data.tints ? data.tints[run] : run);
 const ownerOf = (curve) => curve.owner ?? data.runs[curve.run] ?? "";
 const tintOf = (curve) => (curve.tint === undefined ? colourOfRun(curve.run) : colour(curve.tint));
 const hasMany = (block) => data.many || new Set(block.curves.map(ownerOf)).size > 1;
+
+// The number of each source of values, such as train and val: the same colour or dashes in all charts of the page.
+const sources = new Map();
+function numberSources(block) {
+  const keys = new Set(), numbers = new Map();
+  for (const group of new Set(block.curves.map((curve) => curve.group))) {
+    const source = group.includes("/") ? group.slice(0, group.lastIndexOf("/")) : group, key = keys.has(source) ? group : source;
+    keys.add(key);
+    if (!sources.has(key)) sources.set(key, sources.size);
+    numbers.set(group, sources.get(key));
+  }
+  return numbers;
+}
+
+// Steps before step 0 of a fork: beside its parent it is drawn from the step of the checkpoint with which it began.
+function shiftOf(run, key) {
+  let shift = 0, fork = key === "step" && (data.forks || {})[run];
+  for (let depth = 0; fork && live.isShown(fork.parent) && depth < 100; depth += 1) {
+    shift += fork.shift;
+    fork = data.forks[fork.parent];
+  }
+  return shift;
+}
 
 function unitOfTime(curves) {
   const most = Math.max(1, ...curves.map((curve) => (curve.time && curve.time.length ? curve.time[curve.time.length - 1] : 0)));
@@ -69,26 +95,27 @@ function groupCurves(curves, valueOfRun, key) {
 const isGrouped = (block) => !block.axis && Object.hasOwn(data.groups || {}, state.group);
 
 function linesOf(block, key, unit) {
-  const groups = [...new Set(block.curves.map((curve) => curve.group))], many = hasMany(block);
-  const along = (curve) => (key === "time" ? curve.time.map((value) => value / unit) : curve[key]);
+  const numbers = numberSources(block), many = hasMany(block);
+  const along = (curve, shift) => (key === "time" ? curve.time.map((value) => value / unit) : shift ? curve[key].map((value) => value + shift) : curve[key]);
   const shorten = (name) => (block.axis === "time" ? name.replace(/^machine\//, "") : name);
   const lines = [], shown = block.curves.filter((curve) => curve.y && live.isShown(curve.run));
   for (const curve of isGrouped(block) ? groupCurves(shown, data.groups[state.group], key) : shown) {
-    const group = groups.indexOf(curve.group), x = along(curve);
-    const owner = many ? ownerOf(curve) : "", name = `${owner} ${shorten(curve.name)}`.trim();
+    const number = numbers.get(curve.group), shift = shiftOf(curve.run, key), x = along(curve, shift);
+    const owner = many ? `${ownerOf(curve)}${shift ? `, from step ${format(shift)}` : ""}` : "", name = `${owner} ${shorten(curve.name)}`.trim();
     const line = { name, owner, group: shorten(curve.group), run: curve.run, step: curve.step, x, y: curve.y, low: curve.low, high: curve.high,
-      colour: many ? tintOf(curve) : colour(group), dash: many ? DASHES[group % DASHES.length] : "",
+      colour: many ? tintOf(curve) : colour(number), dash: many ? DASHES[number % DASHES.length] : "",
       bad: x.filter((_, at) => curve.y[at] === null && !curve.low) };
     const weight = state.smooth ?? (curve.y.length > 200 ? 0.6 : 0);
     if (weight > 0 && curve.role === "train" && curve.y.length > 2 && !curve.low) {
       const base = curve.mean || curve;
       lines.push({ ...line, faint: true });
-      lines.push({ ...line, name: `${name} smoothed`, x: along(base), y: smooth(base.y, weight), step: base.step, bad: [] });
+      lines.push({ ...line, name: `${name} smoothed`, x: along(base, shift), y: smooth(base.y, weight), step: base.step, bad: [] });
     } else lines.push(line);
   }
   return lines;
 }
 
+const AROUND_PX = 130;  // Height of the title and the legend of a chart that fills the screen.
 const ENTRY_PX = 50;  // Width of a chart for each entry of its legend.
 let zoomed = null;  // The part of the x axis that all curves show.
 function drawCurves(block, plot, chart) {
@@ -96,11 +123,11 @@ function drawCurves(block, plot, chart) {
   const wanted = block.axis || state.x, key = curves.every((curve) => curve[wanted]) ? wanted : "step";
   const [unit, unitName] = unitOfTime(curves), lines = linesOf(block, key, unit), many = hasMany(block);
   const logx = block.logx || state.logx;  // The rates of a range test are spread over decades.
-  const at = (mark) => (key === "time" ? mark.time / unit : mark[key]);
+  const at = (mark) => (key === "time" ? mark.time / unit : mark[key] + shiftOf(mark.run, key));
   const marks = (block.restarts || []).filter((mark) => !isGrouped(block) && live.isShown(mark.run) && (!logx || at(mark) > 0)).slice(0, 100);
   const title = key === "time" ? `${unitName} since the run began` : key;
   chart.view = drawLines(plot, lines, {
-    logx, logy: state.logy, trimsOutliers: state.trim, range: key === state.x ? zoomed : null, title, label: describe(block, lines),
+    height: chart === enlarged ? innerHeight - AROUND_PX : undefined, logx, logy: state.logy, trimsOutliers: state.trim, range: key === state.x ? zoomed : null, title, label: describe(block, lines),
     marks: marks.map((mark) => ({ at: at(mark), text: mark.text, colour: many ? colourOfRun(mark.run) : null })),
   });
   Object.assign(chart.view, { axis: title, key });
@@ -151,7 +178,7 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "500px" });
 
 async function draw(chart) {
-  const settings = JSON.stringify([state, zoomed, [...hidden], chart.plot.clientWidth, live.version]);
+  const settings = JSON.stringify([state, zoomed, [...hidden], chart.plot.clientWidth, chart === enlarged, live.version]);
   if (chart.drawn === settings) return;
   chart.drawn = settings;
   if (live.curves && chart.block.kind === "chart") {
@@ -166,23 +193,47 @@ function redraw() {
   for (const chart of inView) draw(chart);
 }
 
+let enlarged = null;  // The chart that fills the screen.
+async function enlarge(chart) {
+  if (enlarged) enlarged.frame.classList.remove("enlarged");
+  enlarged = enlarged === chart ? null : chart;
+  if (enlarged) enlarged.frame.classList.add("enlarged");
+  endHover();
+  redraw();
+  try {
+    // The whole page: what it shows over the chart stays visible.
+    if (enlarged) await document.documentElement.requestFullscreen();
+    else if (document.fullscreenElement) await document.exitFullscreen();
+  } catch {
+    // Where a browser refuses, the chart fills the window.
+  }
+}
+document.addEventListener("fullscreenchange", () => { if (enlarged && !document.fullscreenElement) enlarge(enlarged); });
+document.addEventListener("keydown", (event) => { if (enlarged && event.key === "Escape") enlarge(enlarged); });
+
+const REACH_PX = 6;  // Distance from the ends of a curve at which the pointer still reads it.
+function readableAt(view, x) {
+  const at = view.xs.at(x);
+  return view.lines.filter((line) => !line.faint && line.x.length
+    && view.xs.at(line.x[0]) - REACH_PX <= at && at <= view.xs.at(line.x[line.x.length - 1]) + REACH_PX);
+}
+
 // One line through all curves in view at the x of the pointer, and the values there.
 function hoverAt(source, x, y, pointer) {
   for (const chart of inView) {
     if (!chart.view || chart.view.axis !== source.view.axis) continue;
-    const { hover, xs, ys, box, lines } = chart.view, at = xs.at(x);
+    const { hover, xs, ys, box } = chart.view, at = xs.at(x);
     hover.replaceChildren();
     if (!(at >= box.left - 1 && at <= box.right + 1)) continue;
     shape("line", { class: "cross", x1: at, x2: at, y1: box.top, y2: box.bottom }, hover);
-    for (const line of lines.slice(0, 40)) {
-      if (line.faint || !line.x.length) continue;
+    for (const line of readableAt(chart.view, x).slice(0, 40)) {
       const index = nearest(line.x, x), value = line.y[index];
       if (value === null || (ys.isLog && value <= 0)) continue;
       shape("circle", { cx: xs.at(line.x[index]), cy: ys.at(value), r: 3.5, fill: line.colour }, hover);
     }
   }
-  const { ys, lines, axis } = source.view;
-  const values = lines.filter((line) => !line.faint && line.x.length).map((line) => {
+  const { ys, axis } = source.view;
+  const values = readableAt(source.view, x).map((line) => {
     const index = nearest(line.x, x), value = line.y[index];
     return { line, index, value, far: value === null ? Infinity : Math.abs(ys.at(value) - y) };
   }).sort((a, b) => a.far - b.far);
@@ -379,7 +430,12 @@ function addChart(key, block, parent) {
   let chart = charts.get(key);
   if (!chart) {
     const frame = element("div", null, null, block.kind === "chart" || block.kind === "scatter" || block.kind === "bars" ? "chart" : "chart wide");
-    element("h3", block.title, frame);
+    setWords(element("h3", null, frame), block.title);
+    const button = element("button", "⤢", frame, "enlarge");
+    button.title = `full screen: ${block.title}`;
+    button.setAttribute("aria-label", button.title);
+    button.dataset.focus = `enlarge ${key}`;
+    button.addEventListener("click", () => enlarge(chart));
     chart = { block, frame, note: element("p", null, frame), plot: element("div", null, frame, `plot ${block.kind}`), drawn: null, view: null };
     chart.note.hidden = true;
     if (block.kind === "chart") {
@@ -399,27 +455,37 @@ function addChart(key, block, parent) {
 
 function addFacts(block, parent) {
   const list = element("dl", null, parent, "facts");
-  for (const [name, text] of block.items) {
+  for (const [name, text, share] of block.items) {
     const item = element("div", null, list);
     element("dt", name, item);
-    element("dd", text, item);
+    const shown = setWords(element("dd", null, item), text);
+    if (name === "state") shown.dataset.state = text.split(":")[0];
+    if (share !== undefined) addBar(shown, share);
   }
+}
+
+// How a run ended badly: what went wrong in large, what to do below.
+function addBanner(block, parent) {
+  const banner = element("div", null, parent, "banner");
+  banner.dataset.state = block.state;
+  setWords(element("b", null, banner), `${block.state}: ${block.text}`);
+  if (block.more) setWords(element("p", null, banner), block.more);
 }
 
 function addText(block, parent) {
   element("h3", block.title, parent);
-  const text = makeScrollable(element("pre", block.text, parent), block.title);
-  requestAnimationFrame(() => { text.scrollTop = text.scrollHeight; });
+  const text = makeScrollable(element("pre", block.text, parent, block.end ? "" : "prose"), block.title);
+  if (block.end) requestAnimationFrame(() => { text.scrollTop = text.scrollHeight; });
 }
 
-const ADD = { facts: (key, block, parent) => addFacts(block, parent), table: addTable, media: addMedia, text: (key, block, parent) => addText(block, parent) };
+const ADD = { banner: (key, block, parent) => addBanner(block, parent), facts: (key, block, parent) => addFacts(block, parent), table: addTable, media: addMedia, text: (key, block, parent) => addText(block, parent) };
 
 // Show these data. A page with the same sections as before keeps its elements, and only their content is replaced.
 const holders = new Map();  // Of each block that is no chart: the element that holds it.
 let layout = null;
 function render(next) {
   data = next;
-  if (byId("title").textContent !== data.title) byId("title").textContent = document.title = data.title;
+  if (byId("title").textContent !== data.title) setWords(byId("title"), document.title = data.title);
   byId("made").textContent = data.made;
   const { focus } = document.activeElement.dataset, { selectionStart } = document.activeElement;
   const used = new Set();
@@ -429,6 +495,7 @@ function render(next) {
     used.add(key);
     return { key, block };
   }) }));
+  for (const { block } of sections.flatMap((section) => section.blocks)) if (block.curves) numberSources(block);
   if (layout !== JSON.stringify([...used])) build(sections, used);
   layout = JSON.stringify([...used]);
   for (const { key, block } of sections.flatMap((section) => section.blocks)) {

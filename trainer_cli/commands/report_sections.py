@@ -12,12 +12,10 @@ from trainer_cli.commands.report_blocks import (
     Block,
     clock_time,
     curve,
-    differing,
     duration,
     number,
     points,
     restarts,
-    summary,
     table,
     timeline,
     what_became,
@@ -26,6 +24,7 @@ from trainer_cli.commands.report_blocks import (
 from trainer_cli.commands.report_machine import MACHINE, machine_charts, machine_series
 from trainer_cli.commands.report_media import media
 from trainer_cli.commands.report_range_test import range_test
+from trainer_cli.commands.report_runs import differing, summary
 from trainer_cli.commands.report_sweep import NOT_SET
 from trainer_cli.runs.curves import Series, by_last_part, pace, pauses
 from trainer_cli.runs.environment import unix
@@ -63,7 +62,7 @@ def sections(
     """
     if draw is None:
         draw = partial(metric_curve, buckets=_buckets(records))
-    swept = differing(records, sweep)
+    swept = differing([record.config for record in records], sweep)
     candidates = [
         ("Summary", summary(records, names, swept, sweep)),
         ("Metrics", _metrics(records, draw, lambda name: not _is_rate(name) and not _is_setting(name))),
@@ -270,21 +269,22 @@ def _meanwhile(record: RunRecord, row: int) -> str:
 
 
 def _config(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
-    compares = len(records) > 1
-    if compares:
-        keys = differing(records, ())
-        rows = [[key, *(record.config.get(key, NOT_SET) for record in records)] for key in keys]
+    if len(records) == 1:
+        rows = [[key, value, records[0].places.get(key, "default")] for key, value in records[0].config.items()]
         if rows:
-            yield table(["key", *names], rows, title="What differs between the runs", filter=True)
-        if len(records) > _MOST_CONFIGS:
-            return
-        if not rows:
-            records, names = records[:1], ["all runs"]
-    for record, name in zip(records, names, strict=True):
-        rows = [[key, value, record.places.get(key, "default")] for key, value in record.config.items()]
-        more: dict[str, Any] = {"title": f"Config of {name}", "fold": True} if compares else {}
-        if rows:
-            yield table(["key", "value", "set by"], rows, filter=True, **more)
+            yield table(["key", "value", "set by"], rows, filter=True)
+        return
+    configs = [record.config for record in records]
+    keys = differing(configs, ())
+    rows = [[key, *(config.get(key, NOT_SET) for config in configs)] for key in keys]
+    if rows:
+        yield table(["key", *names], rows, title="What differs between the runs", filter=True)
+    every_key = dict.fromkeys(key for config in configs for key in config)
+    if len(records) <= _MOST_CONFIGS and every_key:
+        rows = [[key, *(config.get(key, NOT_SET) for config in configs)] for key in every_key]
+        marked = [at for at, key in enumerate(every_key) if key in keys]
+        title = "The whole configs side by side; marked: what differs"
+        yield table(["key", *names], rows, title=title, fold=True, filter=True, marked=marked)
 
 
 def _attempts(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:

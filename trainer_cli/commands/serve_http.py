@@ -157,7 +157,7 @@ def _script(runs: ServedRuns, query: Mapping[str, list[str]]) -> tuple[str, str]
 
 
 def _overview(runs: ServedRuns, query: Mapping[str, list[str]]) -> tuple[str, str]:
-    return "application/json", to_json(runs.overview())
+    return "application/json", to_json(runs.overview(_numbers(query)))
 
 
 def _page(runs: ServedRuns, query: Mapping[str, list[str]]) -> tuple[str, str]:

@@ -50,10 +50,11 @@ live.filter = (runs) => {
 };
 live.curves = async (block) => {
   if (!block.fetched && block.curves.every((curve) => curve.y)) return true;  // Those of train validate come with the page.
-  const names = [...new Set(block.curves.map((curve) => curve.name))];
+  // Kept: the runs of an answer may have no such curve any more.
+  const names = block.names ||= [...new Set(block.curves.map((curve) => curve.name))];
   const axis = block.axis || state.x, wanted = JSON.stringify([live.version, axis]);
   if (block.fetched === wanted) return true;
-  const parameters = [["runs", shownRuns()], ["x", axis], ...names.map((name) => ["name", name])];
+  const parameters = [["runs", live.runs], ["x", axis], ...names.map((name) => ["name", name])];
   try {
     block.curves = await ask("/api/curves", parameters);
     block.fetched = wanted;
@@ -70,14 +71,16 @@ async function refresh() {
   if (asking) { again = true; return; }
   asking = true;
   try {
-    overview = await ask("/api/runs");
+    overview = await ask("/api/runs", { runs: [...selected] });
     byId("problem").textContent = "";
-    selectNew();
+    // The table shows in what the chosen runs differ.
+    if (selectNew()) overview = await ask("/api/runs", { runs: [...selected] });
     const runs = shownRuns(), opened = openedName();
     const version = JSON.stringify([runs, runs.map((run) => overview.versions[run]), opened]);
     const page = version === shownVersion ? null : runs.length ? await ask("/api/page", { runs }) : { runs: {}, looks: {}, sections: [] };
     if (page) {
       live.page = page;
+      live.runs = runs;
       live.version = version;
     }
     shownVersion = version;
@@ -90,12 +93,13 @@ async function refresh() {
   if (again) { again = false; refresh(); }
 }
 
-// Show a run that is new to the page as long as few are shown.
+// Show a run that is new to the page as long as few are shown. Returns whether the choice has changed.
 function selectNew() {
-  const { runs } = overview.table;
+  const { runs } = overview.table, before = String([...selected]);
   selected = new Set(runs.filter((run) => selected.has(run)));
   for (const run of runs) if (!known.has(run) && selected.size < FIRST_RUNS) selected.add(run);
   known = new Set(runs);
+  return String([...selected]) !== before;
 }
 
 function show(opened) {
@@ -109,6 +113,7 @@ function show(opened) {
       : "No runs are here yet. Each appears by itself once it has begun.",
     sections: [...(opened === null && count ? [{ title: "Runs", blocks: [table] }] : []), ...page.sections],
   });
+  for (const box of document.querySelectorAll(".choice input")) box.checked = selected.has(Number(box.dataset.run));
   byId("back").hidden = opened === null;
   byId("chosen").hidden = opened !== null || !count;
 }

@@ -16,7 +16,16 @@ from trainer_cli.loggers.media import MEDIA_FILE
 from trainer_cli.runs.curves import GrowingColumns
 from trainer_cli.runs.log_messages import MessageFilter
 from trainer_cli.runs.metrics import GrowingFile
-from trainer_cli.runs.record import UNREADABLE, RunReader, RunRecord, RunView, read_config, read_run, unreadable_run
+from trainer_cli.runs.record import (
+    UNREADABLE,
+    RunReader,
+    RunRecord,
+    RunView,
+    read_config,
+    read_notes,
+    read_run,
+    unreadable_run,
+)
 from trainer_cli.runs.run_dir import RunDir
 
 _LOG_LINES = 200
@@ -40,7 +49,8 @@ class ServedRun:
         self._record: RunRecord | None = None
         self._curves: dict[tuple[str, str, int], str] = {}
         self._config: Mapping[str, str] = {}
-        self._config_seen: Any = None
+        self._notes = ""
+        self._described: Any = None
         self.unreadable: str | None = None
         """Why its directory cannot be listed."""
 
@@ -58,10 +68,20 @@ class ServedRun:
     @property
     def config(self) -> Mapping[str, str]:
         """Its stored config: dotted key -> value."""
-        seen = identity_of(self.run.config_file)
-        if seen != self._config_seen:
-            self._config, self._config_seen = read_config(self.run.path), seen
+        self._read_description()
         return self._config
+
+    @property
+    def notes(self) -> str:
+        """Its notes.md."""
+        self._read_description()
+        return self._notes
+
+    def _read_description(self) -> None:
+        seen = identity_of(self.run.config_file), identity_of(self.run.notes_file)
+        if seen != self._described:
+            self._config, self._notes = read_config(self.run.path), read_notes(self.run)
+            self._described = seen
 
     @property
     def last_record(self) -> RunRecord | None:
@@ -106,13 +126,14 @@ class ServedRun:
             return None
         messages = MessageFilter(shows_debug=self.config.get("logging.level") == LogLevel.debug)
         text = "\n".join([line.text for line in messages.shown(lines)][-_LOG_LINES:])
-        return {"kind": "text", "title": "The end of train.log", "text": text} if text else None
+        return {"kind": "text", "title": "The end of train.log", "text": text, "end": True} if text else None
 
     def _signature(self) -> tuple[Any, ...]:
         run = self.run
         files = (
             run.metrics_file, run.system_file, run.path / MEDIA_FILE, run.summary_file, run.config_file,
             run.history_file, run.checkpoints_folder, run.validation_folder / "validation.jsonl", run.log_file,
+            run.notes_file,
         )  # fmt: skip
         # What could not be read may be readable by now, with the same identity.
         has_problems = self._record is not None and bool(self._record.problems)

@@ -9,16 +9,17 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trainer_cli.commands.report import look_of, short_names
-from trainer_cli.commands.report_blocks import Block, grouping_keys, groupings
+from trainer_cli.commands.report_blocks import Block
+from trainer_cli.commands.report_runs import RunRow, differing, grouping_keys, groupings, runs_table
 from trainer_cli.commands.report_sections import metric_series, role_of, sections
 from trainer_cli.commands.serve_run import ServedRun
-from trainer_cli.commands.serve_table import differing_keys, runs_table
 from trainer_cli.runs.find_runs import RunFinder
-from trainer_cli.runs.record import RunReader, RunRecord, SweepJob, read_sweep
+from trainer_cli.runs.forks import beside_parents, forks_among
+from trainer_cli.runs.record import RunReader, RunRecord, RunView, SweepJob, read_sweep
 
 _BUCKETS = 2000
 _FEWEST_BUCKETS = 100
@@ -36,15 +37,19 @@ class ServedRuns:
         self._closed = threading.Event()
         self._reading: threading.Thread | None = None
 
-    def overview(self) -> Block:
-        """The table of all runs."""
+    def overview(self, numbers: Collection[int] = ()) -> Block:
+        """The table of all runs, with the keys in which those with the numbers differ; without any, in which all do."""
         now = time.time()
         with self._lock:
             views = [(run, view) for run in self._found() if (view := run.look(now)) is not None]
             views.sort(key=lambda item: item[1].position)
+            views = [views[at] for at in beside_parents([run.summary for run, _ in views])]
             names = [_name(run.run.path, self.root) for run, _ in views]
-            keys = differing_keys([run.config for run, _ in views])
-            block = runs_table(views, names, keys)
+            compared = [run for run, _ in views if run.number in numbers] or [run for run, _ in views]
+            jobs = _sweep_jobs(run.run.path for run in compared)
+            keys = differing([run.config for run in compared], jobs)
+            rows = [_row(run, view, name) for (run, view), name in zip(views, names, strict=True)]
+            block = runs_table(rows, list(dict.fromkeys(name for row in rows for name in row.best)), keys, jobs)
             versions = {str(run.number): run.version for run, _ in views}
             self._read_ahead()
         return {
@@ -60,7 +65,7 @@ class ServedRuns:
         with self._lock:
             chosen = list(self._chosen(numbers, now))
             records = [record for _, record in chosen]
-            jobs = _sweep_jobs(records)
+            jobs = _sweep_jobs(record.path for record in records)
             names = short_names(records, {os.path.realpath(job.run_dir): job for job in jobs})
             looks = {str(run.number): look_of(record) for run, record in chosen}
             # Of all runs: a choice of runs with the same value keeps them together.
@@ -76,7 +81,15 @@ class ServedRuns:
         runs = {str(number): name for number, name in zip(ids, names, strict=True)}
         values = groupings([record.config for record in records], keys)
         groups = {key: dict(zip(runs, texts, strict=True)) for key, texts in values.items()}
-        return {"runs": runs, "looks": looks, "groups": groups, "sections": content, "many": len(chosen) > 1}
+        forks = forks_among([record.summary for record in records])
+        return {
+            "runs": runs,
+            "looks": looks,
+            "groups": groups,
+            "forks": {ids[at]: {**fork._asdict(), "parent": ids[fork.parent]} for at, fork in forks.items()},
+            "sections": content,
+            "many": len(chosen) > 1,
+        }
 
     def curves(self, numbers: Sequence[int], metrics: Sequence[str], axis: str) -> str:
         """The curves of metrics of some runs as a JSON list, over steps and the axis: `step`, `epoch` or `time`."""
@@ -134,9 +147,22 @@ def _name(path: Path, root: Path) -> str:
     return path.resolve().name if path == root else os.path.relpath(path, root)
 
 
-def _sweep_jobs(records: Sequence[RunRecord]) -> list[SweepJob]:
+def _row(run: ServedRun, view: RunView, name: str) -> RunRow:
+    """Its best metrics as read last; before its records are read, those of the summary."""
+    record = run.last_record
+    if record is not None:
+        best = {name: value for name, (value, _) in record.best.items()}
+    else:
+        written = run.summary.get("best_metrics") or {}
+        values = {name: entry.get("value") for name, entry in written.items() if isinstance(entry, dict)}
+        best = {str(name): float(value) for name, value in values.items() if isinstance(value, int | float)}
+    problems = [view.problem] if record is None else record.problems
+    return RunRow(run.number, name, view, run.config, run.summary, best, problems, run.notes)
+
+
+def _sweep_jobs(paths: Iterable[Path]) -> list[SweepJob]:
     """The jobs of the sweeps that the runs belong to; those that have no run only if several runs are shown."""
-    folders = dict.fromkeys(record.path.parent for record in records)
+    folders = dict.fromkeys(path.parent for path in paths)
     jobs = []
     for folder in folders:
         try:
