@@ -50,7 +50,7 @@ OF_POLICY = {
     "fixed steps are not saved": ("if now.step in rules.fixed_steps:", "if False:"),
     "fixed steps one late": ("if now.step in rules.fixed_steps:", "if now.step - 1 in rules.fixed_steps:"),
     "fixed steps are ephemeral": (
-        'Decision(Kind.permanent, f"fixed step {now.step}")',
+        'Decision(Kind.regular, f"fixed step {now.step}")',
         'Decision(Kind.ephemeral, f"fixed step {now.step}")',
     ),
     "fixed steps wait for training": (
@@ -66,12 +66,12 @@ OF_POLICY = {
         "else rules.pre_train and not at.loaded\n",
     ),
     "the first checkpoint is ephemeral": (
-        'Decision(Kind.permanent, "before the first step")',
+        'Decision(Kind.regular, "before the first step")',
         'Decision(Kind.ephemeral, "before the first step")',
     ),
     "intervals are not saved": ("if rules.save_interval is not None and rules.save_interval.due(now):", "if False:"),
     "intervals are ephemeral": (
-        "return Decision(Kind.permanent, str(rules.save_interval))",
+        "return Decision(Kind.regular, str(rules.save_interval))",
         "return Decision(Kind.ephemeral, str(rules.save_interval))",
     ),
     "intervals count at ordinary steps alone": (
@@ -89,14 +89,14 @@ OF_POLICY = {
     ),
     "a stop at the very end is no end": ("(Occasion.final, Occasion.last_stop) and", "(Occasion.final,) and"),
     "the end is ephemeral": (
-        'Decision(Kind.permanent, "end of training")',
+        'Decision(Kind.regular, "end of training")',
         'Decision(Kind.ephemeral, "end of training")',
     ),
     "a requested save is not made": ("if at.save_requested:", "if False:"),
     "a requested save waits for a release": ("if at.save_requested:", "if at.save_requested and not at.on_hold:"),
-    "a requested save is ephemeral": ('Decision(Kind.permanent, "requested")', 'Decision(Kind.ephemeral, "requested")'),
+    "a requested save is ephemeral": ('Decision(Kind.regular, "requested")', 'Decision(Kind.ephemeral, "requested")'),
     "the best are not saved": ("if rules.keep_best is not None and (merit", "if False and (merit"),
-    "the best are permanent": ("return Decision(Kind.ephemeral, merit)", "return Decision(Kind.permanent, merit)"),
+    "the best are regular": ("return Decision(Kind.ephemeral, merit)", "return Decision(Kind.regular, merit)"),
     "a stop is not saved": (
         "(Occasion.stop, Occasion.last_stop) and rules.save_on_stop:",
         "() and rules.save_on_stop:",
@@ -109,9 +109,9 @@ OF_POLICY = {
         "(Occasion.stop, Occasion.last_stop) and",
         "(Occasion.stop,) and",
     ),
-    "a stop is permanent": (
+    "a stop is regular": (
         'Decision(Kind.ephemeral, "training was stopped")',
-        'Decision(Kind.permanent, "training was stopped")',
+        'Decision(Kind.regular, "training was stopped")',
     ),
     "a hold is not heeded": ("due(now) and not at.on_hold and not _cool", "due(now) and not _cool"),
     "a hold is turned round": ("due(now) and not at.on_hold and", "due(now) and at.on_hold and"),
@@ -119,9 +119,9 @@ OF_POLICY = {
         "due(now) and not at.on_hold and not _cooling_down(rules, at)",
         "due(now) and not at.on_hold",
     ),
-    "ephemeral intervals are permanent": (
+    "ephemeral intervals are regular": (
         'Decision(Kind.ephemeral, f"{often}, ephemeral")',
-        'Decision(Kind.permanent, f"{often}, ephemeral")',
+        'Decision(Kind.regular, f"{often}, ephemeral")',
     ),
     "ephemeral intervals are not saved": ("if often is not None and often.due(now)", "if False and often.due(now)"),
     "the cooldown is one step longer": (
@@ -179,16 +179,16 @@ OF_POLICY = {
     "all enter": ("if len(best) == self.count and", "if False and"),
     "the oldest are the newest": ('key=attrgetter("step", "name"), reverse=True', 'key=attrgetter("step", "name")'),
     "weights with NaN are counted": (
-        " if checkpoint.finite and checkpoint.kind is Kind.permanent]",
-        " if checkpoint.kind is Kind.permanent]",
+        " if checkpoint.finite and checkpoint.kind is Kind.regular]",
+        " if checkpoint.kind is Kind.regular]",
     ),
     "ephemerals are counted": (
-        " if checkpoint.finite and checkpoint.kind is Kind.permanent]",
+        " if checkpoint.finite and checkpoint.kind is Kind.regular]",
         " if checkpoint.finite]",
     ),
     "one more is counted": (
-        "permanents[: rules.max_checkpoints or 0]",
-        "permanents[: (rules.max_checkpoints or 0) + 1]",
+        "regulars[: rules.max_checkpoints or 0]",
+        "regulars[: (rules.max_checkpoints or 0) + 1]",
     ),
     "the newest of all may go": ("checkpoint in (*ordered[:1], *islice(finite, 1))", "checkpoint in islice(finite, 1)"),
     "the newest good one may go": ("checkpoint in (*ordered[:1], *islice(finite, 1))", "checkpoint in ordered[:1]"),
@@ -203,7 +203,7 @@ OF_POLICY = {
         "    if checkpoint.name in leading.newest:\n",
         "    if checkpoint.name in leading.newest or checkpoint.finished:\n",
     ),
-    "ephemerals are permanent": (
+    "ephemerals are regular": (
         "if checkpoint.kind is Kind.ephemeral or not checkpoint.finite:\n        return None",
         "if not checkpoint.finite:\n        return None",
     ),
@@ -222,23 +222,23 @@ OF_POLICY = {
         "    if rules.keep_every is not None and _names(rules.keep_every, checkpoint):\n        return 'kept'\n"
         "    if checkpoint.kind is Kind.ephemeral or not checkpoint.finite:\n        return None\n",
     ),
-    "ephemeral_only is all_non_permanent": ("if rules.remove is Removal.ephemeral_only:", "if False:"),
-    "all_non_permanent is ephemeral_only": ("if rules.remove is Removal.ephemeral_only:", "if True:"),
+    "ephemeral_only is all_without_rule": ("if rules.remove is Removal.ephemeral_only:", "if False:"),
+    "all_without_rule is ephemeral_only": ("if rules.remove is Removal.ephemeral_only:", "if True:"),
     "max_checkpoints keeps all": (
         "return _among(rules.max_checkpoints) if checkpoint.name in leading.counted else None",
         'return "all"',
     ),
-    "null keeps none": ('            return "permanent"\n', "            return None\n"),
+    "null keeps none": ('            return "regular"\n', "            return None\n"),
     "step 0 may go": ("    if checkpoint.step == 0:\n", "    if False:\n"),
     "interval steps may go": (
         "if rules.save_interval is not None and (named := _names(rules.save",
         "if False and (named := _names(rules.save",
     ),
-    "max_checkpoints is not for all_non_permanent": (
+    "max_checkpoints is not for all_without_rule": (
         "    if rules.max_checkpoints is not None and checkpoint.name in leading.counted:\n",
         "    if False:\n",
     ),
-    "all_non_permanent without a number keeps all": (
+    "all_without_rule without a number keeps all": (
         "    if rules.max_checkpoints is not None and checkpoint.name in leading.counted:\n"
         "        return _among(rules.max_checkpoints)\n    return None\n",
         '    return "all"\n',

@@ -189,7 +189,7 @@ def _committed(reports: list[bytes], tensors: int) -> dict[str, float]:
     assert why_uncovered(_names(tensors), table, {}) is None
     files = {file: entry for rank in ranks for file, entry in rank.files.items()}
     manifest = Manifest(
-        run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="r", world_size=len(ranks), files=files,
+        run_id="r", attempt=1, step=1, epoch=0, kind=Kind.regular, reason="r", world_size=len(ranks), files=files,
         shards=table,
     )  # fmt: skip
     text = manifest.to_bytes()

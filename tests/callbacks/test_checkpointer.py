@@ -82,7 +82,7 @@ def test_every_file_of_tensors_is_laid_out_alike_whenever_metrics_were_reported_
             [0, 3, 5, 8, 10],
         ),
         ({"save_interval": 2, "max_checkpoints": 2, "fixed_steps": [4]}, [4, 8, 10]),
-        ({"remove": "all_non_permanent", "fixed_steps": [7], "ephemeral_save_interval": 3}, [0, 7, 10]),
+        ({"remove": "all_without_rule", "fixed_steps": [7], "ephemeral_save_interval": 3}, [0, 7, 10]),
         ({"enabled": False, "save_interval": 2}, None),
     ],
 )
@@ -132,12 +132,12 @@ def test_each_save_and_removal_is_recorded_with_its_reason(tmp_path: Path, save_
     attempt(tmp_path / "checkpoints", 9, **rules)
     rows = [(life.name, life.kind, life.reason, life.removed_reason) for life in lives(file.read_bytes().splitlines())]
     assert rows == [
-        ("step0", "permanent", "before the first step", None),
+        ("step0", "regular", "before the first step", None),
         ("step3", "ephemeral", "every 3 steps, ephemeral", "ephemeral, and step4 is newer"),
-        ("step4", "permanent", "every 4 steps", None),
+        ("step4", "regular", "every 4 steps", None),
         ("step6", "ephemeral", "every 3 steps, ephemeral", "ephemeral, and step8 is newer"),
-        ("step8", "permanent", "every 4 steps", None),
-        ("step9", "permanent", "end of training", None),
+        ("step8", "regular", "every 4 steps", None),
+        ("step9", "regular", "end of training", None),
     ]
 
 

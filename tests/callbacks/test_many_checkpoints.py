@@ -167,7 +167,7 @@ def test_one_that_became_permanent_is_not_removed_as_ephemeral(retention: Retent
     retention = Retention(retention.folder, retention.storage, "r")
     retention.rules = RetentionRules(keep_every=Interval(Duration.parse("1st")))
     seen = retention.own()
-    amend(retention.folder / "step2", kind=Kind.permanent)
+    amend(retention.folder / "step2", kind=Kind.regular)
     retention.retire(None)
     assert [entry.manifest and entry.manifest.kind for entry in seen[:2]] == [Kind.ephemeral] * 2
     assert sorted(os.listdir(retention.folder)) == ["step2", "step3", "step4"]

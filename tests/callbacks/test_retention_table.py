@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from attempts import METRIC, Attempts, Step, quiet
 
-REMOVALS = ("ephemeral_only", "all_non_permanent", "never")
+REMOVALS = ("ephemeral_only", "all_without_rule", "never")
 RULES: dict[str, Any] = {
     "max_checkpoints": 2,
     "keep_every": {"st": 4, "ep": "2ep", "sp": "14sp", "tok": "30tok"},
@@ -82,7 +82,7 @@ def test_the_disk_is_exact_at_every_step_at_the_end_and_over_three_resumes(
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == written
 
 
-EPHEMERAL, ALL = {"save_interval": 2}, {"save_interval": 2, "remove": "all_non_permanent"}
+EPHEMERAL, ALL = {"save_interval": 2}, {"save_interval": 2, "remove": "all_without_rule"}
 BEST = {"metric": METRIC, "mode": "min", "count": 1}
 
 

@@ -18,7 +18,7 @@ def _fit(folder: Path, saver: SaveCheckpointState, *callbacks: Any, **more: Any)
         Noisy, callbacks=[saver, *callbacks], run_dir=folder, settings={"max_duration": 11},
         optimizer=lambda model: torch.optim.Adam(model.parameters(), 0.01),
         checkpoint=CheckpointerCallback(
-            folder / "ckpt", save_interval=2, ephemeral_save_interval=1, max_checkpoints=1, remove="all_non_permanent",
+            folder / "ckpt", save_interval=2, ephemeral_save_interval=1, max_checkpoints=1, remove="all_without_rule",
         ),
         **more,
     )  # fmt: skip

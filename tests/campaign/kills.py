@@ -23,7 +23,7 @@ PHASES = ("start-up", "training", "saving")
 TRAINING = (
     "experiment=digits_mlp", "model.hidden=[16]", "loop.max_duration=40", "loop.log_interval=5",
     "loop.eval_interval=20", "checkpoint.save_interval=20", "checkpoint.max_checkpoints=2",
-    "checkpoint.remove=all_non_permanent", "checkpoint.ephemeral_save_interval=4", "run_dir=run",
+    "checkpoint.remove=all_without_rule", "checkpoint.ephemeral_save_interval=4", "run_dir=run",
 )  # fmt: skip
 """Eleven saves, two evaluations."""
 STEPS = 40

@@ -302,7 +302,7 @@ class Oracle:
                 kept.add(folder.name)
             if any(folder in self._newest_of_spans(permanent, *age) for age in rules.get("keep_by_age", {}).items()):
                 kept.add(folder.name)
-            if remove == "all_non_permanent":
+            if remove == "all_without_rule":
                 if folder.step == 0:
                     kept.add(folder.name)
                 if crosses(rules.get("save_interval"), folder.before, folder.now, self.epoch_steps):

@@ -39,7 +39,7 @@ def root(tmp_path):
     checkpointer = SyncCheckpointer()
     for step, run, finite in ((10, "a", True), (9, "a", True), (100, "b", True), (200, "a", False)):
         facts = CheckpointMetadata(
-            run_id=run, step=step, finite=finite, kind=Kind.ephemeral if step == 9 else Kind.permanent
+            run_id=run, step=step, finite=finite, kind=Kind.ephemeral if step == 9 else Kind.regular
         )
         checkpointer.save(small_state(step), tmp_path / f"step{step}", metadata=facts)
     return tmp_path
@@ -66,8 +66,8 @@ def test_the_facts_for_the_policy_come_from_the_manifest(root):
     (root / "step10" / "pinned").touch()
     saved = [entry.facts for entry in Catalog(LocalStorage(root)).entries()]
     assert saved[0] == Saved("step9", 9, Kind.ephemeral)
-    assert saved[1] == Saved("step10", 10, Kind.permanent, pinned=True)
-    assert saved[3] == Saved("step200", 200, Kind.permanent, finite=False)
+    assert saved[1] == Saved("step10", 10, Kind.regular, pinned=True)
+    assert saved[3] == Saved("step200", 200, Kind.regular, finite=False)
 
 
 def manifests_read(root: Path) -> tuple[list[str], int]:

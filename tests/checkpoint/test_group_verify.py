@@ -22,7 +22,7 @@ FILES = {"a": 100, "b": 60, "c": 50, "d": 10, "e": 0}
 
 def manifest_of(sizes: dict[str, int]) -> Manifest:
     files = {name: FileEntry(size, "xxh3_128:0") for name, size in sizes.items()}
-    return Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="by hand", files=files)
+    return Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.regular, reason="by hand", files=files)
 
 
 @pytest.fixture

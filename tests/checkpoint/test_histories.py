@@ -55,7 +55,7 @@ def rules(part: str) -> st.SearchStrategy[dict[str, Any]]:
             "pre_train_checkpoint": st.sampled_from([None, True, False]),
             "save_final": st.booleans(),
             "save_on_stop": st.booleans(),
-            "remove": st.sampled_from(["ephemeral_only", "all_non_permanent", "all_non_permanent", "never"]),
+            "remove": st.sampled_from(["ephemeral_only", "all_without_rule", "all_without_rule", "never"]),
             "max_checkpoints": st.integers(1, 3),
             "keep_every": lengths,
             "keep_by_age": st.dictionaries(st.sampled_from(["1s", "2.5s", "4s"]), st.integers(1, 3), min_size=1),
@@ -76,7 +76,7 @@ def legal(found: dict[str, Any], epoch_steps: int | None) -> dict[str, Any]:
         if unit == same_unit and ephemeral >= permanent:
             often = None
     unused = {"ephemeral_save_interval", "ephemeral_cooldown"} if often is None else set()
-    if "max_checkpoints" not in found and found.get("remove") != "all_non_permanent":
+    if "max_checkpoints" not in found and found.get("remove") != "all_without_rule":
         unused |= {"keep_by_age"}
     unused |= {"max_save_errors"} if found["on_save_error"] == "raise" else set()
     return {name: value for name, value in found.items() if name not in unused}

@@ -24,13 +24,14 @@ def test_a_reason_outlives_its_checkpoint_and_a_second_life_has_its_own(tmp_path
     history.saved("step5", 5, "ephemeral", "every 5 steps, ephemeral")
     history.saved("step10", 10, "ephemeral", "every 5 steps, ephemeral")
     history.removed("step5", "ephemeral, and step10 is newer")
+    # The word of older versions, which manifests have too.
     history.saved("step10", 10, "permanent", "every 10 steps")
-    history.saved("step5", 5, "permanent", 'asked "by" a file\n')
+    history.saved("step5", 5, "regular", 'asked "by" a file\n')
     history.removed("step1", "a checkpoint of before the record")
     assert told(file) == [
         ("step5", 5, "ephemeral", "every 5 steps, ephemeral", "ephemeral, and step10 is newer"),
-        ("step10", 10, "permanent", "every 10 steps", None),
-        ("step5", 5, "permanent", 'asked "by" a file\n', None),
+        ("step10", 10, "regular", "every 10 steps", None),
+        ("step5", 5, "regular", 'asked "by" a file\n', None),
         ("step1", None, "", "", "a checkpoint of before the record"),
     ]
     first, *_ = lives(file.read_bytes().splitlines())

@@ -301,7 +301,7 @@ class Memory:
         digest.update(self.content)
         files = {"file": FileEntry(len(self.content), f"xxh3_128:{digest.hexdigest()}")}
         return VerifiedFile(
-            self, Manifest(run_id="r", attempt=0, step=1, epoch=0, kind=Kind.permanent, reason="", files=files), "file"
+            self, Manifest(run_id="r", attempt=0, step=1, epoch=0, kind=Kind.regular, reason="", files=files), "file"
         )
 
 

@@ -32,7 +32,7 @@ DTYPES = [
 
 def manifest_of(files, aliases=None) -> Manifest:
     return Manifest(
-        run_id="r", attempt=0, step=1, epoch=0, kind=Kind.permanent, reason="", files=files, aliases=aliases or {}
+        run_id="r", attempt=0, step=1, epoch=0, kind=Kind.regular, reason="", files=files, aliases=aliases or {}
     )
 
 

@@ -193,7 +193,7 @@ def test_ls_shows_each_checkpoint_of_a_run_with_what_matters(ckpt: Ckpt) -> None
     assert "best" in rows[1]
     assert "best" not in rows[0] + rows[2]
     assert "final" in rows[2]
-    assert all("permanent" in row and "valid" in row and row.endswith("every 10 steps") for row in rows)
+    assert all("regular" in row and "valid" in row and row.endswith("every 10 steps") for row in rows)
     assert ["0.5" in rows[0].split(), "0.25" in rows[1].split()] == [True, True]
 
 
@@ -393,7 +393,7 @@ def test_show_is_a_tree_with_the_sums_of_what_its_branches_hold(ckpt: Ckpt) -> N
     said = ckpt("show", "runs/fine@step10", "--norms")
     facts, tree = said.out.split("\n\n")
     assert "step      10 (epoch 1)" in facts
-    assert "kind      permanent (every 10 steps)" in facts
+    assert "kind      regular (every 10 steps)" in facts
     assert "metric    val/loss 0.5" in facts
     assert [line.split() for line in tree.splitlines()] == [
         ["tensor", "type", "shape", "elements", "size", "norm"],
@@ -628,7 +628,7 @@ def test_prune_applies_the_rules_of_the_run_as_they_are_now(ckpt: Ckpt, root: Pa
     assert said.code == 0
     assert there(FINE) == ["step30"]
     assert [f"{FINE}/step30", "stays", "final"] in said.words
-    why = "train ckpt prune: beyond the 1 newest permanent"
+    why = "train ckpt prune: beyond the 1 newest regular"
     assert recorded(root) == {"step10": why, "step20": why}
 
 

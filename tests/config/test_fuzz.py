@@ -233,7 +233,7 @@ KEYS: dict[str, Kind] = {
     "checkpoint.enabled": TRUTH, "checkpoint.save_interval": duration(),
     "checkpoint.ephemeral_save_interval": duration(words=("auto",)), "checkpoint.ephemeral_cooldown": duration("st"),
     "checkpoint.fixed_steps": STEPS, "checkpoint.save_final": TRUTH, "checkpoint.save_on_stop": TRUTH,
-    "checkpoint.remove": choice("ephemeral_only", "all_non_permanent", "never"),
+    "checkpoint.remove": choice("ephemeral_only", "all_without_rule", "never"),
     "checkpoint.max_checkpoints": whole(1, null=True), "checkpoint.digest": choice("xxh3_128", "sha256"),
     "checkpoint.keep_every": duration(), "checkpoint.keep_by_age": AGES, "checkpoint.budget": SHARE,
     "checkpoint.keep_best.metric": TEXT_OR_NULL,
@@ -357,7 +357,7 @@ NEEDS: list[tuple[str, Any, Callable[[dict[str, Any]], bool]]] = [
     ("checkpoint.ephemeral_cooldown", None, has("checkpoint.ephemeral_save_interval")),
     ("checkpoint.budget", 0.02, has("checkpoint.ephemeral_save_interval", "auto")),
     ("checkpoint.keep_by_age", {}, lambda values: bool(
-        values.get("checkpoint.max_checkpoints") or values.get("checkpoint.remove") == "all_non_permanent")),
+        values.get("checkpoint.max_checkpoints") or values.get("checkpoint.remove") == "all_without_rule")),
     ("restarts.backoff", "10s", has("restarts.max")),
     *((f"parallel.{key}", usual, FSDP) for key, usual in (
         ("shard_size", None), ("cpu_offload", False), ("mixed_precision", False))),

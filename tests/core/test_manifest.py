@@ -80,7 +80,7 @@ def test_the_digest_of_one_version_is_none_of_the_other(version):
 
 
 def test_nan_comes_back_as_nan():
-    manifest = Manifest(run_id="", attempt=0, step=0, epoch=0, kind=Kind.permanent, reason="", metrics={"a": math.nan})
+    manifest = Manifest(run_id="", attempt=0, step=0, epoch=0, kind=Kind.regular, reason="", metrics={"a": math.nan})
     assert math.isnan(Manifest.parse(manifest.to_bytes()).metrics["a"])
 
 
@@ -194,7 +194,7 @@ def test_digests_are_the_published_ones(algorithm, hexdigest):
 
 
 def test_a_manifest_without_progress_is_an_older_one_and_is_read():
-    raw = json.loads(Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="r").to_bytes())
+    raw = json.loads(Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.regular, reason="r").to_bytes())
     del raw["progress"], raw["digest"]
     assert Manifest.parse(sealed({**raw, "schema_version": 1})).progress == {}
 
@@ -226,3 +226,9 @@ def test_parts_of_tensors_come_back_also_from_the_shards_of_version_1():
 def test_hostile_parts_are_refused(parts, message):
     with pytest.raises(ManifestError, match=message):
         Manifest.parse(forged(parts=parts))
+
+
+def test_a_regular_checkpoint_has_the_word_of_all_versions_on_the_disk() -> None:
+    manifest = Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.regular, reason="r")
+    assert json.loads(manifest.to_bytes())["kind"] == "permanent"
+    assert Manifest.parse(manifest.to_bytes()).kind is Kind.regular

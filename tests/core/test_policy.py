@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +30,7 @@ from trainer_cli.core.policy import (
 )
 from trainer_cli.core.progress import Progress
 
-P, E = Kind.permanent, Kind.ephemeral
+P, E = Kind.regular, Kind.ephemeral
 STEP, FINAL, STOP, PRE, LAST = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train, Occasion.last_stop
 
 
@@ -236,7 +238,7 @@ def test_a_hold_keeps_no_other_save_back():
 
 
 def saved(*texts: str) -> list[Saved]:
-    """`p100` permanent, `e50` ephemeral, `e50=3` with a loss; marks: `!` pinned, `.` finished, `~` not finite."""
+    """`p100` regular, `e50` ephemeral, `e50=3` with a loss; marks: `!` pinned, `.` finished, `~` not finite."""
     found = []
     for text in texts:
         kind, step, loss, marks = re.fullmatch(r"([pe])(\d+)(?:=([a-z0-9]+?))?([!.~]*)", text).groups()
@@ -254,8 +256,43 @@ def saved(*texts: str) -> list[Saved]:
     return found
 
 
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "the newest; at the end of a run the final one": ("e900", {}),
+    "pinned by `train ckpt pin`": ("e150!", {}),
+    "of `fixed_steps`": ("p150", {"fixed_steps": frozenset({150})}),
+    "among the best of `keep_best`, also an ephemeral one": ("e150=1", {"keep_best": BestRule("val/loss")}),
+    "ephemeral": ("e150", {}),
+    "regular, of `keep_every` or `keep_by_age`": ("p150", {"keep_every": every(150)}),
+    "regular, of step 0": ("p0", {}),
+    "regular, of the present `save_interval`": ("p200", {}),
+    "another regular one": ("p150", {}),
+    "with weights that are not finite": ("p200~", {}),
+}
+"""A checkpoint as each row of the table in docs/checkpoints.md describes it, with a rule that the row names."""
+
+
+def test_the_table_of_removals_is_the_policy():
+    page = (Path(__file__).parents[2] / "docs/checkpoints.md").read_text(encoding="utf-8")
+    header, _, *rows = re.findall(r"^\|.*\|$", page.split("## What is removed")[1].split("\n## ")[0], re.MULTILINE)
+    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+    values = re.findall(r"`(\w+)`", header)
+    assert ([row[0] for row in cells], values) == ([*ROWS], [removal.value for removal in Removal])
+    for row, *fates in cells:
+        text, named = ROWS[row]
+        # Beside one that is older, one that is newer, and the newest.
+        beside = saved("p50", "p800") if text == "e900" else saved("p50", "p800", "e850")
+        (checkpoint,) = saved(text)
+        for value, fate in zip(values, fates, strict=True):
+            always, _, exception = fate.partition("; ")
+            for count, where in ((None, ""), (1, "beyond"), (3, "among")):
+                rules = RetentionRules(remove=Removal[value], save_interval=every(100), max_checkpoints=count, **named)
+                kept = checkpoint.name in why_keep([checkpoint, *beside], rules)
+                expected = exception if where and exception.startswith(where) else always
+                assert kept == expected.endswith("kept"), (row, value, count)
+
+
 FOUR = ("p0", "p100", "p200", "p250", "p300", "e310", "e320")
-EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_non_permanent, Removal.never
+EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_without_rule, Removal.never
 
 
 @pytest.mark.parametrize(
@@ -283,7 +320,7 @@ EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_non_permanent, Remov
         (FOUR, {"max_checkpoints": 1, "keep_every": every(100)}, {0, 250, 310}),
         (FOUR, {"max_checkpoints": 1, "keep_every": every(250)}, {0, 100, 200, 310}),
         (FOUR, {"remove": ALL, "keep_every": every(250)}, {100, 200, 300, 310}),
-        (("e100", "p200", "p300"), {"max_checkpoints": 1, "keep_every": every(100)}, {100}),  # for permanents alone
+        (("e100", "p200", "p300"), {"max_checkpoints": 1, "keep_every": every(100)}, {100}),  # for regular ones alone
         (("e1=3", "e2=1", "e3=2", "p9"), {"keep_best": BestRule("val/loss", Mode.min, 2)}, {1}),
         (("e1=1", "e2=1", "p9"), {"keep_best": BestRule("val/loss")}, {1}),  # a tie goes to the newer
         (("e1=nan", "e2=7", "p9"), {"keep_best": BestRule("val/loss", Mode.min, 5)}, {1}),
@@ -340,7 +377,7 @@ def test_reasons_tell_why():
     rules = RetentionRules(max_checkpoints=1, fixed_steps=frozenset({0}))
     assert why_keep(there, rules) == {"step150": "final", "step50": "pinned", "step0": "fixed step"}
     assert why_remove(there, rules) == {
-        "step100": "beyond the 1 newest permanent",
+        "step100": "beyond the 1 newest regular",
         "step110": "ephemeral, and step150 is newer",
     }
 

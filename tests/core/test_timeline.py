@@ -206,7 +206,7 @@ def test_the_most_on_the_disk_is_while_what_is_replaced_is_still_there() -> None
         limits=Limits(Interval(Duration.parse(10))),
         save=SaveRules(save_interval=Interval(Duration.parse(2))),
         retention=RetentionRules(max_checkpoints=2),
-        saved=(Saved("old", 0, Kind.permanent, pinned=True, progress=Progress()),),
+        saved=(Saved("old", 0, Kind.regular, pinned=True, progress=Progress()),),
         last_saved_step=0,
     )
     planned = simulate(setting, StepCounts(), size=lambda step: 100 + step, sizes={"old": 7})
@@ -297,4 +297,4 @@ def test_a_run_that_had_ended_when_it_was_killed_only_says_so() -> None:
     assert planned.end is not None
     assert (planned.end.step, planned.stop, planned.saves) == (4, setting.stop_request, [])
     assert planned.kept == {"step4": "final"}
-    assert (planned.completed["step4"].kind, planned.completed["step4"].reason) == (Kind.permanent, "every 2 steps")
+    assert (planned.completed["step4"].kind, planned.completed["step4"].reason) == (Kind.regular, "every 2 steps")

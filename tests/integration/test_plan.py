@@ -87,8 +87,8 @@ CONFIGS = {
         "+callbacks.ema._target_=trainer_cli.EMA",
     ],
     "fixed steps": ["checkpoint.save_interval=null", "checkpoint.fixed_steps=[0,7,33]", "checkpoint.max_checkpoints=1"],
-    "all that is not permanent goes": [
-        "checkpoint.remove=all_non_permanent",
+    "all that no rule names goes": [
+        "checkpoint.remove=all_without_rule",
         "checkpoint.ephemeral_save_interval=5",
         "checkpoint.fixed_steps=[21]",
         "loop.max_duration=37",
@@ -294,7 +294,7 @@ def test_what_fit_refuses_plan_refuses_alike(place: Path, refused: str) -> None:
 
 
 def test_an_ephemeral_interval_that_is_never_due_is_refused_by_plan_and_fit_or_said(place: Path) -> None:
-    # Of samples, only the length of the data shows that each of these steps is one of a permanent save.
+    # Of samples, only the length of the data shows that each of these steps is one of a regular save.
     hidden = ("checkpoint.ephemeral_save_interval=3sp", "checkpoint.save_interval=1")
     short = ("checkpoint.ephemeral_save_interval=30", "checkpoint.save_interval=null", "loop.max_duration=3")
     for overrides, code, text in ((hidden, 2, "each of its steps is one of"), (short, 0, "the run ends before")):
@@ -361,12 +361,12 @@ def test_people_get_a_chart_and_a_table(place: Path) -> None:
         for line in done.out.splitlines()
         if re.fullmatch(r"  \w+ +[.|PFEe?x]{64}", line)
     }
-    assert list(marks) == ["evaluations", "permanent", "fixed", "final", "ephemeral", "removals"]
+    assert list(marks) == ["evaluations", "regular", "fixed", "final", "ephemeral", "removals"]
     assert marks["final"] == "." * 63 + "E"
     assert re.search(
         r"  step5 +ephemeral  every 5 steps, ephemeral +removed at 7: ephemeral, and step7 is newer", done.out
     )
-    assert re.search(r"  step40 +permanent  end of training +stays: final", done.out)
+    assert re.search(r"  step40 +regular  end of training +stays: final", done.out)
 
 
 def test_a_plan_says_when_parameters_are_trained(place: Path) -> None:

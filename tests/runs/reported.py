@@ -52,7 +52,7 @@ def make_run(
     run.record_total_steps(steps)
     write_metrics(run, (record(step, half, lr, more) for step in range(1, steps + 1)))
     for step in range(every, steps + 1, every):
-        save(run, step, Kind.permanent if step % (2 * every) == 0 else Kind.ephemeral)
+        save(run, step, Kind.regular if step % (2 * every) == 0 else Kind.ephemeral)
     if status is not None:
         run.end_attempt(outcome(status, steps, "max_duration reached"), now=BEGAN + 1000 + steps)
     return run

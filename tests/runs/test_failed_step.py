@@ -24,7 +24,7 @@ def make_run(
     run.create("name: run\n", [], {"run_id": "run"}, places={}).release()
     run.begin_attempt(name="run", start_step=start, now=0.0, environment={})
     for step in saves:
-        save(run, step, Kind.permanent)
+        save(run, step, Kind.regular)
     write_metrics(run, ({"step": step, "train/loss": loss} for step, loss in (losses or {}).items()))
     run.end_attempt(outcome(RunStatus.failed, 20, "an error"), now=1.0)
     return run

@@ -145,7 +145,7 @@ def by_ranks(root: Path, states: list[dict[str, Any]], **facts: Any) -> Path:
         for rank, state in enumerate(states):
             replace(TensorsFormat().plan(state), rank=rank).write(folder)
         facts = {"world_size": len(states), "files": folder.files, **facts}
-        manifest = Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="x", **facts)
+        manifest = Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.regular, reason="x", **facts)
         with folder.create(MANIFEST_FILE) as sink:
             sink.write(manifest.to_bytes())
         folder.publish()

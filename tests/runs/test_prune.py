@@ -65,11 +65,11 @@ RULES: dict[str, dict[str, Any]] = {
     "a few of the newest": {"save_interval": 2, "max_checkpoints": 2},
     "some for good": {"save_interval": 2, "max_checkpoints": 1, "keep_every": 4},
     "some for good, by epochs": {"save_interval": 2, "max_checkpoints": 1, "keep_every": "2ep"},
-    "by part epochs": {"save_interval": "0.5ep", "max_checkpoints": 1, "remove": "all_non_permanent"},
+    "by part epochs": {"save_interval": "0.5ep", "max_checkpoints": 1, "remove": "all_without_rule"},
     "fixed steps": {"save_interval": 2, "max_checkpoints": 1, "fixed_steps": [3, 4]},
     "the best": {"save_interval": 2, "max_checkpoints": 1, "keep_best": {"metric": "val/loss", "count": 2}},
     "the largest": {"save_interval": 5, "max_checkpoints": 1, "keep_best": {"metric": "val/loss", "mode": "max"}},
-    "all that no rule names": {"save_interval": 4, "remove": "all_non_permanent"},
+    "all that no rule names": {"save_interval": 4, "remove": "all_without_rule"},
     "samples": {"save_interval": 2, "max_checkpoints": 1, "keep_every": "12sp"},
     "nothing": {"save_interval": 2, "remove": "never", "max_checkpoints": 1},
 }

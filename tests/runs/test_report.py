@@ -77,7 +77,7 @@ def test_metrics_of_one_name_share_a_chart_over_steps_epochs_and_time(one: dict[
 
 def test_each_checkpoint_tells_why_it_was_saved_and_what_became_of_it(one: dict[str, Any]) -> None:
     (drawn,) = blocks(one, "Checkpoints", "timeline")
-    assert drawn["lanes"] == ["permanent, kept", "ephemeral, removed"]
+    assert drawn["lanes"] == ["regular, kept", "ephemeral, removed"]
     assert {mark["step"]: mark["kept"] for mark in drawn["marks"]} == {n: n % 20 == 0 for n in range(10, 101, 10)}
     found = {row["checkpoint"]: row for row in rows(*blocks(one, "Checkpoints", "table"))}
     assert found["step10"]["saved because"] == "every 10 steps"

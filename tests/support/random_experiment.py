@@ -278,7 +278,7 @@ class RandomExperiment:
         checkpoint: dict[str, Any] = {
             "save_interval": chance.choice((6, 9, "1ep")),
             "save_async": chance.random() < 0.5,
-            "remove": chance.choice(("ephemeral_only", "all_non_permanent", "never")),
+            "remove": chance.choice(("ephemeral_only", "all_without_rule", "never")),
             "pre_train_checkpoint": chance.choice((None, True, False)),
         }
         if checkpoint["save_interval"] != "1ep" and chance.random() < 0.6:

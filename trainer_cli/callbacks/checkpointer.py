@@ -422,7 +422,7 @@ class CheckpointerCallback(Callback):
         return path
 
     def save_now(self, trainer: Trainer) -> Path:
-        """Save this step outside of a fit, as a permanent checkpoint of the run; one of this step that is there stays.
+        """Save this step outside of a fit, as a regular checkpoint of the run; one of this step that is there stays.
         Collective."""
         if self._rules is None:
             raise UserError(
@@ -431,7 +431,7 @@ class CheckpointerCallback(Callback):
             )
         with trainer.strategy.group.leading(self.saver) as leads:
             if leads:
-                self.save(trainer, Decision(Kind.permanent, "saved by hand"))
+                self.save(trainer, Decision(Kind.regular, "saved by hand"))
         return self.saver.path()
 
     def _save_in_background(self, trainer: Trainer, decision: Decision) -> None:

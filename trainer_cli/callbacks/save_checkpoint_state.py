@@ -16,6 +16,7 @@ from trainer_cli.core.intervals import Interval
 from trainer_cli.core.load_options import STATES, LoadOptions
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.core.policy import Kind
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ConfigError, SaveError, UserError
@@ -30,12 +31,12 @@ log = logging.getLogger(__name__)
 
 
 class SaveCheckpointState(Callback):
-    """Copies chosen states of permanent checkpoints into another folder, once each is committed: a checkpoint of the
+    """Copies chosen states of regular checkpoints into another folder, once each is committed: a checkpoint of the
     same name, for `ckpt=` and `train validate`. Retention never removes it.
 
     Args:
         states: of model, optimizer, schedulers, progress, callbacks and rng.
-        every: a duration: which permanent checkpoints, those at whose step this is due; null: each. The one at the
+        every: a duration: which regular checkpoints, those at whose step this is due; null: each. The one at the
             end of the run is always copied.
         folder: where, relative to the run directory.
     """
@@ -71,7 +72,7 @@ class SaveCheckpointState(Callback):
             return
         self._newest = path
         manifest = catalog_of(path.parent).entry(path.name).manifest
-        if manifest is None or manifest.kind.value != "permanent":
+        if manifest is None or manifest.kind is not Kind.regular:
             return
         now = Progress.of(manifest.progress or {})
         if self._interval is None or (now is not None and self._interval.due(now)):

@@ -25,10 +25,13 @@ from typing import Any, NamedTuple
 from trainer_cli.core.bounds import is_amount, is_count, is_text, is_time
 from trainer_cli.core.files import AppendedFile
 from trainer_cli.core.goodput import Seconds, read_seconds
+from trainer_cli.core.policy import Kind
 
 log = logging.getLogger(__name__)
 
 SAVED, REMOVED = "saved", "removed"
+_KINDS = {kind.on_disk: kind.value for kind in Kind}
+"""Older lines have the words of manifests."""
 
 
 class Spent(NamedTuple):
@@ -101,13 +104,14 @@ def lives(lines: Iterable[bytes]) -> list[Life]:
     in_order: list[Life] = []
     alive: dict[str, Life] = {}
     for event in _events(lines):
-        kind, name, reason, at = event["event"], event["name"], event["reason"], event["time"]
+        change, name, reason, at = event["event"], event["name"], event["reason"], event["time"]
         life = alive.get(name)
         if life is None:
             life = alive[name] = Life(name)
             in_order.append(life)
-        if kind == SAVED:
-            life.step, life.kind, life.reason = event["step"], str(event.get("kind", "")), reason
+        if change == SAVED:
+            kind = str(event.get("kind", ""))
+            life.step, life.kind, life.reason = event["step"], _KINDS.get(kind, kind), reason
             life.saved_at = at if life.saved_at is None else life.saved_at
         else:
             life.removed_at, life.removed_reason = at, reason

@@ -52,7 +52,7 @@ class CheckpointMetadata:
     attempt: int = 0
     step: int = 0
     epoch: int = 0
-    kind: Kind = Kind.permanent
+    kind: Kind = Kind.regular
     reason: str = "saved by hand"
     finished: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -306,9 +306,9 @@ function drawTimeline(block, plot) {
     shape("title", {}, shape("text", { class: "tick", x: box.left - 8, y: at + 4, "text-anchor": "end" }, svg, cut(lane, letters)), lane);
   }
   for (const mark of block.marks) {
-    const permanent = mark.type === "permanent", x = xs.at(mark.step), at = y.get(mark.lane);
-    const tint = permanent ? colour(0) : colour(1), fill = mark.kept ? tint : "var(--page)";
-    const made = permanent
+    const regular = mark.type === "regular", x = xs.at(mark.step), at = y.get(mark.lane);
+    const tint = regular ? colour(0) : colour(1), fill = mark.kept ? tint : "var(--page)";
+    const made = regular
       ? shape("path", { d: `M${x} ${at - 6}L${x + 6} ${at}L${x} ${at + 6}L${x - 6} ${at}Z`, fill, stroke: tint, "stroke-width": 1.5 }, svg)
       : shape("circle", { cx: x, cy: at, r: 4, fill, stroke: tint, "stroke-width": 1.5 }, svg);
     made.dataset.tip = mark.text.filter(Boolean).join("\n");

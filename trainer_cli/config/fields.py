@@ -214,7 +214,7 @@ def check_left_out(config: schema.TrainConfig) -> Iterator[ConfigError]:
 
 
 def check_ephemeral_interval(config: schema.TrainConfig) -> Iterator[ConfigError]:
-    """Refuse ephemeral saves that are not more frequent than permanent ones, as far as the config alone shows it.
+    """Refuse ephemeral saves that are not more frequent than regular ones, as far as the config alone shows it.
 
     An epoch has a known number of steps here if `loop.steps_per_epoch` is set; core/policy.py compares the others.
     """

@@ -32,7 +32,8 @@ AUTO = "auto"
 
 class Removal(StrEnum):
     ephemeral_only = "ephemeral_only"
-    all_non_permanent = "all_non_permanent"
+    all_without_rule = "all_without_rule"
+    all_non_permanent = "all_without_rule"  # In older configs.
     never = "never"
 
 
@@ -159,7 +160,7 @@ class CheckpointConfig:
     enabled: bool = True
     """false saves nothing, but still loads."""
     save_interval: Any = duration("1ep")
-    """Interval of permanent checkpoints; null: none."""
+    """Interval of regular checkpoints; null: none."""
     ephemeral_save_interval: Any = duration(words=(AUTO,))
     """Interval of ephemeral checkpoints, each removed when a newer checkpoint is committed; null: none. auto: after the
     previous save is written, as often as `budget` allows."""
@@ -168,7 +169,7 @@ class CheckpointConfig:
     ephemeral_cooldown: Any = needs(duration(units=(Unit.STEP,)), ("ephemeral_save_interval", True))
     """Steps after any save during which there is no ephemeral save."""
     fixed_steps: list[int] = checked(_check_steps, [])
-    """Steps whose checkpoints are permanent and never removed."""
+    """Steps that are saved as regular checkpoints, which are never removed."""
     pre_train_checkpoint: bool | None = None
     """Save before the first step; null: only when nothing was loaded."""
     save_final: bool = True
@@ -178,15 +179,16 @@ class CheckpointConfig:
     save_async: bool | None = None
     """Write checkpoints in the background (not those at the end); null: where more than one CPU is usable."""
     remove: Removal = Removal.ephemeral_only
-    """Which checkpoints may be removed: ephemeral_only, all_non_permanent or never."""
+    """Which checkpoints may be removed: ephemeral_only, all_without_rule (also regular ones that no rule names), or
+    never."""
     max_checkpoints: int | None = at_least(1)
-    """Number of newest permanent checkpoints to keep; null: all."""
+    """Number of newest regular checkpoints to keep; null: all."""
     keep_every: Any = duration()
-    """Permanent checkpoints at multiples of this are kept, also beyond max_checkpoints."""
+    """Regular checkpoints at multiples of this are kept, also beyond max_checkpoints."""
     keep_by_age: dict[str, int] = needs(
-        checked(_check_ages, {}), ("max_checkpoints", True), ("remove", Removal.all_non_permanent)
+        checked(_check_ages, {}), ("max_checkpoints", True), ("remove", Removal.all_without_rule)
     )
-    """Permanent checkpoints that are kept by age, too: {1h: 24, 1d: 7} keeps the newest of each of the last 24 hours
+    """Regular checkpoints that are kept by age, too: {1h: 24, 1d: 7} keeps the newest of each of the last 24 hours
     and 7 days of training in which there is one."""
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     newer: Newer = Newer.refuse
@@ -244,20 +246,19 @@ class CheckpointConfig:
             raise ephemeral_too_rare(often, save)
 
 
-def ephemeral_too_rare(ephemeral: Duration, permanent: Duration) -> ConfigError:
-    """The error for ephemeral saves that are not more frequent than the permanent ones."""
+def ephemeral_too_rare(ephemeral: Duration, regular: Duration) -> ConfigError:
+    """The error for ephemeral saves that are not more frequent than the regular ones."""
     return ConfigError(
-        f"{EPHEMERAL} ({ephemeral}) must be shorter than checkpoint.save_interval ({permanent})",
+        f"{EPHEMERAL} ({ephemeral}) must be shorter than checkpoint.save_interval ({regular})",
         location=EPHEMERAL,
         hint="Make it shorter, or set checkpoint.save_interval=null.",
     )
 
 
-def ephemeral_never_due(ephemeral: Duration, permanent: Duration) -> ConfigError:
-    """The error for ephemeral saves each of which is a permanent one."""
+def ephemeral_never_due(ephemeral: Duration, regular: Duration) -> ConfigError:
+    """The error for ephemeral saves each of which is a regular one."""
     return ConfigError(
-        f"{EPHEMERAL} ({ephemeral}) never comes due: each of its steps is one of checkpoint.save_interval "
-        f"({permanent})",
+        f"{EPHEMERAL} ({ephemeral}) never comes due: each of its steps is one of checkpoint.save_interval ({regular})",
         location=EPHEMERAL,
         hint="Make it shorter, or set it to null.",
     )

@@ -152,7 +152,7 @@ class Manifest:
             "attempt": self.attempt,
             "step": self.step,
             "epoch": self.epoch,
-            "kind": self.kind.value,
+            "kind": self.kind.on_disk,
             "reason": self.reason,
             "finished": self.finished,
             "metrics": {name: _number(value) for name, value in self.metrics.items()},
@@ -273,7 +273,7 @@ def _read(raw: dict[str, Any]) -> Manifest:
         raise ManifestError(f"the manifest's shards cannot be read: {one_line(str(error))}") from None
     return Manifest(
         **{name: raw[name] for name in _FIELDS if name not in _CONVERTED},
-        kind=Kind(raw["kind"]),
+        kind=_KINDS[raw["kind"]],
         metrics={name: float(value) for name, value in raw["metrics"].items()},
         target_packages=tuple(raw["target_packages"]),
         left_out=tuple(raw["left_out"]),
@@ -332,7 +332,7 @@ def _maps_to(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(allowed, value.values()))
 
 
-_KINDS = tuple(Kind)
+_KINDS = {kind.on_disk: kind for kind in Kind}
 _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "run_id": _is_text,
     "attempt": _is_count,

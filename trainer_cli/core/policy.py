@@ -28,7 +28,7 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.stopping import Stop
 
 _MOST_COMPARED = 1000
-"""Steps of ephemeral saves that are compared with those of permanent ones."""
+"""Steps of ephemeral saves that are compared with those of regular ones."""
 ToInterval = Callable[[str, Any], Interval | None]
 """The interval of a setting, by its key and value; None for null. Raises where it needs an unknown epoch length."""
 
@@ -42,11 +42,11 @@ def settings_of(checkpoint: CheckpointConfig, node: Mapping[str, Any] | None) ->
 def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
     """The rules of saving."""
     cooldown = settings.ephemeral_cooldown
-    permanent = interval("save_interval", settings.save_interval)
+    regular = interval("save_interval", settings.save_interval)
     is_auto = settings.ephemeral_save_interval == AUTO
     ephemeral = None if is_auto else interval("ephemeral_save_interval", settings.ephemeral_save_interval)
     return SaveRules(
-        save_interval=permanent,
+        save_interval=regular,
         ephemeral_save_interval=ephemeral,
         budget=settings.budget if is_auto else None,
         ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
@@ -59,7 +59,7 @@ def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
 
 
 def check_ephemeral(rules: SaveRules, longest: Interval, counts: StepCounts) -> str | None:
-    """Refuse ephemeral saves that are not more frequent than the permanent ones, or each of which is one of them.
+    """Refuse ephemeral saves that are not more frequent than the regular ones, or each of which is one of them.
 
     Returns:
         A warning if the run is too short for one, such as a trial of few steps; else None.
@@ -120,12 +120,17 @@ def _best(settings: CheckpointConfig) -> BestRule | None:
 
 
 class Kind(StrEnum):
-    """Permanent; ephemeral, only until the next save; or replayed."""
+    """Regular; ephemeral, only until the next save; or replayed."""
 
-    permanent = "permanent"
+    regular = "regular"
     ephemeral = "ephemeral"
     replayed = "replayed"
     """Computed later from an earlier checkpoint of the run. No rule of a run saves, counts or removes it."""
+
+    @property
+    def on_disk(self) -> str:
+        """The word in manifests, which are read by all versions."""
+        return "permanent" if self is Kind.regular else self.value
 
 
 class Occasion(StrEnum):
@@ -272,19 +277,19 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
     now, occasion = at.now, at.occasion
     if at.last_saved_step == now.step:
         return None
-    # Permanent reasons come first: a step that has both kinds is saved for good.
+    # Regular reasons come first: a step that has both kinds is saved as regular.
     if now.step in rules.fixed_steps:
-        return Decision(Kind.permanent, f"fixed step {now.step}")
+        return Decision(Kind.regular, f"fixed step {now.step}")
     # A fixed step 0 is saved with any pre_train, so it is tested before.
     if occasion is Occasion.pre_train:
         is_due = not at.loaded if rules.pre_train is None else rules.pre_train
-        return Decision(Kind.permanent, "before the first step") if is_due else None
+        return Decision(Kind.regular, "before the first step") if is_due else None
     if rules.save_interval is not None and rules.save_interval.due(now):
-        return Decision(Kind.permanent, str(rules.save_interval))
+        return Decision(Kind.regular, str(rules.save_interval))
     if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:
-        return Decision(Kind.permanent, "end of training")
+        return Decision(Kind.regular, "end of training")
     if at.save_requested:
-        return Decision(Kind.permanent, "requested")
+        return Decision(Kind.regular, "requested")
     if rules.keep_best is not None and (merit := rules.keep_best.why_enter(at.metrics, at.saved)):
         return Decision(Kind.ephemeral, merit)
     if occasion is Occasion.part and rules.save_final:
@@ -329,7 +334,7 @@ class RetentionRules:
     max_checkpoints: int | None = None
     keep_every: Interval | None = None
     keep_by_age: tuple[tuple[Duration, int], ...] = ()
-    """(length, count): the newest permanent checkpoint of each of the newest `count` spans of this length stays."""
+    """(length, count): the newest regular checkpoint of each of the newest `count` spans of this length stays."""
     keep_best: BestRule | None = None
     fixed_steps: frozenset[int] = frozenset()
     save_interval: Interval | None = None
@@ -355,7 +360,7 @@ def plan_removal(saved: Sequence[Saved], rules: RetentionRules) -> tuple[dict[st
     leading = _leading(ordered, rules)
     may_go = ordered
     if rules.remove is Removal.ephemeral_only and rules.max_checkpoints is None:
-        # Each permanent one stays, and there may be thousands.
+        # Each regular one stays, and there may be thousands.
         may_go = [checkpoint for checkpoint in ordered if checkpoint.kind is Kind.ephemeral or not checkpoint.finite]
     removable = {
         checkpoint.name: _why_goes(checkpoint, rules, ordered[0])
@@ -372,7 +377,7 @@ class _Leading(NamedTuple):
     newest: Collection[str]
     """The newest, and where that is not finite, the one that a resume would choose."""
     counted: Collection[str]
-    """The `max_checkpoints` newest permanents; empty if that is None."""
+    """The `max_checkpoints` newest regulars; empty if that is None."""
     best: Collection[str]
     by_age: Mapping[str, str]
     """With the reasons."""
@@ -387,18 +392,18 @@ def _leading(ordered: Sequence[Saved], rules: RetentionRules) -> _Leading:
     """The leading ones of checkpoints that are ordered newest first."""
     finite = (checkpoint for checkpoint in ordered if checkpoint.finite)
     newest = {checkpoint.name for checkpoint in (*ordered[:1], *islice(finite, 1))}
-    permanents = [checkpoint for checkpoint in ordered if checkpoint.finite and checkpoint.kind is Kind.permanent]
-    counted = frozenset(checkpoint.name for checkpoint in permanents[: rules.max_checkpoints or 0])
+    regulars = [checkpoint for checkpoint in ordered if checkpoint.finite and checkpoint.kind is Kind.regular]
+    counted = frozenset(checkpoint.name for checkpoint in regulars[: rules.max_checkpoints or 0])
     best = [] if rules.keep_best is None else [checkpoint.name for checkpoint in rules.keep_best.ranked(ordered)]
-    return _Leading(newest, counted, best, _by_age(permanents, rules.keep_by_age))
+    return _Leading(newest, counted, best, _by_age(regulars, rules.keep_by_age))
 
 
-def _by_age(permanents: Sequence[Saved], spans: Sequence[tuple[Duration, int]]) -> dict[str, str]:
-    """The reasons why permanent checkpoints, newest first, stay by `keep_by_age`."""
+def _by_age(regulars: Sequence[Saved], spans: Sequence[tuple[Duration, int]]) -> dict[str, str]:
+    """The reasons why regular checkpoints, newest first, stay by `keep_by_age`."""
     reasons: dict[str, str] = {}
     for length, count in spans:
         newest: dict[int, Saved] = {}
-        for checkpoint in permanents:
+        for checkpoint in regulars:
             if checkpoint.progress is None:
                 # In doubt it is kept: what is removed cannot be restored.
                 reasons.setdefault(checkpoint.name, f"perhaps the newest of its {length}")
@@ -432,7 +437,7 @@ def _why_stays(checkpoint: Saved, rules: RetentionRules, leading: _Leading) -> s
         return leading.by_age[checkpoint.name]
     if rules.remove is Removal.ephemeral_only:
         if rules.max_checkpoints is None:
-            return "permanent"
+            return "regular"
         return _among(rules.max_checkpoints) if checkpoint.name in leading.counted else None
     # No interval is due at step 0, so it has a rule of its own.
     if checkpoint.step == 0:
@@ -453,7 +458,7 @@ def _names(interval: Interval, checkpoint: Saved) -> str | None:
 
 
 def _among(count: int) -> str:
-    return "newest permanent" if count == 1 else f"among the {count} newest permanent"
+    return "newest regular" if count == 1 else f"among the {count} newest regular"
 
 
 def _why_goes(checkpoint: Saved, rules: RetentionRules, newest: Saved) -> str:
@@ -461,6 +466,6 @@ def _why_goes(checkpoint: Saved, rules: RetentionRules, newest: Saved) -> str:
         return f"its weights are not finite, and {newest.name} is newer"
     if checkpoint.kind is Kind.ephemeral:
         return f"ephemeral, and {newest.name} is newer"
-    if rules.remove is Removal.all_non_permanent:
-        return "no permanent rule names it"
-    return f"beyond the {rules.max_checkpoints} newest permanent"
+    if rules.remove is Removal.all_without_rule:
+        return "no rule names it"
+    return f"beyond the {rules.max_checkpoints} newest regular"

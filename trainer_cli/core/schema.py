@@ -190,7 +190,7 @@ class LoopConfig:
     """Earliest end of the run by a callback such as EarlyStopping; earlier requests take effect then."""
     hard_stop: Any = duration()
     """Ends a part of the run here, without changing what schedules see. A later fit continues as if there had been no
-    stop: records, evaluations and permanent checkpoints are those of the whole run."""
+    stop: records, evaluations and regular checkpoints are those of the whole run."""
     max_time: Any = duration(units=(Unit.SECOND,))
     """Time after which this process stops, with a checkpoint and exit code 75."""
     steps_per_epoch: int | None = at_least(1)

@@ -280,7 +280,7 @@ class _Run:
 
     def _complete(self, moment: Moment, finished: str | None, evaluated: bool) -> None:
         """Complete the checkpoint of a step that was saved before its evaluation, or before it was known to be the
-        last: it may become permanent, or final."""
+        last: it may become regular, or final."""
         step = moment.now.step
         index = next((index for index, saved in enumerate(self.live) if saved.step == step), None)
         if index is None or not (evaluated or (finished is not None and not self.live[index].finished)):
@@ -305,13 +305,13 @@ class _Run:
 
     def _move_decided(self) -> None:
         """Move checkpoints that no later save can remove out of `live`, so that each step examines few."""
-        rules, newest, newest_finite, permanents = self.setting.retention, True, True, 0
+        rules, newest, newest_finite, regulars = self.setting.retention, True, True, 0
         live: list[Saved] = []
         # From the newest on: what counts as newest depends on those already seen.
         for saved in reversed(self.live):
-            counted = saved.finite and saved.kind is Kind.permanent
-            permanents += counted
-            in_max_checkpoints = counted and permanents <= (rules.max_checkpoints or 0)
+            counted = saved.finite and saved.kind is Kind.regular
+            regulars += counted
+            in_max_checkpoints = counted and regulars <= (rules.max_checkpoints or 0)
             measured = rules.keep_best is not None and bool(saved.metrics)
             # It counts for the spans of others, also where another rule keeps it.
             ages = counted and bool(rules.keep_by_age)

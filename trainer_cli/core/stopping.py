@@ -28,7 +28,7 @@ class Stop:
 
     @property
     def is_end(self) -> bool:
-        """Whether the whole run ends: only then a last record, evaluation and permanent checkpoint are made."""
+        """Whether the whole run ends: only then a last record, evaluation and regular checkpoint are made."""
         return self.finished and not self.is_part
 
     @property

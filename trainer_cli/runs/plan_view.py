@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from trainer_cli.core.left_out import described
+from trainer_cli.core.policy import Kind
 from trainer_cli.core.simulation import Timeline
 from trainer_cli.core.stopping import how_to_reopen
 from trainer_cli.runs.failures import BestInterval
@@ -201,7 +202,7 @@ def _chart(plan: Plan) -> Iterator[str]:
     periodic = [save for save in line.saves if save.step not in (*fixed, *final)]
     rows = {
         "evaluations": ("|", line.evaluations),
-        "permanent": ("P", [save.step for save in periodic if save.kind == "permanent"]),
+        "regular": ("R", [save.step for save in periodic if save.kind is Kind.regular]),
         "fixed": ("F", fixed),
         "final": ("E", final),
         "ephemeral": ("e", [save.step for save in periodic if save.kind == "ephemeral"]),
