@@ -101,13 +101,25 @@ def test_cutting_the_end_needs_no_room_for_a_copy(tmp_path: Path) -> None:
     assert (path.read_bytes(), path.stat().st_ino) == (b"abc", before)
 
 
-def test_a_filesystem_that_cannot_sync_folders_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def invalid(_: int) -> None:
-        raise OSError(errno.EINVAL, "Invalid argument")
+@pytest.mark.parametrize("number", files.REFUSED, ids=errno.errorcode.__getitem__)
+def test_a_file_system_without_fsync_is_warned_of_once_and_no_obstacle(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refusing(_: int) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "fsync", invalid)
+    monkeypatch.setattr(os, "fsync", refusing)
+    files.warn_of_no_fsync.cache_clear()
     files.sync_folder(tmp_path)
-    assert tmp_path.is_dir()
+    assert caplog.messages == [], "some network file systems offer it for files only, which loses no content"
+    file = files.AppendedFile(tmp_path / "log")
+    file.append(b"record")
+    file.sync()
+    file.close()
+    files.replace(tmp_path / "summary.json", [b"x"])
+    assert (tmp_path / "log").read_bytes() + (tmp_path / "summary.json").read_bytes() == b"recordx"
+    (message,) = caplog.messages
+    assert message.startswith(f"the file system refuses fsync ({os.strerror(number)}): ")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's devices that refuse every write")

@@ -1,18 +1,33 @@
 """A run whose file system fails or is full: one message that names what failed, and nothing that was committed is lost.
 
-The file systems are real ones, in mount namespaces of their own, which only the superuser may make.
+These file systems are real ones, in mount namespaces of their own, which only the superuser may make. One that refuses
+calls is injected.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from command import LIMIT_S, Result, command, environment, names, records
 from printed import message
+
+from trainer_cli import SyncCheckpointer
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.config.compose import compose
+from trainer_cli.core.files import warn_of_no_fsync
+from trainer_cli.runs.fit import fit
 
 RUN = (
     "fit", "experiment=digits_mlp", "model.hidden=[64]", "loop.max_duration=1000000", "loop.log_interval=5",
@@ -135,3 +150,44 @@ def test_with_the_policy_warn_a_full_disk_ends_no_run_and_no_record_is_lost(tmp_
     assert "jsonl cannot be written: [Errno 28] No space left on device" in full.err
     assert [record["step"] for record in records(tmp_path / "metrics.jsonl")] == list(range(1, 61))
     assert "jsonl cannot be written" in (tmp_path / "train.log").read_text()
+
+
+def test_a_folder_of_a_notebook_service_trains_and_resumes_as_a_disk_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a mounted Google Drive does, each call takes long, and fsync, links and writes past the cache are refused."""
+    run = ["experiment=digits_mlp", "name=mine", "loop.max_duration=6", "loop.log_interval=1", "loop.eval_interval=3"]
+    saves = ["checkpoint.save_interval=2", "checkpoint.keep_best.metric=val/loss", "loggers=jsonl"]
+
+    def last() -> dict[str, Any]:
+        state: dict[str, Any] = SyncCheckpointer().load(Path("runs/mine/checkpoints/step6"))["model"]
+        return state
+
+    for place in ("disk", "drive"):
+        (tmp_path / place).mkdir()
+    monkeypatch.chdir(tmp_path / "disk")
+    assert fit(compose([*run, *saves])) == 0
+    expected = last()
+    monkeypatch.chdir(tmp_path / "drive")
+    for name, number in (("fsync", errno.EINVAL), ("link", errno.ENOTSUP), ("symlink", errno.ENOTSUP)):
+        monkeypatch.setattr(os, name, partial(_refuse, number))
+    for name in ("pwrite", "rename", "replace", "mkdir"):
+        monkeypatch.setattr(os, name, partial(_delayed, getattr(os, name)))
+    monkeypatch.setattr(Disk, "bypass_cache", partial(_refuse, errno.EINVAL))
+    warn_of_no_fsync.cache_clear()
+    capsys.readouterr()
+    assert fit(compose([*run, *saves, "loop.hard_stop=3"])) == 0
+    assert capsys.readouterr().err.count("the file system refuses fsync (Invalid argument)") == 1
+    assert fit(compose([*run, *saves])) == 0
+    assert "resuming at step 3" in capsys.readouterr().err
+    assert all(torch.equal(value, expected[name]) for name, value in last().items())
+    assert {entry.problem for entry in catalog_of(Path("runs/mine/checkpoints")).entries()} == {None}
+
+
+def _refuse(number: int, *_: Any, **__: Any) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+def _delayed(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    time.sleep(0.005)
+    return call(*arguments, **named)

@@ -8,12 +8,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of a file system that does not support an operation."""
 _CHUNK_BYTES = 1 << 20
 _private: set[int] = set()
 """Open descriptors that a forked child closes."""
@@ -101,25 +106,48 @@ class AppendedFile:
 
 
 def sync(descriptor: int) -> None:
-    """fsync a file."""
+    """Return once the content of a file, or the names in a folder, survive a power cut.
+
+    A file system that does not offer that for files, as some that show a store of the network, is warned of once. For
+    folders alone, as on some network file systems, it is not.
+    """
+    try:
+        _sync(descriptor)
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            warn_of_no_fsync(os.strerror(error.errno))
+
+
+def _sync(descriptor: int) -> None:
+    # Plain fsync on macOS stops at the drive's cache. Some file systems do not support the stronger call.
     if sys.platform == "darwin":
-        # Plain fsync on macOS stops at the drive's cache. Some filesystems do not support the stronger call.
-        with contextlib.suppress(OSError):
+        try:
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
     os.fsync(descriptor)
 
 
+@cache
+def warn_of_no_fsync(reason: str) -> None:
+    """Warn, once in a process, of what a file system without fsync does not promise."""
+    log.warning(
+        "the file system refuses fsync (%s): what is saved survives a kill of this process, but a power cut, or the "
+        "loss of the machine, may take it",
+        reason,
+    )
+
+
 def sync_folder(folder: Path) -> None:
-    """fsync a folder, if its filesystem supports that."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """fsync a folder, if its file system supports that."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with naming(folder):
-            os.fsync(descriptor)
-    except OSError as error:
-        # Some network filesystems support it for files only.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
+            sync(descriptor)
     finally:
         os.close(descriptor)
 

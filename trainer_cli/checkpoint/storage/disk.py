@@ -12,18 +12,13 @@ from functools import cache
 from os import stat_result
 from pathlib import Path
 
-from trainer_cli.core.files import close_private, open_private
+from trainer_cli.core.files import REFUSED, close_private, open_private, sync, sync_folder
 
 Bytes = bytes | bytearray | memoryview
-_FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)
-"""On macOS a plain fsync stops at the drive's own cache."""
 StrPath = str | Path
 """Strings are several times faster than paths where thousands of names are examined."""
-REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""Errors of a file system that does not support an operation."""
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of an operation on files that this user may only read."""
-_UNSUPPORTED = (*REFUSED, errno.ENOLCK)
 _AT_FDCWD = -100
 """Paths are relative to the current directory."""
 _SWAP = 2
@@ -99,26 +94,12 @@ class Disk:
         return os.preadv(fd, into, offset)
 
     def fsync(self, fd: int) -> None:
-        """Return once the content of the file survives a power cut."""
-        if _FULL_FSYNC is not None:
-            try:
-                fcntl.fcntl(fd, _FULL_FSYNC)
-                return
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise
-        os.fsync(fd)
+        """Return once the content of the file survives a power cut, if the file system supports that."""
+        sync(fd)
 
     def fsync_dir(self, path: Path) -> None:
         """Return once the names in a directory survive a power cut, if the file system supports that."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            Disk.fsync(self, fd)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-        finally:
-            os.close(fd)
+        sync_folder(path)
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename a file or folder, atomically."""
@@ -169,7 +150,7 @@ class Disk:
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno not in _UNSUPPORTED:
+            if error.errno not in (*REFUSED, errno.ENOLCK):
                 raise
         return True
 

@@ -18,9 +18,9 @@ from itertools import islice
 from mmap import mmap
 from pathlib import Path
 
-from trainer_cli.checkpoint.storage.disk import PAGE, REFUSED, Bytes, Disk, StrPath
+from trainer_cli.checkpoint.storage.disk import PAGE, Bytes, Disk, StrPath
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
-from trainer_cli.core.files import close_private, open_private, private_file
+from trainer_cli.core.files import REFUSED, close_private, open_private, private_file, sync
 from trainer_cli.core.manifest import FileEntry, new_digest
 from trainer_cli.core.naming import is_plain
 from trainer_cli.errors import UserError
@@ -374,7 +374,7 @@ def point_link(link: Path, target: str) -> None:
 def _fsync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)
 

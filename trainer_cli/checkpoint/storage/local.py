@@ -15,7 +15,7 @@ from operator import call
 from pathlib import Path
 
 from trainer_cli.checkpoint.storage.base import UnsyncedError
-from trainer_cli.checkpoint.storage.disk import READ_ONLY, REFUSED, Disk, delete_tree, exists, is_folder, is_same_file
+from trainer_cli.checkpoint.storage.disk import READ_ONLY, Disk, delete_tree, exists, is_folder, is_same_file
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, StagedFolder, open_source, write_file
 from trainer_cli.checkpoint.storage.manifest_lock import (
     POLL_S,
@@ -25,6 +25,7 @@ from trainer_cli.checkpoint.storage.manifest_lock import (
     wait_for_readers,
 )
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
+from trainer_cli.core.files import REFUSED
 from trainer_cli.core.naming import (
     LATEST_LINK,
     MANIFEST_FILE,
