@@ -277,6 +277,22 @@ def test_every_action_takes_a_selector_as_the_path_of_the_checkpoint(action: str
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.parametrize("format", ["safetensors", "archive"])
+def test_ranks_that_would_replace_one_export_are_refused(
+    format: str, ckpt: Ckpt, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = ("export", "runs/fine@best", "--format", format, "--overwrite", "--output")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", rank)
+        refused = ckpt(*export, "out.tar")
+        assert (refused.code, "each rank of this launch would replace the same output" in refused.err) == (2, True)
+        assert ckpt(*export, "out{rank}.tar").code == 0
+    assert [path.name for path in sorted(root.glob("out*"))] == ["out0.tar", "out1.tar"]
+    monkeypatch.delenv("WORLD_SIZE")
+    assert ckpt(*export, "out0.tar").code == 0
+
+
 def test_a_checkpoint_is_named_from_within_its_folder(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     monkeypatch.chdir(root / FINE)
     assert [Path(one["path"]).name for one in ckpt("ls", "--json", "step10", "../../odd@step1").json] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -340,3 +341,12 @@ def test_what_one_process_does_is_refused_in_several_and_only_the_first_says_so(
     monkeypatch.setenv(size, "1")
     assert main(["fit", "digits", "nope=3"]) == 2
     assert "there is no key 'nope'" in capsys.readouterr().err
+
+
+def test_a_message_before_messages_are_set_up_begins_with_its_level(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    handler = logging.lastResort
+    assert handler is not None
+    for level in ("warning", "error"):
+        record = logging.LogRecord("trainer_cli", getattr(logging, level.upper()), "", 0, "old.yaml: %s", ("x",), None)
+        assert handler.format(record) == f"{level}: old.yaml: x"

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.checkpoint.storage import download
 from trainer_cli.commands.main import main
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
@@ -276,8 +277,9 @@ def test_a_replay_passes_attempts_as_they_were(resumed: Path) -> None:
 
 
 def test_the_config_of_an_earlier_attempt_comes_from_its_checkpoint_in_an_object_store(
-    resumed: Path, tmp_path: Path
+    resumed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(download, "_settings", replace(download._settings))
     run = Path(shutil.copytree(resumed, tmp_path / "run"))
     fsspec.filesystem("memory").put(str(run / "checkpoints"), "/store/replayed", recursive=True)
     shutil.rmtree(run / "checkpoints")
@@ -289,4 +291,5 @@ def test_the_config_of_an_earlier_attempt_comes_from_its_checkpoint_in_an_object
     assert (earlier["loop"]["max_duration"], earlier["optimizer"]["lr"]) == (13, 0.003)
     assert history.config_of(3) == run / "config.yaml"
     plan = plan_replay(run, 11)
-    assert replay(plan, compose_replay(plan)).equal
+    assert replay(plan, compose_replay(plan, ["load.chunk_size=65536", "load.progress=false"])).equal
+    assert (download._settings.part_bytes, download._settings.progress) == (65536, False)

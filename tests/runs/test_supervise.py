@@ -12,6 +12,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import loader, on, trainer
@@ -209,6 +210,15 @@ def test_under_nohup_the_end_of_the_terminal_stops_nothing() -> None:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_handlers_register_one_function_for_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[Any] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **functions: registered.append(functions))
+    for _ in range(3):
+        with StopSignals(), StopSignals():
+            pass
+    assert len(registered) <= 1, "none, if an earlier test has entered"
 
 
 def test_a_file_that_asks_counts_once_and_is_deleted_and_none_is_read_after_the_end(tmp_path: Path) -> None:

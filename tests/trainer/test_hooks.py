@@ -123,9 +123,14 @@ def test_a_hook_that_does_not_take_its_arguments_is_refused(hook: str, method: A
         Hooks({"mine": bad}, families=("probe",))
 
 
-@pytest.mark.parametrize("method", [lambda self, *arguments: None, lambda self, trainer, metrics, more=1: None])
+@pytest.mark.parametrize(
+    "method", [lambda self, *arguments: self.seen(*arguments), lambda self, a, b, more=1: self.seen(a, b)]
+)
 def test_a_hook_may_take_more_than_its_arguments(method: Any) -> None:
-    Hooks({"mine": type("Good", (Callback,), {"on_after_evaluation": method})()})
+    seen: list[Any] = []
+    good = type("Good", (Callback,), {"on_after_evaluation": method, "seen": lambda self, *values: seen.append(values)})
+    Hooks({"mine": good()}).call("on_after_evaluation", "trainer", "metrics")
+    assert seen == [("trainer", "metrics")]
 
 
 def test_teardowns_run_in_reverse_and_all_others_in_order() -> None:

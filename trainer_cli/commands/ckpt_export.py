@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.core.naming import VARIABLES
+from trainer_cli.core.naming import RANK_VARIABLES, VARIABLES, variables_in
+from trainer_cli.core.ranks import launched_as
 from trainer_cli.core.url_path import local_path
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.runs.import_torch import showing_import
@@ -102,6 +104,16 @@ def export(args: argparse.Namespace) -> int:
     with showing_import():
         from trainer_cli.checkpoint.export import ExportFormat
         from trainer_cli.runs.export import archive_one, export_one
+    if (
+        args.overwrite
+        and launched_as(os.environ)[1] > 1
+        and RANK_VARIABLES.keys().isdisjoint(variables_in(str(args.output)))
+    ):
+        raise UserError(
+            "each rank of this launch would replace the same output",
+            where="--overwrite",
+            cure="Run it in one process, or write {rank} into --output.",
+        )
     output = None if args.output is None else _filled(args.output, path)
 
     if args.format == "archive":

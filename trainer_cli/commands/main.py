@@ -257,7 +257,21 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as stop:
         # argparse raises it after --help.
         return _exit_code(stop.code)
+    _name_levels()
     return _exit_code(module.run(parsed))
+
+
+def _name_levels() -> None:
+    """Begin messages that come before `to_console`, or in verbs without it, with their level."""
+    # Here: the help of a verb waits for no import.
+    import logging
+
+    class Formatter(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return f"{record.levelname.lower()}: {without_secrets(super().format(record))}"
+
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(Formatter())
 
 
 def _refuse_missing_folder() -> None:

@@ -102,7 +102,7 @@ def fit(
             # All ranks stop together, after the first step.
             stack.enter_context(signals)
         to_console(config.logging.level if group.is_main else SILENT)
-        configure_downloads(config.load.chunk_size, progress=config.load.progress)
+        configure_downloads(config.load)
         with noting("while the checkpoint was chosen"):
             with group.leading(GroupVerifier(group)) as leads:
                 start = _begin(run, composed, stack, group) if leads else None

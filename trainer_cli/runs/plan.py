@@ -117,7 +117,7 @@ def plan(
     refuse_no_optimizer(composed)
     import_from(composed.project_root)
     to_console(composed.config.logging.level)
-    configure_downloads(composed.config.load.chunk_size, progress=composed.config.load.progress)
+    configure_downloads(composed.config.load)
     with composed.placing():
         run = RunDir(composed.config.run_dir)
         start = (

@@ -79,7 +79,7 @@ def predict(
     chosen = [override for override in overrides if override.lstrip("+").startswith(keys)]
     command = compose(chosen, **settings, missing_ok=True, sections=()).config
     to_console(command.logging.level)
-    configure_downloads(command.load.chunk_size, progress=command.load.progress)
+    configure_downloads(command.load)
     if command.ckpt is None:
         raise UserError(
             "predict needs ckpt=, whose weights to use", cure="For example: train predict ckpt=runs/digits@best."

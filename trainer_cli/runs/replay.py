@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.checkpoint.storage.download import configure_downloads
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.config.arguments import SAVER, SECTIONS
 from trainer_cli.config.compose import Composed, diff, from_yaml
@@ -207,6 +208,7 @@ class _AttemptReplay:
             import_torch()
         plan, composed, group = self.plan, self.composed, self.group
         run, config = RunDir(plan.run), _config_of_replay(composed.config)
+        configure_downloads(config.load)
         environment = environment_of(run, plan.attempt)
         _use_threads(environment.get("threads"))
         with naming_project(plan.run, self.config_dir):

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from types import FrameType, TracebackType
 
 STOPPING = tuple(
@@ -71,8 +72,8 @@ class SignalHandlers:
             for end in self._pipe:
                 os.set_blocking(end, False)
             signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-            # A signal to the process group is counted once, and not again for each forked child.
-            os.register_at_fork(after_in_child=self._stop_counting)
+            _counting.append(self)
+            _stop_counting_in_forks()
         else:
             # Of an event loop, or of an outer block.
             signal.set_wakeup_fd(before)
@@ -83,6 +84,8 @@ class SignalHandlers:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self in _counting:
+            _counting.remove(self)
         self._stop_counting()
 
     def _stop_counting(self) -> None:
@@ -104,6 +107,21 @@ class SignalHandlers:
         for _ in range(max(1, self._received.count(number) - self._handled.count(number))):
             self._handled.append(number)
             self._handler(number, frame)
+
+
+_counting: list[SignalHandlers] = []
+"""Those that hold a pipe: at most one, as a process has one descriptor for signals."""
+
+
+@cache
+def _stop_counting_in_forks() -> None:
+    """Count a signal to the process group once, and not again for each forked child."""
+
+    def stop() -> None:
+        while _counting:
+            _counting.pop()._stop_counting()
+
+    os.register_at_fork(after_in_child=stop)
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -420,7 +420,9 @@ def kept_settings(changes: Sequence[Change]) -> tuple[str, ...]:
 
 def load_options(config: LoadConfig, *, allow_pickle: bool = False) -> LoadOptions:
     """What to load from the checkpoint that `ckpt=` names."""
-    values = {key: value for key, value in asdict(config).items() if key not in ("chunk_size", "progress")}
+    # The other keys say how to download.
+    options = {option.name for option in fields(LoadOptions)}
+    values = {key: value for key, value in asdict(config).items() if key in options}
     return LoadOptions(**values, allow_pickle=allow_pickle)
 
 

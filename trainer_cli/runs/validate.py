@@ -83,7 +83,7 @@ def validate(
     settings: dict[str, Any] = {"config_dir": config_dir, "config_name": config_name}
     command = compose(command_overrides, **settings, missing_ok=True, sections=()).config
     to_console(command.logging.level)
-    configure_downloads(command.load.chunk_size, progress=command.load.progress)
+    configure_downloads(command.load)
     if command.ckpt is None:
         raise UserError(
             "validate needs ckpt=, which checkpoints to evaluate",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
@@ -26,6 +27,9 @@ from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.terminal import COLOURS, format_count, is_terminal
+
+if TYPE_CHECKING:
+    from trainer_cli.core.schema import LoadConfig
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +47,9 @@ _settings = _Settings()
 """Of every download of this process: a store is opened in many places, each of which would have to pass them on."""
 
 
-def configure_downloads(part_bytes: int | None = None, *, progress: bool = True) -> None:
-    """Set the size of the requests of each later download of this process, and whether its progress is reported.
-
-    Args:
-        part_bytes: None for `PART_BYTES`.
-    """
-    _settings.part_bytes, _settings.progress = part_bytes, progress
+def configure_downloads(settings: LoadConfig) -> None:
+    """Set the size of the requests of each later download of this process, and whether its progress is reported."""
+    _settings.part_bytes, _settings.progress = settings.chunk_size, settings.progress
 
 
 def write_copy(
