@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,16 @@ def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
     assert weight.doubt is not None
     assert weight.doubt.startswith("the state of LBFGS is not counted: ")
     assert CheckpointSize().at(7) == 0
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "LBFGS"])
+def test_a_message_of_a_part_is_shown_once(optimizer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = {"_target_": "trainer_cli.WarmupCosine", "warmup": 9}
+    made = builder(tmp_path, scheduler=scheduler, **_optimizer(optimizer))
+    size_of(made, made.data())
+    assert caplog.messages.count("warmup of 9 steps is cut: the run has 3 steps") == 1
+    logging.getLogger("trainer_cli.later").warning("later")
+    assert caplog.messages[-1] == "later"
 
 
 def test_a_model_that_cannot_be_made_is_reported_as_by_fit(tmp_path: Path) -> None:

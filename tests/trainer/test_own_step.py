@@ -294,6 +294,29 @@ def test_what_a_step_holds_is_trained_as_in_a_loop_by_hand_and_resumed(accum: in
     assert sorted(state["model"]) == sorted(expected)
 
 
+class Taught(TrainStep):
+    def __init__(self, *, frozen: bool) -> None:
+        self.teacher = nn.Linear(2, 1).requires_grad_(not frozen)
+
+    def train_batch(self, batch: Any) -> Any:
+        with torch.no_grad():
+            goal = self.teacher(batch[0]).mean()
+        loss = self.forward(batch) + goal
+        self.backward(loss)
+        return loss
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_teacher_of_a_step_is_in_optimizer_and_averages_unless_it_is_frozen(frozen: bool) -> None:
+    made = trainer(Two, step=Taught(frozen=frozen), callbacks={"ema": EMA(0.5)})
+    made.fit(loader())
+    names = {"train_step.teacher.weight", "train_step.teacher.bias"}
+    parameters = dict(made.model.named_parameters())
+    trained = {id(parameter) for group in made.optimizer.param_groups for parameter in group["params"]}
+    assert {name for name in names if id(parameters[name]) in trained} == (set() if frozen else names)
+    assert names & set(made.callbacks["ema"].state_dict()["average"]) == (set() if frozen else names)
+
+
 def test_what_a_step_holds_is_moved_and_stays_with_its_step(caplog: pytest.LogCaptureFixture) -> None:
     model = Two()
     made = Trainer(model=model, step=Holding(), device="meta")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.core.left_out import without
 from trainer_cli.core.progress import Progress
+from trainer_cli.trainer.messages import ROOT, SILENT
 from trainer_cli.trainer.state import capture
 
 if TYPE_CHECKING:
@@ -66,10 +68,10 @@ def checkpoint_size(
         trainer = _prepared_trainer(builder, data)
         before = _size(trainer, data, format, leave_out)
         if before <= _SMALL_BYTES:
-            trainer = _prepared_trainer(builder, data, values=True)
+            trainer = _prepared_again(builder, data)
         doubt = _create_optimizer_state(trainer)
         if doubt is not None and before <= _AFFORDABLE_BYTES:
-            trainer = _prepared_trainer(builder, data, values=True)
+            trainer = _prepared_again(builder, data)
             doubt = _create_optimizer_state(trainer)
         # At the end, because numbers of more digits make the JSON of the state longer.
         trainer.progress.load_state_dict(end.state_dict())
@@ -85,6 +87,17 @@ def _prepared_trainer(builder: Builder, data: Data, *, values: bool = False) -> 
     trainer.loop.prepare(trainer, data.train)
     trainer.make_schedulers()
     return trainer
+
+
+def _prepared_again(builder: Builder, data: Data) -> Trainer:
+    """The same with values. The messages of the parts were shown when they were made first."""
+    logger = logging.getLogger(ROOT)
+    level = logger.level
+    logger.setLevel(SILENT.upper())
+    try:
+        return _prepared_trainer(builder, data, values=True)
+    finally:
+        logger.setLevel(level)
 
 
 def _size(trainer: Trainer, data: Data, format: Format, leave_out: Sequence[str]) -> int:
