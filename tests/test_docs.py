@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 
 import trainer_cli
 from trainer_cli import Callback, Logger, Trainer, TrainingLoop
+from trainer_cli.commands import main
+from trainer_cli.config.compose import compose
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))
@@ -60,6 +64,23 @@ def test_an_experiment_is_chosen_by_its_name_alone_except_where_the_spelling_of_
         "trainer_cli/config/overrides.py",
     }
     assert texts[ROOT / "docs/configuration.md"].count("+experiment=") == 2, "for users of Hydra, and among its rules"
+
+
+ANSWERS = " ".join((ROOT / "docs/faq.md").read_text(encoding="utf-8").split())
+_SETTING = r"[\w.+]+=[^\s`…]+"
+
+
+@pytest.mark.parametrize("settings", sorted({*re.findall(rf"`({_SETTING}(?: {_SETTING})*)`", ANSWERS)}))
+def test_the_settings_of_an_answer_compose(settings: str) -> None:
+    compose(["experiment=digits", *shlex.split(settings)])
+
+
+@pytest.mark.parametrize("command", sorted({*re.findall(r"`train ([^`]+)`", ANSWERS)}))
+def test_a_command_of_an_answer_exists(command: str) -> None:
+    verb, *words = shlex.split(command)
+    parsed = main._parse(main.parser_of(verb, import_module(main.VERBS[verb].module)), verb, words)
+    if verb in ("fit", "plan", "config") and "resume=runs/" not in command and parsed.overrides:
+        compose(parsed.overrides)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])

@@ -119,7 +119,7 @@ def test_a_file_system_without_fsync_is_warned_of_once_and_no_obstacle(
     files.replace(tmp_path / "summary.json", [b"x"])
     assert (tmp_path / "log").read_bytes() + (tmp_path / "summary.json").read_bytes() == b"recordx"
     (message,) = caplog.messages
-    assert message.startswith(f"the file system refuses fsync ({os.strerror(number)}): ")
+    assert message.startswith(f"a file system in use refuses fsync ({os.strerror(number)}): ")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's devices that refuse every write")

@@ -177,7 +177,7 @@ def test_a_folder_of_a_notebook_service_trains_and_resumes_as_a_disk_does(
     warn_of_no_fsync.cache_clear()
     capsys.readouterr()
     assert fit(compose([*run, *saves, "loop.hard_stop=3"])) == 0
-    assert capsys.readouterr().err.count("the file system refuses fsync (Invalid argument)") == 1
+    assert capsys.readouterr().err.count("a file system in use refuses fsync (Invalid argument)") == 1
     assert fit(compose([*run, *saves])) == 0
     assert "resuming at step 3" in capsys.readouterr().err
     assert all(torch.equal(value, expected[name]) for name, value in last().items())

@@ -102,6 +102,7 @@ PAGES = {
             r"^diverge before step 1: settings of the optimizer .*eps \(1e-08 -> 1e-06\)",
         )
     ),
+    "docs/notebooks.md": Page(shows=(r"finished at step 675", r"finished at step 270")),
     "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),
     "docs/python.md": Page(
         shows=(

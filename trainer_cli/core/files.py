@@ -136,8 +136,8 @@ def _sync(descriptor: int) -> None:
 def warn_of_no_fsync(reason: str) -> None:
     """Warn, once in a process, of what a file system without fsync does not promise."""
     log.warning(
-        "the file system refuses fsync (%s): what is saved survives a kill of this process, but a power cut, or the "
-        "loss of the machine, may take it",
+        "a file system in use refuses fsync (%s): what is saved there survives a kill of this process, but a power "
+        "cut, or the loss of the machine, may take it",
         reason,
     )
 
