@@ -308,7 +308,8 @@ class Taught(TrainStep):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_teacher_of_a_step_is_in_optimizer_and_averages_unless_it_is_frozen(frozen: bool) -> None:
-    made = trainer(Two, step=Taught(frozen=frozen), callbacks={"ema": EMA(0.5)})
+    optimizer = optimizer_factory(SGD, lr=0.1)
+    made = trainer(Two, optimizer=optimizer, step=Taught(frozen=frozen), callbacks={"ema": EMA(0.5)})
     made.fit(loader())
     names = {"train_step.teacher.weight", "train_step.teacher.bias"}
     parameters = dict(made.model.named_parameters())
