@@ -48,6 +48,7 @@ _PROCESSES = (
     "tests/runs/test_cost_of_a_run",
     "tests/runs/test_decide",
     "tests/runs/test_data_command",
+    "tests/runs/test_not_finite",
     "tests/runs/test_typed_commands",
     "tests/loggers/test_contract",
     "tests/loggers/test_tensorboard",

@@ -181,7 +181,7 @@ MISTAKES = {
     "no number": (["last"], [], "'last' is not a step"),
     "backwards": (["9..7"], [], "ends before it begins"),
     "step 0": (["0"], [], "step 0 is the state before the first step"),
-    "no step": ([], [], "required: STEP\n"),
+    "no step": ([], [], "train replay needs STEP\n"),
     "an unknown key": (["9"], ["model.widht=3"], "widht"),
     "missing data": (["9"], ["data._target_=nowhere.Digits"], "nowhere"),
 }

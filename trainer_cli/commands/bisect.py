@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer_cli.commands.main import add_config_dir, add_overrides
+from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.runs.bisect import Bisection, Condition, Tested
 from trainer_cli.runs.sample_view import as_dict, lines_of
@@ -20,6 +21,7 @@ from trainer_cli.terminal import format_count, line_width, print_json, wrapped
 EXAMPLES = """examples:
   train bisect runs/digits 'val/loss > 2'                           the first step whose weights have such a loss
   train bisect runs/digits 'val/loss is not finite'
+  train bisect runs/digits 'train/loss is not finite'                 the first step whose batch has such a loss
   train bisect runs/digits --command 'python probe.py {checkpoint}'   by a program, as git bisect run: 0 is good
   train bisect runs/digits 'val/loss > 2' --first 400 --last 500
 
@@ -74,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
         print_json({**facts, "samples": None if samples is None else as_dict(samples), "commands": commands})
         return int(ExitCode.DONE)
     condition_text = args.condition or "the condition"
-    count = format_count(change.evaluations, "evaluation")
+    in_training = condition is not None and condition.metric.startswith(TRAIN_PREFIX)
+    count = format_count(change.evaluations, "replayed step" if in_training else "evaluation")
     print(f"\n{condition_text}: not at step {change.step - 1}, but at step {change.step} ({count})")
     if samples is not None:
         print(wrapped("\n".join(lines_of(samples)), line_width(sys.stdout)))

@@ -14,10 +14,10 @@ from trainer_cli.commands.main import add_config_dir, add_overrides
 from trainer_cli.commands.replay import parse_steps
 from trainer_cli.errors import ExitCode, UserError, one_line
 from trainer_cli.runs.import_torch import showing_import
-from trainer_cli.runs.sample_view import as_dict, lines_of, lines_of_uses, use_as_dict
+from trainer_cli.runs.sample_view import as_dict, lines_of, lines_of_uses, name_of, use_as_dict
 from trainer_cli.runs.samples import StepSamples
 from trainer_cli.runs.step_samples import find_sample, read_step_samples
-from trainer_cli.terminal import line_width, print_json, wrapped
+from trainer_cli.terminal import format_count, line_width, print_json, wrapped
 
 EXAMPLES = """examples:
   train data runs/digits 437              the samples of step 437: index, position in the epoch, rank and batch
@@ -28,6 +28,9 @@ EXAMPLES = """examples:
 Nothing is trained. `--show` also loads the samples, as the training did: shapes and values, texts, and images as PNG
 files. If a loader has no indices, such as one over an IterableDataset, its batches are computed again.
 """
+
+_MOST_BAD = 8
+"""Values that are not finite and listed at the top of a step."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,26 +94,34 @@ def _show(
     loader = SampleLoader(data)
     folder = args.images or Path(f"{args.run_dir.resolve().name}-samples")
     for step in read_step_samples(args.run_dir, first, last, data=data):
-        facts, lines = as_dict(step), list(lines_of(step))
+        facts, (title, *lines) = as_dict(step), lines_of(step)
+        bad: list[str] = []
         for batch, batch_facts in zip(step.batches, facts["batches"], strict=True):
             contents = [_show_sample(loader, step, content, folder) for content in loader.load(step, batch)]
             batch_facts["contents"] = [facts for facts, _ in contents]
             lines += [line for _, sample_lines in contents for line in sample_lines]
-        yield facts, lines
+            for facts_of_sample, _ in contents:
+                for name, count in facts_of_sample["not_finite"].items():
+                    of = "the batch" if facts_of_sample["name"] == "the batch" else f"sample {facts_of_sample['name']}"
+                    bad.append(f"{name}, {of}: {format_count(count, 'value')}".removeprefix(", "))
+        # First: it is what most look for.
+        listed = bad[:_MOST_BAD] + [f"and {len(bad) - _MOST_BAD:,} more"] * (len(bad) > _MOST_BAD)
+        yield facts, [title, *(f"  not finite  {line}" for line in listed or ["nothing"]), *lines]
 
 
 def _show_sample(
     loader: Any, step: StepSamples, content: tuple[Any, Any], folder: Path
 ) -> tuple[dict[str, Any], list[str]]:
-    from trainer_cli.runs.sample_content import lines_of_content, save_images
+    from trainer_cli.runs.sample_content import count_not_finite, lines_of_content, save_images
 
     sample, value = content
-    name = "the batch" if sample is None else f"{f'{sample.source}:' if sample.source else ''}{sample.index}"
+    name = "the batch" if sample is None else name_of(sample)
     values = [one_line(line) for line in lines_of_content(value)]
     text = None if sample is None else loader.describe(sample)
     file = f"step{step.step}-{re.sub('[^A-Za-z0-9_.-]', '_', name)}"
     images = [str(path) for path in save_images(value, folder, file)]
-    facts = {"name": name, "values": values, "text": text, "images": images}
+    counts = count_not_finite(value)
+    facts = {"name": name, "values": values, "not_finite": counts, "text": text, "images": images}
     lines = [f"    {name}", *(f"      {line}" for line in values)]
     lines += [f"      | {one_line(line)}" for line in (text or "").splitlines()]
     return facts, lines + [f"      saved as {path}" for path in images]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shlex
@@ -11,13 +12,12 @@ from bdb import BdbQuit
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.commands.main import add_config_arguments
 from trainer_cli.core.ranks import ranks_in
 from trainer_cli.errors import ExitCode, TrainError, UserError
-from trainer_cli.runs.sample_view import as_dict, lines_of
+from trainer_cli.runs.sample_view import as_dict, lines_of, names_of
 from trainer_cli.terminal import format_count, line_width, print_json, wrapped, wrapped_report
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ metrics.jsonl, and every kept checkpoint with the state. Exit code 0: all are eq
 first is printed.
 """
 _STEPS = re.compile(r"(?:step)?(\d+)(?:\.\.(?:step)?(\d+))?")
-_OF_BATCH = ("rank", "samples", "batch", "sample_losses")
+_OF_BATCH = ("rank", "number", "samples", "batch", "not_finite", "sample_losses")
 """What a batch has besides its loss and other outputs."""
+_MOST_ROWS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     parser.add_argument("--keep", action="store_true", help="write the state after the last step into RUN/replayed")
     parser.add_argument("--json", action="store_true", help="print the steps and the comparison as JSON")
-    parser.add_argument("--per-sample", action="store_true", help="the loss of each sample alone, before the step")
+    parser.add_argument("--per-sample", action="store_true", help="the loss of each sample, by its name")
     parser.add_argument("--pdb", action="store_true", help="stop before each step, with trainer, model and batch")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write the step, and a script that runs it, to DIR")
     parser.add_argument("--quiet", action="store_true", help="print the result of the comparison alone")
@@ -161,7 +162,7 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
     except Exception:
         # A step that fails is looked at for the sake of what it did before.
         if group.is_main and not args.json:
-            _print_views(observer.views.values(), _read_samples(args, observer.views))
+            _print_views(observer.views.values(), _read_samples(args, observer.views), per_sample=args.per_sample)
         raise
     if not group.is_main:
         return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
@@ -169,7 +170,7 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
     if args.json:
         print_json(_as_dict(replayed, observer.views.values(), samples))
     else:
-        _print_views(observer.views.values(), samples)
+        _print_views(observer.views.values(), samples, per_sample=args.per_sample)
         print(replayed)
         for path in replayed.kept.values():
             print(f"kept: {path}")
@@ -195,25 +196,51 @@ def _read_samples(args: argparse.Namespace, steps: Collection[int]) -> dict[int,
         return {}
 
 
-def _print_views(views: Iterable[StepView], samples: Mapping[int, StepSamples] = MappingProxyType({})) -> None:
+def _print_views(views: Iterable[StepView], samples: Mapping[int, StepSamples], *, per_sample: bool) -> None:
     for view in views:
         print(f"step {view.step} (epoch {view.epoch}, batch {view.batch_idx})")
         if view.step in samples:
             print(wrapped("\n".join(list(lines_of(samples[view.step]))[1:]), line_width(sys.stdout)))
         rows: list[tuple[str, str]] = []
+        bad: list[str] = []
         for batch in view.batches:
             rank = f"rank {batch['rank']}, " if any(other["rank"] for other in view.batches) else ""
             rows.append(("batch", f"{rank}{format_count(batch['samples'], 'sample')}: {batch['batch']}"))
             rows += [("", f"{name} {value:.6g}") for name, value in batch.items() if name not in _OF_BATCH]
+            names = names_of(samples.get(view.step), batch["rank"], batch["number"])
             if "sample_losses" in batch:
-                rows.append(("", f"of each sample: {' '.join(f'{loss:.4g}' for loss in batch['sample_losses'])}"))
+                rows.append(("", _sample_losses(batch["sample_losses"], names, whole=per_sample)))
+            bad += [f"batch {name}{_rows(indices, names)}" for name, indices in batch.get("not_finite", {}).items()]
         rows += [(f"lr {name}".removesuffix(" optimizer"), _numbers(rates)) for name, rates in view.lr.items()]
         if view.grad_norm is not None:
             rows.append(("gradients", f"norm {view.grad_norm:.6g}, the largest of"))
             rows += [("", f"{name} {norm:.6g}") for name, norm in view.grad_norms.items()]
-        rows.append(("not finite", view.not_finite or "nothing"))
+        # The batch first: what the model makes of it follows from it.
+        bad += [view.not_finite] if view.not_finite is not None else []
+        rows += zip(("not finite", *[""] * len(bad)), bad or ["nothing"], strict=False)
         lines = "\n".join(f"  {title:<11} {text}" for title, text in rows)
         print(wrapped_report(lines, line_width(sys.stdout)), end="\n\n", flush=True)
+
+
+def _rows(indices: Sequence[int], names: Sequence[str] | None) -> str:
+    """The samples at rows of a batch, by their names where they are known."""
+    shown = [str(index) if names is None else names[index] for index in indices[:_MOST_ROWS]]
+    more = f" and {len(indices) - len(shown):,} more" if len(indices) > len(shown) else ""
+    word = ("row" if names is None else "sample") + "s" * (len(indices) > 1)
+    return f", {word} {', '.join(shown)}{more}" if shown else ""
+
+
+def _sample_losses(losses: list[float] | str, names: Sequence[str] | None, *, whole: bool) -> str:
+    """The losses of the samples of a batch with their names, or of those alone that are not finite."""
+    if isinstance(losses, str):
+        return f"of each sample: not known: {losses}"
+    labels = names if names is not None and len(names) == len(losses) else [f"row {row}" for row in range(len(losses))]
+    listed = [(label, loss) for label, loss in zip(labels, losses, strict=True) if whole or not math.isfinite(loss)]
+    if not listed:
+        return "of each sample alone: finite"
+    shown = ", ".join(f"{label} {loss:.4g}" for label, loss in listed)
+    finite = len(losses) - len(listed)
+    return f"of each sample: {shown}" if whole else f"of samples alone: {shown}; the other {finite:,} are finite"
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -33,6 +33,7 @@ from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.replay_plan import find_step
+from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.replayed import SEARCHES
 from trainer_cli.runs.run_dir import RunDir, write_json
 
@@ -145,11 +146,6 @@ class Bisection:
         self.run, self.condition, self.command = RunDir(run), condition, command
         self._words = _read_command(command)
         self._overrides, self._config_dir, self._show = list(overrides), config_dir, show
-        if condition is not None and condition.metric.startswith(TRAIN_PREFIX):
-            raise UserError(
-                f"{condition.metric} is a metric of training, which no evaluation measures",
-                cure="Name a metric of an evaluation; `train replay RUN FIRST..LAST` shows the loss of each step.",
-            )
         self._metric = self._read_metric()
         # A later attempt may have made steps again, with other values.
         facts = repr((condition, command, _versions_of(self._words), self._overrides, len(self.records.attempts)))
@@ -169,10 +165,20 @@ class Bisection:
         """
         newest = self.records.newest_step
         may_fail = last is None and self.run.read_summary().get("status") == RunStatus.failed
+        is_given = first is not None or last is not None
         first, last = 0 if first is None else first, newest if last is None else last
         if not 0 <= first < last <= newest:
             raise UserError(f"there is nothing between step {first} and step {last}: the run has steps 1 to {newest}")
         low, high = self._bracket(first, last)
+        if self.condition is not None and self.condition.metric.startswith(TRAIN_PREFIX):
+            if not any(self.condition.holds(value) for step, value in self._metric.items() if low < step <= high):
+                if not is_given:
+                    raise UserError(
+                        f"the condition holds at no record of {self.condition.metric}",
+                        cure="A record is a mean over several steps; --first and --last choose those to replay.",
+                    )
+                low, high = first, last
+            return self._find_in_training(self.condition, low, high)
         try:
             holds = self._test(high)
         except CheckpointError:
@@ -194,6 +200,29 @@ class Bisection:
         step = search(low, high, kept, self._test)
         self._remove_replayed({step - 1, step})
         return Found(step, len(self._values))
+
+    def _find_in_training(self, condition: Condition, low: int, high: int) -> Found:
+        """The first of the steps after `low` in whose batches the condition holds: a record is a mean over several."""
+        words = [*self._overrides, *([] if self._config_dir is None else ["--config-dir", str(self._config_dir)])]
+        steps = replay_in_process(self.run.path, low + 1, high, words, quiet=False)["steps"]
+        name = condition.metric.removeprefix(TRAIN_PREFIX)
+        for count, view in enumerate(steps, 1):
+            batches = view["batches"]
+            try:
+                # JSON holds NaN as text.
+                values = [float(batch[name]) for batch in batches]
+            except (KeyError, TypeError, ValueError):
+                cure = "Name train/loss, or a number that the model returns."
+                raise UserError(f"no step measures {condition.metric!r}", cure=cure) from None
+            sizes = [batch["samples"] for batch in batches]
+            value = sum(map(operator.mul, values, sizes)) / max(1, sum(sizes))
+            self._show(Tested(view["step"], condition.holds(value), value))
+            if condition.holds(value):
+                return Found(view["step"], count)
+        raise UserError(
+            f"the condition holds at none of the steps {low + 1} to {high}",
+            cure="A record is a mean over several steps; --first and --last choose other steps.",
+        )
 
     def _bracket(self, first: int, last: int) -> tuple[int, int]:
         """The narrowest steps around the first crossing that the records of the run tell."""

@@ -16,18 +16,19 @@ from trainer_cli.runs.fork_server import own_command
 
 
 def replay_in_process(
-    run: Path, first: int, last: int, words: Sequence[str] = (), *, folder: Path | None = None
+    run: Path, first: int, last: int, words: Sequence[str] = (), *, folder: Path | None = None, quiet: bool = True
 ) -> dict[str, Any]:
     """The JSON of `train replay` for the steps from `first` to `last`.
 
     Args:
         words: further flags and overrides.
         folder: in which the process runs; None: the current one.
+        quiet: the comparison alone, without what happened in the steps.
 
     Raises:
         UserError, CheckpointError: they cannot be made, with the message of the process.
     """
-    command = own_command(["replay", str(run), f"{first}..{last}", "--quiet", "--json", *words])
+    command = own_command(["replay", str(run), f"{first}..{last}", *["--quiet"] * quiet, "--json", *words])
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         cwd=folder, env=without_ranks(os.environ),

@@ -17,6 +17,7 @@ from trainer_cli.data.loader import Loader
 from trainer_cli.runs.run_data import RunData
 from trainer_cli.runs.sample_readers import WalkReader
 from trainer_cli.runs.samples import Batch, Sample, StepSamples
+from trainer_cli.trainer.metrics import named_leaves
 
 _MOST_VALUES = 12
 """Elements of a tensor that are shown as they are; of a larger one, the range and the mean."""
@@ -70,6 +71,17 @@ def lines_of_content(value: Any, name: str = "") -> Iterator[str]:
     else:
         text = repr(value)
         yield f"{label}{text if len(text) <= _MOST_LETTERS else text[:_MOST_LETTERS] + '…'}"
+
+
+def count_not_finite(value: Any) -> dict[str, int]:
+    """Name -> number of values that are NaN or infinite, of each tensor, array and number of a sample that has any."""
+    counts: dict[str, int] = {}
+    for name, leaf in named_leaves(value):
+        if isinstance(leaf, torch.Tensor | np.ndarray | np.floating | float):
+            tensor = torch.as_tensor(leaf)
+            if count := tensor.numel() - int(tensor.isfinite().sum()):
+                counts[name] = count
+    return counts
 
 
 def _of_array(tensor: torch.Tensor) -> str:

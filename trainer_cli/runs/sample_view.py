@@ -43,6 +43,19 @@ def _lines_of_batch(batch: Batch, ranks: int, count: int) -> Iterator[str]:
             yield f"    {'' if source is None else f'{source}: '}row {sample.index}: {_documents(sample)}"
 
 
+def names_of(step: StepSamples | None, rank: int, number: int) -> list[str] | None:
+    """The names of the samples of a batch, row by row; None if the loader does not tell them."""
+    for batch in () if step is None else step.batches:
+        if (batch.rank, batch.number) == (rank, number) and batch.samples:
+            return [name_of(sample) for sample in batch.samples]
+    return None
+
+
+def name_of(sample: Sample) -> str:
+    """The name that `train data --find` takes: the index, in a mixture after its source."""
+    return f"{f'{sample.source}:' if sample.source else ''}{sample.index}"
+
+
 def _documents(sample: Sample) -> str:
     pieces = [
         f"{document.index}" + (f" from token {document.first:,}" if document.first else "")

@@ -18,7 +18,7 @@ from trainer_cli.checkpoint.model_state import capture_rng, parameter_names, res
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.torch_compat import foreach_norm, local, whole
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.metrics import leading_size, read_outputs, tensors_of
+from trainer_cli.trainer.metrics import leading_size, named_leaves, read_outputs, tensors_of
 from trainer_cli.trainer.microbatch import split_batch
 from trainer_cli.trainer.model_call import ForwardState, describe_batch, make_arguments
 from trainer_cli.trainer.module_modes import modes_kept
@@ -41,8 +41,9 @@ class StepView:
     batch_idx: int
     """Index of its first batch in the epoch, from 0."""
     batches: list[dict[str, Any]] = field(default_factory=list)
-    """Of each batch: its rank, its number of samples, its structure, the loss and the other outputs that are numbers;
-    and the loss of each sample, if it was asked for."""
+    """Of each batch: its rank, its number in the step, its number of samples, its structure, the loss and the other
+    outputs that are numbers; `not_finite`: name -> rows with NaN or infinity in the batch, if there are any; and
+    `sample_losses`, or why there are none, if they were asked for or the loss is not finite."""
     lr: dict[str, list[float]] = field(default_factory=dict)
     """Optimizer -> learning rate of each of its parameter groups."""
     grad_norm: float | None = None
@@ -58,14 +59,17 @@ class StepObserver(Callback):
 
     Args:
         steps: the numbers of the steps, counted from 1.
-        per_sample: also compute the loss of each sample alone, see `losses_of_samples`.
+        per_sample: also take the loss of each sample, see `losses_of_samples`; without it only where the loss of the
+            batch is not finite.
         debugs: stop in the debugger before each batch, with `trainer`, `model` and `batch`.
     """
 
     def __init__(self, steps: Collection[int], *, per_sample: bool = False, debugs: bool = False) -> None:
         self._steps = frozenset(steps)
         self._per_sample, self._debugs = per_sample, debugs
-        self._sample_losses: list[float] | None = None
+        self._sample_losses: list[float] | str | None = None
+        self._rows: dict[str, list[int]] = {}
+        self._batch: Any = None
         self.views: dict[int, StepView] = {}
         """The steps that have been made."""
         self._view: StepView | None = None
@@ -80,11 +84,21 @@ class StepObserver(Callback):
             self._view = StepView(progress.step + 1, progress.epoch, progress.batch)
             self._note_first(("parameter", name, value) for value, name in parameter_names(model).items())
             watch_modules(model, self._note_outputs, self._watched)
-        if self._per_sample:
-            self._sample_losses = losses_of_samples(trainer, batch)
+        # Before the model, which may change the batch in place.
+        self._rows = rows_not_finite(batch)
+        self._sample_losses = _losses_or_reason(trainer, batch) if self._per_sample else None
+        self._batch = batch
         if self._debugs:
             # It shows this frame, with trainer, model and batch.
             pdb.Pdb(skip=["torch.*"]).set_trace()
+
+    def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
+        # After it, because it needs the buffers of the forward; and before the weights change. With weights that are
+        # not finite, no sample is to blame.
+        if self._view is None or self._sample_losses is not None or bool(loss.detach().isfinite()):
+            return
+        if not (self._view.not_finite or "").startswith("parameter"):
+            self._sample_losses = _losses_or_reason(trainer, self._batch)
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._view is None:
@@ -92,12 +106,19 @@ class StepObserver(Callback):
         loss, named = read_outputs(outputs)
         entry = {
             "rank": trainer.strategy.group.rank,
+            "number": len(self._view.batches) // trainer.strategy.group.world_size + 1,
             "samples": trainer.step.batch_size,
             "batch": describe_batch(batch),
             "loss": float(loss.detach()),
             **_numbers_in(named),
-            **({} if self._sample_losses is None else {"sample_losses": self._sample_losses}),
+            **({"not_finite": self._rows} if self._rows else {}),
         }
+        losses = self._sample_losses
+        if (given := _given_losses(named, trainer.step.batch_size)) is not None and losses is not None:
+            losses = given
+        if losses is not None:
+            entry["sample_losses"] = losses
+        self._batch = None
         self._view.batches += trainer.strategy.group.gather(entry)
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
@@ -163,6 +184,37 @@ def watch_modules(model: nn.Module, look: Callable[[str, Any], None], watched: E
 def _look(look: Callable[[str, Any], None], name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
     # Returns nothing: a value would replace the outputs.
     look(name, outputs)
+
+
+def rows_not_finite(batch: Any) -> dict[str, list[int]]:
+    """The names of the tensors in a batch that hold NaN or infinity, each with the rows that do; without rows, if its
+    leading size is not the number of samples."""
+    size, rows = leading_size(batch), {}
+    for name, leaf in named_leaves(batch):
+        for value in tensors_of(leaf):
+            values = local(value).detach()
+            if (values.is_floating_point() or values.is_complex()) and not bool((finite := values.isfinite()).all()):
+                has_rows = values.ndim > 0 and values.shape[0] == size
+                rows[name] = (~finite).reshape(len(finite), -1).any(1).nonzero().flatten().tolist() if has_rows else []
+    return rows
+
+
+def _losses_or_reason(trainer: Trainer, batch: Any) -> list[float] | str:
+    try:
+        return losses_of_samples(trainer, batch)
+    except UserError as error:
+        return error.what
+    except Exception as error:
+        # The user's model may take whole batches alone.
+        return f"a sample alone is no batch for the model: {type(error).__name__}: {error}"
+
+
+def _given_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
+    """The loss of each sample that the model returns: an output with `loss` in its name and a value for each."""
+    for name, value in outputs.items():
+        if "loss" in str(name) and isinstance(value, Tensor) and value.shape == (size,) and size > 1:
+            return [float(loss) for loss in value.detach()]
+    return None
 
 
 def losses_of_samples(trainer: Trainer, batch: Any) -> list[float]:

@@ -69,6 +69,20 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
             yield from tensors_of(value)
 
 
+def named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value in the mappings and sequences of a batch or sample with its name: `image`, `views[0].image`."""
+    if isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from named_leaves(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(batch, list | tuple):
+        for index, value in enumerate(batch):
+            yield from named_leaves(value, f"{name}[{index}]")
+    elif _is_dataclass(batch):
+        yield from named_leaves(vars(batch), name)
+    else:
+        yield name, batch
+
+
 def leading_size(batch: Any) -> int | None:
     """The leading size of the first tensor in a batch, or None if no tensor has one."""
     if isinstance(batch, Tensor):
