@@ -16,7 +16,8 @@
     │   └── MissingStateError   it lacks what was asked for; a RuntimeError and a ValueError too
     └── RunDirectoryError   4   the run directory is in use, or another run's
 
-Every message says what is wrong, where, and the cure. It is shown without a traceback (`commands/main.py`); any other
+Every message says what is wrong, where, and the cure. It is shown without a traceback (`commands/print_errors.py`); any
+other
 exception is a fault of this program (or of the model) and is shown with its traceback.
 """
 
@@ -26,6 +27,9 @@ import errno
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from typing import Any
+
+LOST = "lost:"
+"""Beginning of the note of an error that says how much of the training is lost."""
 
 
 class ExitCode(IntEnum):

@@ -13,18 +13,17 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
+from trainer_cli.commands.print_errors import is_without_user_code, print_crash, print_error
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.errors import (
     DISK_CURES,
     NO_SPACE,
     OF_ONE_FILE,
-    ConfigErrors,
     ExitCode,
     TrainError,
     UserError,
@@ -36,11 +35,8 @@ from trainer_cli.terminal import (
     LOADING_TORCH,
     clear_status,
     columns,
-    line_width,
-    painted,
     show_status,
     wrapped_help,
-    wrapped_message,
 )
 
 
@@ -160,7 +156,7 @@ def _is_disk_error(error: Exception) -> TypeGuard[OSError]:
     """Whether an error needs no traceback: the disk is full, or a file cannot be written."""
     if not isinstance(error, OSError) or error.errno not in DISK_CURES:
         return False
-    if error.errno in OF_ONE_FILE and not _is_without_user_code(error.__traceback__):
+    if error.errno in OF_ONE_FILE and not is_without_user_code(error.__traceback__):
         return False
     return error.errno in NO_SPACE or error.filename is not None
 
@@ -373,90 +369,6 @@ def _reader_closed() -> int:
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(ExitCode.FAILED)
-
-
-_OURS = ("trainer_cli", "hydra", "omegaconf")
-"""This package, and packages that only it calls: an error inside them is a fault of this package too."""
-_MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
-"""Functions by which torch calls each module."""
-
-
-def print_error(error: TrainError) -> None:
-    """Print an error to stderr: the message, `-->` with the place, `help:` with the cure.
-
-    A list of mistakes is printed one after the other, followed by their number.
-    """
-    clear_status()
-    mistakes = error.mistakes if isinstance(error, ConfigErrors) else (error,)
-    blocks = ["\n".join(_lines(mistake)) for mistake in mistakes]
-    if len(mistakes) > 1:
-        blocks.append(f"Found {len(mistakes)} mistakes.")
-    print("\n\n".join(blocks), file=sys.stderr)
-
-
-def _lines(error: TrainError) -> Iterator[str]:
-    yield _wrapped_after("error:", "red", without_secrets(error.what.rstrip()))
-    if error.place:
-        yield f"  {painted('-->', 'blue', sys.stderr)} {without_secrets(error.place)}"
-    if error.cure:
-        yield _wrapped_after("help:", "cyan", without_secrets(error.cure))
-
-
-def _wrapped_after(label: str, colour: str, text: str) -> str:
-    shown = wrapped_message(f"{label} {text}", line_width(sys.stderr))
-    return f"{painted(label, colour, sys.stderr)}{shown.removeprefix(label)}"
-
-
-def print_crash(error: BaseException, *, whole: bool = False) -> None:
-    """Print the traceback of an unexpected error, and how to report it if it is a fault of this package.
-
-    Unless `whole`, the traceback begins at the first call of code that is neither of this package nor of torch, in
-    most cases the user's, and leaves out the functions by which torch calls modules.
-    """
-    clear_status()
-    begin = None if whole else _first_foreign_call(error.__traceback__)
-    summary = traceback.TracebackException(type(error), error, begin or error.__traceback__)
-    if begin is not None:
-        # torch calls each module through two functions, which would fill a deep model's traceback.
-        frames = [frame for frame in summary.stack if frame.name not in _MODULE_CALLS]
-        summary.stack = traceback.StackSummary.from_list(frames)
-        print("Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.", file=sys.stderr)
-    print(without_secrets("".join(summary.format())), end="", file=sys.stderr)
-    if _is_ours(error.__traceback__):
-        print_error(
-            TrainError(
-                "this is a fault of train, not of your config or code",
-                cure="Please report it, with the traceback above and the output of `train env`.",
-            )
-        )
-
-
-def _is_ours(trace: TracebackType | None) -> bool:
-    """Whether an error was raised by this package, rather than by a user's code or a library that it called."""
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return _package(trace) in _OURS
-
-
-def _is_without_user_code(trace: TracebackType | None) -> bool:
-    """Whether only this package, torch and Python's own modules were in the calls that led to an error."""
-    known = {*_OURS, "torch", "__main__", *sys.stdlib_module_names}
-    while trace is not None and _package(trace) in known:
-        trace = trace.tb_next
-    return trace is None
-
-
-def _first_foreign_call(trace: TracebackType | None) -> TracebackType | None:
-    """The first call of code outside this package and torch, or None."""
-    while trace is not None and _package(trace) in (*_OURS, "torch", "__main__"):
-        trace = trace.tb_next
-    return trace
-
-
-def _package(trace: TracebackType) -> str:
-    return str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def prepare_streams() -> None:

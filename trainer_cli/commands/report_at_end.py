@@ -71,7 +71,11 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _write(run: RunDir) -> None:
-    is_finished = run.read_summary().get("status") == RunStatus.finished
+    summary = run.read_summary()
+    # A run without a step has nothing to show, and its error is what is read.
+    if not summary.get("step"):
+        return
+    is_finished = summary.get("status") == RunStatus.finished
     if not is_finished and run.metrics_file.exists() and run.metrics_file.stat().st_size > _LONG_RECORDS_BYTES:
         return
     # Imported here: a fit that is refused needs none of it.

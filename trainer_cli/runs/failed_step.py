@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.core.schema import TRAIN_PREFIX
-from trainer_cli.errors import NotFiniteError, TrainError
+from trainer_cli.errors import LOST, NotFiniteError, TrainError
 from trainer_cli.loggers.text_files import read_number
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_plan import earliest_start
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -46,6 +48,28 @@ def suggest_replay(error: Exception, run: Path, trainer: Trainer) -> None:
         error.cure = f"{error.cure} {text}" if error.cure else text
     else:
         error.add_note(text)
+
+
+def note_lost(error: Exception, trainer: Trainer) -> None:
+    """Add to an exception that is not of this package how many steps are made again, or are lost."""
+    if isinstance(error, TrainError):
+        return
+    step, newest = trainer.progress.step, None
+    if isinstance(trainer.checkpoint, CheckpointerCallback):
+        try:
+            newest = trainer.checkpoint.retention.newest()
+        except OSError as problem:
+            log.debug("the checkpoints could not be listed: %s", problem)
+            return
+    if step == 0:
+        text = "nothing, as no step was made"
+    elif newest is None or newest.step == 0:
+        text = f"{format_count(step, 'step')}, as no checkpoint was saved after step 0"
+    elif newest.step >= step:
+        text = f"nothing, as {newest.name} is saved; the same command continues from it"
+    else:
+        text = f"{format_count(step - newest.step, 'step')} after {newest.name}; the same command continues from it"
+    error.add_note(f"{LOST} {text}")
 
 
 def describe_commands(run: Path, first: int, last: int) -> str | None:

@@ -47,7 +47,6 @@ from trainer_cli.runs.decide import Decision, decide, write_decisions
 from trainer_cli.runs.disk_failures import explain_disk_failure
 from trainer_cli.runs.ending import describe_best, print_already_finished, print_outcome
 from trainer_cli.runs.environment import environment, versions
-from trainer_cli.runs.failed_step import suggest_replay
 from trainer_cli.runs.forks import describe_fork
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
@@ -379,11 +378,14 @@ def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
 
 @contextmanager
 def _suggesting_replay(run: RunDir, trainer: Trainer) -> Iterator[None]:
-    """End the error of a failed step with the commands that look at it."""
+    """End the error of a failed step with the commands that look at it and with what is lost."""
     try:
         yield
     except Exception as error:
+        from trainer_cli.runs.failed_step import note_lost, suggest_replay
+
         suggest_replay(error, run.path, trainer)
+        note_lost(error, trainer)
         raise
 
 
