@@ -38,6 +38,11 @@ def has_colours(stream: TextIO) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
+def is_utf8(stream: TextIO) -> bool:
+    """Whether the stream can show every letter, such as those of lines."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+
+
 def painted(text: str, colour: str, stream: TextIO) -> str:
     """The text in bold and a colour (red, yellow, blue, cyan, green), or dim, where the stream shows colours."""
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if has_colours(stream) else text

@@ -103,21 +103,33 @@ def test_off_shows_nothing() -> None:
     assert shown("off", Terminal(), Record(5, 0.0, 110.0, {"train/loss": 1.0})) == ""
 
 
-def test_the_rate_of_rows_is_limited_and_an_evaluation_is_shown_rather_than_a_log(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = iter([0.0, 0.0, 0.4, 0.5, 1.1, 1.2])
+def test_the_rate_of_rows_is_limited_but_not_that_of_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 0.4, 0.5, 0.6, 1.6, 1.7, 1.8])
     stream = Terminal()
-    bar = ProgressBar(stream, FACTS)
+    bar = ProgressBar(stream, replace(FACTS, loaders=("val",)))
     monkeypatch.setattr("trainer_cli.loggers.progress_bar.time.monotonic", lambda: next(clock))
     for step, metrics in {
-        100: {"train/loss": 0.5}, 101: {"train/loss": 0.4}, 102: {"val/loss": 0.3}, 103: {"train/loss": 0.2},
-        104: {"train/loss": 0.1}, 105: {"train/loss": 0.05},
+        100: {"train/loss": 0.5}, 101: {"train/loss": 0.4}, 102: {"val/loss": 0.3}, 103: {"val/loss": 0.2},
+        104: {"mine/x": 0.1}, 105: {"mine/x": 0.1}, 106: {"train/loss": 0.05},
     }.items():  # fmt: skip
         bar.show(Record(step, 1.0, 110.0, metrics))
     bar.close()
-    steps = [line.split()[0] for line in plain(stream.getvalue()).splitlines()]
-    assert steps == ["step", "100", "step", "102", "105"]
+    lines = [line.split() for line in plain(stream.getvalue()).splitlines()]
+    assert [line[0] for line in lines if line[0].isdigit()] == ["100", "102", "103", "105", "106"]
+
+
+@pytest.mark.parametrize("begins", [0, 2])
+def test_an_average_is_named_from_its_first_evaluation_on(begins: int) -> None:
+    names = iter([None] * begins + ["ema"] * 3)
+    stream = Terminal()
+    bar = ProgressBar(stream, replace(FACTS, loaders=("val",), average=lambda: next(names)))
+    for step in range(3):
+        bar.show(Record(step, 1.0, 110.0, {"val/loss": 0.5}))
+        bar.show(Record(step, 1.0, 110.0, {"train/loss": 0.5}))
+    bar.close()
+    text = plain(stream.getvalue())
+    assert text.count("val (average)") == 1
+    assert text.count("val ─") == bool(begins)
 
 
 def test_a_record_that_waits_for_its_row_is_shown_without_another_record() -> None:
@@ -256,7 +268,7 @@ def test_lines_have_the_time_in_front_where_there_is_no_terminal() -> None:
 
 
 def test_metric_names_are_not_taken_for_markup() -> None:
-    assert "val/[red]x" in shown("rich", Terminal(), Record(1, 0.0, 101.0, {"val/[red]x": 1.0}))
+    assert " [red]x " in shown("rich", Terminal(), Record(1, 0.0, 101.0, {"val/[red]x": 1.0}))
 
 
 def test_a_terminal_that_went_away_does_not_stop_the_training() -> None:

@@ -19,10 +19,11 @@ from trainer_cli.callbacks.metrics import Metrics
 from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.errors import UserError
+from trainer_cli.loggers.marks import loader_of
 from trainer_cli.trainer.model_call import ForwardState
 from trainer_cli.trainer.scheduler_intervals import Scheduled
 from trainer_cli.trainer.train_step import TrainStep
-from trainer_cli.trainer.validation_loop import Due, loader_of
+from trainer_cli.trainer.validation_loop import Due
 
 
 class Following(nn.Module):

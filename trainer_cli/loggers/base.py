@@ -82,8 +82,10 @@ class RunFacts:
     `console` is the value of `logging.console`. `config` is the run's config as YAML, empty without one.
     `hparams` are the hyperparameters of the run, by name. `keep_best` is the section of the config that names the best
     metric. `now` and `loss` may be called at any time, by any thread; `loss` returns the mean training loss since the
-    last log, as it was at most a second ago, or None. `ranges` returns the values of all records so far. `repeats` says
-    whether records after `start_step` that an earlier process has logged come again with the same values.
+    last log, as it was at most a second ago, or None. `loaders` are the names of the validation sets; `average` returns
+    the callback whose average of the weights is evaluated now, or None. `ranges` returns the values of all records so
+    far. `repeats` says whether records after `start_step` that an earlier process has logged come again with the same
+    values.
     """
 
     run_dir: Path | None = None
@@ -98,6 +100,8 @@ class RunFacts:
     keep_best: KeepBestConfig | None = None
     now: Callable[[], Now] | None = None
     loss: Callable[[], float | None] | None = None
+    loaders: tuple[str, ...] = ()
+    average: Callable[[], str | None] | None = None
     ranges: Callable[[], Mapping[str, MetricRange]] | None = None
     repeats: bool = False
 

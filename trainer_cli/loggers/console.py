@@ -19,9 +19,9 @@ class ConsoleLogger(Logger):
     """Shows step, metrics, rate and remaining time.
 
     `style` is auto, rich, plain or off; null takes `logging.console`. `rich` is a bar that a thread draws four times a
-    second, with records as rows of a table above it, at most one a second. `plain` is one line of `key=value` per
-    record, with the time in front if the stream is not a terminal. If the terminal is gone, the display ends and the
-    training continues.
+    second, and above it a table with a row for each evaluation, and at most one other a second. `plain` is one line of
+    `key=value` per record, with the time in front if the stream is not a terminal. If the terminal is gone, the display
+    ends and the training continues.
     """
 
     def __init__(self, style: str | None = None, stream: TextIO | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,13 @@ _CHECKED_BYTES = 4096
 def is_validation_metric(name: str) -> bool:
     """Whether a key of a record is a metric of an evaluation."""
     return "/" in name and not name.startswith(TRAIN_PREFIX)
+
+
+def loader_of(metric: str, loaders: Iterable[str]) -> str:
+    """The loader that a metric is of; of a metric of none of them, the name before its first slash."""
+    # The longest name: one loader may be called `easy`, and another `easy/long`.
+    names = (name for name in loaders if metric.startswith(f"{name}/"))
+    return max(names, key=len, default=metric.partition("/")[0])
 
 
 class MetricRange(NamedTuple):

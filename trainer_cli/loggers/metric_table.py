@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from trainer_cli.core.metric_modes import Mode, mode_of
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.loggers.base import RATE_KEY, Record, RunFacts
-from trainer_cli.loggers.marks import is_validation_metric
-from trainer_cli.terminal import cell_width, cut_begin, format_clock, format_count, painted
+from trainer_cli.loggers.marks import is_validation_metric, loader_of
+from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_clock, is_utf8, painted
 
 LOSS = f"{TRAIN_PREFIX}loss"
-_NUMBER_WIDTH = 9
-"""Letters of most numbers with four digits, such as 1.234e-05."""
+TRAIN = TRAIN_PREFIX.removesuffix("/")
+STEP, EPOCH, TIME = "step", "epoch", "time"
+_FIRST, _LAST = "/first", "/last"
+"""Groups of the columns that are no metrics; a metric's group begins with no slash."""
+_WIDTH = 7
+"""Letters of most numbers, see `format_metric`, and of a time."""
 _LONGEST_NAME = 40
 """Columns of a name; a longer one is cut at its begin."""
-_TIME_WIDTH = 7
-_MOST_LINES = 3
-"""Lines of a row; the metrics for which they have no room are left out."""
+_GAP = "  "
 _ROWS_PER_HEADER = 25
-_INDENT = 2
-"""Columns by which the further lines of a row are indented."""
+_LEFT_OUT = "(columns that do not fit are left out; metrics.jsonl has all)"
 
 
 class BestValues:
@@ -67,120 +68,182 @@ class BestValues:
 
 
 class MetricTable:
-    """Formats records as rows: step, epoch, training loss, metrics of evaluations, other metrics, rate, time.
+    """Formats records as rows of one line: step, epoch, the metrics of the training and of each validation set, rate,
+    time. `choose_columns` says which are left out.
 
-    The header is repeated when a column is new or wider, and after every 25 rows. A table that is wider than the
-    terminal is folded between two columns into at most three lines.
+    The header has the names of the groups in one line and those of their metrics below. It is repeated when a column is
+    new, wider or left out, and after every 25 rows.
     """
 
     def __init__(self, facts: RunFacts, stream: TextIO) -> None:
         self._facts, self._stream = facts, stream
         total = facts.total_steps
-        self._widths = {"step": 7 if total is None else max(4, len(f"{total:,}")), "epoch": 5}
-        self._metrics: list[str] = []
-        self._rate_name = ""
+        self._widths = {STEP: _WIDTH if total is None else max(4, len(f"{total:,}")), EPOCH: 5}
+        self._groups: dict[str, list[str]] = {TRAIN: [LOSS]}
+        """Metrics of the training, of each validation set, and others by what precedes the slash in their names."""
+        self._unit = ""
+        self._decisive = None if facts.keep_best is None else facts.keep_best.metric
         self._header_of: tuple[object, ...] = ()
         self._rows = 0
-        self._gap = 2
+        self._says_left_out = True
 
     def lines(
-        self, record: Record, rate: str, width: int, *, best: Iterable[str] = (), loss: float | None = None
+        self,
+        record: Record,
+        rate: str,
+        width: int,
+        *,
+        best: Iterable[str] = (),
+        loss: float | None = None,
+        averaged: bool = False,
     ) -> list[str]:
-        """The lines of a record, with those of the header if it is due.
+        """The line of a record, after those of the header if it is due.
 
         Args:
             rate: a number and its unit, such as `1,234 samples/s`; empty if it is unknown.
             width: columns of the terminal that may be used.
             best: names of metrics whose value is the best so far.
             loss: the training loss since the last log, shown dim if the record has none.
+            averaged: whether the validation sets are evaluated with an average of the weights.
         """
         number, _, unit = rate.partition(" ")
-        self._rate_name = self._rate_name or unit
-        self._add_metrics(record.metrics)
-        cells = {"step": f"{record.step:,}", "epoch": f"{record.epoch:.2f}"}
+        self._unit = self._unit or unit
+        for name in record.metrics:
+            group = loader_of(name, self._facts.loaders) if "/" in name else ""
+            if name != RATE_KEY and name not in (members := self._groups.setdefault(group, [])):
+                members.append(name)
         values = record.metrics if loss is None else {LOSS: loss, **record.metrics}
-        cells |= {name: f"{values[name]:.4g}" for name in self._metrics if name in values}
-        cells |= {self._rate_name: number, "time": format_clock(record.time - self._facts.start_time)}
-        last = [*filter(None, [self._rate_name]), "time"]
-        columns = ["step", "epoch", *self._metrics, *last]
-        for name in columns:
-            least = self._widths.get(name, _TIME_WIDTH if name == "time" else _NUMBER_WIDTH)
+        cells = {name: format_metric(value) for name, value in values.items() if name != RATE_KEY}
+        cells |= {STEP: f"{record.step:,}", EPOCH: f"{record.epoch:.2f}", RATE_KEY: number}
+        cells[TIME] = format_clock(record.time - self._facts.start_time)
+        titles = {group: self._title(group, averaged=averaged) for group in self._groups}
+        labels = {name: name.removeprefix(f"{group}/") for group, names in self._groups.items() for name in names}
+        labels |= {STEP: STEP, EPOCH: EPOCH, TIME: TIME} | ({RATE_KEY: self._unit} if self._unit else {})
+        for name, label in labels.items():
             # A long name is cut, so that it takes no room from the others.
-            longest = min(cell_width(name), _LONGEST_NAME, width - _INDENT)
-            self._widths[name] = max(least, longest, len(cells.get(name, "")))
-        wide, narrow = (fold(columns, self._widths, width, gap, keep_last=len(last)) for gap in (2, 1))
-        # Columns are closer only where that saves a line or shows more of them.
-        self._gap = 1 if (narrow[1], len(narrow[0])) < (wide[1], len(wide[0])) else 2
-        rows, hidden = narrow if self._gap == 1 else wide
+            longest = min(cell_width(label), _LONGEST_NAME, width)
+            self._widths[name] = max(self._widths.get(name, _WIDTH), longest, len(cells.get(name, "")))
+        known = {name: self._widths[name] for name in labels}
+        columns = choose_columns(self._groups, known, titles, width, self._decisive)
+        widths = _widened(columns, self._widths, titles)
         shown = []
-        if self._header_of != (header_of := (rows, dict(self._widths))) or self._rows == _ROWS_PER_HEADER:
+        if self._header_of != (header_of := (columns, widths, titles)) or self._rows == _ROWS_PER_HEADER:
             self._header_of, self._rows = header_of, 0
-            shown = self._header(rows, hidden)
+            shown = self._header(columns, widths, titles, labels, width)
         self._rows += 1
         colours = dict.fromkeys(best, "green") | ({} if LOSS in record.metrics else {LOSS: "dim"})
         colours |= {name: "red" for name, value in record.metrics.items() if not math.isfinite(value)}
-        for index, row in enumerate(rows):
-            # A line without a value, such as that of metrics of an evaluation, is left out.
-            if index == 0 or any(cells.get(name) for name in row):
-                shown.append(self._line(row, cells, colours, indent=index > 0))
-        return shown
+        return [*shown, self._line(_flat(columns), cells, widths, colours)]
 
-    def _add_metrics(self, metrics: Mapping[str, float]) -> None:
-        new = [name for name in (LOSS, *metrics) if name not in self._metrics and name != RATE_KEY]
-        if new:
-            names = list(dict.fromkeys([*self._metrics, *new]))
-            # The sort is stable: metrics of a kind stay in the order in which they appeared.
-            self._metrics = sorted(names, key=lambda name: (name != LOSS, name.startswith(TRAIN_PREFIX)))
+    def _title(self, group: str, *, averaged: bool) -> str:
+        title = cut_begin(group, _LONGEST_NAME)
+        return f"{title} (average)" if averaged and group in self._facts.loaders else title
 
-    def _header(self, rows: Sequence[Sequence[str]], hidden: int) -> list[str]:
+    def _header(
+        self,
+        columns: Mapping[str, Sequence[str]],
+        widths: Mapping[str, int],
+        titles: Mapping[str, str],
+        labels: Mapping[str, str],
+        width: int,
+    ) -> list[str]:
+        rule = "─" if is_utf8(self._stream) else "-"
+        first = []
+        for group, names in columns.items():
+            title = titles.get(group, "")
+            rest = _width_of(names, widths) - cell_width(title)
+            first.append(f"{title} {rule * (rest - 1)}" if title and rest > 1 else f"{title}{' ' * rest}")
         # Names of metrics differ at their ends.
-        names = {name: cut_begin(name, self._widths[name]) for row in rows for name in row}
-        lines = [self._line(row, names, {}, indent=index > 0) for index, row in enumerate(rows)]
-        if hidden:
-            lines.append(f"({format_count(hidden, 'more metric')} {'is' if hidden == 1 else 'are'} in metrics.jsonl)")
-        return [painted(line, "dim", self._stream) for line in lines]
+        cut = {name: cut_begin(labels[name], widths[name]) for name in _flat(columns)}
+        lines = [_GAP.join(first).rstrip(), self._line(cut, cut, widths, {})]
+        if self._says_left_out and len(cut) < len(labels):
+            self._says_left_out = False
+            lines.insert(0, cut_end(_LEFT_OUT, width))
+        return [painted(line, "dim", self._stream) for line in lines if line]
 
-    def _line(self, row: Sequence[str], cells: Mapping[str, str], colours: Mapping[str, str], *, indent: bool) -> str:
-        parts = [" " * _INDENT] if indent else []
-        gap = ""
-        for name in row:
+    def _line(
+        self, columns: Iterable[str], cells: Mapping[str, str], widths: Mapping[str, int], colours: Mapping[str, str]
+    ) -> str:
+        parts = []
+        for name in columns:
             text = cells.get(name, "")
-            padding = " " * (self._widths[name] - cell_width(text))
-            parts.append(f"{gap}{padding}{painted(text, colours[name], self._stream) if name in colours else text}")
-            gap = " " * self._gap
-        return "".join(parts).rstrip()
+            padding = " " * (widths[name] - cell_width(text))
+            parts.append(f"{padding}{painted(text, colours[name], self._stream) if name in colours else text}")
+        return _GAP.join(parts).rstrip()
 
 
-def fold(
-    columns: Sequence[str], widths: Mapping[str, int], width: int, gap: int, *, keep_last: int = 0
-) -> tuple[list[list[str]], int]:
-    """Divide columns among `_MOST_LINES` lines of at most `width` letters.
+def format_metric(value: float) -> str:
+    """A number in a column, with four digits so that those of several rows are alike (2.240 and 2.297); with three
+    where four would be longer than most columns."""
+    text = f"{value:#.4g}".removesuffix(".")
+    if len(text) <= _WIDTH:
+        return text
+    return f"{value:.0f}" if 1 <= abs(value) < 10**6 else f"{value:#.3g}"
+
+
+def choose_columns(
+    groups: Mapping[str, Sequence[str]],
+    widths: Mapping[str, int],
+    titles: Mapping[str, str],
+    width: int,
+    best: str | None = None,
+) -> dict[str, list[str]]:
+    """The columns that fit into one line, by group; step and epoch come first, rate and time last.
+
+    Until all others fit, these are left out: metrics of the training but the loss, the last first, and others without
+    a group; then the rate and the time, which the bar shows, too; then of the validation set with the most columns
+    the last one. The metric that decides which checkpoint is best goes last, before the epoch and the training loss.
 
     Args:
-        keep_last: the columns at the end that are kept; those before them are left out if there is no room.
-
-    Returns:
-        The columns of each line, and the number of columns that are left out.
+        widths: of all columns.
+        titles: of the groups, which may be wider than their columns.
+        best: the metric that decides which checkpoint is best.
     """
-    rows = _fold(columns, widths, width, gap)
-    end, last = len(columns) - keep_last, columns[len(columns) - keep_last :]
-    # At least those beyond the last line, but for room that the last columns may leave.
-    hidden = max(len(columns) - sum(map(len, rows[:_MOST_LINES])) - keep_last, 0)
-    while len(rows) > _MOST_LINES and hidden < end:
-        hidden += 1
-        rows = _fold([*columns[: end - hidden], *last], widths, width, gap)
-    return rows[:_MOST_LINES], hidden
+    shown = {_FIRST: [STEP, EPOCH], **{group: list(names) for group, names in groups.items()}}
+    shown[_LAST] = [name for name in (RATE_KEY, TIME) if name in widths]
+    for name in _least_important({group: tuple(names) for group, names in shown.items()}, best):
+        if _line_width(shown, widths, titles) <= width:
+            break
+        group = next(group for group, names in shown.items() if name in names)
+        shown[group].remove(name)
+        shown = {group: names for group, names in shown.items() if names}
+    return shown
 
 
-def _fold(columns: Sequence[str], widths: Mapping[str, int], width: int, gap: int) -> list[list[str]]:
-    """Divide all columns among lines of at most `width` letters."""
-    rows: list[list[str]] = [[]]
-    used = 0
-    for name in columns:
-        needed = widths[name] + (gap if rows[-1] else 0)
-        if rows[-1] and used + needed > width:
-            rows.append([])
-            used, needed = _INDENT, widths[name]
-        rows[-1].append(name)
-        used += needed
-    return rows
+def _least_important(groups: Mapping[str, Sequence[str]], best: str | None) -> Iterator[str]:
+    """All columns but the step, in the order in which they are left out."""
+    yield from (name for group in ("", TRAIN) for name in reversed(groups.get(group, ())) if name not in (LOSS, best))
+    yield from groups[_LAST]
+    sets = [
+        # Before the others, as what is left out is taken from the end.
+        sorted(names, key=lambda name: name != best)
+        for group, names in groups.items()
+        if group not in (_FIRST, _LAST, TRAIN, "")
+    ]
+    while names := max((names for names in reversed(sets) if names != [best]), key=len, default=[]):
+        yield names.pop()
+    yield EPOCH
+    yield from (name for name in dict.fromkeys((LOSS, best)) if name in _flat(groups))
+
+
+def _flat(groups: Mapping[str, Iterable[str]]) -> list[str]:
+    return [name for names in groups.values() for name in names]
+
+
+def _width_of(names: Sequence[str], widths: Mapping[str, int]) -> int:
+    return sum(widths[name] for name in names) + len(_GAP) * (len(names) - 1)
+
+
+def _line_width(groups: Mapping[str, Sequence[str]], widths: Mapping[str, int], titles: Mapping[str, str]) -> int:
+    of_groups = (max(_width_of(names, widths), cell_width(titles.get(group, ""))) for group, names in groups.items())
+    return sum(of_groups) + len(_GAP) * (len(groups) - 1)
+
+
+def _widened(
+    groups: Mapping[str, Sequence[str]], widths: Mapping[str, int], titles: Mapping[str, str]
+) -> dict[str, int]:
+    """The widths of the columns that are shown; the first of a group is as wide as the group's title needs."""
+    shown = {name: widths[name] for name in _flat(groups)}
+    for group, (first, *_) in groups.items():
+        shown[first] += max(cell_width(titles.get(group, "")) - _width_of(groups[group], widths), 0)
+    return shown

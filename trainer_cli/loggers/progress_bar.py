@@ -27,6 +27,7 @@ from trainer_cli.terminal import (
     format_clock,
     format_rate,
     has_colours,
+    is_utf8,
     padded,
     painted,
     wrapped,
@@ -34,7 +35,7 @@ from trainer_cli.terminal import (
 
 _DRAW_S = 0.25
 _ROW_S = 1.0
-"""Least time between two rows of the table. The files have all records."""
+"""Least time between two rows of the table that are of no evaluation. The files have all records."""
 _SLOW_S = 2.0
 """Without a step for this long, the bar shows the time since the last one."""
 _LONGEST_BAR, _SHORTEST_BAR = 30, 8
@@ -43,7 +44,8 @@ _GAP = "  "
 
 
 class ProgressBar:
-    """Shows the progress on the bottom line, saves on the line above it, and at most one record a second as a row."""
+    """Shows the progress on the bottom line, saves on the line above it, and above that as rows each evaluation and at
+    most one other record a second."""
 
     def __init__(self, stream: TextIO, facts: RunFacts) -> None:
         self._stream, self._facts = stream, facts
@@ -53,6 +55,8 @@ class ProgressBar:
         self._pace = Pace(facts.start_step)
         self._style = BarStyle(stream)
         self._loss: float | None = None
+        self._averaged = False
+        """Whether the last evaluation was of an average of the weights."""
         self._seen: tuple[int, float] | None = None
         self._saves = _Saves()
         self._format_warning = warnings.formatwarning
@@ -75,16 +79,18 @@ class ProgressBar:
             self._thread.start()
 
     def show(self, record: Record) -> None:
-        """Show a record as a row, at once or when a second has passed since the last row.
-
-        Of the records that come meanwhile the newest is shown; one with an evaluation before one without.
+        """Show a record as a row: one of a validation set at once, another when a second has passed since the last row.
+        Of several that wait the newest is shown.
         """
+        facts = self._facts
         self._loss = record.metrics.get(LOSS, self._loss)
+        is_evaluation = any(name.startswith(f"{loader}/") for name in record.metrics for loader in facts.loaders)
+        # Here, not where the row is written: the thread must not read the state of a callback.
+        if is_evaluation and facts.average is not None:
+            self._averaged = facts.average() is not None
         with self._lock:
-            best = self._best.update(record.metrics)
-            if self._waiting is None or _is_evaluation(record) or not _is_evaluation(self._waiting[0]):
-                self._waiting = record, best
-            self._write_row(time.monotonic())
+            self._waiting = record, self._best.update(record.metrics)
+            self._write_row(time.monotonic(), at_once=is_evaluation)
 
     def close(self) -> None:
         """Stop the thread, write the row that waits, and clear the lines."""
@@ -96,18 +102,20 @@ class ProgressBar:
         warnings.formatwarning = self._format_warning
         try:
             # Not with the lock, which a thread that blocks in a write may hold.
-            self._write_row(float("inf"))
+            self._write_row(time.monotonic(), at_once=True)
         finally:
             # Last: the thread must no longer draw on lines that are released.
             self._lines.close()
 
-    def _write_row(self, seconds: float) -> None:
-        if self._waiting is None or seconds - self._row_at < _ROW_S:
+    def _write_row(self, seconds: float, *, at_once: bool = False) -> None:
+        if self._waiting is None or (seconds - self._row_at < _ROW_S and not at_once):
             return
         (record, best), self._waiting, self._row_at = self._waiting, None, seconds
         rate = record.metrics.get(RATE_KEY)
         shown = self._pace.shown if rate is None else f"{format_rate(rate)} samples/s"
-        lines = self._table.lines(record, shown, self._lines.columns, best=best, loss=self._present_loss())
+        lines = self._table.lines(
+            record, shown, self._lines.columns, best=best, loss=self._present_loss(), averaged=self._averaged
+        )
         self._stream.write("".join(f"{line}\n" for line in lines))
         self._stream.flush()
 
@@ -178,27 +186,23 @@ class ProgressBar:
         share = now.share if total is None else now.step / total
         yield 0, position(now.step, facts)
         if share is not None:
-            yield 4, f"{int(100 * share)}%"
+            yield 1, f"{int(100 * share)}%"
         if now.epoch is not None:
             yield 5, f"epoch {now.epoch:.1f}"
         doing = now.activity or ("" if pace.begun else "waiting for the first step")
         if idle >= _SLOW_S:
             doing = f"{doing} {format_clock(idle)}" if doing else f"({format_clock(idle)})"
         if doing:
-            yield 1, doing
+            yield 3, doing
         if (loss := self._present_loss()) is not None:
-            yield 2, f"loss {loss:.4g}"
+            yield 4, f"loss {loss:.4g}"
         if pace.shown:
             yield 6, pace.shown
         if pace.begun:
             yield 7, f"elapsed {format_clock(seconds - self._began)}"
         if (end := pace.end_s(now, total, seconds)) is not None:
             end_s, by_max_time = end
-            yield 3, f"{'max_time in' if by_max_time else 'ETA'} {format_clock(end_s)}"
-
-
-def _is_evaluation(record: Record) -> bool:
-    return any(not name.startswith("train/") for name in record.metrics)
+            yield 2, f"{'max_time in' if by_max_time else 'ETA'} {format_clock(end_s)}"
 
 
 class BarStyle:
@@ -206,8 +210,8 @@ class BarStyle:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        is_utf8 = (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
-        self._full, self._half, self._spinner = ("━", "╸", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") if is_utf8 else ("=", "-", "|/-\\")
+        letters = ("━", "╸", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") if is_utf8(stream) else ("=", "-", "|/-\\")
+        self._full, self._half, self._spinner = letters
         self._rest = self._full if has_colours(stream) else " "
 
     def bar(self, share: float, length: int) -> str:

@@ -18,6 +18,7 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.data.position import length_of
 from trainer_cli.errors import UserError
+from trainer_cli.loggers.marks import loader_of
 from trainer_cli.terminal import format_count, html_metrics
 from trainer_cli.trainer.hooks import Callback, second_to
 from trainer_cli.trainer.loading import Unset
@@ -30,7 +31,6 @@ from trainer_cli.trainer.validation_loop import (
     EvaluationInterruptedError,
     ValidationLoop,
     exceptions_reported,
-    loader_of,
     unreported,
 )
 
@@ -134,12 +134,13 @@ def evaluate_all(
     """
     with ExitStack() as stack:
         stack.callback(trainer.requests.clear)
+        settings = loader_settings(trainer.seed, trainer.device, trainer.strategy.group)
+        loaders = name_loaders(val_loaders, settings)
         if not trainer.fitting:
+            trainer.recording.loaders = tuple(loaders)
             stack.enter_context(trainer.recording.opened())
             stack.enter_context(finalized(trainer))
         paths = find_paths(trainer, ckpt_paths, every=every)
-        settings = loader_settings(trainer.seed, trainer.device, trainer.strategy.group)
-        loaders = name_loaders(val_loaders, settings)
         load = replace(load, states=("model",))
         if loop is not None:
             trainer.hooks.add_family(check_type("loop", loop, ValidationLoop).hook)

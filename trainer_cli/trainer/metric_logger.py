@@ -24,9 +24,9 @@ from trainer_cli.core.run_status import RunStatus
 from trainer_cli.data.random_state import kept_random_state
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table
+from trainer_cli.loggers.marks import loader_of
 from trainer_cli.loggers.record_keeper import RecordKeeper
 from trainer_cli.trainer.time_account import TimeAccount
-from trainer_cli.trainer.validation_loop import loader_of
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from trainer_cli.checkpoint.model_state import evaluated_average
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Now, RunFacts, in_run_dir
@@ -43,6 +44,8 @@ class Recording:
         self.first_step_recorded = False
         """Whether an earlier process has written the record of the step that this fit began with."""
         self._repeats = False
+        self.loaders: tuple[str, ...] = ()
+        """Names of the validation loaders of the fit or evaluation."""
         self._ended: RunStatus | None = None
         """How the last fit ended; None: there was none."""
         self._scopes: list[str] = []
@@ -228,6 +231,8 @@ class Recording:
             keep_best=getattr(getattr(trainer.checkpoint, "settings", None), "keep_best", None),
             now=self._now,
             loss=trainer.loop.training_log.request_loss if trainer.fitting else None,
+            loaders=self.loaders,
+            average=lambda: evaluated_average(trainer.callbacks),
             ranges=self._ranges,
             repeats=self._repeats,
         )

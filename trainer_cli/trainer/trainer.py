@@ -297,7 +297,7 @@ class Trainer:
         # Gradients that an interrupted fit left would be added to the first step's.
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
-        self.loading.is_untouched, self.fitting = False, True
+        self.loading.is_untouched, self.fitting, self.recording.loaders = False, True, tuple(val)
         try:
             with ExitStack() as stack:
                 stack.enter_context(self.logging.shown())

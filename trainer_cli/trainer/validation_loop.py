@@ -17,6 +17,7 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import LoopConfig
 from trainer_cli.data.loader import PaddingBatch
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.loggers.marks import loader_of
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.metrics import (
     WeightedMeans,
@@ -162,13 +163,6 @@ def exceptions_reported(trainer: Trainer) -> Iterator[None]:
         with second_to(error):
             trainer.hooks.call_all("on_validate_exception", trainer, error)
         raise
-
-
-def loader_of(metric: str, loaders: Iterable[str]) -> str:
-    """The loader that a metric is of; of a metric of none of them, the name before its first slash."""
-    # The longest name: one loader may be called `easy`, and another `easy/long`.
-    names = (name for name in loaders if metric.startswith(f"{name}/"))
-    return max(names, key=len, default=metric.partition("/")[0])
 
 
 @dataclass(frozen=True, slots=True)
