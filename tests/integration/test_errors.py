@@ -196,17 +196,96 @@ def test_a_mistake_in_a_users_own_part_is_reported(case: str, project: Path, tmp
         assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_inside_a_users_own_model_is_shown_with_all_of_it(project: Path, tmp_path: Path) -> None:
+FAILING = """
+from mine.parts import Data as Quiet, Line, Points
+from trainer_cli import Callback
+
+
+class Model(Line):
+    def forward(self, batch):
+        raise RuntimeError("of the model\\nin two lines")
+
+
+class Broken(Points):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[7]
+
+
+class Data(Quiet):
+    def __init__(self, size=160):
+        super().__init__(size)
+        self.train = Broken(size, "train")
+
+
+class Failing(Callback):
+    def on_train_step_end(self, trainer, model, outputs, batch):
+        assert trainer.progress.step < 13
+
+
+class Late(Callback):
+    def on_fit_end(self, trainer, loop):
+        open("not/there")
+"""
+OF_THE_USER = {
+    "forward": (
+        "model._target_=mine.failing.Model",
+        "error: RuntimeError: of the model\nin two lines",
+        'mine/failing.py:8, in forward: raise RuntimeError("of the model\\nin two lines")',
+        "nothing, as no step was made",
+    ),
+    "dataset": (
+        "data._target_=mine.failing.Data",
+        "error: IndexError: tuple index out of range",
+        "mine/failing.py:13, in __getitem__: return super().__getitem__(index)[7]",
+        "nothing, as no step was made",
+    ),
+    "callback": (
+        "+callbacks.failing._target_=mine.failing.Failing",
+        "error: AssertionError",
+        "mine/failing.py:24, in on_train_step_end: assert trainer.progress.step < 13",
+        "3 steps after step10; the same command continues from it",
+    ),
+    "at the end": (
+        "+callbacks.late._target_=mine.failing.Late",
+        "error: FileNotFoundError: [Errno 2] No such file or directory: 'not/there'",
+        'mine/failing.py:29, in on_fit_end: open("not/there")',
+        "nothing, as step20 is saved; the same command continues from it",
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("case", OF_THE_USER)
+def test_an_error_of_the_users_code_ends_with_their_line_and_what_is_lost(
+    case: str, workers: int, tmp_path: Path
+) -> None:
+    project = make_project(tmp_path, **{"mine/failing.py": FAILING})
+    override, error, place, lost = OF_THE_USER[case]
+    settings = (
+        "loop.max_duration=20",
+        "checkpoint.save_interval=10",
+        "loop.eval_interval=null",
+        "checkpoint.save_async=false",
+    )
+    done = train("fit", "experiment=mine", override, *settings, f"data.num_workers={workers}", cwd=project)
+    assert done.code == 1
+    trace, _, end = done.err[done.err.index("Traceback (") :].partition("\nerror: ")
+    files = [line for line in trace.splitlines() if line.startswith("  File ")]
+    assert "mine/failing.py" in files[0], "what is not the user's is left out"
+    lines = f"error: {end}".rstrip().splitlines()
+    assert "\n".join(lines).startswith(error)
+    assert f"  --> {place}" in lines
+    assert lines[-1] == f"lost: {lost}"
+    assert ("report: " in done.out) is ("as no step" not in lost)
+
+
+def test_an_error_inside_a_users_own_model_is_replayed(project: Path, tmp_path: Path) -> None:
     result = train("fit", *OWN_MODEL, "+model.returns=an error", f"run_dir={tmp_path}/run", cwd=project)
-    assert result.code == 1
-    trace = result.err[result.err.index("Traceback") :]
-    assert "mine/wrong.py" in trace.splitlines()[1], "what is not the user's is left out"
-    error, *_, command = trace.rstrip().splitlines()[-2:]
-    assert error == "RuntimeError: from within the model"
-    assert command.startswith(f"`train replay {tmp_path}/run 1` computes the step again")
+    assert f"`train replay {tmp_path}/run 1` computes the step again" in result.err
     again = train("replay", f"{tmp_path}/run", "1", cwd=project)
     assert again.out.startswith("step 1 (epoch 0, batch 0)")
-    assert again.err.rstrip().endswith("RuntimeError: from within the model"), "it does not name itself"
+    assert "error: RuntimeError: from within the model" in again.err
+    assert "train replay" not in again.err, "it does not name itself"
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "failed"
     assert "from within the model" in summary["reason"]

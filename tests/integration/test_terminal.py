@@ -171,7 +171,7 @@ def test_what_takes_long_before_the_first_message_is_named(tmp_path: Path, place
     held.unlink()
     assert run.end() == 0, run.shown
     first = re.sub(r"[^\r\n]*\x1b\[K\r", "", run.shown).removeprefix("\x1b[K")
-    assert first.startswith("run     runs/mine"), "nothing is left of the status"
+    assert first.startswith("run        runs/mine"), "nothing is left of the status"
 
 
 def test_a_resume_names_the_search_for_its_checkpoint_and_its_reading(tmp_path: Path) -> None:

@@ -20,13 +20,17 @@ from trainer_cli.runs.run_dir import RunDir
 
 
 def fit(
-    run: RunDir, status: RunStatus | None = RunStatus.finished, error: BaseException | None = None, **config: Any
+    run: RunDir,
+    status: RunStatus | None = RunStatus.finished,
+    error: BaseException | None = None,
+    step: int = 20,
+    **config: Any,
 ) -> None:
     """Stands for a fit that records an attempt with this end; None: it is refused before."""
     with ReportAtEnd() as report:
         report.expect(TrainConfig(run_dir=str(run.path), **config))
         if status is not None:
-            run.end_attempt(outcome(status, 20, "an end"), now=1_700_000_500.0)
+            run.end_attempt(outcome(status, step, "an end"), now=1_700_000_500.0)
         if error is not None:
             raise error
 
@@ -56,10 +60,11 @@ def test_a_failed_fit_has_a_report_and_keeps_its_error(run: RunDir) -> None:
     ("status", "error", "config"),
     [
         (None, None, {}),
+        (RunStatus.failed, None, {"step": 0}),
         (RunStatus.finished, None, {"report": False}),
         (RunStatus.interrupted, KeyboardInterrupt(), {}),
     ],
-    ids=["nothing trained", "switched off", "second Ctrl-C"],
+    ids=["nothing trained", "no step was made", "switched off", "second Ctrl-C"],
 )
 def test_no_report_is_written_of(
     run: RunDir, status: RunStatus | None, error: BaseException | None, config: dict[str, Any]

@@ -59,6 +59,7 @@ class _Crash(NamedTuple):
     traceback: str
     """Without the error itself."""
     message: str
+    notes: list[str]
     frames: list[re.Match[str]]
 
 
@@ -73,7 +74,7 @@ def print_crash(error: BaseException, *, whole: bool = False) -> None:
     crash = _read_crash(error, whole=whole)
     print(without_secrets(crash.traceback), end="", file=sys.stderr)
     if _is_ours(error.__traceback__):
-        print(without_secrets(crash.message), file=sys.stderr)
+        print(without_secrets("\n".join([crash.message, *crash.notes])), file=sys.stderr)
         print_error(
             TrainError(
                 "this is a fault of train, not of your config or code",
@@ -81,14 +82,13 @@ def print_crash(error: BaseException, *, whole: bool = False) -> None:
             )
         )
         return
-    what, *notes = crash.message.split("\n")
     own = [frame for frame in crash.frames if _is_own(frame["file"])]
-    lines = [_wrapped_after("error:", "red", without_secrets(what))]
+    lines = [_wrapped_after("error:", "red", without_secrets(crash.message))]
     if own:
         line = f": {own[-1]['text']}" if own[-1]["text"] else ""
         place = f"{_shown_path(own[-1]['file'])}:{own[-1]['line']}, in {own[-1]['function']}{line}"
         lines.append(f"  {painted('-->', 'blue', sys.stderr)} {without_secrets(place)}")
-    for note in notes:
+    for note in crash.notes:
         label = LOST if note.startswith(LOST) else ""
         text = wrapped_message(without_secrets(note), line_width(sys.stderr))
         lines.append(f"{painted(label, 'yellow', sys.stderr)}{text.removeprefix(label)}" if label else text)
@@ -104,7 +104,7 @@ def _read_crash(error: BaseException, *, whole: bool) -> _Crash:
         frames = [frame for frame in summary.stack if frame.name not in _MODULE_CALLS]
         summary.stack = traceback.StackSummary.from_list(frames)
         first = "Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.\n"
-    end = "".join(summary.format_exception_only())
+    end, notes = "".join(summary.format_exception_only()), list(getattr(error, "__notes__", ()))
     text = f"{first}{''.join(summary.format())}".removesuffix(end)
     _, is_of_worker, of_worker = str(error).partition(_OF_WORKER)
     if is_of_worker and not whole:
@@ -113,9 +113,11 @@ def _read_crash(error: BaseException, *, whole: bool) -> _Crash:
         own = next((frame for frame in frames_of_worker if _is_own(frame["file"])), None)
         if own is not None:
             stop = frames_of_worker[-1].end()
-            message = "\n".join([of_worker[stop:].rstrip(), *getattr(error, "__notes__", ())])
-            return _Crash(f"{_OF_WORKER}{of_worker[own.start() : stop]}", message, frames_of_worker)
-    return _Crash(text, end.rstrip(), list(_FRAME.finditer(text)))
+            # Its notes are lines of the text, as those of the message.
+            message, *more = of_worker[stop:].rstrip().split("\n")
+            return _Crash(f"{_OF_WORKER}{of_worker[own.start() : stop]}", message, [*more, *notes], frames_of_worker)
+    message = end.rstrip().removesuffix("\n".join(notes)).rstrip()
+    return _Crash(text, message, notes, list(_FRAME.finditer(text)))
 
 
 def _is_own(file: str) -> bool:
