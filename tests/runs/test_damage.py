@@ -148,7 +148,7 @@ def test_a_damaged_run_is_listed_with_what_cannot_be_read_beside_what_can(
             in_serve = rows_of(served.overview()["table"])
         finally:
             served.close()
-        ended = "" if in_report["bad"]["status"] == "unreadable" else "the process ended without a summary"
+        ended = "" if in_report["bad"]["state"] == "unreadable" else "the process ended without a summary"
         for table in (in_report, in_serve):
             assert table["bad"]["reason"] == "; ".join(filter(None, (ended, text)))
             assert table["good"]["reason"] == "the process ended without a summary"
@@ -164,8 +164,8 @@ def test_a_damaged_run_is_listed_with_what_cannot_be_read_beside_what_can(
 
 def test_a_single_run_says_what_cannot_be_read_among_its_facts() -> None:
     with damaged("metrics.jsonl", GARBAGE) as root:
-        facts = dict(reported(root / "bad")["sections"][0]["blocks"][0]["items"])
-        assert facts["damage"] == "3 lines of metrics.jsonl cannot be read"
+        _, facts = reported(root / "bad")["sections"][0]["blocks"]
+        assert dict(facts["items"])["damage"] == "3 lines of metrics.jsonl cannot be read"
 
 
 def test_damage_goes_with_the_lines_that_a_resume_drops(tmp_path: Path) -> None:

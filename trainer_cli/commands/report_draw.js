@@ -371,8 +371,9 @@ function drawParallel(block, plot) {
 
 // A metric against a parameter, both to be chosen.
 function drawScatter(block, plot) {
-  plot.chosen = plot.chosen || [0, block.axes.findIndex((axis) => axis.metric)];
-  const [x, y] = plot.chosen.map((index) => block.axes[Math.max(0, index)]);
+  // By their labels: other runs have other axes.
+  const [x, y] = [(axis) => !axis.metric, (axis) => axis.metric].map((isFirst, at) =>
+    block.axes.find((axis) => axis.label === (plot.chosen || [])[at]) || block.axes.find(isFirst) || block.axes[0]);
   const width = plot.clientWidth || 440, height = 250;
   const svg = canvas(plot, width, height, `${y.label} against ${x.label}: ${block.names.length} runs`);
   const box = { left: 70, right: width - 24, top: 12, bottom: height - 40 };
@@ -391,11 +392,15 @@ function drawScatter(block, plot) {
     point.dataset.tip = pointText(block, row);
   });
   const choices = element("div", null, plot, "choices");
-  plot.chosen.forEach((index, at) => {
+  [y, x].forEach((shown, at) => {
     const select = element("select", null, element("label", at ? "against " : "", choices));
     block.axes.forEach((axis, number) => { element("option", axis.label, select).value = number; });
-    select.value = Math.max(0, plot.chosen[1 - at]);
-    select.addEventListener("change", () => { plot.chosen[1 - at] = Number(select.value); drawScatter(block, plot); });
+    select.value = block.axes.indexOf(shown);
+    select.addEventListener("change", () => {
+      const other = block.axes[select.value].label;
+      plot.chosen = at ? [other, y.label] : [x.label, other];
+      drawScatter(block, plot);
+    });
   });
 }
 
