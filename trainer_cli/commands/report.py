@@ -83,7 +83,6 @@ _MARK = '<meta name="generator" content="train report">'
 """Stands in the head of the page: a file without it is not replaced."""
 _HEAD_BYTES = 1000
 _NO_CHARTS = ("banner", "table", "facts", "text", "media")
-_LONGEST_NAME = 60
 _NO_CODE = re.compile(r"^\s*(//.*\n)?", re.MULTILINE)
 
 
@@ -219,9 +218,7 @@ def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> 
             above = name.rpartition("sweep/")[0].rstrip("/")
             name = f"{above} {', '.join(f'{short[key]}={text}' for key, text in job.swept.items())}".strip()
         names.append(name)
-    cut = [name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}" for name in names]
-    # Names that are alike after the cut would be one curve for the reader.
-    return cut if len(set(cut)) == len(cut) else names
+    return names
 
 
 def _refuse_other_file(output: Path) -> None:

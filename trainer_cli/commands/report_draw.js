@@ -138,9 +138,11 @@ function extent(arrays, isLog) {
 
 const LONGEST_NAME = 40;  // Letters of a run's name in legends and column heads.
 
-// Shorten in the middle: long names often differ only at their ends.
+// Shorten in the middle, between words where there are some: long names often differ only at their ends.
 function cut(text, length) {
-  return text.length <= length ? text : `${text.slice(0, Math.ceil(length / 2) - 1)}…${text.slice(-Math.floor(length / 2))}`;
+  if (text.length <= length) return text;
+  const [head, tail] = [text.slice(0, Math.ceil(length / 2) - 1), text.slice(-Math.floor(length / 2))];
+  return `${(/^.*[_/.,= -]/.exec(head) || [head])[0]}…${(/[_/.,= -].*$/.exec(tail) || [tail])[0]}`;
 }
 
 function canvas(plot, width, height, label) {

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from trainer_cli.commands.report_blocks import Block, clock_time, duration, number, table
 from trainer_cli.commands.report_sweep import NOT_SET, sweep_charts
+from trainer_cli.core.bounds import is_count
 from trainer_cli.core.goodput import Seconds, read_seconds
 from trainer_cli.core.metric_modes import Mode, mode_of
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.environment import unix
-from trainer_cli.runs.forks import forks_among
+from trainer_cli.runs.forks import forks_among, recorded_fork
 from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView, SweepJob, rank_metrics, short_keys
 from trainer_cli.runs.run_dir import attempts_of
 from trainer_cli.terminal import format_clock, format_rate
@@ -84,6 +85,9 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str] | tuple[str, str, floa
     yield "attempts", str(len(record.attempts))
     yield "device", environment.get("device_name") or environment.get("device", "unknown")
     yield "began", f"{clock_time(record.began)} UTC"
+    fork = recorded_fork(summary)
+    if is_count(fork.get("step")):
+        yield "began with", f"{record.config.get('ckpt')}, step {fork['step']:,}"
     tags, notes = tags_and_notes(record.config)
     yield from ((name, text) for name, text in (("tags", tags), ("notes", notes)) if text)
     yield "directory", str(record.path)

@@ -97,7 +97,7 @@ function addCell(block, index, at, text, row) {
   cell.textContent = text;
   if (COLOURED.includes(column.name)) cell.dataset.state = text;
   if (block.choose) cell.title = text;  // Its row is one line.
-  else if (text.length > 60) cell.classList.add("long");  // Else many short columns would squeeze it to a word a line.
+  else if (text.length > 60) setWords(cell, text).classList.add("long");  // Several lines, and at least of some words.
   if (column.name === "step" && block.progress && block.progress[index] !== null) addBar(cell, block.progress[index]);
 }
 

@@ -33,14 +33,19 @@ def describe_fork(checkpoint: Path | None, *, counts_on: bool) -> dict[str, Any]
     return {"run_id": manifest.run_id, "step": manifest.step, "shift": 0 if counts_on else manifest.step}
 
 
+def recorded_fork(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `describe_fork` has recorded in the summary of a run; empty for a run that is no fork."""
+    # The last one: a run that was killed before its first save has loaded the checkpoint again.
+    recorded = [attempt["forked_from"] for attempt in attempts_of(summary) if "forked_from" in attempt]
+    return recorded[-1] if recorded else {}
+
+
 def forks_among(summaries: Sequence[Mapping[str, Any]]) -> dict[int, Fork]:
     """Those of the runs with these summaries that are forks of another one of them."""
     number_of = {summary["run_id"]: at for at, summary in reversed([*enumerate(summaries)]) if summary.get("run_id")}
     forks = {}
     for at, summary in enumerate(summaries):
-        # A run that was killed before its first save has loaded the checkpoint again.
-        told = [attempt["forked_from"] for attempt in attempts_of(summary) if "forked_from" in attempt]
-        fork = told[-1] if told else {}
+        fork = recorded_fork(summary)
         parent = number_of.get(str(fork.get("run_id")), at)
         if parent != at and is_count(fork.get("step")) and is_count(fork.get("shift")):
             forks[at] = Fork(parent, fork["step"], fork["shift"])
