@@ -54,7 +54,7 @@ def test_it_makes_a_whole_project_and_says_what_to_do(empty_folder: Path, capsys
     assert main(["new", "shapes"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "made shapes, with the package and experiment shapes", "next:", "  cd shapes",
-        "  train fit +experiment=shapes", "  pytest",
+        "  train fit shapes", "  python -m pytest",
     ]  # fmt: skip
     assert files(empty_folder) == {f"shapes/{name}" for name in FILES}
     assert not [path for path in (empty_folder / "shapes").rglob("*") if b"@" in path.name.encode()]
@@ -170,7 +170,7 @@ def test_the_commands_of_its_readme_can_be_run(
             assert main(["config", *arguments]) == 0, line
         elif verb == "list":
             assert main([verb, *arguments]) == 0
-    assert verbs == ["fit", "fit", "validate", "config", "list", "pytest"]
+    assert verbs == ["fit", "fit", "validate", "config", "list", "python"]
     assert "* experiment=shapes" in capsys.readouterr().out
 
 

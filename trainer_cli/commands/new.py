@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"made {args.dir}, with the package and experiment {package}\nnext:")
     if args.dir.resolve() != Path.cwd():
         print(f"  cd {shlex.quote(str(args.dir))}")
-    print(f"  train fit {package}\n  pytest")
+    print(f"  train fit {package}\n  python -m pytest")
     return 0
 
 
