@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from trainer_cli.commands.main import main
+from trainer_cli.commands.report_runs import summary as report_summary
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.ending import print_outcome
+from trainer_cli.runs.record import read_run
 from trainer_cli.runs.run_dir import Outcome, RunDir
 
 RISING = """# @package _global_
@@ -56,10 +59,39 @@ def test_the_end_names_a_better_step_that_was_not_kept(
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "experiment=rising", override]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith(f"  best checkpoint  runs/rising/checkpoints/{best} (val/loss ") for line in lines)
+    title = "best checkpoint " if better is None else "best of the kept"
+    assert any(line.startswith(f"  {title} runs/rising/checkpoints/{best} (val/loss ") for line in lines)
     named = [line.split(maxsplit=3)[3] for line in lines if line.startswith("  better, not kept")]
     assert [line.startswith(better) for line in named] == [True] * (better is not None)
     assert all(line.endswith("; checkpoint.keep_best.metric=val/loss keeps the best") for line in named)
+
+
+def test_the_end_the_table_and_the_report_say_what_was_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "configs/experiment").mkdir(parents=True)
+    (tmp_path / "configs/experiment/rising.yaml").write_text(RISING)
+    (tmp_path / "rising.py").write_text(RISING_MODULE)
+    monkeypatch.chdir(tmp_path)
+    for name, overrides in (("plain", []), ("late", ["callbacks=ema", "callbacks.ema.start=3"])):
+        assert main(["fit", "rising", f"name={name}", *overrides]) == 0
+        is_average = name == "late"
+        row = "  evaluated        the average of ema, not the trained weights"
+        assert (row in capsys.readouterr().out.splitlines()) is is_average
+        summary = json.loads((tmp_path / f"runs/{name}/summary.json").read_text())
+        assert summary["average"] == ("ema" if is_average else None)
+        assert main(["validate", "trust=[rising]", f"ckpt=runs/{name}/checkpoints/step*"]) == 0
+        table = capsys.readouterr().out.splitlines()
+        # At step 2 the average has not begun.
+        assert ["average of ema" in line for line in table if "/step" in line] == [False, is_average]
+        assert [" weights " in line for line in table if " loader " in line] == [is_average]
+        rows = map(json.loads, (tmp_path / f"runs/{name}/validation/validation.jsonl").read_text().splitlines())
+        assert [row.get("average") for row in rows] == [None, summary["average"]]
+        record = read_run(Path("runs") / name, now=0.0)
+        assert record is not None
+        facts = next(block["items"] for block in report_summary([record], [name], [], []) if block["kind"] == "facts")
+        evaluated = [text for title, text, *_ in facts if title == "evaluated"]
+        assert evaluated == ["the average of ema, not the trained weights"] * is_average
 
 
 def test_the_end_shows_twelve_metrics_with_four_digits_those_with_a_best_value_first(

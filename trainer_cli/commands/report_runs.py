@@ -73,6 +73,8 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str] | tuple[str, str, floa
         yield "left", duration(left_s)
     if view.steps_per_s is not None:
         yield "speed", f"{format_rate(view.steps_per_s)} steps/s"
+    if average := summary.get("average"):
+        yield "evaluated", f"the average of {average}, not the trained weights"
     for name, (value, step) in record.best.items():
         yield f"best {name}", f"{number(value)} at step {step:,}"
     if took := duration(summary.get("wall_time_s")):

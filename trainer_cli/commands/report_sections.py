@@ -195,11 +195,17 @@ def _validation(records: Sequence[RunRecord], validated_elsewhere: Mapping[str, 
         metrics = list(dict.fromkeys(key for row in everything for key in row.metrics))
         best, rule = best_row(everything, shared_settings(record.settings for record in records))
         cells = [
-            [row.checkpoint, f"{row.step:,}", row.loader, *(number(row.metrics.get(name)) for name in metrics)]
+            [
+                row.checkpoint,
+                f"{row.step:,}",
+                row.loader,
+                row.weights,
+                *(number(row.metrics.get(name)) for name in metrics),
+            ]
             for row in everything
         ]
         yield table(
-            ["checkpoint", "step", "loader", *metrics],
+            ["checkpoint", "step", "loader", "weights", *metrics],
             cells,
             right=["step", *metrics],
             title="Results of train validate" + (f"; marked: the {describe(rule)}" if rule is not None else ""),

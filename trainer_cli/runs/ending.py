@@ -65,10 +65,12 @@ def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[st
     best = next(iter(rule.ranked(saved)), None) if rule is not None else None
     if rule is None or best is None:
         return {}
-    rows = {"best checkpoint": f"{checkpoint.folder / best.name} ({_measured(rule.metric, best.metrics)})"}
     best_of_run = best_metrics.get(rule.metric, {"value": math.nan, "step": 0})
     values = {rule.metric: best_of_run["value"]}
-    if rule.value(values) is not None and rule.loss(values) < rule.loss(best.metrics):
+    is_best = rule.value(values) is None or rule.loss(values) >= rule.loss(best.metrics)
+    title = "best checkpoint" if is_best else "best of the kept"
+    rows = {title: f"{checkpoint.folder / best.name} ({_measured(rule.metric, best.metrics)})"}
+    if not is_best:
         cure = f"; checkpoint.keep_best.metric={rule.metric} keeps the best" if settings.metric is None else ""
         rows["better, not kept"] = f"step {best_of_run['step']:,} ({_measured(rule.metric, values)}){cure}"
     return rows
@@ -104,6 +106,8 @@ def print_outcome(
     validation = [key for key in metrics if not key.startswith("train/")]
     # Those first of which it is known what is best; the sort is stable.
     validation.sort(key=lambda key: key not in outcome.best_metrics)
+    if outcome.average is not None and validation:
+        _print(f"  {'evaluated':<16} the average of {outcome.average}, not the trained weights")
     widths = map(cell_width, validation[:_MOST_METRICS])
     width = max([16, *(key_width for key_width in widths if key_width <= _LONGEST_NAME)])
     for key in validation[:_MOST_METRICS]:

@@ -404,6 +404,9 @@ def _train(
         step_errors: entered for the fit.
     """
     run = start.run
+    # Here: it imports torch.
+    from trainer_cli.checkpoint.model_state import evaluated_average
+
     began = time.monotonic()
     result: FitResult | None = None
     status, reason = RunStatus.failed, ""
@@ -442,6 +445,7 @@ def _train(
                 wall_time_s=round(wall_s, 3),
                 best_metrics=best,
                 last_metrics=newest,
+                average=evaluated_average(trainer.callbacks),
                 throughput={"samples_per_s": round(samples / max(wall_s, 1e-9), 2)},
                 checkpoints=_kept_checkpoints(trainer),
                 time_s=trainer.metric_logger.time.seconds(),

@@ -21,7 +21,7 @@ from trainer_cli.terminal import table
 
 log = logging.getLogger(__name__)
 
-_ROW_FACTS = ("checkpoint", "step", "loader", "time")
+_ROW_FACTS = ("checkpoint", "step", "loader", "average", "time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,13 @@ class Row:
     step: int
     loader: str
     metrics: dict[str, float]
+    average: str | None = None
+    """Name of the callback whose average of the weights was evaluated; None: the trained weights were."""
+
+    @property
+    def weights(self) -> str:
+        """What was evaluated, for a table; empty for the trained weights."""
+        return "" if self.average is None else f"average of {self.average}"
 
 
 def read_validation(folder: Path) -> list[Row]:
@@ -47,7 +54,8 @@ def read_validation(folder: Path) -> list[Row]:
             loader, checkpoint = str(line["loader"]), str(line["checkpoint"])
             values = {key.removeprefix(f"{loader}/"): value for key, value in line.items() if key not in _ROW_FACTS}
             metrics = {key: float(value) for key, value in values.items()}
-            rows[checkpoint, loader] = Row(checkpoint, int(line["step"]), loader, metrics)
+            average = line.get("average")
+            rows[checkpoint, loader] = Row(checkpoint, int(line["step"]), loader, metrics, average and str(average))
     return sorted(rows.values(), key=lambda row: row.step)
 
 
@@ -110,7 +118,8 @@ class Results:
         now = round(time.time(), 3)
         with closing(AppendedFile(self.folder / "validation.jsonl")) as file:
             for row in rows:
-                facts = {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader, "time": now}
+                facts = {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader}
+                facts |= {"time": now} if row.average is None else {"average": row.average, "time": now}
                 file.append(strict_json({**facts, **_prefixed(row)}).encode() + b"\n")
 
     def _write_csv(self) -> None:
@@ -178,11 +187,13 @@ def show_table(results: Results) -> None:
     rows = results.rows
     names = _names(rows)
     best, rule = best_row(rows, results.settings)
+    weights = ["weights"] if any(row.average for row in rows) else []
     cells = []
     for index, row in enumerate(rows):
         numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
-        cells.append(["*" if index == best else "", row.checkpoint, str(row.step), row.loader, *numbers])
-    print(table(["", "checkpoint", "step", "loader", *names], cells, right=["step", *names]))
+        facts = [row.checkpoint, str(row.step), row.loader, *([row.weights] if weights else [])]
+        cells.append(["*" if index == best else "", *facts, *numbers])
+    print(table(["", "checkpoint", "step", "loader", *weights, *names], cells, right=["step", *names]))
     if rule is not None:
         print(f"* {describe(rule)}")
     if results.is_written:

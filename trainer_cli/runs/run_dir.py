@@ -61,6 +61,8 @@ class Outcome:
     """Metric -> its best value and step."""
     last_metrics: Mapping[str, float] = field(default_factory=dict)
     """Metric -> its newest value."""
+    average: str | None = None
+    """Name of the callback whose average of the weights was evaluated; None: the trained weights were."""
     throughput: Mapping[str, float] = field(default_factory=dict)
     checkpoints: Sequence[Mapping[str, Any]] = ()
     """The checkpoints on the disk at the end, each with the reason why it was kept."""

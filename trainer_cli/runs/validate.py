@@ -382,7 +382,9 @@ class _Validation:
                     log.error("%s", message if message.startswith(name) else f"{name}: {message}")
                     self.failures.append(error.exit_code)
                 else:
-                    rows = [Row(name, result.step, result.loader, result.metrics) for result in evaluations]
+                    rows = [
+                        Row(name, result.step, result.loader, result.metrics, result.average) for result in evaluations
+                    ]
                     self.results.add(rows)
                     for row in rows if self.command.validate.watch and path is not None else ():
                         numbers = ", ".join(f"{key} {value:.4f}" for key, value in row.metrics.items())

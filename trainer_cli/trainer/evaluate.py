@@ -51,6 +51,8 @@ class Evaluation:
     step: int
     loader: str
     metrics: dict[str, float]
+    average: str | None = None
+    """Name of the callback whose average of the weights was evaluated; None: the weights themselves were."""
 
 
 class Evaluations(list[Evaluation]):
@@ -218,7 +220,8 @@ def _evaluate_checkpoint(
             rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
         if not trainer.fitting:
             trainer.metric_logger.flush_evaluation(progress, epoch, loaders)
-    return [Evaluation(path, trainer.loaded_step, name, metrics) for name, metrics in rows.items()]
+    average = model_state.evaluated_average(trainer.callbacks)
+    return [Evaluation(path, trainer.loaded_step, name, metrics, average) for name, metrics in rows.items()]
 
 
 @contextmanager
