@@ -9,6 +9,7 @@ import pytest
 
 from trainer_cli.commands.main import main
 from trainer_cli.commands.report_runs import summary as report_summary
+from trainer_cli.config.compose import compose
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.ending import print_outcome
 from trainer_cli.runs.record import read_run
@@ -64,6 +65,13 @@ def test_the_end_names_a_better_step_that_was_not_kept(
     named = [line.split(maxsplit=3)[3] for line in lines if line.startswith("  better, not kept")]
     assert [line.startswith(better) for line in named] == [True] * (better is not None)
     assert all(line.endswith("; checkpoint.keep_best.metric=val/loss keeps the best") for line in named)
+
+
+def test_the_demo_keeps_its_best_and_needs_no_further_save_for_it() -> None:
+    config = compose(["experiment=digits"]).config
+    assert config.checkpoint.keep_best.metric == "val/loss"
+    assert config.checkpoint.ephemeral_save_interval == config.loop.eval_interval
+    assert compose([]).config.checkpoint.keep_best.metric is None
 
 
 def test_the_end_the_table_and_the_report_say_what_was_evaluated(
