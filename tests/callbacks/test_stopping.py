@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyExit, EarlyStopping, ThresholdStopper
 from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.scheduler_intervals import Scheduled
 from trainer_cli.trainer.schedulers import scheduler_factory
@@ -38,6 +39,19 @@ class Scores(Callback):
     def run_validation(self, trainer: Any, is_last: bool) -> None:
         step, scores = trainer.progress.step, self.scores
         trainer.log_metrics({"task/score": scores[min(step, len(scores)) - 1] if scores else abs(step - 2.0)})
+
+
+class ScoresInOrder(Scores):
+    """The results of one evaluation after the other, then 9."""
+
+    def __init__(self, scores: Sequence[float]) -> None:
+        self.scores, self.steps = tuple(scores), list[int]()
+
+    def run_validation(self, trainer: Any, is_last: bool) -> None:
+        step = trainer.progress.step
+        if step not in self.steps and step:
+            self.steps.append(step)
+        trainer.log_metrics({"task/score": dict(enumerate(self.scores, 1)).get(len(self.steps), 9.0)})
 
 
 def _stopping(**settings: Any) -> EarlyStopping:
@@ -60,16 +74,24 @@ def _fit(*callbacks: Any, scores: tuple[float, ...] = (), folder: Path | None = 
 @pytest.mark.parametrize(
     ("scores", "settings", "ends", "best", "reason"),
     [
-        ((3, 2, 1, 1, 1), {}, 5, 1, "has not been below 1 (step 3) for 2 steps"),
-        ((1, 2, 3, 4, 5), {"mode": "max"}, 7, 5, "has not been above 5 (step 5) for 2 steps"),
+        ((3, 2, 1, 1, 1), {}, 5, 1, "has not been below 1 (step 3) for 2 evaluations"),
+        ((3, 2, 1, 1, 1), {"patience": "2st"}, 5, 1, "has not been below 1 (step 3) for 2 steps"),
+        ((1, 2, 3, 4, 5), {"mode": "max"}, 7, 5, "has not been above 5 (step 5) for 2 evaluations"),
         ((5, 4, 3), {"mode": "max"}, 3, 5, "has not been above 5 (step 1)"),
-        ((3, 2.9, 2.8, 2.7), {"min_delta": 0.5}, 3, 3, "has not been below 3 (step 1) by more than 0.5 for 2 steps"),
+        (
+            (3, 2.9, 2.8, 2.7),
+            {"min_delta": 0.5},
+            3,
+            3,
+            "has not been below 3 (step 1) by more than 0.5 for 2 evaluations",
+        ),
         ((3, 2.7, 2.4, 2.3, 2.2), {"min_delta": 0.5}, 5, 2.4, "has not been below 2.4"),
-        ((3, 2.5, 2.5), {"min_delta": 0.5}, 3, 3, "has not been below 3 (step 1) by more than 0.5 for 2 steps"),
-        ((3, 3.5, 3.5), {"min_delta": 0.5, "mode": "max"}, 3, 3, "above 3 (step 1) by more than 0.5 for 2 steps"),
+        ((3, 2.5, 2.5), {"min_delta": 0.5}, 3, 3, "has not been below 3 (step 1) by more than 0.5 for 2 evaluations"),
+        ((3, 3.5, 3.5), {"min_delta": 0.5, "mode": "max"}, 3, 3, "above 3 (step 1) by more than 0.5 for 2 evaluations"),
         ((3, 2.6, 3.6, 3), {"min_delta": 0.5, "mode": "max"}, 5, 3.6, "above 3.6 (step 3)"),
-        ((NAN, NAN, NAN), {}, 3, None, "has been no number for 2 steps"),
-        ((NAN, NAN, 5, NAN, 4, NAN), {}, 7, 4, "below 4"),
+        ((NAN, NAN, NAN), {}, 2, None, "has been no number for 2 evaluations"),
+        ((NAN, NAN, NAN), {"patience": "2st"}, 3, None, "has been no number for 2 steps"),
+        ((NAN, 5, NAN, 4, NAN), {}, 6, 4, "below 4"),
         ((INF, 5, NAN, 4, 5, 5), {}, 6, 4, "below 4"),
         ((1, 2), {"patience": "1ep"}, 4, 1, "below 1"),
         ((1, 2), {"patience": "0.5ep"}, 3, 1, "below 1"),
@@ -124,7 +146,7 @@ def test_an_evaluation_that_was_broken_off_ends_the_run_when_it_is_made_up(tmp_p
         for step in stops:
             stop = {} if step is None else {"stop": StopInEvaluation(step)}
             made = trainer(
-                callbacks={"stopping": EarlyStopping(patience=2, min_delta=100), **stop},
+                callbacks={"stopping": EarlyStopping(patience=1, min_delta=100), **stop},
                 settings={"max_duration": 9, "eval_interval": 2, "log_interval": log_interval},
                 checkpoint=CheckpointerCallback(tmp_path / folder),
                 loggers=[log],
@@ -146,13 +168,92 @@ def test_a_run_that_it_ended_is_finished_until_it_is_longer_or_more_patient(tmp_
     for _ in range(2):
         made, result = fit()
         assert (result.step, made.model.calls, result.finished) == (4, 0, True)
-        assert result.reason == "task/score has not been below 1 (step 2) for 2 steps"
+        assert result.reason == "task/score has not been below 1 (step 2) for 2 evaluations"
     made, result = fit(max_duration=20)
     assert (made.loaded_step, result.step) == (4, 5), "the next evaluation is no better either"
     made, result = fit(max_duration=21)
     assert (made.loaded_step, result.step) == (5, 8), "the next one is"
     made, result = fit(4, max_duration=21)
     assert (made.loaded_step, result.step) == (8, 10)
+
+
+def _of_lightning(scores: Sequence[float], patience: int, min_delta: float) -> int | None:
+    """The evaluation after which Lightning's EarlyStopping of mode=min stops, written as its plain loop."""
+    best, waited = INF, 0
+    for evaluation, score in enumerate(scores, start=1):
+        if score + min_delta < best:
+            best, waited = score, 0
+        else:
+            waited += 1
+            if waited >= patience:
+                return evaluation
+    return None
+
+
+@pytest.mark.parametrize("eval_interval", [1, 4, "1ep", "9sp"])
+@pytest.mark.parametrize("patience", [1, 2, 3])
+@pytest.mark.parametrize("min_delta", [0.0, 0.25])
+def test_a_plain_patience_counts_evaluations_whatever_their_interval(
+    patience: int, min_delta: float, eval_interval: Any
+) -> None:
+    generator = random.Random(patience)
+    for _ in range(5):
+        scores = [generator.choice([1.0, 0.75, 0.5, 0.375, NAN]) for _ in range(8)]
+        made, evaluations = _stopping(patience=patience, min_delta=min_delta), ScoresInOrder(scores)
+        result = trainer(
+            callbacks={"stopping": made, "scores": evaluations},
+            settings={"max_duration": 99, "eval_interval": eval_interval},
+        ).fit(loader(10, 4))
+        assert len(set(evaluations.steps)) == _of_lightning([*scores, *[9.0] * 9], patience, min_delta)
+        assert result.reason.endswith(f"for {format_count(patience, 'evaluation')}")
+
+
+def test_a_plain_patience_counts_the_evaluations_of_the_loader_of_its_metric() -> None:
+    settings = {"max_duration": 99, "eval_interval": 1, "eval_loaders": {"slow": {"interval": 5}}}
+    made = trainer(callbacks=[EarlyStopping("slow/loss", patience=2, min_delta=1e9)], settings=settings)
+    assert made.fit(loader(10, 4), {"slow": loader(6), "quick": loader(6)}).step == 15
+
+
+@pytest.mark.parametrize(
+    ("metric", "patience", "settings", "warning"),
+    [
+        ("val/loss", 2, {}, None),
+        ("val/loss", 1, {}, "1 evaluation is shorter than two evaluations (every step): the first val/loss that"),
+        ("val/loss", "3ep", {"eval_interval": "1ep"}, None),
+        ("val/loss", "2ep", {"eval_interval": "1ep"}, None),
+        ("val/loss", "3ep", {"eval_interval": "5ep"}, "3 epochs is shorter than two evaluations (every 5 epochs): the"),
+        ("val/loss", "3ep", {"eval_interval": "2ep"}, "the second val/loss that is no better ends the run"),
+        ("val/loss", "5st", {"eval_interval": "1ep"}, "5 steps is shorter than two evaluations (every epoch): the sec"),
+        ("val/loss", "6st", {"eval_interval": "1ep"}, None),
+        ("val/loss", "0.5dur", {"eval_interval": 4}, "0.5dur is shorter than two evaluations (every 4 steps): the sec"),
+        ("val/loss", "9h", {"eval_interval": 4}, None),
+        ("val/loss", 5, {"eval_interval": None}, None),
+        ("val/loss", "2st", {"eval_loaders": {"val": {"interval": 2}}}, "(every 2 steps): the first val/loss"),
+        ("train/loss", "8st", {"log_interval": 5}, "8 steps is shorter than two logs (every 5 steps): the second"),
+        ("train/loss", 1, {"log_interval": 5}, "1 log is shorter than two logs (every 5 steps): the first train/loss"),
+    ],
+)  # fmt: skip
+def test_a_patience_that_is_shorter_than_two_evaluations_is_warned_of(
+    metric: str, patience: Any, settings: dict[str, Any], warning: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopping = EarlyStopping(metric, patience=patience)
+    made = trainer(callbacks=[stopping], settings={"max_duration": 12, "eval_interval": 1, **settings})
+    with caplog.at_level("WARNING"):
+        made.fit(loader(10, 4), loader(6))
+    messages = [message for message in caplog.messages if "patience" in message]
+    assert len(messages) == (warning is not None)
+    assert warning is None or warning in messages[0]
+
+
+@pytest.mark.parametrize(("patience", "is_told"), [(2, True), ("2st", False)])
+def test_a_checkpoint_whose_patience_counted_steps_is_loaded_and_the_change_is_said(
+    patience: Any, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopping = _stopping(patience=patience)
+    stopping.load_state_dict({"best": 1.0, "since": {"step": 3}})
+    assert (stopping.best, stopping.since, stopping.waited) == (1.0, {"step": 3}, 0)
+    assert ("a patience of 2 is now 2 evaluations, from here on" in caplog.text) is is_told
+    assert ("patience=2st" in caplog.text) is is_told
 
 
 @pytest.mark.parametrize(("patience", "ends"), [("1ep", 3), ("2ep", 6)])

@@ -306,6 +306,15 @@ def test_an_ephemeral_interval_that_is_never_due_is_refused_by_plan_and_fit_or_s
             assert text in lines[0]
 
 
+def test_a_patience_shorter_than_two_evaluations_is_said_by_plan_and_fit(place: Path) -> None:
+    stopping = ("callbacks=early_stopping", "callbacks.early_stopping.patience=3ep", "loop.eval_interval=2ep")
+    for command in ("plan", "fit"):
+        done = train(command, "experiment=mine", *stopping, "loop.max_duration=3", cwd=place)
+        assert done.code == 0, done.err
+        (line,) = (line for line in done.err.splitlines() if "a patience of" in line)
+        assert "a patience of 3 epochs is shorter than two evaluations (every 2 epochs): the second val/loss" in line
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over_and_stays_where_it_is(place: Path) -> None:
     did(place, *BASE, "loop.hard_stop=20", "checkpoint.save_interval=10")
     file = place / "runs/mine/checkpoints/step20/rank0.safetensors"

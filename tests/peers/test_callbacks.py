@@ -52,9 +52,7 @@ def fit_scored(scores: Sequence[float], stopper: Sequence[Callback], training: b
 
 
 def stopper_of(patience: int, training: bool = False, **more: Any) -> EarlyStopping:
-    return EarlyStopping(
-        "train/score" if training else "val/score", **{"mode": "min", "patience": f"{patience}ep", **more}
-    )
+    return EarlyStopping("train/score" if training else "val/score", **{"mode": "min", "patience": patience, **more})
 
 
 @pytest.mark.parametrize(
@@ -90,9 +88,7 @@ def test_a_value_past_a_threshold_ends_the_run(stopper: Callback, scores: Sequen
 @pytest.mark.parametrize("patiences", [(3, 3), (9, 3)])
 def test_the_first_of_two_stoppers_ends_the_run(patiences: Sequence[int]) -> None:
     """`val/score` falls and rises, `val/flat` never changes: whichever runs out first stops."""
-    stoppers = [
-        EarlyStopping(f"val/{name}", "min", patience=f"{patiences[name == 'flat']}ep") for name in ("score", "flat")
-    ]
+    stoppers = [EarlyStopping(f"val/{name}", "min", patience=patiences[name == "flat"]) for name in ("score", "flat")]
     run = fit(
         batches=1,
         loop={"max_duration": 20, "eval_interval": 1},

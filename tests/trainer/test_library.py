@@ -322,7 +322,7 @@ def test_each_loader_has_its_interval_and_its_loop(tmp_path: Path) -> None:
 def test_an_end_by_a_callback_evaluates_what_was_not_due() -> None:
     logger, book = ListLogger(), []
     last = on(run_validation=lambda trainer, is_last: book.append((trainer.progress.step, is_last)))
-    stopping = EarlyStopping("often/loss", patience=2, min_delta=1e9)
+    stopping = EarlyStopping("often/loss", patience=1, min_delta=1e9)
     settings = {"max_duration": 99, **EACH}
     result = trainer(loggers=[logger], callbacks=[stopping, last], settings=settings).fit(loader(), _several())
     assert result.finished

@@ -70,9 +70,13 @@ def test_the_best_by_a_training_metric_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("callback", "step", "reason"),
     [
-        (lambda: EarlyStopping("train/loss", patience=4), 12, "train/loss has not been below 3 (step 8) for 4 steps"),
-        (lambda: EarlyStopping("train/loss", patience=2), 6, "train/loss has not been below 5 (step 4) for 2 steps"),
-        (lambda: EarlyStopping("train/parts/first", mode="max", patience=4), 6, "train/parts/first has not been above"),
+        (lambda: EarlyStopping("train/loss", patience=2), 12, "train/loss has not been below 3 (step 8) for 2 logs"),
+        (
+            lambda: EarlyStopping("train/loss", patience="2st"),
+            6,
+            "train/loss has not been below 5 (step 4) for 2 steps",
+        ),
+        (lambda: EarlyStopping("train/parts/first", mode="max", patience=2), 6, "train/parts/first has not been above"),
         (lambda: ThresholdStopper("train/loss", 4.0), 8, "train/loss is 3"),
     ],
 )

@@ -6,6 +6,7 @@ a function says so.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,17 +16,19 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from trainer_cli.core.field_rules import parse_duration
-from trainer_cli.core.intervals import Unit
+from trainer_cli.core.intervals import Duration, Interval, Unit
 from trainer_cli.core.metric_modes import choose_mode
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.errors import ConfigError
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
     from trainer_cli.core.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
+
+log = logging.getLogger(__name__)
 
 Condition = Callable[["Trainer"], object]
 
@@ -80,16 +83,17 @@ _PART = "part_epochs"
 
 
 class EarlyStopping(Callback):
-    """Finishes the run if `patience` has passed since the best evaluation. A value that is not finite is never best.
-    The run stays finished when started again. With a larger `max_duration`, another metric or patience it trains up to
-    the next evaluation that is not better. It does not act before `loop.min_duration`. An evaluation or log that is
-    made only because the run ends does not count.
+    """Finishes the run after `patience` evaluations without an improvement, or at the first after a `patience` that is
+    a duration. A value that is not finite is never best. The run stays finished when started again. With a larger
+    `max_duration`, another metric or patience it trains up to the next evaluation that is not better. It does not act
+    before `loop.min_duration`. An evaluation or log that is made only because the run ends does not count.
 
     Args:
         metric: `LOADER/NAME` of an evaluation, such as `val/loss`; or `train/NAME` as it is logged: the mean over the
             steps since the log before (`loop.log_interval`).
         mode: `min` where less is better, `max` where more is; `auto`: as usual for the name of the metric.
-        patience: a duration; an int means optimizer steps.
+        patience: a number of evaluations of the metric (of logs, for one of the training); or, with a unit, the
+            duration since the best, such as 2ep or 500st.
         min_delta: what is better by no more than this is not better.
         check_finite: finish the run at once if the metric is NaN or infinite.
     """
@@ -98,7 +102,7 @@ class EarlyStopping(Callback):
         self,
         metric: str = "val/loss",
         mode: str = "auto",
-        patience: int | str = "3ep",
+        patience: int | str = 3,
         min_delta: float = 0.0,
         check_finite: bool = True,
     ) -> None:
@@ -112,8 +116,10 @@ class EarlyStopping(Callback):
             )
         self.metric, self.mode = metric, choose_mode(metric, mode, "mode").value
         self.min_delta, self.check_finite = float(min_delta), check_finite
-        self.patience = self._patience = parse_duration("patience", patience)
+        self.patience = self._patience = _read_patience(patience)
         self.best: float | None = None
+        self.waited = 0
+        """Evaluations since the best."""
         self.since: dict[str, Any] | None = None
         """The position of the best evaluation; of the first, as long as none had a number."""
         self._loop: TrainingLoop | None = None
@@ -124,7 +130,28 @@ class EarlyStopping(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        self._loop, self._patience = loop, loop.resolved(self.patience)
+        self._loop = loop
+        if isinstance(self.patience, Duration):
+            self._patience = loop.resolved(self.patience)
+        # A plan calls this hook for each size of a checkpoint.
+        if trainer.fitting and (warning := self.why_short(loop, val_loaders)) is not None:
+            log.warning("%s", warning)
+
+    def why_short(self, loop: TrainingLoop, val_loaders: Iterable[str]) -> str | None:
+        """A warning if two evaluations take longer than `patience`, as far as that is known beforehand."""
+        of_training = self.metric.startswith(TRAIN_PREFIX)
+        interval = loop.log_interval if of_training else loop.evaluations.interval_of(self.metric, val_loaders)
+        if interval is None:
+            return None
+        patience = self.patience
+        count = patience if isinstance(patience, int) else _ratio(loop.resolved(patience), interval)
+        if count is None or count >= 2:
+            return None
+        what, which = "logs" if of_training else "evaluations", "first" if count <= 1 else "second"
+        return (
+            f"EarlyStopping: a patience of {self._shown()} is shorter than two {what} ({interval}): "
+            f"the {which} {self.metric} that is no better ends the run"
+        )
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if self.metric.startswith(TRAIN_PREFIX) and trainer.loop.training_log.is_due:
@@ -144,29 +171,46 @@ class EarlyStopping(Callback):
         better = self._is_better(value)
         if better:
             self.best = value
+        self.waited = 0 if better else self.waited + 1
         if better or self.since is None:
             self.since = self._place(now)
-        elif self._passed(now, self.since) >= self._patience.value:
+        if not better and self._is_over(now, self.since):
             if self.best is None:
-                reason = f"{self.metric} has been no number for {self.patience}"
+                reason = f"{self.metric} has been no number for {self._shown()}"
             else:
                 than = "below" if self.mode == "min" else "above"
                 by = f" by more than {self.min_delta:g}" if self.min_delta else ""
                 reason = (
                     f"{self.metric} has not been {than} {self.best:.6g} (step {self.since['step']}){by} "
-                    f"for {self.patience}"
+                    f"for {self._shown()}"
                 )
             trainer.stop(reason, by=self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and its position."""
-        return {"best": self.best, "since": self.since}
+        """The best value, its position and the evaluations since then."""
+        return {"best": self.best, "since": self.since, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.since = state["best"], state["since"]
+        self.best, self.since, self.waited = state["best"], state["since"], state.get("waited", 0)
+        if "waited" not in state and isinstance(self.patience, int):
+            log.warning(
+                "EarlyStopping: a patience of %d is now %s, from here on; the checkpoint is of a version that counted "
+                "steps, which is patience=%dst",
+                self.patience, self._shown(), self.patience,
+            )  # fmt: skip
 
     def end_rule(self) -> Sequence[str | float]:
-        return [self.metric, self.mode, str(self.patience), self.min_delta, self.check_finite]
+        return [self.metric, self.mode, self._shown(), self.min_delta, self.check_finite]
+
+    def _shown(self) -> str:
+        if isinstance(self.patience, Duration):
+            return str(self.patience)
+        return format_count(self.patience, "log" if self.metric.startswith(TRAIN_PREFIX) else "evaluation")
+
+    def _is_over(self, now: Progress, since: dict[str, Any]) -> bool:
+        if isinstance(self._patience, int):
+            return self.waited >= self._patience
+        return self._passed(now, since, self._patience.unit) >= self._patience.value
 
     def _is_better(self, value: float) -> bool:
         if not math.isfinite(value):
@@ -178,7 +222,8 @@ class EarlyStopping(Callback):
     def _place(self, now: Progress) -> dict[str, Any]:
         """The step, and the count that `patience` is in; no clock where none is needed."""
         counts, epochs = now.state_dict(), self._epochs(now)
-        place = {name: counts[name] for name in ("step", _COUNTS[self._patience.unit])}
+        unit = Unit.STEP if isinstance(self._patience, int) else self._patience.unit
+        place = {name: counts[name] for name in ("step", _COUNTS[unit])}
         return place if epochs is None else {**place, _PART: [epochs.numerator, epochs.denominator]}
 
     def _epochs(self, now: Progress) -> Fraction | None:
@@ -186,12 +231,14 @@ class EarlyStopping(Callback):
 
         A fraction is exact: a patience of 0.1ep must end at a step, not at a rounding error before it.
         """
-        loop = self._loop
-        if self._patience.unit is not Unit.EPOCH or loop is None or loop.steps_per_epoch is None:
+        loop, patience = self._loop, self._patience
+        if loop is None or loop.steps_per_epoch is None:
+            return None
+        if isinstance(patience, int) or patience.unit is not Unit.EPOCH:
             return None
         return Fraction(now.step + loop.epoch_offset, loop.steps_per_epoch)
 
-    def _passed(self, now: Progress, since: dict[str, Any]) -> Fraction:
+    def _passed(self, now: Progress, since: dict[str, Any], unit: Unit) -> Fraction:
         """How much has passed, in the unit of `patience`; part epochs where it is known how long one is."""
         if (epochs := self._epochs(now)) is not None:
             assert self._loop is not None
@@ -202,10 +249,34 @@ class EarlyStopping(Callback):
                 if _PART in since
                 else Fraction(now.step - since["step"], self._loop.steps_per_epoch)
             )
-        unit = self._patience.unit
         count = now.state_dict()[_COUNTS[unit]]
         # A patience in another unit than that of the checkpoint begins to count at its first evaluation.
         return Fraction(count - since.setdefault(_COUNTS[unit], count))
+
+
+def _read_patience(value: int | str) -> int | Duration:
+    """A number of evaluations, or a duration with a unit."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        try:
+            return Duration.parse(value)
+        except ValueError as error:
+            message = str(error).replace("a number of steps", "a number of evaluations")
+            raise ConfigError(f"patience: {message}", location="patience") from None
+    if value < 1:
+        raise ConfigError(
+            f"patience is {value}, but it must be at least 1, which ends the run at the first evaluation that is not "
+            "better",
+            location="patience",
+        )
+    return value
+
+
+def _ratio(patience: Duration, interval: Interval) -> Fraction | None:
+    """How many of an interval a duration lasts; None if it is unknown."""
+    if patience.unit is interval.duration.unit:
+        return patience.value / interval.duration.value
+    steps = patience.steps(interval.steps_per_epoch)
+    return None if steps is None or interval.steps is None else steps / interval.steps
 
 
 class ThresholdStopper(Callback):

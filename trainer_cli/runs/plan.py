@@ -184,6 +184,7 @@ def _plan_training(
     setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
     if setting.enabled and (warning := check_ephemeral(setting.save, loop.limits.max_duration, step_counts)):
         log.warning("%s", warning)
+    _warn_of_short_patience(builder, kinds, loop, data)
     # The size of a checkpoint depends on the progress at the end, whose numbers have more digits.
     end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
     size = _size_of(checkpoint, composed, builder, data, end)
@@ -219,6 +220,16 @@ def _kinds_of_callbacks(composed: Composed) -> dict[str, Any]:
         for name, node in composed.config.callbacks.items()
         if node is not None
     }
+
+
+def _warn_of_short_patience(builder: Builder, kinds: dict[str, Any], loop: TrainingLoop, data: Data) -> None:
+    from trainer_cli.callbacks.early_stopping import EarlyStopping
+
+    for name, kind in kinds.items():
+        if isinstance(kind, type) and issubclass(kind, EarlyStopping):
+            stopping = builder.make(builder.config.callbacks[name], f"callbacks.{name}")
+            if (warning := stopping.why_short(loop, data.val)) is not None:
+                log.warning("%s", warning)
 
 
 def _size_of(

@@ -112,6 +112,10 @@ class Evaluations:
         # Each once: several loaders may have the same.
         return list(dict.fromkeys(interval for interval in intervals if interval is not None))
 
+    def interval_of(self, metric: str, loaders: Iterable[str]) -> Interval | None:
+        """The interval at which the loader of a metric is evaluated; that of callbacks for one of no loader."""
+        return self._intervals.get(loader_of(metric, loaders), self.interval)
+
     def due(self, now: Progress, loaders: Mapping[str, Any]) -> Due | None:
         """What is due at the step just made; None if nothing is."""
         shared = self.interval is not None and self.interval.due(now)
