@@ -109,9 +109,12 @@ def test_an_environment_without_pip_is_made_whole_by_the_install(tmp_path: Path)
     python.write_text(f'#!/bin/sh\necho "$1 $2 $3" >>{tmp_path}/calls\n')
     python.chmod(0o755)
     env = environment(PYTHON=str(python), VENV=str(tmp_path / "venv"), HASHES="")
-    subprocess.run([ROOT / "scripts/install"], env=env, check=True)
+    done = subprocess.run([ROOT / "scripts/install"], env=env, check=True, stderr=subprocess.PIPE, text=True)
     calls = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("-m")]
     assert calls == [f"-m venv {tmp_path}/venv", "-m pip install", "-m pip install"]
+    # Nothing is silent for minutes.
+    said = re.findall(r"^scripts/install: (\w+)", done.stderr, re.MULTILINE)
+    assert said == ["making", "pip", "compiling"]
 
 
 def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path, commands: Path) -> None:
