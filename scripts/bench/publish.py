@@ -230,7 +230,11 @@ def with_section(readme: str, results: Results) -> str:
     section = "\n\n".join([
         _HEADING.strip(), "\n".join(short_rows(results)),
         f"Medians on {facts['processors']} cores, {facts['date']}; less is better. "
-        "DCP is torch.distributed.checkpoint.\n[All tables](BENCHMARKS.md), with spread, plots and how to repeat them.",
+        "DCP is torch.distributed.checkpoint.\n"
+        "torch_checkpointing waits less since it copies the state while the next step runs: what that step changes, "
+        "such as\nthe statistics of a batch norm, can have its later value in the checkpoint "
+        "([tried](docs/comparison.md#measured)).\n"
+        "[All tables](BENCHMARKS.md), with spread, plots and how to repeat them.",
     ])  # fmt: skip
     before, _, after = readme.partition(_NEXT)
     before = before.partition(_HEADING)[0]
