@@ -192,7 +192,7 @@ def test_each_run_is_a_line_of_the_table_with_its_state_progress_notes_and_forks
             30
         ]
         assert seen.run("[cellOf('running', 'step').textContent, cellOf('running', 'steps/s').textContent]") == [
-            "100 of 400", "1",
+            "100 of 400 (25%)", "1",
         ]  # fmt: skip
         assert seen.run("cellOf('running', 'step').querySelector('progress').value") == 0.25
         assert seen.run("document.querySelectorAll('.runs progress').length") == 1, "of the one that runs"

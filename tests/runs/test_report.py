@@ -111,6 +111,24 @@ def test_attempts_config_and_environment_are_tables(one: dict[str, Any]) -> None
     assert (environment["host"], environment["versions.torch"]) == ("here", "2.10")
 
 
+def test_each_metric_of_a_table_has_the_mode_in_which_its_best_value_comes_first(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run = make_run(tmp_path / "runs" / name, **{"val/own": float, "val/unknown": float})
+        run.config_file.write_text("checkpoint: {keep_best: {metric: val/own, mode: max}}\nmodel: {loss: x, step: 1}\n")
+        validate(run.validation_folder, {f"{run.path}/checkpoints/step20": (20, 0.5)})
+    found = data_of(tmp_path / "r.html", tmp_path / "runs")
+    expected = {"val/loss": "min", "val/accuracy": "max", "val/own": "max", "val/unknown": None}
+    of_section = {
+        "Summary": {f"best {name}": mode for name, mode in expected.items() if mode is not None},
+        "Checkpoints": expected,
+        "Validation of checkpoints": {"loss": "min"},
+    }
+    for section, modes in of_section.items():
+        (table,) = blocks(found, section, "table")
+        columns = {column["name"]: column.get("best") for column in table["columns"]}
+        assert {name: columns[name] for name in modes} == modes, section
+
+
 def test_a_pause_is_told_with_what_happened_meanwhile(tmp_path: Path) -> None:
     run = make_run(tmp_path / "slow")
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]

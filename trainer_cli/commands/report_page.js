@@ -243,7 +243,7 @@ function hoverAt(source, x, y, pointer) {
   for (const { line, value, index } of values.slice(0, 12)) {
     const row = element("div", null, tip);
     element("i", null, row).style.background = line.colour;
-    element("span", line.name, row);
+    setWords(element("span", null, row), line.name);
     const range = line.low && value !== null ? ` (${format(line.low[index])} to ${format(line.high[index])})` : "";
     // An evaluation has no value at most steps: say where the nearest one is.
     const away = Math.abs(line.x[index] - x) > 0.01 * (source.view.xs.high - source.view.xs.low) ? ` at ${format(line.x[index])}` : "";

@@ -24,6 +24,10 @@ _SWEPT = 6
 _SHOWN_KEYS, _MOST_KEYS = 8, 40
 """Config keys that the table of runs shows, and that it holds to be chosen."""
 _MOST_METRICS = 6
+_COLUMNS = (
+    "run", "state", "reason", "step", "steps/s", "left", "loss",
+    "time", "began (UTC)", "attempts", "fork of", "tags", "notes",
+)  # fmt: skip
 OF_ONE_RUN = ("name", "run_dir", "notes", "tags", "resume", "logging.console", "logging.level")
 """Keys that do not count as differences between runs."""
 _RATE = re.compile(r"(^|[._])(lr|learning_rate)$")
@@ -64,9 +68,8 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str] | tuple[str, str, floa
     yield "state", f"{view.state}: {reason}" if reason else view.state
     if record.problems:
         yield "damage", "; ".join(record.problems)
-    share = share_done(view)
-    if share is not None:
-        yield "step", f"{_progress(view)} ({share:.0%})", share
+    if (share := share_done(view)) is not None:
+        yield "step", _progress(view), share
     elif view.step is not None:
         yield "step", _progress(view)
     if (left_s := _left_s(view)) is not None:
@@ -130,14 +133,14 @@ def runs_table(
         more: `title` and `marked`, as in `table`.
     """
     metrics, keys = metrics[:_MOST_METRICS], keys[:_MOST_KEYS]
-    labels = short_keys(keys)
+    labels = {key: key if label in _COLUMNS else label for key, label in short_keys(keys).items()}
     first = [key for key in keys if _is_of_interest(key, sweep)]
     others = [key for key in keys if key not in first]
+    best = [f"best {name}" for name in metrics]
+    # The reason beside the state: at the end a narrow window would not show it.
     columns = [
-        # The reason beside the state: at the end a narrow window would not show it.
-        "run", "state", "reason", *(labels[key] for key in first), "step", "steps/s", "left", "loss",
-        *(f"best {name}" for name in metrics), *(labels[key] for key in others),
-        "time", "began (UTC)", "attempts", "fork of", "tags", "notes",
+        *_COLUMNS[:3], *(labels[key] for key in first), *_COLUMNS[3:7], *best, *(labels[key] for key in others),
+        *_COLUMNS[7:],
     ]  # fmt: skip
     forks = forks_among([row.summary for row in rows])
     parents = {at: f"{rows[fork.parent].name} at step {fork.step:,}" for at, fork in forks.items()}
@@ -162,13 +165,13 @@ def runs_table(
         ]
         for at, row in enumerate(rows)
     ]  # fmt: skip
-    modes = {f"best {name}": _mode(name, rows) for name in metrics}
+    modes = {f"best {name}": mode for name, mode in best_modes(metrics, [row.config for row in rows]).items()}
     return table(
         columns,
         cells,
-        right=["step", "steps/s", "left", "loss", "time", "attempts", *modes],
+        right=["step", "steps/s", "left", "loss", "time", "attempts", *best],
         extra=[*(labels[key] for key in keys[_SHOWN_KEYS:]), "attempts"],
-        best={"loss": Mode.min.value, **{name: mode.value for name, mode in modes.items() if mode is not None}},
+        best={"loss": Mode.min.value, **modes},
         runs=[row.run for row in rows],
         progress=[share_done(row.view) for row in rows],
         choose=True,
@@ -197,12 +200,13 @@ def _ranked(
     return runs_table(rows, metrics, keys, sweep, title=title, marked=[0] if metrics else [])
 
 
-def _mode(metric: str, rows: Sequence[RunRow]) -> Mode | None:
-    """Whether the smallest or the largest value of a metric is best, by the first run whose config decides it."""
-    settings = dict.fromkeys(
-        (row.config.get("checkpoint.keep_best.metric"), row.config.get("checkpoint.keep_best.mode")) for row in rows
-    )
-    return next((mode for setting in settings if (mode := mode_of(metric, *setting)) is not None), None)
+def best_modes(metrics: Iterable[str], configs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Whether the smallest (`min`) or the largest (`max`) value of each metric is best, by the first config that
+    decides it; without those of which it is unknown."""
+    keep_best = ("checkpoint.keep_best.metric", "checkpoint.keep_best.mode")
+    settings = dict.fromkeys((config.get(keep_best[0]), config.get(keep_best[1])) for config in configs)
+    modes = {name: next(filter(None, (mode_of(name, *setting) for setting in settings)), None) for name in metrics}
+    return {name: mode.value for name, mode in modes.items() if mode is not None}
 
 
 def share_done(view: RunView) -> float | None:
@@ -220,7 +224,9 @@ def _left_s(view: RunView) -> float | None:
 def _progress(view: RunView) -> str:
     if view.step is None:
         return ""
-    return f"{view.step:,}" if view.total_steps is None else f"{view.step:,} of {view.total_steps:,}"
+    share = share_done(view)
+    total = "" if view.total_steps is None else f" of {view.total_steps:,}"
+    return f"{view.step:,}{total}{'' if share is None else f' ({share:.0%})'}"
 
 
 def _began(summary: Mapping[str, Any]) -> float | None:

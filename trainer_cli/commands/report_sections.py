@@ -24,7 +24,7 @@ from trainer_cli.commands.report_blocks import (
 from trainer_cli.commands.report_machine import MACHINE, machine_charts, machine_series
 from trainer_cli.commands.report_media import media
 from trainer_cli.commands.report_range_test import range_test
-from trainer_cli.commands.report_runs import differing, summary
+from trainer_cli.commands.report_runs import best_modes, differing, summary
 from trainer_cli.commands.report_sweep import NOT_SET
 from trainer_cli.runs.curves import Series, by_last_part, pace, pauses
 from trainer_cli.runs.environment import unix
@@ -208,6 +208,7 @@ def _validation(records: Sequence[RunRecord], validated_elsewhere: Mapping[str, 
             ["checkpoint", "step", "loader", "weights", *metrics],
             cells,
             right=["step", *metrics],
+            best=best_modes(metrics, [record.config for record in records]),
             title="Results of train validate" + (f"; marked: the {describe(rule)}" if rule is not None else ""),
             marked=[] if best is None else [best],
             **_fold(cells),
@@ -236,7 +237,8 @@ def _checkpoints(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator
     ]
     columns = ["run", "checkpoint", "step", "kind", "saved because", "saved (UTC)", "then", "removed (UTC)", *metrics]
     if rows:
-        yield _of_runs(records, columns, rows, right=["step", *metrics], title="Saves and removals")
+        best = best_modes(metrics, [record.config for record in records])
+        yield _of_runs(records, columns, rows, right=["step", *metrics], best=best, title="Saves and removals")
 
 
 def _throughput(records: Sequence[RunRecord], names: Sequence[str], draw: Draw) -> Iterator[Block]:
