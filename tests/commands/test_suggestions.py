@@ -84,12 +84,16 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("-m fit mine seed=1,2", "Write train VERB first, as in 'train fit -m mine seed=1,2'"),
         ("fit --help optimizer", "`train list optimizer` lists its options, and `train config --fields optimizer`"),
         ("help loop.max_duration", "`train config --fields loop.max_duration` explains it."),
-        ("compare runs/a runs/b", "Did you mean 'train report runs/a runs/b'?"),
+        ("compare runs/a runs/b", "Did you mean 'train report runs/a runs/b' or 'train diverge runs/a runs/b'?"),
+        ("my.yaml", "Write 'train fit NAME' with the name of an experiment: mine, char_gpt, "),
+        ("validate mine", "For example: train validate ckpt='runs/mine/checkpoints/step*'"),
+        ("predict mine", "For example: train predict ckpt=runs/mine@best."),
+        ("config --diff runs/a runs/gone", "there is no 'runs/gone', and it is not a list of overrides"),
         ("fit mine --max_epochs 5", "Did you mean 'loop.max_duration=5ep'?"),
         ("fit mine --trainer.max_epochs=5", "Did you mean 'loop.max_duration=5ep'?"),
         ("fit mine --resume", "The same command resumes where the run stopped: leave it out."),
         ("fit mine --fp16", "Did you mean 'precision=fp16'?"),
-        ("fit mine --nproc-per-node 2", "Did you mean 'parallel=ddp parallel.processes_per_node=2'?"),
+        ("fit mine --nproc-per-node 2", "Did you mean `parallel=ddp parallel.processes_per_node=2`?"),
         ("fit mine --config-path conf", "Did you mean '-cd conf'?"),
         ("report", "train report needs RUN. For example: train report runs/digits"),
         ("fit gone.yaml", "Write key=value, or the name of an experiment: mine, char_gpt, "),
@@ -114,8 +118,10 @@ def test_a_likely_mistake_is_one_line_with_its_cure(
 
 @pytest.mark.parametrize("word", [*choices._VERBS_ELSEWHERE])
 def test_the_command_suggested_for_a_verb_of_other_tools_exists(word: str) -> None:
-    program, verb, *action = choices._VERBS_ELSEWHERE[word][0].split()
-    if program == "train":
+    for command in choices._VERBS_ELSEWHERE[word][0].split("|"):
+        program, verb, *action = command.split()
+        if program != "train":
+            continue
         parser = parser_of(verb, import_module(VERBS[verb].module))
         assert action[:1] == [] or action[0] in actions_of(parser) or action[0] in parser._option_string_actions
     assert word not in VERBS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from fnmatch import fnmatchcase
 
@@ -82,7 +83,7 @@ def test_the_command_that_an_error_suggests_composes(line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose([*GROUPS, line])
     hint = caught.value.hint or ""
-    suggestion = hint.partition("Did you mean '")[2].partition("'?")[0].partition("' or '")[0]
+    suggestion = re.split(r"['`](?: or|\?)", hint.partition("Did you mean ")[2][1:])[0]
     assert suggestion, hint
     words = [suggestion] if suggestion.startswith("+") else shlex.split(suggestion)
     option = suggestion if "=" in suggestion else f"{line.partition('=')[0]}={suggestion}"

@@ -141,7 +141,7 @@ _VERBS_ELSEWHERE = {
     **dict.fromkeys(("sweep", "multirun", "tune"), ("train fit -m", "", "")),
     **dict.fromkeys(("init", "create", "scaffold"), ("train new", "", "DIR")),
     "diff": ("train diverge", "", "RUN OTHER"),
-    "compare": ("train report", "", "RUN OTHER"),
+    "compare": ("train report|train diverge", "", "RUN OTHER"),
     **dict.fromkeys(("plot", "curves", "dashboard"), ("train report", "", "RUN")),
     **dict.fromkeys(("checkpoint", "checkpoints"), ("train ckpt ls", "", "RUN")),
     **dict.fromkeys(("info", "doctor", "versions"), ("train env", "", "")),
@@ -149,7 +149,8 @@ _VERBS_ELSEWHERE = {
     **dict.fromkeys(("experiments", "models", "options"), ("train list", "", "")),
     **dict.fromkeys(("completion", "completions"), ("train complete", "", "bash")),
 }
-"""Verb of other tools, or action without its verb -> command here, key that its argument needs, argument if missing."""
+"""Verb of other tools, or action without its verb -> command here, or several joined by `|`, the key that its argument
+needs, and the argument if it is missing."""
 
 
 def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserError:
@@ -166,6 +167,7 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     if Path(word).suffix in _FILES:
         cure = _suggest_override(arguments, 0, Choices.of(), "fit", has_config_name=True) or ""
         cure = cure.replace("Did you mean '", "Did you mean 'train fit ", 1)
+        cure = cure.replace("key=value, or", "'train fit NAME' with", 1)
         return UserError(f"{word!r} is not a verb, but a file", cure=cure)
     cure = _translate_verb(word, arguments[1:]) or did_you_mean(word, names).strip() or _suggest_help(word)
     if not cure and word in Choices.of().options(EXPERIMENT):
@@ -199,7 +201,9 @@ def _translate_verb(word: str, arguments: Sequence[str]) -> str | None:
         for argument in arguments
         if argument
     ]
-    return f"Did you mean '{command} {shlex.join(words) or f'{key}{missing}'}".rstrip() + "'?"
+    arguments_text = shlex.join(words) or f"{key}{missing}"
+    commands = [f"'{f'{one} {arguments_text}'.rstrip()}'" for one in command.split("|")]
+    return f"Did you mean {' or '.join(commands)}?"
 
 
 def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> UserError:

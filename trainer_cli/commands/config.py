@@ -141,9 +141,12 @@ def difference_lines(other: str, overrides: Sequence[str], settings: Mapping[str
 
     file = _find_config_file(other) if other else None
     words = [] if file is not None else _split_overrides(other, settings["config_dir"])
+    # A second run or checkpoint may stand in place of overrides.
+    is_name = len(overrides) == 1 and not _is_override(overrides[0])
+    second = _find_config_file(overrides[0]) if is_name else None
+    if is_name and second is None:
+        overrides = _split_overrides(overrides[0], settings["config_dir"])
     old = from_yaml(file, trusted=True, **settings) if file is not None else compose(words, **settings)
-    # A second run or checkpoint in place of overrides.
-    second = _find_config_file(overrides[0]) if len(overrides) == 1 and not _is_override(overrides[0]) else None
     new = from_yaml(second, trusted=True, **settings) if second is not None else compose(overrides, **settings)
     changes = diff(old.raw, new.raw)
     if not changes:

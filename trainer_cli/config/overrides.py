@@ -146,6 +146,12 @@ def path_of(override: Override) -> KeyPath:
     return tuple(word for word in re.split(r"[.\[\]]+", override.key_or_group) if word)
 
 
+def experiment_in(arguments: Sequence[str], default: str) -> str:
+    """The experiment that overrides choose, for an example in a message."""
+    chosen = (argument.lstrip("+").partition("=") for argument in arguments)
+    return next((value for key, _, value in chosen if key == "experiment"), default)
+
+
 def read_overrides(arguments: Sequence[str]) -> CommandLine:
     """Parse the overrides.
 

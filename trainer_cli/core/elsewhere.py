@@ -27,7 +27,7 @@ _ELSEWHERE = {
     "loop.eval_interval=1ep": "eval_strategy=epoch evaluation_strategy=epoch",
     "loop.eval_interval=null": "eval_strategy=no evaluation_strategy=no",
     "loop.eval_interval=STEPS": "eval_strategy=steps evaluation_strategy=steps",
-    "loop.eval_interval={} | loop.eval_steps={}": "eval_steps",
+    "loop.eval_interval={} evaluates after so many steps, loop.eval_steps={} on so many batches.": "eval_steps",
     "loop.eval_steps={}": "limit_val_batches limit_test_batches limit_predict_batches eval_iters validation_steps",
     "loop.eval_sanity_steps={}": "num_sanity_val_steps",
     "loop.eval_at_start={}": "eval_on_start val_before_train",
@@ -62,7 +62,7 @@ _ELSEWHERE = {
         "resume=true resume=last resume=latest resume=yes resume=1 resume_from_checkpoint=true auto_resume autoresume "
         "resume_from_checkpoint=last resume_from_checkpoint=latest ckpt_path=last resume_training=true"
     ),
-    "resume=never": "resume=false resume=no resume=0 resume=none",
+    "resume=never | resume=anew": "resume=false resume=no resume=0 resume=none",
     "resume={}": "resume_from_checkpoint resume_from resume_path resume_ckpt",
     "resume={} continues a run from that checkpoint, ckpt={} begins one with its weights or evaluates it.": (
         "ckpt_path checkpoint_path load_checkpoint checkpoint=*/*"
@@ -72,9 +72,7 @@ _ELSEWHERE = {
         "pretrained weights init_from load_from finetune_from pretrained_path model=*.pt model=*.pth model=*.ckpt "
         "model=*.safetensors"
     ),
-    "Another name=NAME begins a new run; a run is never overwritten.": (
-        "overwrite overwrite_output_dir exist_ok force force_restart from_scratch"
-    ),
+    "resume=anew": "overwrite overwrite_output_dir exist_ok force force_restart from_scratch",
     # Data
     "data.batch_size={}": (
         "batch bs batch_size per_device_train_batch_size micro_batch_size train_batch_size "
@@ -246,4 +244,7 @@ def hint_on(word: str, value: str | None, *, below: bool = True, written: Callab
     ours = written_here(word, value, below=below)
     if ours is None or ours.endswith("."):
         return ours or ""
-    return f"Did you mean {' or '.join(repr(written(one)) for one in ours.split(' | '))}?"
+    # Several words of a shell stand in no quotes, which would make them one.
+    marks = ["`" if " " in one and one[0] not in "+-" else "'" for one in ours.split(" | ")]
+    alternatives = zip(marks, map(written, ours.split(" | ")), strict=True)
+    return f"Did you mean {' or '.join(f'{mark}{one}{mark}' for mark, one in alternatives)}?"

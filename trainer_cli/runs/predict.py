@@ -24,6 +24,7 @@ from trainer_cli.checkpoint.storage.download import configure_downloads
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed, compose, from_yaml
+from trainer_cli.config.overrides import experiment_in
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.ranks import Ranks
@@ -81,8 +82,9 @@ def predict(
     to_console(command.logging.level)
     configure_downloads(command.load)
     if command.ckpt is None:
+        example = experiment_in(overrides, "digits")
         raise UserError(
-            "predict needs ckpt=, whose weights to use", cure="For example: train predict ckpt=runs/digits@best."
+            "predict needs ckpt=, whose weights to use", cure=f"For example: train predict ckpt=runs/{example}@best."
         )
     patterns = [command.ckpt] if isinstance(command.ckpt, str) else command.ckpt
     provide_steps(patterns, replays=replays, config_dir=config_dir)

@@ -28,6 +28,7 @@ from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.storage.download import configure_downloads, is_cached
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
+from trainer_cli.config.overrides import experiment_in
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.run_status import RunStatus
@@ -85,9 +86,10 @@ def validate(
     to_console(command.logging.level)
     configure_downloads(command.load)
     if command.ckpt is None:
+        example = experiment_in(overrides, "digits")
         raise UserError(
             "validate needs ckpt=, which checkpoints to evaluate",
-            cure="For example: train validate ckpt='runs/digits/checkpoints/step*' (ckpt=none for random weights).",
+            cure=f"For example: train validate ckpt='runs/{example}/checkpoints/step*' (ckpt=none for random weights).",
         )
     # Not optimizer and loggers: a checkpoint is evaluated where their packages are missing.
     settings["sections"] = EVALUATED
