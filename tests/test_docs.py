@@ -97,6 +97,17 @@ def test_the_figures_at_the_head_of_a_page_are_the_published_ones(page: str) -> 
     assert figures == re.findall(r"(?:^|plain loop |Lightning )([\d,]+) µs", row)
 
 
+def test_the_measurements_in_the_comparison_are_the_published_ones() -> None:
+    published, compared = (
+        re.findall(
+            r"^\| \w.*\|$", (ROOT / page).read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0], re.MULTILINE
+        )
+        for page, title in (("BENCHMARKS.md", "In short"), ("docs/comparison.md", "Measured"))
+    )
+    assert compared == published
+    assert len(compared) == 5
+
+
 def test_every_page_is_in_the_index() -> None:
     menu = (ROOT / "docs/index.md").read_text(encoding="utf-8").partition("\n## ")[2]
     linked = re.findall(r"\]\(([\w/-]+\.md)\)", menu)

@@ -208,6 +208,22 @@ def test_equal_runs_are_equal_without_a_replay(base: Path, tmp_path: Path) -> No
     assert (same.equal, list(same.notes)) == (True, ["both are the same run"])
 
 
+def test_values_that_only_one_run_has_logged_are_named(base: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(base, other)
+    file = other / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line["task/score"] = line.pop("val/loss", 1.0)
+        line["train/samples_per_s"] = 0.0
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report = compare(base, other)
+    assert report.records is not None
+    assert report.records.only == {"first": ("val/loss",), "second": ("task/score",)}
+    assert "; only in the first: val/loss; only in the second: task/score" in str(report)
+    assert report.as_dict()["records"]["only"] == report.records.only
+
+
 def test_nothing_after_the_last_step_is_compared(base: Path, tmp_path: Path) -> None:
     report = compare(base, fit(tmp_path / "run", "model.late=4"), until=3)
     assert (report.equal, report.last) == (True, 3)

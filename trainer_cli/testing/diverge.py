@@ -354,18 +354,29 @@ def _other_source(first: Mapping[str, str], second: Mapping[str, str]) -> Iterat
 
 def _compare_records(first: Mapping[int, Any], second: Mapping[int, Any], last: int) -> Records:
     """Compare the values that both runs have logged at the same steps."""
+    steps = [step for step in sorted(first.keys() & second.keys()) if step <= last]
+    lacking = {
+        run: dict.fromkeys(
+            key for step in steps for key in has[step] if key not in other[step] and not _is_clocked(key)
+        )
+        for run, has, other in (("first", first, second), ("second", second, first))
+    }
+    only = {run: tuple(names) for run, names in lacking.items() if names}
     equal = last_equal = 0
-    for step in sorted(first.keys() & second.keys()):
-        if step > last:
-            break
-        shared = [key for key in first[step] if key in second[step] and not any(matches(key, glob) for glob in CLOCKED)]
-        for key in shared:
+    for step in steps:
+        for key in first[step]:
+            if key not in second[step] or _is_clocked(key):
+                continue
             values = first[step][key], second[step][key]
             # NaN, which JSON cannot hold, is a text here.
             if values[0] != values[1]:
-                return Records(equal, last_equal, step, key, values)
+                return Records(equal, last_equal, step, key, values, only)
         equal, last_equal = equal + 1, step
-    return Records(equal, last_equal)
+    return Records(equal, last_equal, only=only)
+
+
+def _is_clocked(key: str) -> bool:
+    return any(matches(key, glob) for glob in CLOCKED)
 
 
 def _compare_states(first: _Run, second: _Run, last: int) -> States:

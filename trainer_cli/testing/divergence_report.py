@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.terminal import format_first
 from trainer_cli.testing.divergence import Divergence, Stage, as_dict
 
 STEP_SIZES = ("data.batch_size", "data.global_batch_size", "loop.grad_accum_steps", "loop.microbatch")
@@ -55,12 +56,15 @@ class Records:
     step: int | None = None
     key: str = ""
     values: tuple[Any, Any] = (None, None)
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """first, second -> the names of values that only this run has at a step of both."""
 
     def __str__(self) -> str:
+        only = "".join(f"; only in the {run}: {format_first(names, 6)}" for run, names in self.only.items())
         if self.step is None:
-            return f"{self.equal:,} equal, none differs" if self.equal else "none to compare"
+            return (f"{self.equal:,} equal, none differs" if self.equal else "none to compare") + only
         first, second = self.values
-        return f"{self.equal:,} equal, step {self.step:,} differs first: {self.key} {first} -> {second}"
+        return f"{self.equal:,} equal, step {self.step:,} differs first: {self.key} {first} -> {second}{only}"
 
 
 @dataclass(frozen=True, slots=True)
