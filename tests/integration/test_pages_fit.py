@@ -83,7 +83,8 @@ PROBE = """
       || (overflowY === "auto" && node.scrollHeight > node.clientHeight + 1);
     return node.tabIndex > 0 || (scrolls && node.tabIndex < 0);
   });
-  const isLoaded = () => typeof shownVersion === "undefined" || shownVersion !== null;
+  const isDrawn = () => !charts.size || [...charts.values()].some((chart) => chart.drawn);
+  const isLoaded = () => (typeof shownVersion === "undefined" || shownVersion !== null) && isDrawn();
   const send = () => parent.postMessage({
     drawn: [...charts.values()].filter((chart) => chart.drawn).length,
     wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
