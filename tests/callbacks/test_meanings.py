@@ -224,7 +224,7 @@ MEANINGS: dict[str, Callable[[], None]] = {
     "`EarlyStopping`: `patience` of 0": patience_of_0_is_refused,
     "`EarlyStopping`: `patience` by default": patience_is_3_by_default,
     "`EarlyStopping`: `min_delta`": min_delta_is_exclusive,
-    "`EarlyStopping`: a value that is NaN": nan_ends_or_is_no_improvement,
+    "`EarlyStopping`: a NaN": nan_ends_or_is_no_improvement,
     "`EarlyStopping`: a metric of the training": training_metrics_are_looked_at_once_a_log,
     "`EarlyStopping`: weights at the end": the_last_weights_stay,
     "`loop.min_duration`": values_before_min_duration_count,
