@@ -57,13 +57,17 @@ class Page:
 
     def open(self, address: str, *, width: int = 1400, height: int = 900, dark: bool = False) -> None:
         """Load a page in a window of a size, and wait until its scripts have run."""
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         # From another page: a new fragment alone would not load it again.
         for url in ("about:blank", address):
             self._call("Page.navigate", url=url)
             self.wait_for(f"location.href.startsWith({json.dumps(url)}) && document.readyState === 'complete'")
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """Give the window a size."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def run(self, script: str) -> Any:
         """The value of an expression, as JSON; of a promise what it resolves to."""

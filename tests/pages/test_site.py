@@ -103,18 +103,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [400, 1280])
-def test_text_has_room_and_code_is_not_cut(folder: Path, browser: Page, width: int) -> None:
+def test_text_has_room_and_code_is_not_cut(folder: Path, browser: Page) -> None:
     """On a phone the columns of printed text scroll; everything else fits."""
-    cut = f"""[...document.querySelectorAll("pre")].filter((pre) => pre.scrollWidth > pre.clientWidth
-        && !({width} < 1280 && pre.closest(".highlight-text"))).map((pre) => pre.textContent)"""
-    for file in sorted(folder.rglob("*.html")):
-        browser.open(file.as_uri(), width=width)
-        assert browser.run(cut) == [], file.name
-        assert browser.run("document.documentElement.scrollWidth") <= width, file.name
-    browser.open((folder / "tutorial.html").as_uri(), width=width)
-    column = browser.run("document.querySelector('article p').clientWidth")
-    assert column >= min(720, width - 50)
+    cut = """[...document.querySelectorAll("pre")].filter((pre) => pre.scrollWidth > pre.clientWidth
+        && !(innerWidth < 1280 && pre.closest(".highlight-text"))).map((pre) => pre.textContent)"""
+    for page in (ROOT / "docs").rglob("*.md"):
+        file = (folder / page.relative_to(ROOT / "docs")).with_suffix(".html")
+        browser.open(file.as_uri(), width=1280)
+        assert browser.run("document.querySelector('article p').clientWidth") >= 720, file.name
+        for width in (1280, 400):
+            browser.resize(width)
+            assert browser.run(cut) == [], (file.name, width)
+            assert browser.run("document.documentElement.scrollWidth") <= width, file.name
 
 
 @needs_chromium
