@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_cli.core import files
+from trainer_cli.errors import UserError
 
 REPLACES = ("fsync", "replace", "unlink")
 
@@ -99,6 +100,27 @@ def test_cutting_the_end_needs_no_room_for_a_copy(tmp_path: Path) -> None:
     before = path.stat().st_ino
     assert files.keep_spans(path, [(0, 2), (2, 3)])
     assert (path.read_bytes(), path.stat().st_ino) == (b"abc", before)
+
+
+def test_a_lock_need_not_wait_and_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    with (
+        files.private_file(path, os.O_RDWR | os.O_CREAT) as held,
+        files.private_file(path, os.O_RDWR) as other,
+    ):
+        files.lock_exclusively(held, path)
+        with pytest.raises(BlockingIOError):
+            files.lock_exclusively(other, path, wait=False)
+
+    def refusing(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refusing)
+    with files.private_file(path, os.O_RDWR) as file, pytest.raises(UserError, match="cannot be locked: No locks") as e:
+        files.lock_exclusively(file, path)
+    assert e.value.cure == "Its file system has no file locks; choose a folder on another."
 
 
 @pytest.mark.parametrize("number", files.REFUSED, ids=errno.errorcode.__getitem__)

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from trainer_cli.errors import UserError
+
 log = logging.getLogger(__name__)
 REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system that does not support an operation."""
@@ -59,6 +61,22 @@ def private_file(path: str | Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         close_private(descriptor)
+
+
+def lock_exclusively(descriptor: int, path: Path, *, wait: bool = True) -> None:
+    """Lock a file exclusively until it is closed.
+
+    Raises:
+        BlockingIOError: another process holds it, and `wait` is false.
+        UserError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno not in (*REFUSED, errno.ENOLCK):
+            raise
+        message = f"{path} cannot be locked: {error.strerror}"
+        raise UserError(message, cure="Its file system has no file locks; choose a folder on another.") from error
 
 
 @cache

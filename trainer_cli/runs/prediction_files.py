@@ -6,7 +6,6 @@ that was killed continues with the missing parts, and processes that write parts
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.core.files import private_file, replace, staged_path, sync, sync_folder
+from trainer_cli.core.files import lock_exclusively, private_file, replace, staged_path, sync, sync_folder
 from trainer_cli.errors import DISK_CURES, OF_ONE_FILE, TrainError, UserError, disk_cure
 from trainer_cli.runs.prediction_writers import PredictionWriter
 
@@ -52,7 +51,7 @@ class PredictionFile:
     def _locked(self, folder: Path) -> Iterator[None]:
         with private_file(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
             # Other processes write parts of the same file.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock_exclusively(descriptor, folder)
             yield
 
     def _check_facts(self, facts: Mapping[str, Any]) -> None:

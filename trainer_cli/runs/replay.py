@@ -12,7 +12,6 @@ callback that saves by `ReplaySaver`.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import platform
@@ -31,7 +30,7 @@ from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.config.arguments import SAVER, SECTIONS
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import hparams
-from trainer_cli.core.files import private_file
+from trainer_cli.core.files import lock_exclusively, private_file
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.load_options import WHOLE
 from trainer_cli.core.schema import SYSTEM, TrainConfig
@@ -356,7 +355,7 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
             run.replayed_folder.mkdir(exist_ok=True)
             file = stack.enter_context(private_file(run.replayed_folder / ".lock", os.O_WRONLY | os.O_CREAT))
             # Waits: two replays of one step would write the same folder.
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_exclusively(file, run.replayed_folder)
             open_storage(run.replayed_folder, run_id=plan.run_id).sweep()
             # At the end: also what a replay left that was killed before a record settled its doubts.
             stack.callback(shutil.rmtree, run.replayed_folder / UNPROVEN, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -22,7 +21,7 @@ from trainer_cli.checkpoint.storage.folder import delete
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient, ObjectInfo
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
-from trainer_cli.core.files import private_file
+from trainer_cli.core.files import lock_exclusively, private_file
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import StoreAwayError, UserError
@@ -137,15 +136,15 @@ def locking_copy(cache: Path, name: str, *, wait: bool = True) -> Iterator[bool]
     cache.mkdir(parents=True, exist_ok=True)
     path = cache / f".{name}.downloading"
     while True:
-        with private_file(path, os.O_WRONLY | os.O_CREAT) as lock:
+        with private_file(path, os.O_WRONLY | os.O_CREAT) as descriptor:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                lock_exclusively(descriptor, path, wait=wait)
             except BlockingIOError:
                 yield False
                 return
             try:
                 # The last holder unlinked the file: another thread may have locked a new file of that name.
-                if not os.path.samestat(os.fstat(lock), path.stat()):
+                if not os.path.samestat(os.fstat(descriptor), path.stat()):
                     continue
             except FileNotFoundError:
                 continue
