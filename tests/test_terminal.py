@@ -25,11 +25,17 @@ from trainer_cli.terminal import (
     format_rate,
     padded,
     table,
+    with_headings,
     wrapped,
     wrapped_message,
 )
 
 LONG = "x" * 300
+
+
+@pytest.fixture(autouse=True)
+def _without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
 
 
 def test_a_pipe_gets_a_whole_line_for_each_row() -> None:
@@ -110,6 +116,54 @@ def test_rows_of_which_no_words_fit_become_lines(monkeypatch: pytest.MonkeyPatch
         "kind          ephemeral",
         "reason        every epoch",
     ]
+
+
+def test_a_header_is_bold_and_a_cell_has_its_colour_where_there_are_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [["*", "step[1]"], ["", "step2"]]
+    plain = table(["", "name"], rows, colours={"*": "green"})
+    assert plain.splitlines() == ["   name", "*  step[1]", "   step2"]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert table(["", "name"], rows, colours={"*": "green"}) == plain, "NO_COLOR"
+    monkeypatch.delenv("NO_COLOR")
+    coloured = table(["", "name"], rows, colours={"*": "green"})
+    assert "\x1b[1mname" in coloured
+    assert coloured.splitlines()[1].startswith("\x1b[1;38;5;28m*\x1b[0m")
+    assert max(cell_width(line) for line in coloured.splitlines()) == 10
+    monkeypatch.setenv("COLUMNS", "10")
+    assert "\x1b[2mname\x1b[0m" in table(["name", "reason"], [["step0", LONG]]), "a label"
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        ("38", ["  name   size  reason             mark", "  step0     5  every 100 seconds  best"]),
+        ("37", ["  name   size  reason            mark", "  step0     5  every 100 secon…  best"]),
+        ("33", ["  name   size  reason        mark", "  step0     5  every 100 s…  best"]),
+        ("32", ["  name   reason             mark", "  step0  every 100 seconds  best"]),
+        ("26", ["  name   mark", "  step0  best"]),
+    ],
+)
+def test_a_table_of_one_line_a_row_cuts_a_column_and_leaves_out_others(
+    columns: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    settings = {"right": ["size"], "indent": "  ", "least_important": ["size", "reason"], "cut": "reason"}
+    header, rows = ["name", "size", "reason", "mark"], [["step0", "5", "every 100 seconds", "best"]]
+    whole = table(header, rows, **settings)
+    assert whole.splitlines() == ["  name   size  reason             mark", "  step0     5  every 100 seconds  best"]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert table(header, rows, **settings).splitlines() == lines
+
+
+def test_headings_are_bold_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "usage: train top [-h]\n\noptions:\n  -h  usage: of it\n\nexamples:\n  train: this\nExit codes: 0 done"
+    assert with_headings(text, sys.stdout) == text
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    bold = re.findall("\x1b\\[1m(.*?)\x1b\\[0m", with_headings(text, sys.stdout))
+    assert bold == ["usage:", "options:", "examples:"]
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])

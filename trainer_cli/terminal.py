@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, TextIO
 
 COLOURS = {"red": 196, "yellow": 130, "blue": 32, "cyan": 30, "green": 28}
@@ -21,7 +22,8 @@ COLOURS = {"red": 196, "yellow": 130, "blue": 32, "cyan": 30, "green": 28}
 
 Not of the 16 first: their yellow, green and cyan cannot be read on white in most palettes.
 """
-_CODES = {"dim": "2"} | {name: f"1;38;5;{number}" for name, number in COLOURS.items()}
+_CODE = re.compile(r"\x1b\[[\d;]*m")
+_CODES = {"dim": "2", "bold": "1"} | {name: f"1;38;5;{number}" for name, number in COLOURS.items()}
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -44,7 +46,7 @@ def is_utf8(stream: TextIO) -> bool:
 
 
 def painted(text: str, colour: str, stream: TextIO) -> str:
-    """The text in bold and a colour (red, yellow, blue, cyan, green), or dim, where the stream shows colours."""
+    """The text in bold and a colour (red, yellow, blue, cyan, green), or bold or dim, where the stream has colours."""
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if has_colours(stream) else text
 
 
@@ -94,7 +96,10 @@ _NARROWEST = 16
 
 
 def cell_width(text: str) -> int:
-    """Columns that a text takes on a terminal: two for a letter of Chinese or an emoji, none for a combining accent."""
+    """Columns that a text takes on a terminal: two for a letter of Chinese or an emoji, none for a combining accent and
+    the codes of `painted`."""
+    if "\x1b" in text:
+        text = _CODE.sub("", str(text))
     if text.isascii():
         return str.__len__(text)
     # Here, not above: most texts need it not.
@@ -202,6 +207,11 @@ def wrapped_report(text: str, width: int) -> str:
     )
 
 
+def with_headings(text: str, stream: TextIO) -> str:
+    """The text with its headings bold: lines of words at the margin that end with a colon, and `usage:`."""
+    return re.sub(r"^(?:[a-z][a-z ]*:$|usage:)", lambda match: painted(match[0], "bold", stream), text, flags=re.M)
+
+
 def wrapped_help(text: str, width: int) -> str:
     """A text of help with its paragraphs filled, and its indented lines, such as examples, broken between words.
 
@@ -290,22 +300,41 @@ _LONG_WORD = 24
 """Letters of a word, such as a path, that may be broken on a narrow terminal."""
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[str] = (), indent: str = "") -> str:
-    """Format rows as plain text, as wide as the terminal, or as the longest cells if stdout is not a terminal.
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Iterable[str] = (),
+    indent: str = "",
+    *,
+    least_important: Sequence[str] = (),
+    cut: str | None = None,
+    colours: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Format rows as text, as wide as the terminal, or as the longest cells if stdout is not a terminal.
 
     Columns named in `right` are flush right, empty ones are left out. A header whose names are all empty is not shown.
     Where the terminal is too narrow, texts are broken between words, names of columns after a slash, and long words
     anywhere. If that is not enough, each row becomes lines, one for each column.
+
+    Args:
+        right: columns that are flush right.
+        least_important: columns that a narrow terminal leaves out first, in this order, so that a row is one line.
+        cut: the column whose texts are cut at their ends before that, to at least 12 columns.
+        colours: text of a cell -> its colour on a terminal.
     """
     # Here, not above: rich takes longer to import than most commands take to run.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=None, show_header=any(header), padding=(0, 2, 0, 0), pad_edge=False)
+    has_weight = has_colours(sys.stdout)
+    style = "bold" if has_weight else ""
+    grid = Table(box=None, show_header=any(header), padding=(0, 2, 0, 0), pad_edge=False, header_style=style)
     shown = [column for column, _ in enumerate(header) if any(row[column] for row in rows)]
     # A program that reads the output gets each row on one line.
     width = shutil.get_terminal_size().columns - len(indent) if sys.stdout.isatty() else _UNBOUNDED
+    if least_important or cut:
+        shown, rows = _one_line(header, rows, shown, width, least_important, cut)
     names = [header[column] for column in shown]
     room = width - 2 * (len(shown) - 1)
 
@@ -343,10 +372,41 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
         grid.add_column(Text(name), justify=justify, overflow="fold", width=column_width)  # type: ignore[arg-type]
     for row in rows:
         # As Text: rich would take brackets in a string for markup.
-        grid.add_row(*(Text(row[column]) for column in shown))
+        cells = [row[column] for column in shown]
+        grid.add_row(
+            *(Text(cell, f"bold color({COLOURS[colours[cell]]})" if cell in colours else "") for cell in cells)
+        )
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None).print(grid)
+    Console(file=out, width=width, color_system="256" if has_weight else None, force_terminal=has_weight).print(grid)
     return "\n".join(f"{indent}{line}".rstrip() for line in out.getvalue().splitlines())
+
+
+_SHORTEST_CUT = 12
+"""Columns that a text which is cut keeps at least."""
+
+
+def _one_line(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    shown: Sequence[int],
+    width: int,
+    least_important: Sequence[str],
+    cut: str | None,
+) -> tuple[list[int], list[list[str]]]:
+    """The columns that fit side by side, and the rows with the texts of one column cut to the room that it has."""
+    least = {}
+    for column in shown:
+        longest = max(cell_width(text) for text in (header[column], *(row[column] for row in rows)))
+        least[column] = min(longest, _SHORTEST_CUT) if header[column] == cut else longest
+    for name in least_important:
+        if sum(least.values()) + 2 * (len(least) - 1) <= width:
+            break
+        least = {column: size for column, size in least.items() if header[column] != name}
+    room = width - sum(size + 2 for column, size in least.items() if header[column] != cut)
+    cut_rows = [
+        [cut_end(cell, room) if name == cut else cell for name, cell in zip(header, row, strict=True)] for row in rows
+    ]
+    return list(least), cut_rows
 
 
 def _as_records(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str) -> str:
@@ -356,7 +416,9 @@ def _as_records(header: Sequence[str], rows: Sequence[Sequence[str]], width: int
         return "\n".join(wrapped(f"{indent}{'  '.join(filter(None, row))}", width + len(indent), 4) for row in rows)
     records = [
         "\n".join(
-            beside(f"{indent}{padded(name, label_width)}", text, width + len(indent))
+            beside(f"{indent}{padded(name, label_width)}", text, width + len(indent)).replace(
+                name, painted(name, "dim", sys.stdout), 1
+            )
             for name, text in zip(header, row, strict=True)
             if text
         )

@@ -197,6 +197,20 @@ def test_ls_shows_each_checkpoint_of_a_run_with_what_matters(ckpt: Ckpt) -> None
     assert ["0.5" in rows[0].split(), "0.25" in rows[1].split()] == [True, True]
 
 
+@pytest.mark.parametrize(("columns", "missing"), [(80, []), (60, ["size"]), (42, ["size", "age", "reason"])])
+def test_ls_shows_each_checkpoint_on_one_line_of_a_terminal(
+    columns: int, missing: list[str], ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, header, *rows = ckpt("ls", "runs/fine").out.splitlines()
+    names = ["name", "kind", "size", "age", "val/loss", "state", "marks", "reason"]
+    assert header.split() == [name for name in names if name not in missing]
+    assert [row.split()[0] for row in rows] == ALL_FINE
+    assert max(map(len, [header, *rows])) <= columns
+
+
 def test_ls_says_what_is_wrong_with_each_odd_one(ckpt: Ckpt) -> None:
     rows = {line.split()[0]: line for line in ckpt("ls", "runs/odd").out.splitlines()[2:]}
     assert list(rows) == ["step1", "step2", "step3", "step4", "step5", "step6", "late-7"]

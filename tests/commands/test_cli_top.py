@@ -67,8 +67,8 @@ def test_json_has_one_object_for_each_run(empty_folder: Path, capsys: Captured) 
         assert main(["top", "--json"]) == 0
     live, done = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert list(live) == [
-        "run", "state", "reason", "step", "total_steps", "steps_per_s", "loss", "eta_s", "checkpoint", "age_s",
-        "goodput", "problem",
+        "run", "state", "reason", "step", "total_steps", "steps_per_s", "loss", "metric", "value", "eta_s",
+        "checkpoint", "age_s", "goodput", "problem",
     ]  # fmt: skip
     assert (live["run"], live["state"], live["step"], live["total_steps"]) == ("runs/live", "running", 200, 1000)
     assert (done["run"], done["state"], done["reason"], done["eta_s"]) == ("runs/done", "stopped", "SIGTERM", None)
@@ -151,6 +151,25 @@ def test_a_narrow_terminal_cuts_the_reason_and_the_name_but_no_number(
     assert re.search(r"live +running +200/1,000 +2 +0.25 +\d:\d\d +\d+ s", live), live
     assert re.search(r"lr=0.1 +failed +20/1,000 +0.25 +\d+ s", failed), failed
     assert (key in failed, "ValueError" in failed, reason.strip() in failed) == (width > 120, width > 160, width == 300)
+
+
+def test_the_newest_value_of_the_metric_that_decides_is_shown_under_its_name(
+    empty_folder: Path, capsys: Captured
+) -> None:
+    with started(Path("runs/live"), 100, 200):
+        with Path("runs/live/metrics.jsonl").open("a") as file:
+            file.write('{"step": 200, "epoch": 2, "time": 1, "val/loss": 0.5, "val/accuracy": 0.75}\n')
+        assert main(["top", "--once"]) == 0
+        header, live = capsys.readouterr().out.splitlines()
+        assert re.search(r"loss +val/loss +ETA", header)
+        assert re.search(r"live .* 0.25 +0.5 ", live)
+        ended(Path("runs/done"), RunStatus.stopped, "SIGTERM")
+        Path("runs/done/metrics.jsonl").write_text('{"step": 20, "epoch": 2, "time": 1, "test/loss": 3, "x/loss": 2}\n')
+        assert main(["top", "--once"]) == 0
+    header, live, done = capsys.readouterr().out.splitlines()
+    assert re.search(r"loss +metric +ETA", header)
+    assert " val/loss 0.5 " in live
+    assert " x/loss 2 " in done, "no test set decides"
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -80,7 +80,7 @@ def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_
     lines = [line.partition("] ")[2] for line in first.err.splitlines() if re.search(r"\[\d/4\] ", line)]
     assert {f"{key} started" for key in KEYS} <= {*lines}
     (ended,) = {*lines} - {f"{key} started" for key in KEYS}
-    assert re.fullmatch(rf"{KEYS[1]} finished at step 20: val/loss \S+ \(best\), \d+\.\d s", ended)
+    assert re.fullmatch(rf"{KEYS[1]} finished at step 20: its best val/loss \S+, \d+\.\d s", ended)
     assert "committed" not in first.err
     (project / "configs/model/line.yaml").write_text(PROJECT["configs/model/line.yaml"])
     (project / "broken-5").unlink()

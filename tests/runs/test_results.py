@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,22 @@ def test_the_table_marks_the_best_by_the_rule_of_the_run(
     assert note in lines
     head, first, *_ = (tmp_path / "validation.csv").read_text().splitlines()
     assert (head, first) == ("checkpoint,step,loader,loss,f1", "step1,1,a,0.5,1")
+
+
+def test_a_row_is_one_line_on_a_terminal_and_names_what_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    results = Results(tmp_path, settings=BestSettings(metric="b/recall", mode="max"))
+    metrics = {"loss": 1.0, "accuracy": 0.5, "precision": 0.5, "recall": 0.5}
+    results.add([Row(f"step{step}", step, loader, metrics) for step in (1, 2) for loader in ("a", "b")])
+    results.finish()
+    header, *rows = capsys.readouterr().out.splitlines()[:6]
+    assert header.split() == ["checkpoint", "step", "loader", "loss", "recall"]
+    assert [len(row.split()) for row in rows[:4]] == [5, 5, 5, 6]
+    assert rows[4] == "left out, as they do not fit: accuracy, precision"
 
 
 def test_tensorboard_shows_every_validation_and_the_training(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_the_table_marks_the_best_job_and_says_why_others_failed() -> None:
         "   3     mlp    finished",
         "   4     mlp    failed",
         "   5     mlp    not begun",
-        "* best val/loss",
+        "* best val/loss of all jobs: 0.25, of 2",
         "failed: 4: exit code 2",
     ]
 
@@ -161,9 +161,13 @@ def test_a_reason_that_jobs_share_apart_from_their_folders_is_shown_once() -> No
 @pytest.mark.parametrize(
     ("rules", "marked", "note"),
     [
-        (["{metric: val/f1, mode: max}"] * 3, ["a", "c"], "* best val/f1, equal in 2 jobs"),
-        (["{metric: null, mode: min}"] * 3, ["b"], "* best val/loss"),
-        (["{metric: val/f1, mode: max}", "{metric: null}", "{metric: null}"], ["b"], "* best val/loss"),
+        (["{metric: val/f1, mode: max}"] * 3, ["a", "c"], "* best val/f1 of all jobs: 0.9, of a and 1 more"),
+        (["{metric: null, mode: min}"] * 3, ["b"], "* best val/loss of all jobs: 0.1, of b"),
+        (
+            ["{metric: val/f1, mode: max}", "{metric: null}", "{metric: null}"],
+            ["b"],
+            "* best val/loss of all jobs: 0.1, of b",
+        ),
     ],
     ids=["the rule of all", "no rule", "different rules"],
 )

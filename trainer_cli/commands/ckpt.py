@@ -178,7 +178,16 @@ def _listing(items: Sequence[Item], now: float) -> str:
             ]
         )
     header = ["name", "step", "kind", "size", "age", *metrics, "state", "marks", "reason"]
-    return table(header, rows, right=["step", "size", "age", *metrics], indent="  ")
+    return table(
+        header,
+        rows,
+        right=["step", "size", "age", *metrics],
+        indent="  ",
+        # The first metric decides which is best; `train ckpt show` and --json have all.
+        least_important=[*reversed(metrics[1:]), "size", "age", "reason", *metrics[:1], "kind", "state", "step"],
+        cut="reason",
+        colours={"best": "green"} | {item.state: "red" for item in items if item.state != "valid"},
+    )
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from trainer_cli.commands.main import add_config_dir
 from trainer_cli.config import search_path
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import UserError
-from trainer_cli.terminal import beside, line_width, print_json
+from trainer_cli.terminal import beside, line_width, painted, print_json
 
 EXAMPLES = """examples:
   train list              every group with its options
@@ -61,14 +61,15 @@ def _plain_rows(group: str, choices: Choices) -> list[dict[str, object]]:
 def _table(group: str, choices: Choices) -> Iterator[str]:
     options = choices.options(group)
     width = max((len(option) for option in options), default=0)
-    yield group
+    yield painted(group, "bold", sys.stdout)
     for option, file in options.items():
         mark = "*" if choices.is_own(file) else " "
-        yield beside(f"{mark} {group}={option:{width}}  ", search_path.description(file), line_width(sys.stdout))
+        line = beside(f"{mark} {group}={option:{width}}  ", search_path.description(file), line_width(sys.stdout))
+        yield painted("*", "green", sys.stdout) + line[1:] if mark == "*" else line
 
 
 def _files(group: str, choices: Choices) -> Iterator[str]:
-    yield "\nfiles"
+    yield f"\n{painted('files', 'bold', sys.stdout)}"
     for option, file in choices.options(group).items():
         yield f"  {option}: {search_path.label(file, Path.cwd())}"
 
@@ -79,7 +80,7 @@ def _keys(group: str) -> Iterator[str]:
     if entries:
         settings = {entry.key: f"{entry.key}={_plain(entry.default)}" for entry in entries}
         width = max(map(len, settings.values()))
-        yield "\nkeys"
+        yield f"\n{painted('keys', 'bold', sys.stdout)}"
         for entry in entries:
             yield beside(f"  {settings[entry.key]:{width}}  ", entry.meaning, line_width(sys.stdout))
 

@@ -35,7 +35,9 @@ from trainer_cli.terminal import (
     LOADING_TORCH,
     clear_status,
     columns,
+    painted,
     show_status,
+    with_headings,
     wrapped_help,
 )
 
@@ -84,14 +86,18 @@ _LOADING_TORCH = ("fit", "validate", "predict", "plan", "replay", "env")
 """Verbs that need seconds until they print something."""
 EXAMPLES = """examples:
   train list                                        what there is
-  train fit digits                      train an experiment
-  train fit digits optimizer.lr=0.01    with a change
+  train fit digits                                  train an experiment
+  train fit digits optimizer.lr=0.01                with a change
   train validate ckpt='runs/digits/checkpoints/*'   evaluate all its checkpoints
   train new mine                                    begin a project of your own"""
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are raised as UserError."""
+
+    def format_help(self) -> str:
+        """The help, with bold headings on a terminal."""
+        return with_headings(super().format_help(), sys.stdout)
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of ending the process."""
@@ -343,14 +349,17 @@ def _exit_code(value: Any) -> int:
 def _overview() -> str:
     names, width = max(map(len, VERBS)), columns(sys.stdout)
     verbs = "\n".join(
-        textwrap.fill(f"  {name:{names}}  {verb.summary}", width, subsequent_indent=" " * (names + 4))
+        textwrap.fill(f"  {name:{names}}  {verb.summary}", width, subsequent_indent=" " * (names + 4)).replace(
+            name, painted(name, "bold", sys.stdout), 1
+        )
         for name, verb in VERBS.items()
     )
-    return (
+    return with_headings(
         "usage: train VERB [OVERRIDE ...] [FLAGS]\n\n"
         f"{wrapped_help('Train PyTorch models from YAML, and resume exactly.', width)}\n\n"
         f"verbs:\n{verbs}\n\n{wrapped_help(EXAMPLES, width)}\n\n"
-        f"{wrapped_help('`train VERB --help` for more; `train --version` for the version.', width)}"
+        f"{wrapped_help('`train VERB --help` for more; `train --version` for the version.', width)}",
+        sys.stdout,
     )
 
 

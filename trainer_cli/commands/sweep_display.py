@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from trainer_cli.commands.sweep_table import NOT_BEGUN, QUEUED, JobStatus
+from trainer_cli.commands.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus
 from trainer_cli.core.metric_modes import Mode, mode_of
 from trainer_cli.core.policy import BestRule
 from trainer_cli.core.run_status import RunStatus
@@ -26,12 +26,6 @@ _MOST_RECORDS = 100_000
 _LONGEST_BAR = 30
 _FEWEST_JOBS = 3
 _ORDER = (RunStatus.running, QUEUED, RunStatus.failed, RunStatus.killed, RunStatus.stopped, RunStatus.finished)
-_COLOURS: Mapping[str, str] = {
-    RunStatus.running: "cyan",
-    RunStatus.failed: "red",
-    RunStatus.killed: "red",
-    RunStatus.stopped: "yellow",
-}
 _HEADER = ("job", "state", "step", "best", "ETA")
 
 
@@ -140,7 +134,7 @@ class SweepDisplay:
         lines = [painted(_join(header, widths), "dim", self._stream)]
         for texts in cells:
             line, state = cut_end(_join(texts, widths), width), texts[1]
-            colour = _COLOURS.get(state, "dim")
+            colour = STATE_COLOURS.get(state, "dim")
             lines.append(line.replace(f"  {state}", f"  {painted(state, colour, self._stream)}", 1))
         if len(shown) < len(rows):
             hidden = Counter(row.status for row in rows[len(shown) :])

@@ -21,6 +21,13 @@ from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.terminal import format_first, table
 
 NOT_BEGUN, QUEUED = "not begun", "queued"
+STATE_COLOURS: Mapping[str, str] = {
+    RunStatus.running: "cyan",
+    RunStatus.failed: "red",
+    RunStatus.killed: "red",
+    RunStatus.stopped: "yellow",
+}
+"""State of a job -> its colour on a terminal."""
 ERROR = "error"
 """Suffix of the file with the error, next to the job's frozen config."""
 _MAX_LETTERS = 160
@@ -165,9 +172,10 @@ def as_table(rows: Sequence[JobStatus]) -> str:
         swept = [row.swept.get(key, "") for key in keys]
         cells.append(["*" if row in winners else "", *swept, row.status, step, *numbers, seconds])
     header = ["", *keys, "status", "step", *best, "seconds"]
-    shown = [table(header, cells, right=["step", *best, "seconds"])]
+    shown = [table(header, cells, right=["step", *best, "seconds"], colours={**STATE_COLOURS, "*": "green"})]
     if winners:
-        shown.append(f"* best {ranked}{f', equal in {len(winners)} jobs' if len(winners) > 1 else ''}")
+        more = f" and {len(winners) - 1} more" if len(winners) > 1 else ""
+        shown.append(f"* best {ranked} of all jobs: {_best(winners[0], str(ranked)):.4g}, of {winners[0].key}{more}")
     return "\n".join([*shown, *_reasons(rows)])
 
 
@@ -184,9 +192,9 @@ def _reasons(rows: Sequence[JobStatus]) -> Iterator[str]:
 
 
 def as_sentence(row: JobStatus) -> str:
-    """How a job ended, on one line: `finished at step 90: val/loss 0.1302 (best), 2.1 s`."""
+    """How a job ended, on one line: `finished at step 90: its best val/loss 0.1302, 2.1 s`."""
     rule = best_rule(best_settings(run_config(row.run_dir)), row.best)
-    best = "" if rule is None else f": {rule.metric} {_best(row, rule.metric):.4g} (best)"
+    best = "" if rule is None else f": its best {rule.metric} {_best(row, rule.metric):.4g}"
     step = "" if row.step is None else f" at step {row.step:,}"
     return f"{row.status}{step}{best}{'' if row.seconds is None else f', {row.seconds:.1f} s'}"
 

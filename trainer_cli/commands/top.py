@@ -36,12 +36,12 @@ EXAMPLES = """examples:
   train top --once               the table once
   train top --json               one JSON object for each run
 """
-_COLUMNS = ("run", "state", "step", "steps/s", "loss", "ETA", "goodput", "checkpoint", "seen", "reason")
-_RIGHT = ("step", "steps/s", "loss", "ETA", "goodput", "seen")
+_COLUMNS = ("run", "state", "step", "steps/s", "loss", "metric", "ETA", "goodput", "checkpoint", "seen", "reason")
+_RIGHT = ("step", "steps/s", "loss", "metric", "ETA", "goodput", "seen")
 _GAP = 2
 _SHORTEST, _SHORTEST_NAME = 12, 8
 """Least width of a reason that is shown, and of a name."""
-_LEAST_IMPORTANT = ("goodput", "seen", "checkpoint", "steps/s", "loss", "ETA")
+_LEAST_IMPORTANT = ("goodput", "seen", "checkpoint", "steps/s", "loss", "metric", "ETA")
 """Columns that a narrow terminal leaves out, in this order."""
 _COLOURS = {"running": "green", "stale": "yellow", "stopped": "yellow"}
 _UNBOUNDED = 100_000
@@ -123,8 +123,11 @@ def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    rows = [_cells(view, root) for view in views]
-    longest = {name: max(len(name), *(cell_width(row[name]) for row in rows)) for name in _COLUMNS if rows}
+    # The name of the metric is in the header, unless runs have different ones.
+    metrics = {view.metric for view in views if view.metric}
+    titles = {name: name for name in _COLUMNS} | ({"metric": one_line(metrics.pop())} if len(metrics) == 1 else {})
+    rows = [_cells(view, root, names_metric=titles["metric"] == "metric") for view in views]
+    longest = {name: max(cell_width(titles[name]), *(cell_width(row[name]) for row in rows)) for name in titles if rows}
     # An empty column takes room from the names.
     shown = [name for name in longest if any(row[name] for row in rows)]
     room = width - sum(longest[name] + _GAP for name in shown if name not in ("run", "reason"))
@@ -136,7 +139,9 @@ def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
             room += longest[name] + _GAP
     grid = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for name in shown:
-        grid.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=True, overflow="ellipsis")
+        grid.add_column(
+            Text(titles[name]), justify="right" if name in _RIGHT else "left", no_wrap=True, overflow="ellipsis"
+        )
     for row in rows:
         row["run"] = cut_begin(row["run"], max(room - _GAP, _SHORTEST_NAME))
         row["reason"] = cut_end(row["reason"], room - longest["run"] - _GAP)
@@ -146,16 +151,20 @@ def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
     return grid
 
 
-def _cells(view: RunView, root: Path) -> dict[str, str]:
+def _cells(view: RunView, root: Path, *, names_metric: bool) -> dict[str, str]:
     """Column -> text."""
     name = str(view.path.relative_to(root)) if view.path != root else view.path.resolve().name
     step = "" if view.step is None else f"{view.step:,}"
+    metric = "" if view.value is None else f"{view.value:.4g}"
+    if metric and names_metric:
+        metric = f"{one_line(view.metric)} {metric}"
     return {
         "run": one_line(name),
         "state": view.state,
         "step": f"{step}/{view.total_steps:,}" if step and view.total_steps is not None else step,
         "steps/s": "" if view.steps_per_s is None else format_rate(view.steps_per_s),
         "loss": "" if view.loss is None else f"{view.loss:.4g}",
+        "metric": metric,
         "ETA": "" if view.eta_s is None else format_clock(view.eta_s),
         "goodput": "" if view.goodput is None else f"{view.goodput:.1%}",
         "checkpoint": view.checkpoint or "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from trainer_cli.core.stopping import how_to_reopen
 from trainer_cli.runs.failures import BestInterval
 from trainer_cli.runs.plan import Plan
 from trainer_cli.runs.start import Done
-from trainer_cli.terminal import format_bytes, format_count, line_width, table
+from trainer_cli.terminal import format_bytes, format_count, line_width, painted, table
 
 _WIDTH = 64
 _ROWS = 40
@@ -72,14 +73,19 @@ def shown(plan: Plan) -> str:
             f"{how_to_reopen(plan.start.reason)}."
         )
         return "\n\n".join([finished, *_failures(plan.best_interval)])
-    blocks = ["\n".join(_summary(plan))]
+    blocks = ["\n".join(map(_with_label, _summary(plan)))]
     if plan.timeline.end is not None:
-        blocks += ["\n".join(_chart(plan)), _table(plan)]
+        blocks += ["\n".join(map(_with_label, _chart(plan))), _table(plan)]
     for title, lines in (("estimated", plan.estimates), ("not known before the run", plan.unknown)):
         if lines:
             blocks.append("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))
     blocks += _failures(plan.best_interval)
     return "\n\n".join(block for block in blocks if block)
+
+
+def _with_label(line: str) -> str:
+    """A row with its label dim on a terminal."""
+    return re.sub(r"^  \S.*?(?=  )", lambda match: painted(match[0], "dim", sys.stdout), line)
 
 
 def _failures(best: BestInterval | None) -> list[str]:

@@ -25,6 +25,7 @@ from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, s
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import RunDirectoryError, TrainError
+from trainer_cli.loggers.marks import is_validation_metric
 from trainer_cli.runs.damage import collecting, count_unread, damaged_files, explain, unread_lines
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.find_runs import Listings, RunFinder
@@ -315,6 +316,10 @@ class RunView:
     """Steps per second over the newest records, with evaluations and saves."""
     loss: float | None = None
     """The newest `train/loss`; it may be NaN or infinite."""
+    metric: str = ""
+    """The validation metric that decides which checkpoint is best."""
+    value: float | None = None
+    """Its newest value; it may be NaN or infinite."""
     eta_s: float | None = None
     checkpoint: str | None = None
     """The name of the newest checkpoint."""
@@ -376,11 +381,13 @@ class RunReader:
         """When the newest attempt began, and what its newest save has noted."""
         self._points: deque[_Point] = deque(maxlen=_RECORDS)
         self._loss: float | None = None
+        self._measured: dict[str, float] = {}
+        """The newest value of each validation metric."""
         self._unread = 0
         """Number of lines that hold no record, of those that were read."""
         self._summary: dict[str, Any] = {}
         self._summary_seen: FileIdentity | None = None
-        self._checkpoints: tuple[int, Path | None] | None = None
+        self._checkpoints: tuple[int, Path | None, BestSettings] | None = None
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -420,6 +427,8 @@ class RunReader:
         eta_s = None
         if rate and step is not None and total is not None:
             eta_s = max(0.0, (total - step) / rate - (now - points[-1].time))
+        checkpoint = self._newest_checkpoint()
+        metric, value = self._validation()
         return RunView(
             self.run.path,
             state,
@@ -428,8 +437,10 @@ class RunReader:
             total,
             rate,
             self._loss,
+            metric,
+            value,
             eta_s,
-            self._newest_checkpoint(),
+            checkpoint,
             age_s,
             self._goodput(state, started, points),
             "".join(unread_lines(self.run.metrics_file, self._unread)),
@@ -491,6 +502,7 @@ class RunReader:
         if new.restarted:
             self._points.clear()
             self._loss, self._unread = None, 0
+            self._measured.clear()
         points = 0
         for record in parse_json_lines(new.lines):
             with suppress(ValueError, TypeError, KeyError, OverflowError):
@@ -498,7 +510,18 @@ class RunReader:
                 points += 1
                 if _LOSS in record:
                     self._loss = float(record[_LOSS])
+                self._measured.update({key: float(record[key]) for key in record if is_validation_metric(key)})
         self._unread += count_unread(new.lines, points)
+
+    def _validation(self) -> tuple[str, float | None]:
+        """The metric that decides which checkpoint is best, and its newest value; of a run that ended before it was
+        read, from its summary."""
+        last = self._summary.get("last_metrics")
+        measured = {**(last if isinstance(last, dict) else {}), **self._measured}
+        settings = BestSettings() if self._checkpoints is None else self._checkpoints[2]
+        rule = best_rule(settings, measured)
+        value = None if rule is None else measured[rule.metric]
+        return ("", None) if rule is None or not isinstance(value, int | float) else (rule.metric, float(value))
 
     def _newest_checkpoint(self) -> str | None:
         folder = self._checkpoints_folder()
@@ -521,7 +544,7 @@ class RunReader:
                 folder: Path | None = checkpoints_of(self.run.path)
             except TrainError:
                 folder = None
-            self._checkpoints = changed_ns, folder
+            self._checkpoints = changed_ns, folder, best_settings(run_config(self.run.path))
         folder = self._checkpoints[1]
         return self.run.checkpoints_folder if folder is not None and is_url(folder) else folder
 

@@ -193,7 +193,14 @@ def show_table(results: Results) -> None:
         numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
         facts = [row.checkpoint, str(row.step), row.loader, *([row.weights] if weights else [])]
         cells.append(["*" if index == best else "", *facts, *numbers])
-    print(table(["", "checkpoint", "step", "loader", *weights, *names], cells, right=["step", *names]))
+    header = ["", "checkpoint", "step", "loader", *weights, *names]
+    # A row is one line, with the metric that decides which is best: the files have all.
+    decisive = names[0] if rule is None else rule.metric.rpartition("/")[2]
+    left_out = [name for name in reversed(names) if name != decisive] if results.is_written else []
+    shown = table(header, cells, right=["step", *names], least_important=left_out, colours={"*": "green"})
+    print(shown)
+    if hidden := [name for name in names if name not in shown.split("\n", 1)[0]]:
+        print(f"left out, as they do not fit: {', '.join(hidden)}")
     if rule is not None:
         print(f"* {describe(rule)}")
     if results.is_written:
