@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from command import ROOT
 
 from trainer_cli.commands import main as main_module
 from trainer_cli.commands.main import Verb, add_config_arguments, main
@@ -351,3 +353,14 @@ def test_a_message_before_messages_are_set_up_begins_with_its_level(capsys: pyte
     for level in ("warning", "error"):
         record = logging.LogRecord("trainer_cli", getattr(logging, level.upper()), "", 0, "old.yaml: %s", ("x",), None)
         assert handler.format(record) == f"{level}: old.yaml: x"
+
+
+def test_docs_lists_every_page_and_prints_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs"]) == 0
+    listed = capsys.readouterr().out
+    pages = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/moving").glob("*.md")])
+    for page in pages:
+        assert re.search(rf"^{page.relative_to(ROOT / 'docs').with_suffix('')} ", listed, re.MULTILINE)
+    assert listed.endswith(f"folder: {ROOT / 'docs'}\n")
+    assert main(["docs", "moving/lightning"]) == 0
+    assert capsys.readouterr().out == (ROOT / "docs/moving/lightning.md").read_text("utf-8")

@@ -98,6 +98,7 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("report", "train report needs RUN. For example: train report runs/digits"),
         ("fit gone.yaml", "Write key=value, or the name of an experiment: mine, char_gpt, "),
         ("complete fish", "(choose from"),
+        ("docs resum", "invalid choice: 'resum'. Did you mean 'resume'?"),
         ("new", "train new needs DIR. For example: train new mine"),
     ],
 )

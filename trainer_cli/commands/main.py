@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from trainer_cli.commands.print_errors import is_without_user_code, print_crash, print_error
 from trainer_cli.core.gc_pause import gc_paused
+from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import (
     DISK_CURES,
     NO_SPACE,
@@ -74,6 +75,7 @@ VERBS: Mapping[str, Verb] = {
     "ckpt": Verb("trainer_cli.commands.ckpt", "list, show, verify, compare, pin, remove, prune and export checkpoints"),
     "list": Verb("trainer_cli.commands.list", "list the experiments, models, data and other options"),
     "new": Verb("trainer_cli.commands.new", "create a project: model, data, configs and tests that run"),
+    "docs": Verb("trainer_cli.commands.docs", "list the pages of the documentation, or print one"),
     "env": Verb("trainer_cli.commands.env", "show versions, devices and paths, for a bug report"),
     "complete": Verb("trainer_cli.commands.complete", "print the completion script for bash or zsh"),
 }
@@ -107,6 +109,9 @@ class Parser(argparse.ArgumentParser):
             example := re.search(rf"^  ({self.prog} [^-\n].*?)( {{2,}}|$)", self.epilog or "", re.M)
         ):
             message, cure = f"{self.prog} needs {lacking}", f"For example: {example[1]}"
+        elif choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            near = did_you_mean(choice[1], re.findall(r"[^', ]+", choice[2])).strip()
+            message, cure = (message[: message.index(" (choose")], near) if near else (message, cure)
         raise UserError(message, cure=cure)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:

@@ -89,12 +89,17 @@ def own_config_dirs(explicit: Path | None, cwd: Path) -> list[Path]:
 
 
 def shipped_configs(package: Path) -> Path | None:
-    """The package's own configs: inside it in a wheel, beside it in a checkout of this very project."""
+    """The package's own configs, see `shipped_folder`."""
+    return shipped_folder(package, FOLDER)
+
+
+def shipped_folder(package: Path, name: str) -> Path | None:
+    """A folder that ships with the package: inside it in a wheel, beside it in a checkout of this very project."""
     # In a wheel first: beside an installed package, `configs` may be of any other project.
-    inside = package / FOLDER
+    inside = package / name
     if inside.is_dir():
         return inside
-    beside = package.parent / FOLDER
+    beside = package.parent / name
     return beside if beside.is_dir() and _is_checkout(package.parent) else None
 
 
