@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,8 @@ def test_the_name_of_an_experiments_file_means_the_same_run(empty_folder: Path) 
 
 def test_the_folder_of_configs_may_be_named(empty_folder: Path) -> None:
     project(empty_folder / "elsewhere")
-    assert compose_fit([]).config.model, "no configs here"
+    with pytest.raises(UserError, match="Choose a shipped one"):
+        compose_fit([])
     with pytest.raises(UserError, match="no experiment is chosen"):
         compose_fit([], config_dir=Path("elsewhere/configs"))
 
@@ -115,11 +117,40 @@ def test_of_many_experiments_some_are_listed(empty_folder: Path) -> None:
         compose_fit([])
 
 
-@pytest.mark.parametrize("where", ["an empty folder", "configs without experiments"])
-def test_without_experiments_of_ones_own_the_shipped_default_is_trained(empty_folder: Path, where: str) -> None:
+SHIPPED_ONES = "Choose a shipped one: char_gpt, digits, digits_mlp, text (train fit digits)"
+COMMANDS = ["fit", "fit optimizer.lr=0.1", "fit -m seed=1,2", "plan", "check resume", "validate ckpt=none"]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("where", ["an empty folder", "configs without experiments", "a folder of a project"])
+def test_outside_of_a_project_the_shipped_default_is_not_trained_but_experiments_are_listed(
+    empty_folder: Path, where: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if where != "an empty folder":
         project(empty_folder)
-        for file in (empty_folder / "configs/experiment").iterdir():
-            file.unlink()
-    composed = compose_fit([])
-    assert (composed.config.model["_target_"], composed.config.name) == ("trainer_cli.MLP", "default")
+    if where == "configs without experiments":
+        shutil.rmtree(empty_folder / "configs/experiment")
+    if where == "a folder of a project":
+        (empty_folder / "notebooks/old").mkdir(parents=True)
+        monkeypatch.chdir(empty_folder / "notebooks/old")
+    before = sorted(empty_folder.rglob("*"))
+    assert main(words.split()) == 2
+    above = "The project above (cd ../..) has mine, other. " if where == "a folder of a project" else ""
+    assert message(capsys.readouterr().err) == (
+        f"no experiment is chosen. {above}{SHIPPED_ONES}; or make a project of your own: train new mine."
+    )
+    assert sorted(empty_folder.rglob("*")) == before, "nothing is written"
+
+
+def test_in_a_folder_of_a_project_its_experiments_are_named_and_shipped_ones_work(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(empty_folder)
+    (empty_folder / "src").mkdir()
+    monkeypatch.chdir(empty_folder / "src")
+    assert main(["fit", "mine"]) == 2
+    assert "The project above (cd ..) has mine, other." in message(capsys.readouterr().err)
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.endswith("\n\nThe project above (cd ..) has mine, other.\n")
+    assert compose_fit(["experiment=digits"]).config.name == "digits"
+    assert compose_fit(["model=mlp", "data=digits"]).config.name == "default", "they are chosen"

@@ -252,7 +252,7 @@ def no_flag(
         value = "VALUE" if following_value is None else following_value
         settings = [*Choices.of().settings("config", arguments), *keys()]
         if key in settings or key in Choices.of().groups:
-            return UserError(message, cure=f"Did you mean '{_spell(key, value)}'?")
+            return UserError(message, cure=f"Did you mean '{spell(key, value)}'?")
         if key in ("config", "c", "cfg", "config_file") and (
             suggestion := _suggest_file(Path(value), Choices.of(), has_config_name="--config-name" in flags)
         ):
@@ -305,7 +305,7 @@ def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None, has_
     return UserError(f"{word!r} is not of the form key=value", where="command line", cure=suggestion)
 
 
-def _spell(key: str, value: str) -> str:
+def spell(key: str, value: str) -> str:
     """The override as it is shown to users: an experiment by its name alone."""
     return value if key == EXPERIMENT else f"{key}={value}"
 
@@ -330,7 +330,7 @@ def _suggest_file(path: Path, choices: Choices, *, has_config_name: bool) -> str
         return None
     if groups := choices.groups_with(path.stem):
         group = path.parent.name if path.parent.name in groups else groups[0]
-        return f"Did you mean '{_spell(group, path.stem)}'?"
+        return f"Did you mean '{spell(group, path.stem)}'?"
     if not has_config_name or not path.is_file():
         return None
     named = f"--config-name {shlex.quote(path.stem)}"
@@ -351,9 +351,9 @@ def _suggest_override(
     is_key = name in choices.groups or name in keys() or name in choices.settings("config", words)
     # A space was typed for the equals sign.
     if following is not None and is_key and name not in sections():
-        return f"Did you mean '{_spell(name, following)}'?"
+        return f"Did you mean '{spell(name, following)}'?"
     if groups := choices.groups_with(name):
-        return f"Did you mean {' or '.join(repr(_spell(group, name)) for group in groups)}?"
+        return f"Did you mean {' or '.join(repr(spell(group, name)) for group in groups)}?"
     path = Path(word)
     if suggestion := _suggest_file(path, choices, has_config_name=has_config_name):
         return suggestion
@@ -378,6 +378,7 @@ def _suggest_override(
     if near := nearest(name, experiments):
         return f"Did you mean '{near}'?"
     if name.isidentifier() or path.suffix == ".yaml":
-        more = ", …" if len(experiments) > _MAX_SUGGESTIONS else ""
-        return f"Write key=value, or the name of an experiment: {', '.join(experiments[:_MAX_SUGGESTIONS])}{more}."
+        listed = ", ".join(experiments[:_MAX_SUGGESTIONS]) + (", …" if len(experiments) > _MAX_SUGGESTIONS else "")
+        above = search_path.advise_project_above(Path.cwd())
+        return f"{above}Write key=value, or the name of an experiment: {listed}."
     return None

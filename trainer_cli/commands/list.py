@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer_cli.commands.choices import Choices, keys
+from trainer_cli.commands.choices import Choices, keys, spell
 from trainer_cli.commands.main import add_config_dir
 from trainer_cli.config import search_path
 from trainer_cli.core.patterns import did_you_mean
@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     # The star is explained only where it occurs.
     if any(choices.is_own(file) for group in names for file in choices.options(group).values()):
         print("\n* yours")
+    elif above := search_path.advise_project_above(Path.cwd()):
+        print(f"\n{above.strip()}")
     return 0
 
 
@@ -64,7 +66,8 @@ def _table(group: str, choices: Choices) -> Iterator[str]:
     yield painted(group, "bold", sys.stdout)
     for option, file in options.items():
         mark = "*" if choices.is_own(file) else " "
-        line = beside(f"{mark} {group}={option:{width}}  ", search_path.description(file), line_width(sys.stdout))
+        label = f"{mark} {spell(group, f'{option:{width}}')}  "
+        line = beside(label, search_path.description(file), line_width(sys.stdout))
         yield painted("*", "green", sys.stdout) + line[1:] if mark == "*" else line
 
 

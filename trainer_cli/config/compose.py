@@ -35,8 +35,10 @@ from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import (
     PACKAGE,
     SearchPath,
+    advise_project_above,
     find,
     label,
+    list_names,
     options,
     own_config_dirs,
     primaries,
@@ -394,10 +396,10 @@ def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments
 
 
 def refuse_shipped_default(composed: Composed) -> None:
-    """Refuse model and data that the shipped config alone chose, in a project with experiments of its own.
+    """Refuse model and data that the shipped config alone chose.
 
     Raises:
-        UserError: no experiment is chosen; it lists the project's.
+        UserError: no experiment is chosen; it lists the project's, else the shipped ones and how to make a project.
     """
     shipped = shipped_configs(PACKAGE)
     choices = composed.provenance.choices.items()
@@ -405,16 +407,19 @@ def refuse_shipped_default(composed: Composed) -> None:
         return
     folder, shipped = Path.cwd().resolve(), shipped.resolve()
     project_dirs = [config_dir for config_dir in composed.config_dirs if config_dir != shipped]
-    experiments = list(options(project_dirs, "experiment"))
-    if not experiments or any(
-        _is_chosen_by_user(composed, section, label(shipped, folder)) for section in ("model", "data")
-    ):
+    if any(_is_chosen_by_user(composed, section, label(shipped, folder)) for section in ("model", "data")):
         return
-    listed = ", ".join(experiments[:8]) + (", … (see train list experiment)" if len(experiments) > 8 else "")
+    if experiments := list(options(project_dirs, "experiment")):
+        raise UserError(
+            "no experiment is chosen, and without one the model and data are the shipped ones, not this project's",
+            where=f"{label(project_dirs[0], folder)}/experiment",
+            cure=f"Choose one: {list_names(experiments)}; or a model or data: model=NAME, data=NAME.",
+        )
+    names = list_names(list(options([shipped], "experiment")))
     raise UserError(
-        "no experiment is chosen, and without one the model and data are the shipped ones, not this project's",
-        where=f"{label(project_dirs[0], folder)}/experiment",
-        cure=f"Choose one: {listed}; or a model or data: model=NAME, data=NAME.",
+        "no experiment is chosen",
+        cure=f"{advise_project_above(folder)}Choose a shipped one: {names} (train fit digits); "
+        "or make a project of your own: train new mine.",
     )
 
 

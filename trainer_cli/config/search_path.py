@@ -7,6 +7,7 @@ is not hidden; links are followed.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -106,6 +107,20 @@ def shipped_folder(package: Path, name: str) -> Path | None:
 def project_root(explicit: Path | None, cwd: Path) -> Path:
     """The folder that holds the configs in use, else the current one. A user's own classes import from it."""
     return (cwd / explicit).resolve().parent if explicit is not None else cwd.resolve()
+
+
+def advise_project_above(cwd: Path) -> str:
+    """How to get to the nearest project above a folder, with its experiments; empty without one."""
+    for above in cwd.parents:
+        folder = (above / FOLDER).resolve()
+        if folder != _shipped() and (names := list(options([folder], "experiment"))):
+            return f"The project above (cd {shlex.quote(os.path.relpath(above, cwd))}) has {list_names(names)}. "
+    return ""
+
+
+def list_names(names: Sequence[str]) -> str:
+    """The names of experiments, for a message."""
+    return ", ".join(names[:8]) + (", … (see train list experiment)" if len(names) > 8 else "")
 
 
 def find(dirs: Sequence[Path], name: str) -> Path | None:

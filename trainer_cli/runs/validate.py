@@ -27,7 +27,7 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.storage.download import configure_downloads, is_cached
 from trainer_cli.config.arguments import EVALUATED
-from trainer_cli.config.compose import Composed, compose, from_yaml
+from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default
 from trainer_cli.config.overrides import experiment_in
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.naming import CONFIG_FILE
@@ -95,7 +95,9 @@ def validate(
     settings["sections"] = EVALUATED
     validation = _Validation(overrides, command, settings, allow_pickle=allow_pickle, show=show)
     if command.ckpt == "none":
-        return validation.run_random_weights(compose(overrides, **settings))
+        composed = compose(overrides, **settings)
+        refuse_shipped_default(composed)
+        return validation.run_random_weights(composed)
     patterns = [command.ckpt] if isinstance(command.ckpt, str) else command.ckpt
     provide_steps(patterns, replays=replays, config_dir=config_dir)
     return validation.run_watching(patterns) if command.validate.watch else validation.run(patterns)
