@@ -16,8 +16,9 @@ import pytest
 import torch
 from command import records, weights
 
-from trainer_cli import CheckpointerCallback, Trainer, TrainingLoop
+from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
 from trainer_cli.commands.main import main
+from trainer_cli.core.schema import LoopConfig
 from trainer_cli.runs.run_dir import RunDir
 
 CODE = """
@@ -228,14 +229,16 @@ def test_a_plan_shows_that_a_run_begins_anew_and_changes_nothing(
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 
-def make_trainer(width: int = 2, seed: int = 0, **more: Any) -> Trainer:
+def make_trainer(width: int = 2, seed: int = 0, folder: str = "saved", **more: Any) -> Trainer:
     import ours
 
+    settings = {"lr": 0.1, "weight_decay": 0.0} | {key: more.pop(key) for key in ("lr", "weight_decay") if key in more}
+    loop = {"max_duration": 4} | {key: more.pop(key) for key in list(more) if hasattr(LoopConfig(), key)}
     return Trainer(
         model=lambda: ours.Net(width),
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-        loop=TrainingLoop(max_duration=4, log_interval=1),
-        checkpoint=CheckpointerCallback(more.pop("folder", "saved"), save_interval=2),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), **settings),
+        loop=TrainingLoop(log_interval=1, **loop),
+        checkpoint=CheckpointerCallback(folder, save_interval=2),
         seed=seed,
         **more,
     )
@@ -283,6 +286,68 @@ def test_in_python_the_same_trainer_continues_from_its_own_step_0(
     first = weights(Path("saved/step0"))
     assert trainer.fit(loader).step == 4
     assert weights(Path("saved/step0")) == first
+
+
+def half(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 3)
+
+
+CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
+    "nothing": ({}, {}, None),
+    "length": ({}, {"min_duration": 2}, None),
+    "rate": ({}, {"lr": 0.2}, "optimizer: lr is 0.1, as in the checkpoint; 0.2 is configured"),
+    "rate of a schedule": (
+        {"schedulers": half},
+        {"schedulers": half, "lr": 0.2},
+        "optimizer.lr was 0.1 in the steps before, and is 0.2 from here on",
+    ),
+    "weight decay": ({}, {"weight_decay": 0.1}, "optimizer: weight_decay is 0.0, as in the checkpoint; 0.1 is"),
+    "accumulation": ({}, {"grad_accum_steps": 2}, "loop.grad_accum_steps was 1 in the steps before, and is 2 from"),
+    "clipping": ({}, {"precision": Precision(clip_norm=1.0)}, "precision.clip_norm was None in the steps before, and"),
+    "precision": (
+        {},
+        {"precision": Precision(dtype="bf16")},
+        "precision.dtype was fp32 in the steps before, and is bf",
+    ),
+    "batch size": ({}, {"batch_size": 8}, "data.batch_size was 4 in the steps before, and is 8 from here on"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_in_python_a_resume_with_a_changed_setting_warns_of_it(
+    project: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(project)
+    import ours
+
+    before, after, warning = CHANGED[what]
+    batch_size, after = after.get("batch_size", 4), {key: after[key] for key in after if key != "batch_size"}
+    assert make_trainer(**before).fit(torch.utils.data.DataLoader(ours.Points(), 4)).step == 4
+    caplog.clear()
+    trainer = make_trainer(max_duration=6, **after)
+    assert trainer.fit(torch.utils.data.DataLoader(ours.Points(), batch_size)).step == 6
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == (warning is not None)
+    assert all(line.startswith(str(warning)) for line in warnings)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same trainer", "a new trainer"])
+def test_in_python_a_fit_of_a_finished_run_says_that_nothing_was_trained(
+    project: Path, same: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(project)
+    import ours
+
+    trainer, loader = make_trainer(), torch.utils.data.DataLoader(ours.Points(), 4)
+    trainer.fit(loader)
+    assert "nothing was trained" not in caplog.text
+    assert (trainer if same else make_trainer()).fit(loader).step == 4
+    (line,) = (record for record in caplog.records if "nothing was trained" in record.getMessage())
+    assert line.levelname == "WARNING"
+    assert line.getMessage() == (
+        "nothing was trained: the run was finished at step 4 before (max_duration of 4 steps reached); a larger "
+        "max_duration continues it"
+    )
 
 
 def files(folder: Path) -> dict[str, bytes]:

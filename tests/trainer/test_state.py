@@ -98,8 +98,7 @@ def test_what_does_not_fit_is_one_table_by_owner_and_nothing_is_taken(tmp_path: 
         "  rng            numpy: missing in the checkpoint\n"
         "  callbacks.ema  body.0.weight: has shape (8, 2) in this model, but (1,) in the checkpoint\n"
         "  data           the training data is not what the checkpoint was made with: length was 11 and is 10\n"
-        "Nothing was loaded. Resume with the config and the code of the checkpoint, begin another run with name=OTHER, "
-        "or this one anew with resume=anew."
+        "Nothing was loaded. Resume with the settings and the code of the checkpoint, or save into another folder."
     )
     assert same(dict(made.model.state_dict()), before) == []
     assert same(model_state.capture_rng(), generators) == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from trainer_cli.checkpoint.format.sharded import RANKS
 from trainer_cli.checkpoint.model_state import Fitting, weights_of
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.checkpoint.save import CheckpointMetadata
+from trainer_cli.config.fields import why_may_change
 from trainer_cli.core.load_options import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, advice
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import TrainError, UnfitStateError, UserError
@@ -40,6 +42,7 @@ ADVICE = (
     "Resume with the config and the code of the checkpoint, begin another run with name=OTHER, or this one anew with "
     "resume=anew."
 )
+_ADVICE_IN_PYTHON = "Resume with the settings and the code of the checkpoint, or save into another folder."
 _LOAD_LESS = "Load with the config and the code of the checkpoint, or less of it: load.states=[model]."
 
 
@@ -129,7 +132,23 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
     state["requires_grad"] = {"changed": trainer.trained.state_dict(), "continues": trainer.module_modes.continues}
     if with_data:
         state["data"] = trainer.loop.data_state(trainer)
+    if not trainer.config:
+        # With a config, changes of it are refused before anything is built.
+        state["settings"] = _settings(trainer)
     return state
+
+
+def _settings(trainer: Trainer) -> dict[str, str]:
+    """The settings of a trainer without a config that a resume takes as they are now: key of the config -> value."""
+    values = {f"loop.{key}": value for key, value in asdict(trainer.loop.settings).items()}
+    values |= {f"precision.{key}": value for key, value in asdict(trainer.precision.settings).items()}
+    batch_size = getattr(trainer._train_loader, "batch_size", None)
+    values["data.batch_size"] = batch_size if isinstance(batch_size, int) else None
+    for name, groups in trainer.first_settings.items():
+        # The other settings of an optimizer come from the checkpoint.
+        if trainer.schedulers.of(name):
+            values[f"{_key_of(name)}.lr"] = groups[0].get("lr")
+    return {key: str(value) for key, value in values.items() if why_may_change(key) is None}
 
 
 def _captured_model(model: nn.Module, weights: Mapping[nn.Parameter, Any]) -> dict[str, Any]:
@@ -280,7 +299,7 @@ def load_all(
 def _advice(trainer: Trainer, path: Path, report: LoadReport, fittings: Mapping[str, Fitting]) -> str:
     """What to do about a state that does not fit: `load` is for checkpoints of other runs alone."""
     if trainer.checkpoint is not None and path.parent.absolute() == trainer.checkpoint.folder.absolute():
-        return ADVICE
+        return ADVICE if trainer.config else _ADVICE_IN_PYTHON
     return advice(report) if "model" in fittings and fittings["model"].faults else _LOAD_LESS
 
 
@@ -420,7 +439,12 @@ def _fit_callback(callback: Callback, saved: dict[str, Any]) -> Fitting:
 
 
 def _unmatched_states(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions) -> Iterator[str]:
-    """One line for each state that only the checkpoint has, or only the trainer."""
+    """One line for each state that only the checkpoint has, or only the trainer, and for each changed setting."""
+    if options.takes("progress") and not trainer.config:
+        saved, now = state.get("settings", {}), _settings(trainer)
+        for key in now:
+            if key in saved and saved[key] != now[key]:
+                yield f"{key} was {saved[key]} in the steps before, and is {now[key]} from here on"
     if options.takes("callbacks"):
         saved = state.get("callbacks", {})
         for name in filter(options.takes_callback, saved):

@@ -163,6 +163,12 @@ class TrainingLoop(Lengths):
             # Also after an error: workers of the loader must not outlive the fit.
             if self._batches is not None:
                 self._batches.end()
+        if stop.is_end and trainer.progress.step == self._start_step > 0 and trainer.strategy.group.is_main:
+            log.warning(
+                "nothing was trained: the run was finished at step %d before (%s); a larger max_duration continues it",
+                trainer.progress.step,
+                stop.reason,
+            )
         return stop
 
     def why_stop(self, trainer: Trainer) -> Stop | None:
