@@ -225,7 +225,9 @@ def test_a_plan_shows_that_a_run_begins_anew_and_changes_nothing(
     before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()}
     capsys.readouterr()
     assert main(["plan", "mine", "+model.width=3"]) == 0
-    assert "it has no checkpoint after step 0" in capsys.readouterr().out
+    planned = capsys.readouterr().out
+    assert "it has no checkpoint after step 0" in planned
+    assert re.search(r"^ *checkpoints +3: 0, 2, 4$", planned, re.MULTILINE), "step 0 is saved again"
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 

@@ -329,8 +329,11 @@ def start_point_of(
         entry = source.entry(fork.name)
     progress = _progress(entry) if whole and entry is not None else Progress()
     catalog = start.run.catalog(folder)
-    if saved is None:
-        saved = [] if start.is_new and start.entry is None else catalog.valid(start.run_id)
+    if start.entry is None:
+        # A run that begins anew removes its checkpoint of step 0.
+        saved = ()
+    elif saved is None:
+        saved = catalog.valid(start.run_id)
     before = [kept for kept in saved if kept.step <= progress.step]
     newer = [kept for kept in saved if kept.step > progress.step and is_intact(catalog.storage, kept)]
     return StartPoint(
