@@ -102,7 +102,7 @@ class CheckpointerCallback(Callback):
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
         # Also where saves are synchronous: removed checkpoints are deleted by it.
         thread = thread or WriterThread("checkpoint-writer")
-        self.saver = StateSaver(self.folder, self.settings, self.identity, thread)
+        self.saver = StateSaver(self.folder, self.settings, self.identity, thread, keeps_settings=identity is None)
         self.storage, self.checkpointer, self.copier = self.saver.storage, self.saver.checkpointer, self.saver.copier
         self.retention = self.saver.retention
         self._in_flight_requested = False

@@ -35,7 +35,7 @@ from trainer_cli.errors import ConfigError, SaveError, without_secrets
 from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import LostRankError, PeerError
-from trainer_cli.trainer.state import describe
+from trainer_cli.trainer.state import SETTINGS, describe, settings_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -92,12 +92,23 @@ class StateSaver(SaveCaller):
 
     Args:
         thread: writes saves in the background; one at a time.
+        keeps_settings: whether the state has the settings of the trainer: the run has no config, whose changes are
+            refused.
     """
 
     trainer: Trainer
 
-    def __init__(self, folder: Path, settings: CheckpointConfig, identity: RunIdentity, thread: WriterThread) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: CheckpointConfig,
+        identity: RunIdentity,
+        thread: WriterThread,
+        *,
+        keeps_settings: bool = False,
+    ) -> None:
         self.folder, self.identity, self.thread = folder, identity, thread
+        self._keeps_settings = keeps_settings
         self._leave_out, self._links_latest = settings.leave_out, settings.latest_link
         self._naming = Naming(settings.name, settings.suffix)
         self.storage = self._new_storage(folder)
@@ -155,6 +166,8 @@ class StateSaver(SaveCaller):
 
     def _state(self) -> Mapping[str, Any]:
         state = without(self.trainer.checkpoint_state(), self._leave_out)
+        if self._keeps_settings:
+            state = {SETTINGS: settings_of(self.trainer), **state}
         marks = self.trainer.metric_logger.state_dict()
         # What a callback has saved under this name is not replaced.
         return state if not marks or LOG_MARKS in state else {**state, LOG_MARKS: marks}

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SETTINGS = "settings"
+"""The key of `settings_of` in a state."""
+
 _MANY = "optimizers"
 """The key of the states of named optimizers; the state of a single optimizer is under `optimizer`."""
 ADVICE = (
@@ -132,14 +135,11 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
     state["requires_grad"] = {"changed": trainer.trained.state_dict(), "continues": trainer.module_modes.continues}
     if with_data:
         state["data"] = trainer.loop.data_state(trainer)
-    if not trainer.config:
-        # With a config, changes of it are refused before anything is built.
-        state["settings"] = _settings(trainer)
     return state
 
 
-def _settings(trainer: Trainer) -> dict[str, str]:
-    """The settings of a trainer without a config that a resume takes as they are now: key of the config -> value."""
+def settings_of(trainer: Trainer) -> dict[str, str]:
+    """The settings that a resume takes as they are now, though they affect the training: key of the config -> value."""
     values = {f"loop.{key}": value for key, value in asdict(trainer.loop.settings).items()}
     values |= {f"precision.{key}": value for key, value in asdict(trainer.precision.settings).items()}
     batch_size = getattr(trainer._train_loader, "batch_size", None)
@@ -440,8 +440,8 @@ def _fit_callback(callback: Callback, saved: dict[str, Any]) -> Fitting:
 
 def _unmatched_states(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions) -> Iterator[str]:
     """One line for each state that only the checkpoint has, or only the trainer, and for each changed setting."""
-    if options.takes("progress") and not trainer.config:
-        saved, now = state.get("settings", {}), _settings(trainer)
+    if options.takes("progress") and SETTINGS in state:
+        saved, now = state[SETTINGS], settings_of(trainer)
         for key in now:
             if key in saved and saved[key] != now[key]:
                 yield f"{key} was {saved[key]} in the steps before, and is {now[key]} from here on"
