@@ -51,6 +51,8 @@ class Loading:
         self._run_id = uuid.uuid4().hex[:12]
         self.is_untouched = True
         """Whether no fit has begun and no checkpoint was read, so that the weights are the first ones."""
+        self._has_begun = False
+        """Whether a fit has begun."""
         self.start_samples = 0
         """Samples of the run before this fit."""
         self._first_generators: dict[str, Any] | None = None
@@ -71,27 +73,18 @@ class Loading:
         self._last_generators = self._first_generators
 
     def load_or_start(
-        self,
-        ckpt_path: str | Path | Unset | None,
-        load: LoadOptions,
-        keep_settings: Sequence[str],
-        train_loader: Any,
-        *,
-        begins: bool = False,
+        self, ckpt_path: str | Path | Unset | None, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any
     ) -> None:
-        """Bring model, optimizers, schedules and loop to the step at which a fit begins; arguments as in `fit`.
-
-        Args:
-            begins: whether it is the first fit of this trainer, which does not resume a checkpoint of step 0.
-        """
+        """Bring model, optimizers, schedules and loop to the step at which a fit begins; arguments as in `fit`."""
         trainer = self._trainer
         group, loop = trainer.strategy.group, trainer.loop
         if isinstance(ckpt_path, Unset):
-            # A fit of this trainer that failed at once has left it in the midst of a step.
-            ckpt_path, load = self.find_newest(first=not begins), WHOLE
+            # A checkpoint of step 0 is resumed only after a fit of this trainer that may have left it in a step.
+            ckpt_path, load = self.find_newest(first=self._has_begun), WHOLE
         elif ckpt_path is not None:
             ckpt_path = trainer.checkpointer.locate(ckpt_path)
             refuse_foreign(ckpt_path, load.states)
+        self._has_begun = True
         # The loop needs the counts before the state is loaded: schedules are made with its lengths.
         counts: Progress | None = trainer.progress
         if ckpt_path is not None and load.resumes:

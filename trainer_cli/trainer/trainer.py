@@ -279,7 +279,6 @@ class Trainer:
         self._join_global_callbacks()
         self._callback_set.check_owned(self.step)
         settings = setup.loader_settings(self.seed, self.device, self.strategy.group)
-        begins = self._train_loader is None
         self._train_loader = train = as_loader(train_loader, shuffle=True, **settings)
         self._val_loaders = val = setup.name_loaders(val_loader, settings)
         setup.check_data(train, val)
@@ -308,7 +307,7 @@ class Trainer:
                 self.modes.train()
                 # On the way out: whoever evaluates or saves the model next finds the weights to evaluate.
                 stack.callback(self.modes.eval)
-                self.loading.load_or_start(ckpt_path, load, keep_settings, train, begins=begins)
+                self.loading.load_or_start(ckpt_path, load, keep_settings, train)
                 if self.progress.step > 0:
                     self.trained.keep()
                 # Callbacks that refuse to start do so here, before loggers are rewound.
