@@ -372,8 +372,8 @@ OF_TRAINER = {
     ),
     "the patience of early stopping begins anew on a resume": Mutant(
         "trainer_cli/callbacks/early_stopping.py",
-        'state["best"], state["since"]',
-        'state["best"], None',
+        'state.get("waited", 0)',
+        "0",
         ("tests/callbacks/test_exact_resume.py::test_a_resume_ends_where_going_through_ends",),
     ),
     "the number of averaged weights begins anew on a resume": Mutant(

@@ -42,8 +42,8 @@ class Row(NamedTuple):
     """Until which a request to end is held."""
 
 
-def _patient() -> list[Callback]:
-    return [EarlyStopping("task/score", "min", patience=3, check_finite=False), Scores()]
+def _patient(patience: int | str) -> list[Callback]:
+    return [EarlyStopping("task/score", "min", patience=patience, check_finite=False), Scores()]
 
 
 ROWS = {
@@ -54,7 +54,8 @@ ROWS = {
     "some elements of a matrix": Row(lambda: [SelectiveGrad(0.25, ["body.0.*"])], stops=(4,)),
     "an evaluation every second time": Row(lambda: [Downstream(2)], stops=(3, 5, 7)),
     "an evaluation every third time": Row(lambda: [Downstream(3)], stops=(3, 5, 7)),
-    "early stopping": Row(_patient, ends=8, stops=(1, 3, 5, 6, 7)),
+    "early stopping": Row(lambda: _patient(3), ends=8, stops=(1, 3, 5, 6, 7)),
+    "early stopping by steps": Row(lambda: _patient("3st"), ends=8, stops=(5, 7)),
     "early stopping, held": Row(lambda: [EarlyStopping("task/score", "min", patience=1), Scores()], 7, (5, 6), 7),
     "a threshold, held": Row(lambda: [ThresholdStopper("task/score", 7.2, "min"), Scores()], 7, (2, 3, 5), 7),
     "a function, held": Row(lambda: [EarlyExit([lambda trainer: trainer.progress.step == 4])], 7, (2, 4, 6), 7),
