@@ -7,6 +7,7 @@ calls is injected.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import subprocess
@@ -27,6 +28,7 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.config.compose import compose
 from trainer_cli.core.files import warn_of_no_fsync
+from trainer_cli.errors import RunDirectoryError
 from trainer_cli.runs.fit import fit
 
 RUN = (
@@ -182,6 +184,26 @@ def test_a_folder_of_a_notebook_service_trains_and_resumes_as_a_disk_does(
     assert "resuming at step 3" in capsys.readouterr().err
     assert all(torch.equal(value, expected[name]) for name, value in last().items())
     assert {entry.problem for entry in catalog_of(Path("runs/mine/checkpoints")).entries()} == {None}
+
+
+def test_a_folder_without_locks_is_refused_for_a_run_and_takes_its_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, drive = fcntl.flock, tmp_path / "drive"
+
+    def refusing(descriptor: int, operation: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(drive)):
+            _refuse(errno.ENOTSUP)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refusing)
+    monkeypatch.chdir(tmp_path)
+    run = ["experiment=digits_mlp", "loop.max_duration=4", "loop.eval_interval=null", "checkpoint.save_interval=1"]
+    with pytest.raises(RunDirectoryError, match="drive/run cannot be locked: Operation not supported") as refused:
+        fit(compose([*run, f"run_dir={drive}/run"]))
+    assert str(refused.value.cure).startswith("Its filesystem has no file locks")
+    assert fit(compose([*run, f"checkpoint.copy_to.folder={drive}/copies", "checkpoint.copy_to.every=2"])) == 0
+    assert names(drive / "copies") == ["step2", "step4"]
 
 
 def _refuse(number: int, *_: Any, **__: Any) -> None:
