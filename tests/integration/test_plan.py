@@ -368,7 +368,7 @@ def test_people_get_a_chart_and_a_table(place: Path) -> None:
     marks = {
         line.split()[0]: line.split()[1]
         for line in done.out.splitlines()
-        if re.fullmatch(r"  \w+ +[.|PFEe?x]{64}", line)
+        if re.fullmatch(r"  \w+ +[.|RFEe?x]{64}", line)
     }
     assert list(marks) == ["evaluations", "regular", "fixed", "final", "ephemeral", "removals"]
     assert marks["final"] == "." * 63 + "E"
