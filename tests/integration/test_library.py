@@ -61,4 +61,6 @@ def test_a_trainer_made_in_python_trains_as_one_of_the_config(tmp_path: Path, mo
     # Without loggers, the program's checkpoints say nothing of logs.
     assert command.pop("ranges").keys() == {"val/loss", "val/accuracy"}
     assert library.pop("ranges") is None
+    # Of the program alone: a change of the config is refused.
+    assert library["state"]["state"].pop("settings")["loop.grad_accum_steps"] == "2"
     assert command == library

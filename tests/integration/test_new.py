@@ -64,7 +64,7 @@ def test_the_experiment_has_the_name_of_the_project(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["new", "alpha"]) == 0
-    assert "  train fit +experiment=alpha\n" in capsys.readouterr().out
+    assert "  train fit alpha\n" in capsys.readouterr().out
     made = [file.relative_to(empty_folder / "alpha").as_posix() for file in (empty_folder / "alpha").rglob("*alpha*")]
     assert sorted(made) == ["alpha", "configs/experiment/alpha.yaml", "tests/test_alpha.py"]
     texts = {file: file.read_text() for file in (empty_folder / "alpha").rglob("*") if file.is_file()}
@@ -119,7 +119,7 @@ def test_it_is_shown_and_composed_first_class(
 ) -> None:
     monkeypatch.chdir(project)
     assert main(["list", "experiment"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("* experiment=shapes      Classify points by the arm")
+    assert capsys.readouterr().out.splitlines()[1].startswith("* shapes      Classify points by the arm")
     assert main(["config", "+experiment=shapes"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["model"]["_target_"] == "shapes.model.Net"
 
@@ -171,7 +171,7 @@ def test_the_commands_of_its_readme_can_be_run(
         elif verb == "list":
             assert main([verb, *arguments]) == 0
     assert verbs == ["fit", "fit", "validate", "config", "list", "python"]
-    assert "* experiment=shapes" in capsys.readouterr().out
+    assert "\n* shapes " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
