@@ -7,10 +7,11 @@ import shlex
 from fnmatch import fnmatchcase
 
 import pytest
+from command import ROOT
 
 from trainer_cli.config.compose import compose
 from trainer_cli.config.fields import OPEN, unknown_key
-from trainer_cli.core.elsewhere import _ELSEWHERE, written_here
+from trainer_cli.core.elsewhere import _ELSEWHERE, _SETTINGS, written_here
 from trainer_cli.errors import ConfigError
 
 VALUES = (
@@ -64,6 +65,26 @@ def test_no_word_that_is_a_key_here_is_taken_for_one_of_others() -> None:
     keys = [word for word in words if "=" not in word and unknown_key(tuple(word.split("."))) is None]
     # Any key may be below an open section.
     assert [word for word in keys if word.partition(".")[0] not in OPEN] == []
+
+
+@pytest.mark.parametrize("word", ["fast_dev_run", "overwrite", "ema", "early_stopping", "mlflow", "deepspeed"])
+def test_what_others_switch_off_is_left_out(word: str) -> None:
+    assert written_here(word, "False") == "It is off by default: leave it out."
+    assert "=" in (written_here(word, "true") or "")
+
+
+@pytest.mark.parametrize("page", ["lightning", "huggingface"])
+def test_the_pages_on_moving_name_the_same_keys(page: str) -> None:
+    table = (ROOT / f"docs/moving/{page}.md").read_text("utf-8")
+    compared = 0
+    for theirs, ours in re.findall(r"^\| (`.*?) \| (.*`[\w.+]+=.*) \|$", table, re.MULTILINE):
+        for name in re.findall(r"`(\w+)`", theirs):
+            settings = [one for _, one in _SETTINGS.get(name, ()) if not one.endswith(".")]
+            keys = [word.partition("=")[0] for one in settings for word in re.split(r" \| | ", one)]
+            # `a.b.c=1` may be written `a.b={c: 1}` there.
+            assert not keys or any(key in ours or key.rpartition(".")[0] + "=" in ours for key in keys), name
+            compared += bool(keys)
+    assert compared > 25
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ _ELSEWHERE = {
     "checkpoint.save_interval=1ep": "save_strategy=epoch",
     "checkpoint.save_interval={}ep": "every_n_epochs save_period save_every_n_epochs",
     "checkpoint.save_interval={}": (
-        "save_steps save_every every_n_train_steps checkpoint_interval checkpointing_steps ckpt_interval save_freq"
+        "save_steps save_every every_n_train_steps checkpoint_interval checkpointing_steps ckpt_interval save_freq "
+        "train_time_interval"
     ),
     "checkpoint.enabled=false": "enable_checkpointing=false save_strategy=no checkpoint=false checkpoint=none",
     "checkpoint.max_checkpoints={}": "save_total_limit total_limit keep_last max_to_keep keep_last_n",
@@ -79,10 +80,14 @@ _ELSEWHERE = {
         "train_micro_batch_size_per_gpu"
     ),
     "data.val_batch_size={}": "per_device_eval_batch_size eval_batch_size val_batch_size test_batch_size",
+    "data.persistent_workers={}": "dataloader_persistent_workers persistent_workers",
     "data.num_workers={}": "num_workers dataloader_num_workers workers n_workers",
     # Optimizer, schedule and precision
     "optimizer.lr={}": "lr learning_rate lr0 base_lr init_lr",
     "optimizer.weight_decay={}": "weight_decay wd",
+    "optimizer.betas=[{},0.999]": "adam_beta1",
+    "optimizer.betas=[0.9,{}]": "adam_beta2",
+    "optimizer.eps={}": "adam_epsilon",
     "optimizer=adamw": "optim=adamw* opt=adamw*",
     "optimizer=adam": "optim=adam* opt=adam*",
     "optimizer={}": "optim opt optimizer.name optimizer.type",
@@ -112,6 +117,7 @@ _ELSEWHERE = {
     "precision.clip_value={}": "clipvalue clip_grad_value gradient_clip_value",
     "compile.enabled=true": "torch_compile=true use_compile=true",
     "compile.enabled=true compile.mode={}": "torch_compile_mode",
+    "compile.enabled=true compile.backend={}": "torch_compile_backend",
     "`trainer_cli.ScopedFlags`, a callback, sets torch.backends.cudnn.benchmark.": "benchmark cudnn_benchmark",
     "`trainer_cli.ScopedFlags`, a callback, sets torch.backends.cuda.matmul.allow_tf32.": "tf32 allow_tf32",
     "deterministic=true": "deterministic=warn full_determinism=true cudnn_deterministic=true",
@@ -135,6 +141,8 @@ _ELSEWHERE = {
     ),
     "parallel=ddp": "strategy=ddp* trainer=ddp* distributed=true ddp=true multi_gpu=true strategy=*ddp",
     "parallel=fsdp": "strategy=fsdp* trainer=fsdp* use_fsdp=true fsdp strategy=deepspeed* trainer=deepspeed deepspeed",
+    "parallel=ddp parallel.find_unused_parameters={}": "ddp_find_unused_parameters",
+    "parallel.timeout={}s": "ddp_timeout",
     "parallel=single": "strategy=auto trainer=cpu trainer=gpu trainer=default",
     "Start the command on each machine by torchrun or srun, with parallel=ddp.": "num_nodes nnodes num_machines",
     "torchrun and srun set it: leave it out.": "local_rank node_rank rank machine_rank master_addr master_port",
@@ -163,7 +171,7 @@ _ELSEWHERE = {
     "callbacks=early_stopping callbacks.early_stopping.patience={}": (
         "patience early_stopping.patience early_stopping_patience early_stop_patience"
     ),
-    "callbacks=early_stopping": "early_stopping early_stop use_early_stopping",
+    "callbacks=early_stopping": "early_stopping early_stop use_early_stopping earlystopping",
     "callbacks=ema callbacks.ema.decay={}": "ema_decay ema.decay",
     "callbacks=ema": "ema use_ema",
     "callbacks=swa": "swa use_swa",
@@ -214,6 +222,9 @@ for _ours, _theirs in _ELSEWHERE.items():
             NAMES_HERE.setdefault(_name, []).append(_key.rpartition(".")[2])
 
 
+_OFF = ("false", "no", "none", "null", "0")
+
+
 def plain(word: str) -> str:
     """A name as it is compared: in small letters, with `_` for `-`."""
     return word.lower().replace("-", "_")
@@ -230,7 +241,10 @@ def written_here(word: str, value: str | None, *, below: bool = True) -> str | N
     names = plain(word).replace("/", ".").split(".")
     for start in range(len(names) if below else 1):
         for glob, ours in _SETTINGS.get(".".join(names[start:]), ()):
-            if fnmatchcase("true" if value is None else value.lower(), glob):
+            text = "true" if value is None else value.lower()
+            if glob == "*" and "{}" not in ours and not ours.endswith(".") and text in _OFF:
+                return "It is off by default: leave it out."
+            if fnmatchcase(text, glob):
                 return ours.replace("{}", "VALUE" if value is None else value)
     return None
 
