@@ -21,6 +21,7 @@ from dying_disk import Died, die_at
 from trainer_cli.core import files
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import RunDirectoryError, UserError
+from trainer_cli.runs import run_dir
 from trainer_cli.runs.environment import environment, git_facts, versions
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
 
@@ -152,6 +153,37 @@ def test_a_creation_that_dies_anywhere_leaves_no_run_or_a_whole_one(
         run.create(CONFIG, [], {}).release()
     assert run.read_config() == CONFIG
     assert run.run_id
+
+
+@pytest.mark.parametrize("nth", range(1, 8))
+def test_a_move_to_the_trash_that_dies_anywhere_leaves_the_whole_run_in_one_place(
+    nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = created(tmp_path / "x")
+    id, moved = run.run_id, RunDir(tmp_path / ".trash/x-1")
+    with monkeypatch.context() as patch:
+        die_at(patch, nth, ("mkdir", "fsync", "rename"))
+        with contextlib.suppress(Died):
+            run.move_to_trash()
+    assert [place.run_id for place in (run, moved) if place.exists_as_run()] == [id]
+    if run.exists_as_run():
+        assert run.move_to_trash() == moved.path
+
+
+def test_a_start_that_waited_for_the_lock_of_a_run_that_was_moved_gets_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = created(tmp_path / "x")
+
+    def wait_while_another_moves_it(descriptor: int) -> None:
+        monkeypatch.undo()
+        run.move_to_trash()
+        created(run.path)
+
+    monkeypatch.setattr(run_dir, "_lock", wait_while_another_moves_it)
+    with pytest.raises(RunDirectoryError, match="moved by another process"):
+        run.lock()
+    run.lock().release()
 
 
 def test_a_place_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:

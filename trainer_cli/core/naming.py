@@ -28,9 +28,9 @@ SUPERSEDED_PREFIX = ".superseded."
 """Prefix of a replaced manifest: readers that opened it before hold a lock on it."""
 
 SWEEP_FOLDER = "sweep"
+"""Folder in which each job of a sweep has its run directory, named by what is swept."""
 TRASH_FOLDER = ".trash"
 """Beside a run: the folder to which `resume=anew` moves it. Nothing that looks for runs enters a folder with a dot."""
-"""Folder in which each job of a sweep has its run directory, named by what is swept."""
 
 DEFAULT_PATTERN = "step{step}"
 VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_size")

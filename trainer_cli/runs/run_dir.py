@@ -167,6 +167,9 @@ class RunDir:
             ) from error
         try:
             _lock(descriptor)
+            if not _is_file_at(descriptor, self.lock_file):
+                close_private(descriptor)
+                raise RunDirectoryError(f"{self.path} has just been moved by another process", cure="Start again.")
             return RunLock([descriptor, *self._lock_environment()])
         except OSError as error:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
@@ -316,13 +319,21 @@ class RunDir:
         replace(self.config_file, [config_yaml.encode()])
 
     def check_movable(self) -> None:
-        """Refuse to move a run away that is in use, or whose directory holds other runs.
+        """Refuse to move a run away that is in use, or whose directory is a link or holds other runs.
 
         Raises:
-            RunDirectoryError: another process trains or replays here.
-            UserError: it holds a sweep.
+            RunDirectoryError: another process trains here.
+            UserError: it is a link, or holds a sweep.
         """
-        self.lock().release()
+        if self.is_locked():
+            # Raises, and names the process; a free lock is not taken, because that would write.
+            self.lock().release()
+        if self.path.is_symlink() or self.path.name in ("", "..") or ".." in self.path.parent.parts:
+            raise UserError(
+                f"{self.path} is a link, or is not named by its own name, so the run in it is not moved",
+                where="resume=anew",
+                cure="Give the path of the directory itself by run_dir=, or begin another run with name=OTHER.",
+            )
         if (self.path / SWEEP_FOLDER).exists():
             raise UserError(
                 f"{self.path} holds the runs of a sweep, which would be moved with it",
@@ -341,7 +352,14 @@ class RunDir:
             make_directory(self.trash)
             numbered = (self.trash / f"{self.path.name}-{number}" for number in count(1))
             target = next(path for path in numbered if not os.path.lexists(path))
-            os.rename(self.path, target)
+            try:
+                os.rename(self.path, target)
+            except OSError as error:
+                raise UserError(
+                    f"{self.path} cannot be moved to {target}: {error.strerror}",
+                    where="resume=anew",
+                    cure="Move it away yourself, or begin another run with name=OTHER.",
+                ) from error
             # Its new entry first: after a power failure it is in one place, or in both.
             sync_folder(self.trash)
             sync_folder(self.path.parent)
@@ -502,6 +520,13 @@ def make_directory(path: Path) -> None:
     except OSError as error:
         message = f"{path} cannot be made: {error.strerror}"
         raise UserError(message, cure="Choose another directory with run_dir=.") from error
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one at a path."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    return False
 
 
 def _is_empty(path: Path) -> bool:
