@@ -56,6 +56,13 @@ def _link_to_an_empty_folder(checkpoints: Path) -> None:
     checkpoints.symlink_to(Path("mount point").absolute())
 
 
+def _lose_all_but_step_0(checkpoints: Path) -> None:
+    # As of a run that was killed: one that has finished holds its config.
+    Path("runs/mine/summary.json").unlink()
+    for checkpoint in checkpoints.glob("step[1-9]"):
+        shutil.rmtree(checkpoint)
+
+
 def _remove_by_command(checkpoints: Path) -> None:
     assert main(["ckpt", "rm", f"{checkpoints}/step*", "--yes", "--force"]) == 0
 
@@ -65,6 +72,7 @@ def _remove_by_command(checkpoints: Path) -> None:
     [
         (_delete, {ELSEWHERE}),
         (_empty, {ELSEWHERE}),
+        (_lose_all_but_step_0, {ELSEWHERE}),
         (_link_to_nothing, {OWN, ELSEWHERE}),
         (_link_to_an_empty_folder, {OWN, ELSEWHERE}),
         (_remove_by_command, set()),
@@ -84,7 +92,7 @@ def test_a_run_begins_anew_only_if_its_user_has_removed_its_checkpoints(
     run, longer = RunDir("runs/mine"), compose([*RUN, *_folder(checkpoints), "loop.max_duration=6"])
     records = run.metrics_file.read_bytes()
     if checkpoints in refused:
-        with pytest.raises(CheckpointError, match=r"holds no checkpoint now, but .* saved step4 .*Mount its disk"):
+        with pytest.raises(CheckpointError, match=r"holds no checkpoint after step 0 now, but .* step4.*Mount"):
             fit(longer)
         assert run.metrics_file.read_bytes() == records
     else:

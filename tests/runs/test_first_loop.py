@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -174,6 +175,17 @@ def test_a_run_that_has_something_to_continue_is_kept(
     assert weights(Path("runs/mine/checkpoints/step0")) == before
 
 
+@pytest.mark.parametrize("loaded", ["model", "all"])
+def test_a_fork_over_a_run_without_a_step_is_a_fork(project: Path, loaded: str) -> None:
+    assert main(["fit", "mine", "name=source"]) == 0
+    assert fail("train", ["fit", "mine"]) == 1
+    fork = ["fit", "mine", "ckpt=runs/source@step2", f"load.states=[{loaded}]"]
+    assert main(fork) == 0
+    assert main([*fork, "name=fresh"]) == 0
+    assert weights(Path("runs/mine/checkpoints/step4")) == weights(Path("runs/fresh/checkpoints/step4"))
+    assert {*os.listdir("runs/mine/checkpoints")} == {*os.listdir("runs/fresh/checkpoints")}
+
+
 def test_a_fork_without_a_step_loads_its_checkpoint_again(project: Path) -> None:
     assert main(["fit", "mine", "name=source"]) == 0
     fork = ["fit", "mine", "ckpt=runs/source@latest"]
@@ -193,13 +205,13 @@ def test_resume_must_begins_anew_and_a_named_checkpoint_of_step_0_is_loaded(proj
     assert (weights(Path("runs/mine/checkpoints/step0")) == first) is (resume != "must")
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["the run is there", "its directory was removed"])
-def test_a_run_that_saves_elsewhere_begins_anew_too(project: Path, lost: bool) -> None:
+@pytest.mark.parametrize("lost", [None, "runs/mine", "disk"])
+def test_a_run_that_saves_elsewhere_begins_anew_too(project: Path, lost: str | None) -> None:
     command = ["fit", "mine", "checkpoint.folder='disk/{run_name}'", "checkpoint.copy_to.folder='copies/{run_name}'"]
     assert fail("train", command) == 1
     assert Path("disk/mine/step0").is_dir()
-    if lost:
-        shutil.rmtree("runs/mine")
+    if lost is not None:
+        shutil.rmtree(lost)
     assert main([*command, "+model.width=3"]) == 0
     assert main([*command, "+model.width=3", "name=fresh"]) == 0
     assert weights(Path("disk/mine/step0")) == weights(Path("disk/fresh/step0"))
@@ -417,8 +429,20 @@ def _copies_elsewhere(project: Path) -> list[str]:
     return ["checkpoint.copy_to.folder=copies/mine"]
 
 
+def _a_link(project: Path) -> list[str]:
+    os.rename("runs/mine", "big")
+    os.symlink("../big", "runs/mine")
+    return []
+
+
 NOT_MOVED: dict[str, tuple[Callable[[Path], list[str]], int, str]] = {
     "it holds a sweep": (_a_sweep, 2, "holds the runs of a sweep"),
+    "it is a link": (_a_link, 2, "is a link"),
+    "its path ends elsewhere": (
+        lambda project: ["run_dir=runs/mine/../../runs/mine"],
+        2,
+        "is not named by its own name",
+    ),
     "its checkpoints are elsewhere": (_checkpoints_elsewhere, 4, "disk/mine holds checkpoints of another run"),
     "its copies are elsewhere": (_copies_elsewhere, 4, "copies/mine holds checkpoints of another run"),
     "ckpt= names it": (lambda project: ["ckpt=runs/mine@latest"], 2, "is a checkpoint of the run that resume=anew"),
@@ -439,6 +463,40 @@ def test_resume_anew_that_is_refused_moves_nothing(project: Path, why: str, caps
     assert text in " ".join(capsys.readouterr().err.split())
     assert files(Path("runs/mine")) == before
     assert not Path("runs/.trash").exists()
+
+
+def test_a_run_that_cannot_be_renamed_stays(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["fit", "mine"]) == 0
+    before, rename = files(Path("runs/mine")), os.rename
+
+    def on_another_disk(source: Path, target: Path) -> None:
+        if "mine-1" in str(target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", on_another_disk)
+    assert main(["fit", "mine", "resume=anew"]) == 2
+    assert "cannot be moved to runs/.trash/mine-1: Invalid cross-device link" in capsys.readouterr().err
+    assert files(Path("runs/mine")) == before
+
+
+def test_a_plan_of_resume_anew_writes_nothing(project: Path) -> None:
+    assert main(["fit", "mine"]) == 0
+    Path("runs/mine/.lock").unlink()
+    before = {*Path("runs").rglob("*")}
+    assert main(["plan", "mine", "resume=anew"]) == 0
+    assert {*Path("runs").rglob("*")} == before
+
+
+def test_records_of_steps_without_a_checkpoint_are_kept_when_the_run_begins_anew(project: Path) -> None:
+    command = ["fit", "mine", "checkpoint.save_interval=100"]
+    assert fail("evaluation", [*command, "loop.eval_at_start=false"]) == 1, "after step 2"
+    before = Path("runs/mine/metrics.jsonl").read_bytes()
+    assert main([*command, "+model.width=3"]) == 0
+    assert Path("runs/mine/metrics.before_attempt2.jsonl").read_bytes() == before
+    assert [record["step"] for record in records(Path("runs/mine/metrics.jsonl"))] == [0, 1, 2, 3, 4]
 
 
 def test_a_crash_between_the_move_and_the_new_run_loses_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,8 @@ class CheckpointerCallback(Callback):
         # Raises here where checkpoint.name names no variable that there is.
         self.saver.path()
         self.storage.sweep()
-        if trainer.progress.step == 0 and not self._resumes_from_folder(trainer) and not self._holds_steps():
+        begins = trainer.progress.step == 0 or trainer.loaded_from is not None
+        if begins and not self._resumes_from_folder(trainer) and not self._holds_steps():
             self.retention.begin_anew()
         newest = self.retention.newest()
         if newest is not None and not self._resumes_from_folder(trainer):

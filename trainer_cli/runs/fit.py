@@ -51,7 +51,7 @@ from trainer_cli.runs.forks import describe_fork
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.repeated_steps import find_differing_end, repeats_steps
-from trainer_cli.runs.resume import note_gone_checkpoints, stored_config
+from trainer_cli.runs.resume import keep_records, note_gone_checkpoints, stored_config
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import (
@@ -262,7 +262,7 @@ def _open_run(
     elif start.entry is None:
         note_gone_checkpoints(run, start.folder)
     start_step = start.entry.step if start.entry is not None else 0
-    run.begin_attempt(
+    attempt = run.begin_attempt(
         name=config.name or "default",
         start_step=start_step,
         now=time.time(),
@@ -271,6 +271,8 @@ def _open_run(
         differs_until=differs_until,
         forked_from=describe_fork(fork, counts_on=load_options(config.load).resumes),
     )
+    if start.entry is None:
+        keep_records(run, attempt)
     trainer.recording.set_repeats(repeats_steps(run.attempts, start_step))
     if not start.is_new:
         # Entered before the write, so that it also undoes a partial one.

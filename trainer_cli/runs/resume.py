@@ -33,6 +33,7 @@ from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.runs.metrics import read_last_record
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, named_path
 from trainer_cli.runs.spent_time import read_lines
@@ -81,18 +82,19 @@ def holds_training(run: RunDir, folder: Path, now: CheckpointConfig, stored: Tra
 
 
 def refuse_absent_folder(run: RunDir, catalog: Catalog) -> None:
-    """Refuse to begin anew, which drops the run's records, while its checkpoints may be on a disk that is not mounted.
+    """Refuse to begin anew while the run's checkpoints may be on a disk that is not mounted.
 
     Their folder is somewhere else then, or a link. A folder in the run's directory was emptied by its user.
 
     Raises:
-        CheckpointError: it is empty, though the run has saved checkpoints that it has not removed.
+        CheckpointError: it holds none after step 0, though the run has saved some that it has not removed.
     """
-    folder, saved = catalog.folder, _not_removed(run)
+    # One of step 0 is not needed, and may be there: saved before the disk was mounted over it.
+    folder, saved = catalog.folder, [life for life in _not_removed(run) if life.step]
     inside = Path(os.path.realpath(run.path)) in Path(os.path.realpath(folder)).parents
-    if saved and (is_url(folder) or not inside) and not catalog.names():
+    if saved and (is_url(folder) or not inside):
         raise CheckpointError(
-            f"{folder} holds no checkpoint now, but the run has saved {saved[-1].name}",
+            f"{folder} holds no checkpoint after step 0 now, but the run has saved {saved[-1].name}",
             where=str(run.path),
             cure="Mount its disk, or restore the folder. To begin anew, use name=OTHER or resume=anew.",
         )
@@ -104,6 +106,15 @@ def note_gone_checkpoints(run: RunDir, folder: Path) -> None:
     history, names = CheckpointHistory(run.history_file), run.catalog(folder).names()
     for life in (life for life in _not_removed(run) if life.name not in names):
         history.removed(life.name, "it was gone when the run began anew")
+
+
+def keep_records(run: RunDir, attempt: int) -> None:
+    """Keep the records of the steps that a run has made before it begins anew, maybe with another model, in a file."""
+    step = (read_last_record(run.metrics_file) or {}).get("step")
+    if isinstance(step, int) and step > 0:
+        kept = run.metrics_file.with_suffix(f".before_attempt{attempt}.jsonl")
+        os.replace(run.metrics_file, kept)
+        log.info("the records of the %d steps that were made before are kept in %s", step, kept)
 
 
 def _not_removed(run: RunDir) -> list[Life]:
