@@ -327,7 +327,7 @@ def test_a_run_begins_with_one_checkpoint(base: Path) -> None:
         ("resume=runs/base@step10", 2, ["newer checkpoints exist: step20"]),
         ("resume=runs/base@step7", 3, ["runs/base@step7: there is none", "holds step0, step10, step20"]),
         ("resume=runs/other@latest", 3, ["runs/other@latest: there is no runs/other", "runs holds base"]),
-        ("resume=runs/nowhere", 2, ["runs/nowhere is neither auto, never, must, a run directory, nor a checkpoint"]),
+        ("resume=runs/nowhere", 2, ["runs/nowhere is neither auto, never, must, anew, a run directory, nor a"]),
     ],
 )
 def test_a_way_to_resume_that_cannot_be_is_reported(base: Path, argument: str, code: int, parts: list[str]) -> None:

@@ -437,11 +437,11 @@ def _a_link(project: Path) -> list[str]:
 
 NOT_MOVED: dict[str, tuple[Callable[[Path], list[str]], int, str]] = {
     "it holds a sweep": (_a_sweep, 2, "holds the runs of a sweep"),
-    "it is a link": (_a_link, 2, "is a link"),
+    "it is a link": (_a_link, 2, "it is a link"),
     "its path ends elsewhere": (
         lambda project: ["run_dir=runs/mine/../../runs/mine"],
         2,
-        "is not named by its own name",
+        "its path leads through ..",
     ),
     "its checkpoints are elsewhere": (_checkpoints_elsewhere, 4, "disk/mine holds checkpoints of another run"),
     "its copies are elsewhere": (_copies_elsewhere, 4, "copies/mine holds checkpoints of another run"),

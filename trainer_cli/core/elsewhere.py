@@ -73,7 +73,10 @@ _ELSEWHERE = {
         "pretrained weights init_from load_from finetune_from pretrained_path model=*.pt model=*.pth model=*.ckpt "
         "model=*.safetensors"
     ),
-    "resume=anew": "overwrite overwrite_output_dir exist_ok force force_restart from_scratch",
+    "resume=anew": (
+        "resume=new resume=fresh resume=restart resume=scratch resume=overwrite "
+        "overwrite overwrite_output_dir exist_ok force force_restart from_scratch"
+    ),
     # Data
     "data.batch_size={}": (
         "batch bs batch_size per_device_train_batch_size micro_batch_size train_batch_size "

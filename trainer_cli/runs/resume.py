@@ -29,7 +29,7 @@ from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may
 from trainer_cli.core.checkpoint_config import CheckpointConfig, Newer
 from trainer_cli.core.elsewhere import hint_on
 from trainer_cli.core.run_status import RunStatus
-from trainer_cli.core.schema import TrainConfig
+from trainer_cli.core.schema import RESUME_WORDS, TrainConfig
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
@@ -282,7 +282,7 @@ def _choose_named(path: Path, entries: Sequence[Entry], catalog: Catalog, newer:
     entry = next((entry for entry in entries if (folder / entry.name).resolve() == path.resolve()), None)
     if entry is None:
         raise UserError(
-            f"resume={path} is neither auto, never, must, a run directory, nor a checkpoint in {folder}",
+            f"resume={path} is neither {', '.join(RESUME_WORDS)}, a run directory, nor a checkpoint in {folder}",
             where="resume",
             cure=hint_on("resume", str(path)) or "To begin a new run with the weights of another, use ckpt=PATH.",
         )

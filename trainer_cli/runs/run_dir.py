@@ -319,20 +319,22 @@ class RunDir:
         replace(self.config_file, [config_yaml.encode()])
 
     def check_movable(self) -> None:
-        """Refuse to move a run away that is in use, or whose directory is a link or holds other runs.
+        """Refuse to move a run away that is in use, or whose directory cannot be moved, or not alone.
 
         Raises:
             RunDirectoryError: another process trains here.
-            UserError: it is a link, or holds a sweep.
+            UserError: it is a link, or holds a sweep or the current directory.
         """
         if self.is_locked():
             # Raises, and names the process; a free lock is not taken, because that would write.
             self.lock().release()
-        if self.path.is_symlink() or self.path.name in ("", "..") or ".." in self.path.parent.parts:
+        # Once x is moved, x/../x and the current directory in x lead elsewhere.
+        leads_through_itself = os.path.normpath(self.path) != str(self.path)
+        if self.path.is_symlink() or leads_through_itself or Path.cwd().is_relative_to(self.path.resolve()):
             raise UserError(
-                f"{self.path} is a link, or is not named by its own name, so the run in it is not moved",
+                f"{self.path} is not moved: it is a link, holds the current directory, or its path leads through ..",
                 where="resume=anew",
-                cure="Give the path of the directory itself by run_dir=, or begin another run with name=OTHER.",
+                cure="Name the directory itself by run_dir=, from outside of it, or begin another run with name=OTHER.",
             )
         if (self.path / SWEEP_FOLDER).exists():
             raise UserError(
