@@ -12,13 +12,11 @@ import os
 import re
 import sys
 import textwrap
-import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
-from trainer_cli.commands.print_errors import is_without_user_code, print_crash, print_error
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import (
@@ -142,9 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except TrainError as error:
-        if _wants_traceback():
-            print(without_secrets(traceback.format_exc()), end="", file=sys.stderr)
-        print_error(error)
+        # Here, as below: most commands end without an error.
+        from trainer_cli.commands.print_errors import print_error
+
+        print_error(error, whole=_wants_traceback())
         return int(error.exit_code)
     except KeyboardInterrupt:
         clear_status()
@@ -154,6 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has what it wanted: no mistake of the user's, and no fault of ours.
         return _reader_closed()
     except Exception as error:
+        from trainer_cli.commands.print_errors import print_crash, print_error
+
         if _is_disk_error(error) and not _wants_traceback():
             cure = f"What was committed before is intact. {disk_cure(error)}"
             print_error(TrainError(error.strerror or str(error), where=error.filename, cure=cure))
@@ -167,6 +168,8 @@ def _is_disk_error(error: Exception) -> TypeGuard[OSError]:
     """Whether an error needs no traceback: the disk is full, or a file cannot be written."""
     if not isinstance(error, OSError) or error.errno not in DISK_CURES:
         return False
+    from trainer_cli.commands.print_errors import is_without_user_code
+
     if error.errno in OF_ONE_FILE and not is_without_user_code(error.__traceback__):
         return False
     return error.errno in NO_SPACE or error.filename is not None

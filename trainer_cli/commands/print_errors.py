@@ -27,11 +27,13 @@ _FRAME = re.compile(
 )
 
 
-def print_error(error: TrainError) -> None:
+def print_error(error: TrainError, *, whole: bool = False) -> None:
     """Print an error to stderr: the message, `-->` with the place, `help:` with the cure.
 
-    A list of mistakes is printed one after the other, followed by their number.
+    A list of mistakes is printed one after the other, followed by their number. `whole`: after the traceback.
     """
+    if whole:
+        print(without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     clear_status()
     mistakes = error.mistakes if isinstance(error, ConfigErrors) else (error,)
     blocks = ["\n".join(_lines(mistake)) for mistake in mistakes]

@@ -6,6 +6,7 @@ import csv
 import io
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -17,7 +18,7 @@ from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.metrics import BestSettings, best_rule, describe, read_json_lines
-from trainer_cli.terminal import table
+from trainer_cli.terminal import line_width, table, wrapped
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +201,7 @@ def show_table(results: Results) -> None:
     shown = table(header, cells, right=["step", *names], least_important=left_out, colours={"*": "green"})
     print(shown)
     if hidden := [name for name in names if name not in shown.split("\n", 1)[0]]:
-        print(f"left out, as they do not fit: {', '.join(hidden)}")
+        print(wrapped(f"left out, as they do not fit: {', '.join(hidden)}", line_width(sys.stdout)))
     if rule is not None:
         print(f"* {describe(rule)}")
     if results.is_written:
