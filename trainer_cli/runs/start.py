@@ -195,7 +195,7 @@ def refuse_anew(run: RunDir, composed: Composed) -> None:
     run.check_movable()
     config = composed.config
     catalogs = _catalogs(run, run.catalog(run.folder_for(config.checkpoint.folder)), None, 0, config.checkpoint)
-    refuse_other_runs(catalogs, None, config.checkpoint)
+    refuse_other_runs(catalogs, None, config.checkpoint, moved_id=run.run_id)
     fork = fork_path(composed)
     if fork is not None and run.path.resolve() in fork.resolve().parents:
         raise UserError(
@@ -326,11 +326,14 @@ def _catalogs(run: RunDir, saved: Catalog, run_id: str | None, attempt: int, con
     return reachable(saved, [Catalog(storage)], run_id)
 
 
-def refuse_other_runs(catalogs: Sequence[Catalog], run_id: str | None, config: CheckpointConfig) -> None:
+def refuse_other_runs(
+    catalogs: Sequence[Catalog], run_id: str | None, config: CheckpointConfig, *, moved_id: str | None = None
+) -> None:
     """Refuse to save or copy checkpoints into a folder where only another run has saved: the names would collide.
 
     Args:
         catalogs: of the folder of the checkpoints, and of that of the copies if there is one.
+        moved_id: of the run that `resume=anew` moves away, without these folders.
 
     Raises:
         RunDirectoryError: one holds checkpoints, but none of this run.
@@ -343,8 +346,9 @@ def refuse_other_runs(catalogs: Sequence[Catalog], run_id: str | None, config: C
         entries = [] if configured is None else catalog.remembered()
         saved = [(entry.name, entry.manifest.run_id) for entry in entries if entry.manifest is not None]
         if saved and run_id not in [owner for _, owner in saved]:
+            owner = "the run that resume=anew moves away" if saved[-1][1] == moved_id else "another run"
             raise RunDirectoryError(
-                f"{catalog.folder} holds checkpoints of another run, such as {saved[-1][0]}",
+                f"{catalog.folder} holds checkpoints of {owner}, such as {saved[-1][0]}",
                 where=f"checkpoint.{key}",
                 cure="Choose another folder, or move them away. With {run_name} in it each run has its own.",
             )
