@@ -359,11 +359,12 @@ def _suggest_override(
         return suggestion
     if path.suffix == ".py":
         return "No script is run: an experiment names the classes of its model and data. 'train new DIR' writes one."
-    if verb == "config" and (path / CONFIG_FILE).is_file():
-        return None  # The other run of --diff.
     # Without `@` the first part is empty, which would be the current folder.
     runs = (word, word.rpartition("@")[0] or word)
-    if verb in ("fit", "plan") and any((Path(run) / CONFIG_FILE).is_file() for run in runs):
+    is_run = any((Path(run) / CONFIG_FILE).is_file() for run in runs)
+    if verb == "config" and is_run:
+        return None  # The other run of --diff.
+    if verb in ("fit", "plan") and is_run:
         # A checkpoint holds the config too.
         return f"Did you mean '{'ckpt' if (path / MANIFEST_FILE).is_file() else 'resume'}={word}'?"
     if verb in ("validate", "predict") and any(sign in word for sign in _PATH_SIGNS):
