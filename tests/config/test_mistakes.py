@@ -44,6 +44,8 @@ ROWS = [
     typed("resume=true", TYPE, "resume is true, but it must be a string", left_out),
     typed("device=0", TYPE, "device is 0", shown()),
     typed("imgsz=640", KEY, "there is no key", "An argument of your own class is '+model.imgsz=…' or '+data.imgsz=…'."),
+    body("imgsz: 640", KEY, "there is no key", "An argument of your own class is 'model.imgsz: …' or 'data.imgsz: …'."),
+    typed("trainer.foo=3", KEY, "there is no key", "Did you mean 'loop'?"),
     typed("model.name=cnn", KEY, "there is no key", "Did you mean 'model=cnn'? To add it, write '+model.name=cnn'."),
     typed("model=unet", OPTION, "no model called", "A file configs/model/unet.yaml would be one."),
     body("max_epochs: 5", KEY, "there is no key", "Did you mean 'loop.max_duration: 5ep'?"),

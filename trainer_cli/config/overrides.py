@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, Sweep
 from hydra.errors import HydraException
 
-from trainer_cli.config.fields import DATA_KEYS, OPEN, KeyPath, sections
+from trainer_cli.config.fields import DATA_KEYS, OPEN, KeyPath, sections, unknown_key
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.core.bounds import DEEPEST
@@ -84,7 +84,9 @@ def unknown_key_error(
         section = ".".join(path[:-1])
         hint = f"Known here: {', '.join(known_keys)}."
         if len(known_keys) > _MAX_KNOWN:
-            own = f" An argument of your own class is '+model.{key}=…' or '+data.{key}=…'." if len(path) == 1 else ""
+            write = writer(source)
+            examples = f"'{write(f'+model.{key}=…')}' or '{write(f'+data.{key}=…')}'"
+            own = f" An argument of your own class is {examples}." if len(path) == 1 else ""
             hint = f"`train config --fields{section and f' {section}'}` lists the keys.{own}"
     return ConfigError(f"there is no key '{key}'", location=key, source=source, code=Code.unknown_key, hint=hint)
 
@@ -96,7 +98,8 @@ def _find_meant(path: KeyPath, rest: KeyPath, known_keys: Sequence[str], source:
         names.append("defaults")  # Hydra's own, which no schema knows.
     prefix = path[:-1]
     if (section := find_name(path[-1], names)) is not None:
-        return ".".join((*prefix, section, *rest))
+        below = rest if unknown_key((*prefix, section, *rest)) is None else ()
+        return ".".join((*prefix, section, *below))
     # For a key without its section, such as `lr`, or in another one.
     nested = (
         ".".join((*section, schema_field.name)) for section, kind in sections().items() for schema_field in fields(kind)
