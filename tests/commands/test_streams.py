@@ -120,7 +120,7 @@ def test_a_verb_that_loads_torch_says_so_until_its_first_line(
     evaluating = r"(evaluating 1 of 1: \S+\x1b\[K\r)?"
     jobs = r"((checking|planning) job \d of 2 …\x1b\[K\r)*"
     statuses = rf"(loading torch|checking the jobs) …\x1b\[K\r{jobs}{looking}{evaluating}\x1b\[K"
-    first_line = re.compile(rf"{statuses} *(\x1b\[1;38;5;196merror:|[^\s\x1b])")
+    first_line = re.compile(rf"{statuses} *(\x1b\[1;38;5;196merror:|\x1b\[[12]m|[^\s\x1b])")
     assert first_line.match(terminal.getvalue())
 
 
