@@ -108,7 +108,7 @@ def _read_crash(error: BaseException, *, whole: bool) -> _Crash:
         first = "Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.\n"
     end, notes = "".join(summary.format_exception_only()), list(getattr(error, "__notes__", ()))
     text = f"{first}{''.join(summary.format())}".removesuffix(end)
-    _, is_of_worker, of_worker = str(error).partition(_OF_WORKER)
+    caught, is_of_worker, of_worker = str(error).partition(_OF_WORKER)
     if is_of_worker and not whole:
         # The calls in this process say nothing: the worker's begin at the user's own.
         frames_of_worker = list(_FRAME.finditer(of_worker))
@@ -117,7 +117,9 @@ def _read_crash(error: BaseException, *, whole: bool) -> _Crash:
             stop = frames_of_worker[-1].end()
             # Its notes are lines of the text, as those of the message.
             message, *more = of_worker[stop:].rstrip().split("\n")
-            return _Crash(f"{_OF_WORKER}{of_worker[own.start() : stop]}", message, [*more, *notes], frames_of_worker)
+            return _Crash(
+                f"{caught}{_OF_WORKER}{of_worker[own.start() : stop]}", message, [*more, *notes], frames_of_worker
+            )
     message = end.rstrip().removesuffix("\n".join(notes)).rstrip()
     return _Crash(text, message, notes, list(_FRAME.finditer(text)))
 
