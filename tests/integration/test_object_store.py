@@ -40,6 +40,31 @@ def url(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"s3://{new_bucket(endpoint)}/run"
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["the run is there", "its directory is lost"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_has_only_step_0_in_the_store_begins_anew(url: str, tmp_path: Path, ranks: int, lost: bool) -> None:
+    several = ("parallel=ddp", "parallel.processes_per_node=2") if ranks > 1 else ()
+    common = ("experiment=digits_mlp", "loop.max_duration=100", "loop.eval_interval=null", *several)
+    # The ranks end by themselves after the process that has started them.
+    saves = ("checkpoint.save_interval=null", "checkpoint.save_on_stop=false")
+    run = (*common, "name=mine", f"checkpoint.folder={url}", *saves)
+    with running("fit", *run, "loop.max_duration=100000", cwd=tmp_path) as process:
+        from trainer_cli.checkpoint.storage.object_client import ObjectClient
+
+        client = ObjectClient(url)
+        process.wait_for(lambda: client.get("step0/manifest.json") is not None, "step 0 in the store")
+        process.signal(signal.SIGKILL)
+    if lost:
+        shutil.rmtree(tmp_path / "runs/mine")
+    corrected = ("model.hidden=[16]", "seed=3")
+    trained(*run, *corrected, cwd=tmp_path)
+    assert "at step 0 (anew: it has no checkpoint after step 0)" in (tmp_path / "runs/mine/train.log").read_text()
+    trained(*common, *corrected, "name=fresh", cwd=tmp_path)
+    ends = [final_state(tmp_path / f"runs/{name}") for name in ("mine", "fresh")]
+    assert ends[0]["name"] == "step100"
+    assert ends[0] == ends[1]
+
+
 def test_a_run_whose_disk_is_lost_goes_on_from_the_store_bit_for_bit(url: str, tmp_path: Path) -> None:
     long = ("experiment=digits_mlp", "loop.max_duration=300", "checkpoint.save_interval=100", "loop.eval_interval=300")
     trained(*long, "name=straight", cwd=tmp_path)

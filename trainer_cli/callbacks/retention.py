@@ -197,5 +197,8 @@ class Retention:
                 # Nothing is deleted then; under its hidden name no resume chooses it.
                 self.storage.quarantine(entry.name, reason)
             elif not self.storage.remove(entry.name):
-                raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
+                # What a killed attempt had not sent to the store is being sent now.
+                self.storage.finish_uploads()
+                if not self.storage.remove(entry.name):
+                    raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
             self._history.removed(entry.name, reason)

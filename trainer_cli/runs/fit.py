@@ -258,7 +258,8 @@ def _open_run(
         stack.enter_context(to_file(run.log_file))
         if moved_to is not None:
             log.info("moved the earlier run to %s", moved_to)
-        if start.entry is not None:
+        if start.attempt > 1:
+            # Its directory was lost.
             _log_start(start)
     elif start.entry is None:
         note_gone_checkpoints(run, start.folder)
