@@ -213,9 +213,11 @@ def test_a_run_that_saves_elsewhere_begins_anew_too(project: Path, lost: str | N
     if lost is not None:
         shutil.rmtree(lost)
     if lost == "runs/mine":
-        # As the choice of a checkpoint downloads one from a store.
-        shutil.copytree("disk/mine/step0", "runs/mine/checkpoints/step0")
+        # Whether it is intact does not matter: it is not loaded.
+        file = Path("disk/mine/step0/rank0.safetensors")
+        file.write_bytes(bytes(file.stat().st_size))
     assert main([*command, "+model.width=3"]) == 0
+    assert ("(anew: it has" in Path("runs/mine/train.log").read_text()) is (lost != "disk")
     assert main([*command, "+model.width=3", "name=fresh"]) == 0
     assert weights(Path("disk/mine/step0")) == weights(Path("disk/fresh/step0"))
     assert weights(Path("copies/mine/step4")) == weights(Path("disk/fresh/step4"))

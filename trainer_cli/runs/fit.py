@@ -251,8 +251,7 @@ def _open_run(
                 composed.overrides,
                 {"run_id": start.run_id, **facts},
                 places=sources,
-                # Of a run whose directory was lost: its checkpoints may have been downloaded into the new one.
-                with_checkpoints=start.attempt > 1,
+                with_checkpoints=start.entry is not None,
             )
         )
         stack.enter_context(to_file(run.log_file))

@@ -288,9 +288,9 @@ def start_new(
     if config.resume in ("auto", "must"):
         # The default folder is in the lost directory, so only a folder elsewhere or the copies can be left.
         for catalog in catalogs if config.checkpoint.folder is not None else catalogs[1:]:
-            run_id = _find_lost_run(catalog, config.run_dir)
-            if run_id is not None:
-                return _start_lost(run, composed, catalogs, run_id, _check(meanwhile, group), read_only)
+            lost = _find_lost_run(catalog, config.run_dir)
+            if lost is not None:
+                return _start_lost(run, composed, catalogs, lost, _check(meanwhile, group), read_only)
     refuse_other_runs(catalogs, None, config.checkpoint)
     if config.resume == "must":
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
@@ -364,14 +364,23 @@ def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check
     return partial(verify_and_decode, digests=digests)
 
 
-def _find_lost_run(catalog: Catalog, run_dir: str) -> str | None:
-    """The id of the run in `run_dir` that saved the checkpoints of a folder; None if another run saved them."""
+class _LostRun(NamedTuple):
+    """A run whose directory was lost, by its newest checkpoint."""
+
+    run_id: str
+    attempt: int
+    is_fork: bool
+
+
+def _find_lost_run(catalog: Catalog, run_dir: str) -> _LostRun | None:
+    """The run in `run_dir` that saved the checkpoints of a folder; None if another run saved them."""
     # The newest first: earlier ones may be of a run that had the folder before.
     for entry in catalog.newest_first():
         if entry.manifest is not None and entry.valid:
             source, _ = config_of(catalog.folder / entry.name, catalog)
-            if source and from_yaml(source, trusted=True, missing_ok=True).config.run_dir == run_dir:
-                return entry.manifest.run_id
+            config = from_yaml(source, trusted=True, missing_ok=True).config if source else None
+            if config is not None and config.run_dir == run_dir:
+                return _LostRun(entry.manifest.run_id, entry.manifest.attempt, config.ckpt is not None)
     return None
 
 
@@ -379,19 +388,21 @@ def _start_lost(
     run: RunDir,
     composed: Composed,
     catalogs: Sequence[Catalog],
-    run_id: str,
+    lost: _LostRun,
     check: Check,
     read_only: bool,
 ) -> Start | Done:
     """Decide how a run starts whose directory was lost, but not its checkpoints."""
+    run_id = lost.run_id
+    # First: to choose one of step 0 would download it into the new directory, and refuse a damaged one.
+    if not holds_steps(catalogs, run_id, counts_first=lost.is_fork):
+        reason = f"anew: {FIRST_ONLY}"
+        return Start(run, run_id, lost.attempt + 1, None, catalogs[0].folder, reason, is_new=True)
     choice = choose(composed.config.resume, catalogs, run_id, check=check, quarantine=not read_only)
     assert choice.entry is not None
     assert choice.entry.manifest is not None
     source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
     stored = from_yaml(source, trusted=True, missing_ok=True)
-    attempt = choice.entry.manifest.attempt + 1
-    if not holds_steps(catalogs, run_id, counts_first=stored.config.ckpt is not None):
-        return Start(run, run_id, attempt, None, choice.catalog.folder, f"anew: {FIRST_ONLY}", is_new=True)
     stored_values = values_found(composed, stored)
     composed = with_values(composed, stored_values)
     changes = diff(stored.raw, composed.raw)
@@ -403,7 +414,7 @@ def _start_lost(
     return Start(
         run,
         run_id,
-        attempt,
+        choice.entry.manifest.attempt + 1,
         choice.entry,
         choice.catalog.folder,
         f"{run.path} is gone, but {choice.catalog.folder} holds its checkpoints",
