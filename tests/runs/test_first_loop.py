@@ -350,6 +350,18 @@ def test_in_python_a_resume_with_a_changed_setting_warns_of_it(
     assert all(line.startswith(str(warning)) for line in warnings)
 
 
+def test_in_python_a_checkpoint_that_is_loaded_before_the_data_is_known_warns_of_no_batch_size(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(project)
+    import ours
+
+    make_trainer().fit(torch.utils.data.DataLoader(ours.Points(), 4))
+    caplog.clear()
+    make_trainer().load_checkpoint("saved/step4")
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 @pytest.mark.parametrize("same", [True, False], ids=["the same trainer", "a new trainer"])
 def test_in_python_a_fit_of_a_finished_run_says_that_nothing_was_trained(
     project: Path, same: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -142,8 +142,9 @@ def settings_of(trainer: Trainer) -> dict[str, str]:
     """The settings that a resume takes as they are now, though they affect the training: key of the config -> value."""
     values = {f"loop.{key}": value for key, value in asdict(trainer.loop.settings).items()}
     values |= {f"precision.{key}": value for key, value in asdict(trainer.precision.settings).items()}
-    batch_size = getattr(trainer._train_loader, "batch_size", None)
-    values["data.batch_size"] = batch_size if isinstance(batch_size, int) else None
+    if trainer._train_loader is not None:
+        batch_size = getattr(trainer._train_loader, "batch_size", None)
+        values["data.batch_size"] = batch_size if isinstance(batch_size, int) else None
     for name, groups in trainer.first_settings.items():
         # The other settings of an optimizer come from the checkpoint.
         if trainer.schedulers.of(name):
