@@ -18,9 +18,9 @@ from campaign.verdict import Outcome, Verdict
 
 MORTAL = ROOT / "tests/support/mortal.py"
 TRAINING = (
-    "model.hidden=[4]", "loggers=jsonl", "loop.max_duration=6", "loop.log_interval=1", "loop.eval_interval=null",
-    "loop.eval_steps=1", "checkpoint.pre_train_checkpoint=false", "checkpoint.save_interval=null",
-    "checkpoint.ephemeral_save_interval=2", "run_dir=run",
+    "model=mlp", "model.hidden=[4]", "loggers=jsonl", "loop.max_duration=6", "loop.log_interval=1",
+    "loop.eval_interval=null", "loop.eval_steps=1", "checkpoint.pre_train_checkpoint=false",
+    "checkpoint.save_interval=null", "checkpoint.ephemeral_save_interval=2", "run_dir=run",
 )  # fmt: skip
 """Saves steps 2 and 4 for safety, and step 6 at the end; removes those before."""
 SYNCHRONOUS, BACKGROUND = "checkpoint.save_async=false", "checkpoint.save_async=true"

@@ -18,6 +18,7 @@ from compare import assert_same_run, assert_same_state, checkpoints
 from trainer_cli.checkpoint.catalog import catalog_of, why_damaged
 
 TRAINING = (
+    "model=mlp",
     "model.hidden=[4]",
     "loggers=jsonl",
     "loop.max_duration=6",
