@@ -141,6 +141,11 @@ class Oracle:
             self._note()
         self.settings = settings
         present = [folder for folder in self.by_age() if folder.whole]
+        if gone_on_from is None and not any(folder.step > 0 or folder.pinned for folder in present):
+            # No step was made from a first checkpoint that is not continued.
+            for folder in present:
+                self._drop(folder.name)
+            present = []
         if present and gone_on_from is None:
             raise RefusedError("the checkpoints that are there would be left behind")
         newer = [folder for folder in present if folder.step > step and folder.sound]
