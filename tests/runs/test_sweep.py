@@ -145,7 +145,7 @@ def test_each_job_has_the_directory_of_its_key_below_its_own_name() -> None:
 
 
 def test_all_options_of_a_group_are_swept_by_a_glob() -> None:
-    assert [one.job.key for one in plan(["optimizer=glob(*,exclude=[s*,ada?])"])] == ["optimizer=adamw"]
+    assert [one.job.key for one in plan(["model=mlp", "optimizer=glob(*,exclude=[s*,ada?])"])] == ["optimizer=adamw"]
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_all_options_of_a_group_are_swept_by_a_glob() -> None:
         (["seed=1,x", "loop.grad_accum_steps=1,0"], ["seed=x", "seed=1 loop.grad_accum_steps=0"]),
         (["model=mlp,cnnn"], ["model=cnnn", "Did you mean 'cnn'?"]),
         (["seed=1,2", "run_dir=there"], ["run_dir="]),
-        (["seed=1,2", "resume=runs/x"], ["resume=runs/x is one run"]),
+        (["model=mlp", "seed=1,2", "resume=runs/x"], ["resume=runs/x is one run"]),
         (["seed=1"], ["nothing is swept"]),
-        (["logging.level=info,debug", "logging={level:error}"], ["give the same config"]),
-        (["seed=1,2", "name='x-${now:%H}'"], ["name holds ${now:…}, different at each start", "Leave the time out"]),
+        (["model=mlp", "logging.level=info,debug", "logging={level:error}"], ["give the same config"]),
+        (["model=mlp", "seed=1,2", "name='x-${now:%H}'"], ["name holds ${now:…}, different at each", "Leave the time"]),
         (["--jobs", "0", "seed=1,2"], ["--jobs"]),
         (["--json", "seed=1,2"], ["--json is for one run", "train top --json"]),
     ],
@@ -185,11 +185,11 @@ def test_what_only_a_sweep_can_have_is_refused_without_m(
 
 
 def test_a_config_that_changed_is_refused_before_any_job_begins_though_the_run_is_finished() -> None:
-    (first, _) = plan(["seed=1,2"])
+    (first, _) = plan(["model=mlp", "seed=1,2"])
     environment = {"run_id": "r"}
     first.run.create(first.frozen, [], environment).release()
     write_json(first.run.summary_file, {"status": RunStatus.finished})
-    assert [one.done for one in plan(["seed=1,2"])] == [True, False]
-    assert [one.done for one in plan(["seed=1,2", "loop.max_duration=99ep"])] == [False, False]
+    assert [one.done for one in plan(["model=mlp", "seed=1,2"])] == [True, False]
+    assert [one.done for one in plan(["model=mlp", "seed=1,2", "loop.max_duration=99ep"])] == [False, False]
     with pytest.raises(ConfigError, match="seed=1: the config differs"):
-        plan(["seed=1,2", "optimizer.lr=0.5"])
+        plan(["model=mlp", "seed=1,2", "optimizer.lr=0.5"])
