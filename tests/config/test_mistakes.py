@@ -252,7 +252,7 @@ def test_fit_reports_mistakes_before_torch_is_imported(small_project: Path) -> N
 def test_all_mistakes_in_arguments_are_reported_together_before_anything_is_written(
     verb: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([verb, "+model.hiden=3", "optimizer.lr=fast"]) == 2
+    assert main([verb, "digits_mlp", "+model.hiden=3", "optimizer.lr=fast"]) == 2
     text = message(capsys.readouterr().err)
     assert "MLP takes no argument 'hiden' (model.hiden, command line). Did you mean 'hidden'?" in text
     assert "optimizer.lr is 'fast', but it must be a number (command line)" in text

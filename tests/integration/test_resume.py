@@ -131,7 +131,7 @@ def test_a_hard_stop_at_the_step_of_a_stop_is_lifted_by_leaving_it_out(
 
 def test_a_longer_training_reopens_a_finished_run(straight: Callable[..., Path], tmp_path: Path) -> None:
     # The end of the first training is evaluated by one that goes through, too.
-    short = (*MLP[1:], "loop.eval_interval=9")
+    short = ("model=mlp", *MLP[1:], "loop.eval_interval=9")
     assert train("fit", *short, "run_dir=run", cwd=tmp_path).code == 0
     longer = train("fit", *short, "run_dir=run", "loop.max_duration=5ep", cwd=tmp_path)
     assert longer.code == 0, longer.err

@@ -37,7 +37,7 @@ from trainer_cli.runs.metrics import read_last_record
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, named_path
 from trainer_cli.runs.spent_time import read_lines
-from trainer_cli.terminal import table
+from trainer_cli.terminal import format_count, table
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def keep_records(run: RunDir, attempt: int) -> None:
     if isinstance(step, int) and step > 0:
         kept = run.metrics_file.with_suffix(f".before_attempt{attempt}.jsonl")
         os.replace(run.metrics_file, kept)
-        log.info("the records of the %d steps that were made before are kept in %s", step, kept)
+        log.info("the records of the %s before are kept in %s", format_count(step, "step"), kept)
 
 
 def _not_removed(run: RunDir) -> list[Life]:

@@ -399,7 +399,8 @@ class Schedulers:
             # Earlier versions moved it with each step of its optimizer, of which a step of the run may have several.
             if self._timing[name].interval == _STEP and steps is not None and made > steps:
                 resume.notes.append(
-                    f"{name}: it has moved {made} times in {steps} steps of the run; from here on it moves once a step"
+                    f"{name}: it has moved {format_count(made, 'time')} in {format_count(steps, 'step')} of the run; "
+                    "from here on it moves once a step"
                 )
         if any(self._is_changed(name, saved[name]) for name in names):
             resume.changed.add(owner)
