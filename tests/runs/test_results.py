@@ -30,6 +30,14 @@ def test_a_row_is_on_disk_as_soon_as_it_is_there_and_nothing_where_nothing_is_ev
     assert csv[1:] == ["runs/x/checkpoints/step5,5,val,0.5,nan"]
 
 
+def test_the_csv_has_the_newest_row_of_each_checkpoint_and_loader_of_all_evaluations(tmp_path: Path) -> None:
+    Results(tmp_path).add([Row(f"step{step}", step, "val", {"loss": 0.5}) for step in (5, 10)])
+    Results(tmp_path).add([Row("step5", 5, "val", {"loss": 0.25, "f1": 1.0}, "ema")])
+    assert (tmp_path / "validation.csv").read_text().splitlines() == [
+        "checkpoint,step,loader,average,loss,f1", "step5,5,val,ema,0.25,1.0", "step10,10,val,,0.5,",
+    ]  # fmt: skip
+
+
 F1 = {"metric": "b/f1", "mode": "max"}
 
 
@@ -57,7 +65,7 @@ def test_the_table_marks_the_best_by_the_rule_of_the_run(
     assert [line.split()[1:4] for line in lines if line.startswith("*  ")] == [marked]
     assert note in lines
     head, first, *_ = (tmp_path / "validation.csv").read_text().splitlines()
-    assert (head, first) == ("checkpoint,step,loader,loss,f1", "step1,1,a,0.5,1")
+    assert (head, first) == ("checkpoint,step,loader,loss,f1", "step1,1,a,0.5,1.0")
 
 
 def test_a_row_is_one_line_on_a_terminal_and_names_what_is_left_out(

@@ -80,7 +80,7 @@ class Results:
             self._give_up(why)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append to validation.jsonl and replace validation.csv at once: a later failure then loses no row."""
+        """Append to validation.jsonl and write validation.csv anew at once: a later failure then loses no row."""
         self.rows += rows
         with self._giving_up():
             self._append(rows)
@@ -126,12 +126,16 @@ class Results:
     def _write_csv(self) -> None:
         if not self.is_written:
             return
-        names = _names(self.rows)
+        # With the results of earlier evaluations in the folder.
+        rows = read_validation(self.folder)
+        names = _names(rows)
+        average = ["average"] if any(row.average for row in rows) else []
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["checkpoint", "step", "loader", *names])
-        for row in self.rows:
-            writer.writerow([row.checkpoint, row.step, row.loader, *(row.metrics.get(name, "") for name in names)])
+        writer.writerow(["checkpoint", "step", "loader", *average, *names])
+        for row in rows:
+            facts = [row.checkpoint, row.step, row.loader, *(row.average or "" for _ in average)]
+            writer.writerow([*facts, *(row.metrics.get(name, "") for name in names)])
         # Replaced as a whole: a new metric adds a column to every row.
         replace(self.folder / "validation.csv", [text.getvalue().encode()])
 
