@@ -190,6 +190,19 @@ def test_the_bar_shows_the_progress_and_the_time_to_the_real_end(
     assert re.fullmatch(rf"\S+ {re.escape(words)}", drawn), drawn
 
 
+def test_an_evaluation_between_two_logs_has_no_training_loss() -> None:
+    stream = Terminal()
+    bar = ProgressBar(stream, RunFacts(total_steps=9, loaders=("val",), loss=lambda: 0.125))
+    try:
+        bar.show(Record(1, 0.0, 110.0, {"train/loss": 0.25, "val/loss": 0.5}))
+        bar.show(Record(2, 0.0, 111.0, {"val/loss": 0.5}))
+    finally:
+        bar.close()
+    first, second = (line.split() for line in plain(stream.getvalue()).splitlines() if "0.5000" in line)
+    # A live value would differ between two equal runs.
+    assert (first[2:4], second[2:3]) == (["0.2500", "0.5000"], ["0.5000"])
+
+
 def test_what_the_bar_has_no_room_for_is_on_the_status_line_beside_the_last_save(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

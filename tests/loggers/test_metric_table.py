@@ -73,6 +73,15 @@ def test_the_header_is_repeated_for_a_new_column_and_after_25_rows() -> None:
     assert headers == [0, 2, 27, 52]
 
 
+def test_the_first_header_of_a_resume_has_the_metrics_of_earlier_attempts() -> None:
+    ranges = {"train/loss": MetricRange(1.0, 10, 3.0, 5, 2.0), "val/loss": MetricRange(0.25, 10, 3.0, 5, 0.5)}
+    table = MetricTable(replace(FACTS, start_step=20, ranges=lambda: ranges), io.StringIO())
+    counts = [
+        len(table_lines(table, record(21, **metrics), 79)) for metrics in ({"train__loss": 1.0}, {"val__loss": 2.0})
+    ]
+    assert counts == [3, 1]
+
+
 NAMES = ["loss", "accuracy", "brier", "entropy", "confidence", "top_2_accuracy", "margin", "ece"]
 
 
@@ -138,15 +147,6 @@ def test_a_name_longer_than_the_terminal_is_cut_at_its_beginning() -> None:
     lines = MetricTable(FACTS, io.StringIO()).lines(record(45, train__loss=1.0, **{name: 2.0}), "9 samples/s", 62)
     assert max(map(len, lines)) <= 62
     assert "  …decoder_decoder_decoder_decoder_entropy" in lines[-2]
-
-
-def test_the_loss_since_the_last_log_is_dim_where_the_record_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    table = MetricTable(FACTS, Terminal())
-    first, second = (table.lines(entry, "", 79, loss=0.5)[-1] for entry in (record(1), record(2, train__loss=0.25)))
-    assert "\x1b[2m0.5000\x1b[0m" in first
-    assert "0.2500" in second
-    assert "\x1b" not in second
 
 
 def test_the_best_and_what_is_not_finite_are_coloured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,8 @@ class MetricTable:
         self._header_of: tuple[object, ...] = ()
         self._rows = 0
         self._says_left_out = True
+        self._has_earlier = facts.start_step > 0
+        """Whether the metrics that earlier attempts logged have no columns yet."""
 
     def lines(
         self,
@@ -94,7 +96,6 @@ class MetricTable:
         width: int,
         *,
         best: Iterable[str] = (),
-        loss: float | None = None,
         averaged: bool = False,
     ) -> list[str]:
         """The line of a record, after those of the header if it is due.
@@ -103,17 +104,20 @@ class MetricTable:
             rate: a number and its unit, such as `1,234 samples/s`; empty if it is unknown.
             width: columns of the terminal that may be used.
             best: names of metrics whose value is the best so far.
-            loss: the training loss since the last log, shown dim if the record has none.
             averaged: whether the validation sets are evaluated with an average of the weights.
         """
         number, _, unit = rate.partition(" ")
         self._unit = self._unit or unit
-        for name in record.metrics:
+        known: Iterable[str] = ()
+        if self._has_earlier:
+            # Only now: the logger that knows them may be started after this one.
+            self._has_earlier = False
+            known = () if self._facts.ranges is None else self._facts.ranges()
+        for name in (*known, *record.metrics):
             group = loader_of(name, self._facts.loaders) if "/" in name else ""
             if name != RATE_KEY and name not in (members := self._groups.setdefault(group, [])):
                 members.append(name)
-        values = record.metrics if loss is None else {LOSS: loss, **record.metrics}
-        cells = {name: format_metric(value) for name, value in values.items() if name != RATE_KEY}
+        cells = {name: format_metric(value) for name, value in record.metrics.items() if name != RATE_KEY}
         cells |= {STEP: f"{record.step:,}", EPOCH: f"{record.epoch:.2f}", RATE_KEY: number}
         cells[TIME] = format_clock(record.time - self._facts.start_time)
         titles = {group: self._title(group, averaged=averaged) for group in self._groups}
@@ -131,8 +135,9 @@ class MetricTable:
             self._header_of, self._rows = header_of, 0
             shown = self._header(columns, widths, titles, labels, width)
         self._rows += 1
-        colours = dict.fromkeys(best, "green") | ({} if LOSS in record.metrics else {LOSS: "dim"})
-        colours |= {name: "red" for name, value in record.metrics.items() if not math.isfinite(value)}
+        colours = dict.fromkeys(best, "green") | {
+            name: "red" for name, value in record.metrics.items() if not math.isfinite(value)
+        }
         return [*shown, self._line(_flat(columns), cells, widths, colours)]
 
     def _title(self, group: str, *, averaged: bool) -> str:

@@ -113,9 +113,7 @@ class ProgressBar:
         (record, best), self._waiting, self._row_at = self._waiting, None, seconds
         rate = record.metrics.get(RATE_KEY)
         shown = self._pace.shown if rate is None else f"{format_rate(rate)} samples/s"
-        lines = self._table.lines(
-            record, shown, self._lines.columns, best=best, loss=self._present_loss(), averaged=self._averaged
-        )
+        lines = self._table.lines(record, shown, self._lines.columns, best=best, averaged=self._averaged)
         self._stream.write("".join(f"{line}\n" for line in lines))
         self._stream.flush()
 
