@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from trainer_cli.commands.choices import experiment_by_name
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import ExitCode
 
@@ -32,7 +33,7 @@ def _skypilot() -> list[str]:
 def test_the_command_of_a_cluster_file_composes_with_checkpoints_in_a_store(command: Any) -> None:
     program, verb, *overrides = command()
     assert (program, verb) == ("train", "fit")
-    checkpoint = compose(overrides).config.checkpoint
+    checkpoint = compose(experiment_by_name(overrides, None)).config.checkpoint
     assert str(checkpoint.folder).startswith("s3://")
     # The time that a lost machine costs.
     assert checkpoint.ephemeral_save_interval == "5min"

@@ -124,8 +124,17 @@ MISTAKES = {
         "module trainer_cli.models.mlp has no 'MPL' (model._target_",
         "Did you mean 'MLP'?",
     ),
-    "argument": (["fit", "+model.hiden=[3]"], "MLP takes no argument 'hiden' (model.hiden", "Did you mean 'hidden'?"),
-    "constructor": (["fit", "optimizer.lr=-1"], "torch.optim.AdamW refused its arguments", "-1", "(optimizer"),
+    "argument": (
+        ["fit", "digits_mlp", "+model.hiden=[3]"],
+        "MLP takes no argument 'hiden' (model.hiden",
+        "Did you mean 'hidden'?",
+    ),
+    "constructor": (
+        ["fit", "digits_mlp", "optimizer.lr=-1"],
+        "torch.optim.AdamW refused its arguments",
+        "-1",
+        "(optimizer",
+    ),
     "batch size": (["fit", "data.batch_size=0"], "data.batch_size is 0"),
     "resume a path": (["fit", "resume=runs/x/step3"], "resume=runs/x/step3: there is no such directory"),
 }

@@ -65,7 +65,9 @@ def ext4(tmp_path: Path) -> str:
 
 def messages(result: Result) -> list[str]:
     """What was said on stderr that is no progress."""
-    progress = r"step=\d|committed|checkpoints are|(run|config|device|model|fused|data|batch|steps|saves)  |the power"
+    progress = (
+        r"step=\d|committed|checkpoints are|(run|model|optimizer|data|device|evaluates|callbacks|saves)  |the power"
+    )
     return [line for line in result.err.splitlines() if not re.match(progress, line)]
 
 
