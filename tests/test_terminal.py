@@ -294,6 +294,12 @@ def test_lines_are_broken_before_the_column_in_which_the_terminal_breaks_them(ki
     assert f"'{name} x'" in lines["wrapped_message"]
 
 
+def test_a_digest_that_does_not_fit_beside_its_label_is_whole_below_it() -> None:
+    digest = f"sha256:{'0' * 64}"
+    assert beside("config    ", digest, 80) == f"config\n      {digest}"
+    assert beside("config    ", digest, 81) == f"config    {digest}"
+
+
 def test_records_of_a_narrow_terminal_have_their_values_in_one_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -168,7 +168,8 @@ def wrapped_message(text: str, width: int) -> str:
 
 
 def beside(label: str, text: str, width: int, sign: str = "") -> str:
-    """A text to the right of a label, in lines of at most `width` columns; on a narrow terminal below the label.
+    """A text to the right of a label, in lines of at most `width` columns; below the label if the terminal is narrow
+    or a word fits only there.
 
     Args:
         sign: the end of the label, with which further lines begin too, such as that of a comment.
@@ -176,7 +177,9 @@ def beside(label: str, text: str, width: int, sign: str = "") -> str:
     label_width = cell_width(label)
     if not text or label_width + cell_width(text) <= width:
         return f"{label}{text}".rstrip()
-    is_below = width - label_width < _NARROWEST
+    longest = max(map(cell_width, text.split()), default=0)
+    # A digest that is only whole below the label is there.
+    is_below = width - label_width < _NARROWEST or width - label_width < longest <= width - 6
     indent = " " * (6 if is_below else label_width - len(sign)) + sign
     first = indent if is_below else label
     lines = _Wrapper(width, initial_indent=_Cells(first), subsequent_indent=indent).wrap(text)

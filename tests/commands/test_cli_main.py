@@ -112,6 +112,21 @@ def test_errors_are_coloured_on_a_terminal_alone_and_not_where_no_color_is_set(
     assert capsys.readouterr().err == shown
 
 
+def test_a_continued_line_of_an_error_is_indented(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    words = "some words of a message"
+    verb_that(monkeypatch, raising(UserError(words, where=words, cure=words)))
+    assert main(["probe"]) == 2
+    assert capsys.readouterr().err.replace("\x1b[K", "").splitlines() == [
+        "error: some words of a", "  message", "  --> some words of a", "    message",
+        "help: some words of a", "  message",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE])
 def test_a_disk_that_is_full_or_fails_is_one_message_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int

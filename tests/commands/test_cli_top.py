@@ -52,7 +52,7 @@ def test_the_table_has_a_row_for_each_run(empty_folder: Path, capsys: Captured) 
     with started(Path("runs/live"), 100, 200):
         assert main(["top"]) == 0
     header, live, *others = capsys.readouterr().out.splitlines()
-    assert header.split() == ["run", "state", "step", "steps/s", "loss", "ETA", "seen", "reason"]
+    assert header.split() == ["run", "state", "step", "steps/s", "train/loss", "ETA", "seen", "reason"]
     assert re.fullmatch(r"live +running +200/1,000 +2 +0.25 +\d:\d\d +\d+ s", live), live
     assert any(re.fullmatch(r"done +finished +20/1,000 +0.25 +\d+ s +max_duration reached", one) for one in others)
     assert any(
@@ -136,7 +136,7 @@ def test_a_mistake_is_one_message(arguments: list[str], message: str, empty_fold
     assert printed_message(capsys.readouterr().err) == message
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 160, 300])
+@pytest.mark.parametrize("width", [70, 80, 120, 160, 300])
 def test_a_narrow_terminal_cuts_the_reason_and_the_name_but_no_number(
     width: int, empty_folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

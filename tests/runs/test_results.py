@@ -76,9 +76,13 @@ def test_a_row_is_one_line_on_a_terminal_and_names_what_is_left_out(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     results = Results(tmp_path, settings=BestSettings(metric="b/recall", mode="max"))
     metrics = {"loss": 1.0, "accuracy": 0.5, "precision": 0.5, "recall": 0.5}
-    results.add([Row(f"step{step}", step, loader, metrics) for step in (1, 2) for loader in ("a", "b")])
+    checkpoints = "runs/a_name/checkpoints"
+    results.add(
+        [Row(f"{checkpoints}/step{step}", step, loader, metrics, "ema") for step in (1, 2) for loader in ("a", "b")]
+    )
     results.finish()
-    header, *rows = capsys.readouterr().out.splitlines()[:6]
+    common, header, *rows = capsys.readouterr().out.splitlines()[:7]
+    assert common == f"{checkpoints}/, average of ema", "once for all rows"
     assert header.split() == ["checkpoint", "step", "loader", "loss", "recall"]
     assert [len(row.split()) for row in rows[:4]] == [5, 5, 5, 6]
     assert rows[4] == "left out, as they do not fit: accuracy, precision"

@@ -51,7 +51,6 @@ examples:
   train ckpt average 'runs/digits/checkpoints/step*' --output runs/mean
 """
 _DEFAULT_PATTERNS = ("runs/*", "runs/*/sweep/*")
-_METRIC_COLUMNS = 4
 _MAX_LINES = 40
 """Lines that `diff` prints of each list."""
 _VERIFY_TRIES = 10
@@ -156,7 +155,7 @@ def _listing(items: Sequence[Item], now: float) -> str:
     rule = best_rule(best_settings({} if run is None else run_config(run)), measured)
     # Without those of the training, by which no checkpoint is chosen; first the one that decides which is best.
     shown = [key for key in measured if not key.startswith("train/")]
-    metrics = sorted(shown, key=lambda key: rule is None or key != rule.metric)[:_METRIC_COLUMNS]
+    metrics = sorted(shown, key=lambda key: rule is None or key != rule.metric)
     # A name such as step500 says the step already.
     plain = all(item.path.name == f"step{item.entry.step}" for item in items)
     rows = []

@@ -45,7 +45,7 @@ def print_error(error: TrainError, *, whole: bool = False) -> None:
 def _lines(error: TrainError) -> Iterator[str]:
     yield _wrapped_after("error:", "red", without_secrets(error.what.rstrip()))
     if error.place:
-        yield f"  {painted('-->', 'blue', sys.stderr)} {without_secrets(error.place)}"
+        yield _place_line(error.place)
     if error.cure:
         yield _wrapped_after("help:", "cyan", without_secrets(error.cure))
 
@@ -53,6 +53,11 @@ def _lines(error: TrainError) -> Iterator[str]:
 def _wrapped_after(label: str, colour: str, text: str) -> str:
     shown = wrapped_message(f"{label} {text}", line_width(sys.stderr))
     return f"{painted(label, colour, sys.stderr)}{shown.removeprefix(label)}"
+
+
+def _place_line(place: str) -> str:
+    shown = wrapped_message(f"  --> {without_secrets(place)}", line_width(sys.stderr))
+    return shown.replace("-->", painted("-->", "blue", sys.stderr), 1)
 
 
 class _Crash(NamedTuple):
@@ -89,7 +94,7 @@ def print_crash(error: BaseException, *, whole: bool = False) -> None:
     if own:
         line = f": {own[-1]['text']}" if own[-1]["text"] else ""
         place = f"{_shown_path(own[-1]['file'])}:{own[-1]['line']}, in {own[-1]['function']}{line}"
-        lines.append(f"  {painted('-->', 'blue', sys.stderr)} {without_secrets(place)}")
+        lines.append(_place_line(place))
     for note in crash.notes:
         label = LOST if note.startswith(LOST) else ""
         text = wrapped_message(without_secrets(note), line_width(sys.stderr))

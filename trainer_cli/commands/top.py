@@ -36,12 +36,12 @@ EXAMPLES = """examples:
   train top --once               the table once
   train top --json               one JSON object for each run
 """
-_COLUMNS = ("run", "state", "step", "steps/s", "loss", "metric", "ETA", "goodput", "checkpoint", "seen", "reason")
-_RIGHT = ("step", "steps/s", "loss", "metric", "ETA", "goodput", "seen")
+_COLUMNS = ("run", "state", "step", "steps/s", "train/loss", "metric", "ETA", "goodput", "checkpoint", "seen", "reason")
+_RIGHT = ("step", "steps/s", "train/loss", "metric", "ETA", "goodput", "seen")
 _GAP = 2
 _SHORTEST, _SHORTEST_NAME = 12, 8
 """Least width of a reason that is shown, and of a name."""
-_LEAST_IMPORTANT = ("goodput", "seen", "checkpoint", "steps/s", "loss", "metric", "ETA")
+_LEAST_IMPORTANT = ("goodput", "seen", "checkpoint", "steps/s", "train/loss", "metric", "ETA")
 """Columns that a narrow terminal leaves out, in this order."""
 _COLOURS = {"running": "green", "stale": "yellow", "stopped": "yellow"}
 _UNBOUNDED = 100_000
@@ -163,7 +163,7 @@ def _cells(view: RunView, root: Path, *, names_metric: bool) -> dict[str, str]:
         "state": view.state,
         "step": f"{step}/{view.total_steps:,}" if step and view.total_steps is not None else step,
         "steps/s": "" if view.steps_per_s is None else format_rate(view.steps_per_s),
-        "loss": "" if view.loss is None else f"{view.loss:.4g}",
+        "train/loss": "" if view.loss is None else f"{view.loss:.4g}",
         "metric": metric,
         "ETA": "" if view.eta_s is None else format_clock(view.eta_s),
         "goodput": "" if view.goodput is None else f"{view.goodput:.1%}",

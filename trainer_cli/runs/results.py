@@ -192,11 +192,19 @@ def show_table(results: Results) -> None:
     rows = results.rows
     names = _names(rows)
     best, rule = best_row(rows, results.settings)
-    weights = ["weights"] if any(row.average for row in rows) else []
+    averages = {row.average for row in rows}
+    weights = ["weights"] if averages != {None} else []
+    # A terminal has no room for what is the same in all rows; a program gets all of a row on its line.
+    folders = {row.checkpoint.rpartition("/")[0] for row in rows} if sys.stdout.isatty() else set()
+    folder = f"{folders.pop()}/" if len(folders) == 1 and folders != {""} else ""
+    if folder:
+        of_all = f", {rows[0].weights}" if len(averages) == 1 and weights else ""
+        print(wrapped(f"{folder}{of_all}", line_width(sys.stdout)))
+        weights = [] if of_all else weights
     cells = []
     for index, row in enumerate(rows):
         numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
-        facts = [row.checkpoint, str(row.step), row.loader, *([row.weights] if weights else [])]
+        facts = [row.checkpoint.removeprefix(folder), str(row.step), row.loader, *([row.weights] if weights else [])]
         cells.append(["*" if index == best else "", *facts, *numbers])
     header = ["", "checkpoint", "step", "loader", *weights, *names]
     # A row is one line, with the metric that decides which is best: the files have all.
