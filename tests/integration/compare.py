@@ -75,7 +75,9 @@ def points(run: Path) -> dict[tuple[str, int], float | str]:
 
 def leftovers(run: Path) -> list[str]:
     """Hidden files and folders that a run at its end has no use for."""
-    return sorted(str(path.relative_to(run)) for path in run.rglob(".*") if path != run / ".lock")
+    # Where nothing is removed, a run that began anew has its first checkpoint aside.
+    hidden = [path for path in run.rglob(".*") if path != run / ".lock" and not path.match(".aside.step0.*")]
+    return sorted(str(path.relative_to(run)) for path in hidden)
 
 
 def content(run: Path) -> dict[str, tuple[int, bytes | None]]:
