@@ -70,6 +70,7 @@ class StepObserver(Callback):
         self._sample_losses: list[float] | str | None = None
         self._rows: dict[str, list[int]] = {}
         self._batch: Any = None
+        self._before: ForwardState | None = None
         self.views: dict[int, StepView] = {}
         """The steps that have been made."""
         self._view: StepView | None = None
@@ -82,11 +83,12 @@ class StepObserver(Callback):
             return
         if self._view is None:
             self._view = StepView(progress.step + 1, progress.epoch, progress.batch)
+            self._before = ForwardState(unwrapped(model))
             self._note_first(("parameter", name, value) for value, name in parameter_names(model).items())
             watch_modules(model, self._note_outputs, self._watched)
         # Before the model, which may change the batch in place.
         self._rows = rows_not_finite(batch)
-        self._sample_losses = _losses_or_reason(trainer, batch) if self._per_sample else None
+        self._sample_losses = _losses_or_reason(trainer, batch, self._before) if self._per_sample else None
         self._batch = batch
         if self._debugs:
             # It shows this frame, with trainer, model and batch.
@@ -98,7 +100,7 @@ class StepObserver(Callback):
         if self._view is None or self._sample_losses is not None or bool(loss.detach().isfinite()):
             return
         if not (self._view.not_finite or "").startswith("parameter"):
-            self._sample_losses = _losses_or_reason(trainer, self._batch)
+            self._sample_losses = _losses_or_reason(trainer, self._batch, self._before)
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._view is None:
@@ -144,6 +146,7 @@ class StepObserver(Callback):
         # NaN first, which no comparison orders.
         largest = sorted(norms, key=lambda name: (math.isnan(norms[name]), norms[name]), reverse=True)
         view.grad_norms = {name: norms[name] for name in largest[:_MOST_NORMS]}
+        self._before = None
         view.lr = {
             name: [float(group["lr"]) for group in groups if group.get("lr") is not None]
             for name, groups in trainer.step.settings_used().items()
@@ -199,9 +202,9 @@ def rows_not_finite(batch: Any) -> dict[str, list[int]]:
     return rows
 
 
-def _losses_or_reason(trainer: Trainer, batch: Any) -> list[float] | str:
+def _losses_or_reason(trainer: Trainer, batch: Any, before: ForwardState | None) -> list[float] | str:
     try:
-        return losses_of_samples(trainer, batch)
+        return losses_of_samples(trainer, batch, before)
     except UserError as error:
         return error.what
     except Exception as error:
@@ -217,8 +220,12 @@ def _given_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
     return None
 
 
-def losses_of_samples(trainer: Trainer, batch: Any) -> list[float]:
+def losses_of_samples(trainer: Trainer, batch: Any, before: ForwardState | None = None) -> list[float]:
     """The loss of each sample of a batch alone, at the present weights in evaluation mode. Nothing is changed.
+
+    Args:
+        before: the buffers to use instead of the present ones, such as those of before a batch with NaN, which its
+            forward puts into the statistics of batch norm.
 
     Raises:
         UserError: the batch cannot be split, or parameters are sharded.
@@ -229,6 +236,8 @@ def losses_of_samples(trainer: Trainer, batch: Any) -> list[float]:
     state, rng = ForwardState(model, parameters=True), capture_rng()
     losses: list[float] = []
     try:
+        if before is not None:
+            before.restore()
         with modes_kept(model), torch.no_grad():
             model.eval()
             for sample, _ in split_batch(batch, leading_size(batch) or 1, 1):
