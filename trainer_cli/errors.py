@@ -24,6 +24,7 @@ exception is a fault of this program (or of the model) and is shown with its tra
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -96,6 +97,14 @@ def _restore_error(kind: type[TrainError], args: tuple[Any, ...], state: dict[st
 def as_clause(error: BaseException) -> str:
     """The message of an error without its final stop, for the middle of a sentence."""
     return (str(error) or type(error).__name__).rstrip(".")
+
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'`])|\n")
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text, which says what went wrong; the next ones say what to do."""
+    return _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
 
 
 _SHORTEST_SECRET = 6

@@ -141,7 +141,7 @@ def test_a_narrow_terminal_cuts_the_reason_and_the_name_but_no_number(
     width: int, empty_folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, reason = f"{'long' * 20},optimizer.lr=0.1", "ValueError: " + "why " * 30
-    ended(Path(f"runs/sweep/{key}"), RunStatus.failed, reason)
+    ended(Path(f"runs/sweep/{key}"), RunStatus.failed, f"{reason.strip()}. Lower it.")
     with started(Path("runs/live"), 100, 200):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         monkeypatch.setenv("COLUMNS", str(width))
@@ -151,6 +151,7 @@ def test_a_narrow_terminal_cuts_the_reason_and_the_name_but_no_number(
     assert re.search(r"live +running +200/1,000 +2 +0.25 +\d:\d\d +\d+ s", live), live
     assert re.search(r"lr=0.1 +failed +20/1,000 +0.25 +\d+ s", failed), failed
     assert (key in failed, "ValueError" in failed, reason.strip() in failed) == (width > 120, width > 160, width == 300)
+    assert "Lower it" not in failed, "what to do is in the log"
 
 
 def test_the_newest_value_of_the_metric_that_decides_is_shown_under_its_name(

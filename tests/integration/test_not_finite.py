@@ -31,7 +31,8 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(tmp_path: Path)
     assert "the loss is not finite since step" in error
     assert "The last finite checkpoint is run/checkpoints/step12. The same command resumes it" in error
     assert error.rstrip().endswith(
-        "`train replay run 13..16` computes these steps again, and `train data run 13..16 --show` shows the samples."
+        "`train bisect run 'train/loss is not finite'` finds the step and its samples, and `train replay run 13..16` "
+        "computes these steps again."
     )
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert steps[-1] <= 24, "the second log step after it"

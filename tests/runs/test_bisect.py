@@ -86,10 +86,19 @@ def test_a_condition_is_read_and_tested(text: str, value: float, holds: bool) ->
     assert condition.holds(value) is holds
 
 
-@pytest.mark.parametrize("text", ["", "val/loss", "val/loss > ", "val/loss > high", "val/loss >> 2", "> 2"])
-def test_what_is_no_condition_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is not a condition"):
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        *((text, "'val/loss > 2', or") for text in ("", "val/loss", "val/loss > ", "val/loss > high", "val/loss >> 2")),
+        ("> 2", "'val/loss > 2', or"),
+        ("train/loss == nan", "'train/loss is not finite'."),
+        ("val/acc != NaN", "'val/acc is not finite'."),
+    ],
+)
+def test_what_is_no_condition_is_refused(text: str, form: str) -> None:
+    with pytest.raises(UserError, match="is not a condition") as caught:
         Condition.parse(text)
+    assert f"Write it as {form}" in str(caught.value)
 
 
 @pytest.mark.parametrize("interval", [1, 250, 500, 1000, 5000])

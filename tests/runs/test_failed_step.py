@@ -51,7 +51,8 @@ def test_commands_are_named_where_a_replay_can_begin(
     else:
         assert text is not None
         assert f"`train replay '{run.path}' {shown}`" in text
-        assert f"`train data '{run.path}' {shown} --show`" in text
+        assert (f"`train data '{run.path}' {shown} --show`" in text) == (".." not in shown)
+        assert text.startswith("`train bisect ") == (".." in shown)
 
 
 def trainer_at(step: int, failed_step: int | None, machines: int = 1) -> Any:
@@ -89,7 +90,10 @@ def test_an_error_of_a_step_ends_with_its_commands(
     suggest_replay(error, run.path, trainer_at(step, failed_step))
     end = str(error) if isinstance(error, NotFiniteError) else "\n".join(getattr(error, "__notes__", []))
     assert end.count("train replay") == (shown is not None)
-    if shown is not None:
+    if shown is not None and ".." in shown:
+        assert f"`train bisect {run.path} 'train/loss is not finite'` finds the step and its samples, and" in end
+        assert end.endswith(f"`train replay {run.path} {shown}` computes these steps again.")
+    elif shown is not None:
         assert end.endswith(f"`train data {run.path} {shown} --show` shows the samples.")
 
 

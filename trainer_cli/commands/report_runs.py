@@ -13,6 +13,7 @@ from trainer_cli.core.bounds import is_count
 from trainer_cli.core.goodput import Seconds, read_seconds
 from trainer_cli.core.metric_modes import Mode, mode_of
 from trainer_cli.core.run_status import RunStatus
+from trainer_cli.errors import first_sentence
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.forks import forks_among, recorded_fork
 from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView, SweepJob, rank_metrics, short_keys
@@ -31,7 +32,6 @@ _COLUMNS = (
 OF_ONE_RUN = ("name", "run_dir", "notes", "tags", "resume", "logging.console", "logging.level")
 """Keys that do not count as differences between runs."""
 _RATE = re.compile(r"(^|[._])(lr|learning_rate)$")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'`])|\n")
 _ENDED_BADLY = (RunStatus.failed, RunStatus.killed, RunStatus.interrupted, UNREADABLE)
 
 
@@ -232,11 +232,6 @@ def _progress(view: RunView) -> str:
 def _began(summary: Mapping[str, Any]) -> float | None:
     attempts = attempts_of(summary)
     return unix(attempts[0].get("started")) if attempts else None
-
-
-def first_sentence(text: str) -> str:
-    """The first sentence of a text, which says what went wrong; the next ones say what to do."""
-    return _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
 
 
 def reason_of(view: RunView, problems: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.errors import UserError, one_line
+from trainer_cli.errors import UserError, first_sentence, one_line
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.record import RunsBelow, RunView
 from trainer_cli.terminal import (
@@ -158,6 +158,7 @@ def _cells(view: RunView, root: Path, *, names_metric: bool) -> dict[str, str]:
     metric = "" if view.value is None else f"{view.value:.4g}"
     if metric and names_metric:
         metric = f"{one_line(view.metric)} {metric}"
+    reasons = [" ".join(text.split()) for text in (view.reason, view.problem)]
     return {
         "run": one_line(name),
         "state": view.state,
@@ -169,5 +170,5 @@ def _cells(view: RunView, root: Path, *, names_metric: bool) -> dict[str, str]:
         "goodput": "" if view.goodput is None else f"{view.goodput:.1%}",
         "checkpoint": view.checkpoint or "",
         "seen": "" if view.age_s is None else format_age(view.age_s),
-        "reason": one_line(" ".join("; ".join(filter(None, (view.reason, view.problem))).split())),
+        "reason": one_line("; ".join(first_sentence(text) for text in reasons if text)),
     }

@@ -69,13 +69,17 @@ class Condition:
         """
         if (match := _NOT_FINITE.fullmatch(text)) is not None:
             return cls(match[1], None)
-        match = _COMPARISON.fullmatch(text)
+        match, number = _COMPARISON.fullmatch(text), 0.0
         try:
-            if match is not None:
-                return cls(match[1], match[2], float(match[3]))
+            if match is not None and not math.isnan(number := float(match[3])):
+                return cls(match[1], match[2], number)
         except ValueError:
             pass
-        raise UserError(f"{text!r} is not a condition", cure="Write it as 'val/loss > 2', or 'val/loss is not finite'.")
+        forms = "'val/loss > 2', or 'val/loss is not finite'"
+        if match is not None and math.isnan(number):
+            # It would never hold: NaN equals nothing.
+            forms = f"'{match[1]} is not finite'"
+        raise UserError(f"{text!r} is not a condition", cure=f"Write it as {forms}.")
 
     def holds(self, value: float) -> bool:
         """Whether the condition holds for a value of the metric."""

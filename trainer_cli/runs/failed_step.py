@@ -73,14 +73,21 @@ def note_lost(error: Exception, trainer: Trainer) -> None:
 
 
 def describe_commands(run: Path, first: int, last: int) -> str | None:
-    """A sentence with the commands that look at steps of a run; None if they cannot be replayed."""
+    """A sentence with the commands that look at steps of a run; None if they cannot be replayed.
+
+    Several steps are those in which the loss began not to be finite.
+    """
     start = earliest_start(RunDir(run))
     if start is None or start >= last:
         return None
     first = max(first, start + 1)
-    words = f"{shlex.quote(str(run))} {first if first == last else f'{first}..{last}'}"
-    steps = "the step" if first == last else "these steps"
-    return f"`train replay {words}` computes {steps} again, and `train data {words} --show` shows the samples."
+    name = shlex.quote(str(run))
+    if first < last:
+        # No --show: of many steps it would load and draw each sample.
+        search = f"`train bisect {name} '{_LOSS} is not finite'` finds the step and its samples"
+        return f"{search}, and `train replay {name} {first}..{last}` computes these steps again."
+    words = f"{name} {first}"
+    return f"`train replay {words}` computes the step again, and `train data {words} --show` shows the samples."
 
 
 def _failed_steps(error: Exception, run: Path, step: int, failed_step: int | None) -> tuple[int, int] | None:
