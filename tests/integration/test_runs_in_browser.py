@@ -146,6 +146,14 @@ def test_a_filter_that_finds_nothing_and_is_emptied_again_draws_everything_again
     with opened(chromium, runs, "#group=seed&x=time", height=9000) as seen:
         axes = "document.querySelectorAll('.plot.scatter option').length / 2"
         seen.wait_for(f"{axes} > 6")
+        marks = "document.querySelectorAll('.plot.parallel path.run, .plot.scatter circle')"
+        name = "mark.dataset.tip.split('\\n')[0]"
+        of_name = f"[...document.querySelectorAll('.runs tbody tr')].find((one) => one.cells[0].title.endsWith({name}))"
+        swatch = f"{of_name}.querySelector('.swatch').style.background"
+        tint = "mark.getAttribute(mark.matches('path') ? 'stroke' : 'fill')"
+        colours = seen.run(f"[...{marks}].map((mark) => [{tint}, {swatch}])")
+        assert len(colours) == 12
+        assert [drawn for drawn, _ in colours] == [of_table for _, of_table in colours], "a run has one colour"
         count, all_axes = seen.run(f"[names().length, {axes}]")
         seen.run("filter('a_fork|failed|running')")
         seen.wait_for(f"byId('made').textContent.endsWith('3 shown') && {axes} < 6")

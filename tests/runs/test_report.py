@@ -158,12 +158,15 @@ def test_a_sweep_has_its_best_run_first_and_parallel_coordinates(tmp_path: Path)
     assert [axis["label"] for axis in parallel["axes"]] == ["lr", "best val/loss", "best val/accuracy"]
     assert sorted(parallel["axes"][0]["values"]) == [-2, -1, 0], "logarithmic"
     assert sorted(parallel["axes"][0]["ticks"].values()) == ["0.01", "0.1", "1.0"]
-    assert parallel["smaller"] is True
-    assert sorted(parallel["names"]) == sorted(found["runs"])
+    assert [found["runs"][at] for at in parallel["runs"]] == found["runs"]
     (scatter,) = blocks(found, "Summary", "scatter")
     assert scatter["axes"] == parallel["axes"]
-    (bars,) = blocks(found, "Summary", "bars")
-    assert bars["bars"] == [["lr", 1.0, "100%"]]
+
+
+@pytest.mark.parametrize(("count", "bars"), [(3, []), (7, []), (8, [[["lr", 1.0, "100%"]]])])
+def test_a_share_that_a_parameter_explains_needs_eight_runs(count: int, bars: list[Any], tmp_path: Path) -> None:
+    found = data_of(tmp_path / "r.html", make_sweep(tmp_path / "sweep", tuple((n + 1) / 10 for n in range(count))))
+    assert [block["bars"] for block in blocks(found, "Summary", "bars")] == bars
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,6 @@ function colourOfHue(hue, target) {
 // Beyond the listed hues the golden angle gives hues that are far from their neighbours.
 const colour = (index) =>
   colourOfHue(index < HUES.length ? HUES[index] : (index * 137.508) % 360, LUMINANCES[index % LUMINANCES.length]);
-const rampColour = (share) => colourOfHue(215 + 170 * share, 0.2);
 
 // Numbers and axes
 function format(value, digits = 5) {
@@ -327,19 +326,17 @@ function ticksOf(axis, low, high) {
 
 const rangeOf = (values) => { const [low, high] = extent([values]); return low === high ? [low - 1, high + 1] : [low, high]; };
 const pointText = (block, row) =>
-  [block.names[row], ...block.axes.map((axis) => `${axis.label}: ${tickText(axis, axis.values[row])}`)].join("\n");
+  [data.runs[block.runs[row]] ?? "", ...block.axes.map((axis) => `${axis.label}: ${tickText(axis, axis.values[row])}`)].join("\n");
 
 // An axis for each parameter and metric, a line for each run. A drag along an axis keeps the lines that pass there.
 function drawParallel(block, plot) {
   const step = Math.max(110, ((plot.clientWidth || 800) - 150) / Math.max(1, block.axes.length - 1));
   const width = 150 + step * (block.axes.length - 1), height = 330, top = 40, bottom = height - 16;
-  const svg = canvas(plot, width, height, `${block.title}: ${block.names.length} runs over ${block.axes.map((axis) => axis.label).join(", ")}`);
+  const svg = canvas(plot, width, height, `${block.title}: ${block.runs.length} runs over ${block.axes.map((axis) => axis.label).join(", ")}`);
   const scales = block.axes.map((axis) => { const [low, high] = rangeOf(axis.values); return scaleOf(low, high, bottom, top, false, 5); });
-  const [least, most] = rangeOf(block.colour);
-  const shares = block.colour.map((value) => (value - least) / (most - least)).map((share) => (block.smaller ? share : 1 - share));
-  const paths = block.names.map((_, row) => {
+  const paths = block.runs.map((run, row) => {
     const path = block.axes.map((axis, at) => `${at ? "L" : "M"}${70 + at * step} ${scales[at].at(axis.values[row]).toFixed(1)}`).join("");
-    const made = shape("path", { class: "run", d: path, stroke: rampColour(shares[row]) }, svg);
+    const made = shape("path", { class: "run", d: path, stroke: colour(run) }, svg);
     made.dataset.tip = pointText(block, row);
     return made;
   });
@@ -377,7 +374,7 @@ function drawScatter(block, plot) {
   const [x, y] = [(axis) => !axis.metric, (axis) => axis.metric].map((isFirst, at) =>
     block.axes.find((axis) => axis.label === (plot.chosen || [])[at]) || block.axes.find(isFirst) || block.axes[0]);
   const width = plot.clientWidth || 440, height = 250;
-  const svg = canvas(plot, width, height, `${y.label} against ${x.label}: ${block.names.length} runs`);
+  const svg = canvas(plot, width, height, `${y.label} against ${x.label}: ${block.runs.length} runs`);
   const box = { left: 70, right: width - 24, top: 12, bottom: height - 40 };
   const [xs, ys] = [[x, box.left + 12, box.right - 12], [y, box.bottom - 8, box.top + 8]].map(([axis, start, end]) => {
     const scale = scaleOf(...rangeOf(axis.values), start, end, false, 5);
@@ -389,8 +386,8 @@ function drawScatter(block, plot) {
     shape("text", { class: "tick", x: middle, y: box.bottom + 16, "text-anchor": "middle" }, svg, text);
   }
   for (const tick of ys.ticks) shape("text", { class: "tick", x: box.left - 6, y: ys.at(tick) + 4, "text-anchor": "end" }, svg, cut(tickText(y, tick), 9));
-  block.names.forEach((_, row) => {
-    const point = shape("circle", { cx: xs.at(x.values[row]), cy: ys.at(y.values[row]), r: 5, fill: rampColour(0) }, svg);
+  block.runs.forEach((run, row) => {
+    const point = shape("circle", { cx: xs.at(x.values[row]), cy: ys.at(y.values[row]), r: 5, fill: colour(run) }, svg);
     point.dataset.tip = pointText(block, row);
   });
   const choices = element("div", null, plot, "choices");

@@ -31,9 +31,8 @@ function remember() {
   history.replaceState(null, "", `#${words}`);
 }
 
-const colourOfRun = (run) => colour(data.tints ? data.tints[run] : run);
 const ownerOf = (curve) => curve.owner ?? data.runs[curve.run] ?? "";
-const tintOf = (curve) => (curve.tint === undefined ? colourOfRun(curve.run) : colour(curve.tint));
+const tintOf = (curve) => colour(curve.tint ?? curve.run);
 const hasMany = (block) => data.many || new Set(block.curves.map(ownerOf)).size > 1;
 
 // The number of each source of values, such as train and val: the same colour or dashes in all charts of the page.
@@ -128,7 +127,7 @@ function drawCurves(block, plot, chart) {
   const title = key === "time" ? `${unitName} since the run began` : key;
   chart.view = drawLines(plot, lines, {
     height: chart === enlarged ? innerHeight - AROUND_PX : undefined, logx, logy: state.logy, trimsOutliers: state.trim, range: key === state.x ? zoomed : null, title, label: describe(block, lines),
-    marks: marks.map((mark) => ({ at: at(mark), text: mark.text, colour: many ? colourOfRun(mark.run) : null })),
+    marks: marks.map((mark) => ({ at: at(mark), text: mark.text, colour: many ? colour(mark.run) : null })),
   });
   Object.assign(chart.view, { axis: title, key });
   addLegend(plot, lines, many);

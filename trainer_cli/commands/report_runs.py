@@ -47,7 +47,7 @@ def summary(
         keys = list(dict.fromkeys(key for job in never for key in job.swept))
         rows = [[*(job.swept.get(key, "") for key in keys), job.status, job.reason] for job in never]
         yield table([*keys, "state", "reason"], rows, title="Jobs of the sweep without a run")
-    yield from sweep_charts(records, names, swept[:_SWEPT])
+    yield from sweep_charts(records, swept[:_SWEPT])
 
 
 def _of_one(record: RunRecord) -> Iterator[Block]:

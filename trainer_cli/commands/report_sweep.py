@@ -17,6 +17,8 @@ Block = dict[str, Any]
 _LOG_RATIO = 30
 """Ratio of the largest to the smallest positive value from which a parameter has a logarithmic axis."""
 _FEWEST_RUNS = 3
+_FEWEST_EXPLAINED = 8
+"""Runs from which on a share that a parameter explains is more than chance."""
 _MOST_METRICS = 4
 _MOST_TICKS = 8
 _DIGITS = 6
@@ -24,7 +26,7 @@ NOT_SET = "(not set)"
 _DIGIT_RUNS = re.compile(r"(\d+)")
 
 
-def sweep_charts(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str]) -> Iterator[Block]:
+def sweep_charts(records: Sequence[RunRecord], swept: Sequence[str]) -> Iterator[Block]:
     """The charts of runs that differ in the `swept` keys; none for fewer than three runs with a best value.
 
     Runs without a finite best value of the first metric, the one that ranks the runs, are left out.
@@ -43,14 +45,11 @@ def sweep_charts(records: Sequence[RunRecord], names: Sequence[str], swept: Sequ
     whole = [name for name in metrics if all(map(math.isfinite, values[name]))]
     axes = [parameter_axis(name, texts) for name, texts in parameters.items()]
     axes += [{"label": f"best {name}", "values": _rounded(values[name]), "metric": True} for name in whole]
-    modes = {name: mode for record in records for name, mode in record.modes.items()}
-    block = {"axes": axes, "names": [names[at] for at in ranked]}
-    title = f"Parameters and best metrics; coloured by {first}"
-    colour = _rounded(values[first])
-    yield {"kind": "parallel", "title": title, **block, "colour": colour, "smaller": modes.get(first) == "min"}
-    yield {"kind": "scatter", "title": "Metric against parameter", **block}
-    scores = importance(parameters, values[first])
-    if scores:
+    yield {"kind": "parallel", "title": "Parameters and best metrics", "axes": axes, "runs": list(ranked)}
+    yield {"kind": "scatter", "title": "Metric against parameter", "axes": axes, "runs": list(ranked)}
+    if len(ranked) < max(_FEWEST_EXPLAINED, len(parameters) + 1):
+        return
+    if scores := importance(parameters, values[first]):
         bars = [[name, share, f"{share:.0%}"] for name, share in scores.items()]
         yield {"kind": "bars", "title": f"Share of the differences in {first} that a parameter explains", "bars": bars}
 

@@ -144,7 +144,7 @@ function addChoice(run, name, cell) {
   });
   const shown = cut(name, innerWidth < 640 ? LONGEST_NAME / 2 : LONGEST_NAME);
   cell.title = name;
-  element("span", null, label, "swatch").style.background = live.colour ? live.colour(run) : colourOfRun(run);
+  element("span", null, label, "swatch").style.background = colour(run);
   if (!live.open) return element("span", shown, label);
   const link = element("a", shown, row);
   link.href = live.open(run);

@@ -37,7 +37,6 @@ async function ask(path, parameters = {}) {
 
 live.isShown = (run) => shownRuns().includes(run);
 live.isChosen = (run) => selected.has(run);
-live.colour = (run) => colour(run);
 live.choose = (run, isChosen) => {
   selected[isChosen ? "add" : "delete"](run);
   refresh();

@@ -182,7 +182,7 @@ def _unfilled(run: int, record: RunRecord, name: str) -> Block | None:
 def _curves_first(content: Sequence[Block]) -> list[Block]:
     """The sections without the table of the chosen runs, which stands above them, and what compares the runs after the
     curves."""
-    summary = [block for block in content[0]["blocks"] if "runs" not in block] if content else []
+    summary = [block for block in content[0]["blocks"] if not block.get("choose")] if content else []
     compared = [{"title": "Parameters", "blocks": summary}] if summary else []
     return [*content[1:2], *compared, *content[2:]]
 
