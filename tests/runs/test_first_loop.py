@@ -19,8 +19,10 @@ from command import records, weights
 
 from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
 from trainer_cli.commands.main import main
+from trainer_cli.config.compose import compose
 from trainer_cli.core.schema import LoopConfig
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.errors import UserError
+from trainer_cli.runs.run_dir import RunDir, describe_moved
 
 CODE = """
 import os
@@ -36,6 +38,8 @@ def fail_at(place):
         raise torch.OutOfMemoryError("CUDA out of memory")
     if what.endswith("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
+    if what.endswith("interrupted"):
+        raise KeyboardInterrupt
     if what.endswith("interrupt"):
         os.kill(os.getpid(), signal.SIGINT)
     elif what.endswith("nan"):
@@ -414,7 +418,9 @@ def test_resume_anew_moves_the_run_and_begins_it_as_a_new_one(
         assert files(Path("runs/mine")) == before, "a plan moves nothing"
         assert main(["fit", "mine", "+model.width=3", "resume=anew"]) == 0
         assert files(Path(f"runs/.trash/mine-{number}")) == before
-        assert f"moved the earlier run to runs/.trash/mine-{number}" in Path("runs/mine/train.log").read_text()
+        moved = Path(f"runs/.trash/mine-{number}")
+        assert f"with resume={moved} alone" in describe_moved(moved)
+        assert f"moved the earlier run to {describe_moved(moved)}" in Path("runs/mine/train.log").read_text()
         assert RunDir("runs/mine").run_id != id
         assert len(RunDir("runs/mine").attempts) == 1
     assert main(["fit", "mine", "+model.width=3", "name=fresh"]) == 0
@@ -532,6 +538,55 @@ def test_a_crash_between_the_move_and_the_new_run_loses_nothing(project: Path, m
     assert files(Path("runs/.trash/mine-1")) == before
 
 
+LATE = ["loop.eval_at_start=false", "checkpoint.save_interval=1"]
+ENDS = {
+    "evaluation interrupt": (LATE, 75, "next: run the same command {}to resume from here."),
+    "evaluation": (LATE, 1, "lost: 1 step after step1; the same command {}continues from it"),
+    "evaluation interrupted": (LATE, 130, "interrupted lost: 1 step after step1; the same command {}continues from it"),
+    "train interrupted": ([], 130, "interrupted lost: nothing, as no step was made"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("anew", [[], ["resume=anew"]])
+def test_what_is_said_to_resume_never_moves_the_run_away(
+    project: Path, how: str, anew: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    more, code, text = ENDS[how]
+    assert fail(how, ["fit", "mine", *more, *anew]) == code
+    printed = capsys.readouterr()
+    again = "without resume=anew " if anew else "again " if code == 75 else ""
+    assert text.format(again) in " ".join((printed.out + printed.err).split())
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("seed=1", None),
+        ("resume=auto", None),
+        ("resume=anew", "without resume=anew"),
+        ("++resume=anew", "without resume=anew"),
+        ("resume='anew'", "with resume=auto"),
+        ("experiment=again", "with resume=auto"),
+    ],
+)
+def test_the_same_command_is_named_without_what_would_move_the_run_away(
+    project: Path, override: str, shown: str | None
+) -> None:
+    Path("configs/experiment/again.yaml").write_text("# @package _global_\ndefaults: [mine]\nresume: anew\n")
+    composed = compose(["experiment=mine"] * ("experiment" not in override) + [override])
+    for text in (
+        "The same command resumes it.",
+        "Run the same command again to send it.",
+        "the same command: it continues",
+    ):
+        wanted = text if shown is None else re.sub("same command( again)?", f"same command {shown}", text)
+        assert composed.naming_again(composed.naming_again(text)) == wanted
+        with pytest.raises(UserError) as raised, composed.placing():
+            raise UserError("x", cure=text)
+        assert raised.value.cure == wanted
+
+
 @pytest.mark.parametrize("variable", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"])
 def test_a_command_that_is_started_again_by_its_launcher_resumes(
     project: Path, variable: str, monkeypatch: pytest.MonkeyPatch
@@ -551,8 +606,10 @@ def test_a_sweep_moves_each_of_its_runs_alone(project: Path, capsys: pytest.Capt
     alone, before = files(Path("runs/mine/checkpoints")), files(Path("runs/mine/sweep/seed=1"))
     assert main([*sweep, "optimizer.lr=0.2"]) == 2
     assert "resume=anew" in capsys.readouterr().err
-    assert main([*sweep, "optimizer.lr=0.2", "resume=anew"]) == 0
+    assert fail("train", [*sweep, "optimizer.lr=0.2", "resume=anew"]) == 1
+    assert "next: the same command without resume=anew resumes" in capsys.readouterr().out
+    assert main([*sweep, "optimizer.lr=0.2"]) == 0
     assert files(Path("runs/mine/sweep/.trash/seed=1-1")) == before
     assert files(Path("runs/mine/checkpoints")) == alone
     assert main([*sweep, "optimizer.lr=0.2"]) == 0, "they are finished"
-    assert [len(RunDir(f"runs/mine/sweep/seed={seed}").attempts) for seed in (1, 2)] == [1, 1]
+    assert [len(RunDir(f"runs/mine/sweep/seed={seed}").attempts) for seed in (1, 2)] == [2, 2]

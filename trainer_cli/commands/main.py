@@ -145,9 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print_error(error, whole=_wants_traceback())
         return int(error.exit_code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         clear_status()
-        print("interrupted", file=sys.stderr)
+        print("interrupted", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader has what it wanted: no mistake of the user's, and no fault of ours.

@@ -49,7 +49,7 @@ from trainer_cli.core.stopping import reopens
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.fork_server import own_command
-from trainer_cli.runs.run_dir import RunDir, make_directory
+from trainer_cli.runs.run_dir import RunDir, describe_moved, make_directory
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import accepted_changes, refuse_anew, refuse_no_optimizer
 from trainer_cli.runs.supervise import Children
@@ -125,6 +125,8 @@ class Planned:
     """Config key -> folder outside the run directory in which the job saves or copies checkpoints."""
     begins_anew: bool = False
     """Whether `resume=anew` moves the run away that it has."""
+    next: str = ""
+    """What to do while jobs of the sweep are not finished."""
 
     @property
     def key(self) -> str:
@@ -214,6 +216,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         # Only a new run: one that exists has its place already.
         refuse_nested(run.path)
         composed.check_targets()
+    to_resume = composed.naming_again("next: the same command again resumes, and repeats what failed.")
     if config.resume == ANEW:
         # The sweep moves the runs before its first job, so that a restarted job resumes.
         composed = with_values(composed, {"resume": "auto"})
@@ -228,6 +231,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         config.parallel,
         _folders(config.checkpoint),
         begins_anew,
+        to_resume,
     )
 
 
@@ -306,7 +310,7 @@ class Sweep:
             waiting = [job for job in self.planned if not job.done]
             for job in waiting:
                 if job.begins_anew:
-                    log.info("moved the earlier run of %s to %s", job.key, job.run.move_to_trash())
+                    log.info("moved the earlier run of %s to %s", job.key, describe_moved(job.run.move_to_trash()))
                 # Frozen now: a job that starts hours later must not see an edit of the configs.
                 replace(self._file(job, "yaml"), [job.frozen.encode()])
             finished = len(self.planned) - len(waiting)
@@ -326,8 +330,7 @@ class Sweep:
             rows = self._rows()
             lines = [as_table(rows), f"results: {self.folder / 'sweep.csv'}"]
             if any(not row.finished for row in rows):
-                anew = " without resume=anew" if any(job.begins_anew for job in self.planned) else ""
-                lines.append(f"next: the same command again{anew} resumes, and repeats what failed.")
+                lines.append(self.planned[0].next)
             shown = wrapped_message("\n".join(lines), line_width(sys.stdout))
             print(f"\n{shown}", flush=True)
             incomplete = any(job.key not in self.codes for job in waiting)

@@ -8,6 +8,7 @@ Each stage continues after a mistake as far as it can, so that independent mista
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,8 +50,8 @@ from trainer_cli.config.targets import Trust, import_from
 from trainer_cli.config.yaml import read_file, read_text
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.patterns import did_you_mean
-from trainer_cli.core.schema import TrainConfig
-from trainer_cli.errors import Code, ConfigError, UserError, raise_all, show_values_in
+from trainer_cli.core.schema import ANEW, TrainConfig
+from trainer_cli.errors import Code, ConfigError, TrainError, UserError, raise_all, show_values_in
 
 __all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "freeze", "from_yaml", "thaw", "to_yaml"]
 
@@ -75,14 +76,30 @@ class Composed(NamedTuple):
         """`file:line`, `command line` or `default` for a dotted key."""
         return self.provenance.source(tuple(key.split(".")))
 
+    def naming_again(self, text: str) -> str:
+        """A text about the same command, given again: there `resume=anew` would move the run away once more."""
+        if any(override.lstrip("+") == f"resume={ANEW}" for override in self.overrides):
+            change = f"without resume={ANEW}"
+        elif self.config.resume == ANEW:
+            change = "with resume=auto"
+        else:
+            return text
+        return re.sub(r"same command(?! with)( again)?", f"same command {change}", text)
+
     @contextmanager
     def placing(self) -> Iterator[None]:
-        """Context manager that adds the source of its key to a UserError raised inside."""
+        """Context manager that adds the source of its key to a UserError raised inside, and corrects what an error says
+        of the same command."""
         try:
             yield
-        except UserError as error:
-            if error.source is None and error.where and error.where.partition(".")[0] in self.raw:
-                error.source = self.where(error.where)
+        except BaseException as error:
+            if isinstance(error, TrainError):
+                key = error.where if isinstance(error, UserError) and error.source is None else None
+                if key and key.partition(".")[0] in self.raw:
+                    error.source = self.where(key)
+                error.cure = error.cure and self.naming_again(error.cure)
+            if notes := getattr(error, "__notes__", None):
+                notes[:] = map(self.naming_again, notes)
             raise
 
     def check_targets(self, sections: Collection[str] = arguments.SECTIONS) -> None:

@@ -7,7 +7,7 @@ import math
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -91,12 +91,17 @@ def print_already_finished(run: RunDir, done: Done) -> None:
 
 
 def print_outcome(
-    run: RunDir, outcome: Outcome, metrics: Mapping[str, float], best: Mapping[str, str] = MappingProxyType({})
+    run: RunDir,
+    outcome: Outcome,
+    metrics: Mapping[str, float],
+    best: Mapping[str, str] = MappingProxyType({}),
+    naming_again: Callable[[str], str] = str,
 ) -> None:
     """Print how the run ended, where its files are, and the next commands.
 
     Args:
         best: rows about the best checkpoint.
+        naming_again: see `Composed`.
     """
     rate = outcome.throughput.get("samples_per_s", 0.0)
     seconds = outcome.wall_time_s
@@ -130,7 +135,7 @@ def print_outcome(
         commands.append(f"train serve {shlex.quote(str(run.path.parent))}")
         _print("\n  ".join(["next:", *commands]), wraps=False)
     else:
-        _print("next: run the same command again to resume from here.")
+        _print(naming_again("next: run the same command again to resume from here."))
     sys.stdout.flush()
 
 

@@ -50,7 +50,7 @@ def suggest_replay(error: Exception, run: Path, trainer: Trainer) -> None:
         error.add_note(text)
 
 
-def note_lost(error: Exception, trainer: Trainer) -> None:
+def note_lost(error: BaseException, trainer: Trainer) -> None:
     """Add to an exception that is not of this package how many steps are made again, or are lost."""
     if isinstance(error, TrainError):
         return

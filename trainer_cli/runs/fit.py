@@ -52,7 +52,7 @@ from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.repeated_steps import find_differing_end, repeats_steps
 from trainer_cli.runs.resume import keep_records, note_gone_checkpoints, stored_config
-from trainer_cli.runs.run_dir import Outcome, RunDir
+from trainer_cli.runs.run_dir import Outcome, RunDir, describe_moved
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import (
     Done,
@@ -256,7 +256,7 @@ def _open_run(
         )
         stack.enter_context(to_file(run.log_file))
         if moved_to is not None:
-            log.info("moved the earlier run to %s", moved_to)
+            log.info("moved the earlier run to %s", describe_moved(moved_to))
         if start.attempt > 1:
             # Its directory was lost.
             _log_start(start)
@@ -384,10 +384,11 @@ def _suggesting_replay(run: RunDir, trainer: Trainer) -> Iterator[None]:
     """End the error of a failed step with the commands that look at it and with what is lost."""
     try:
         yield
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         from trainer_cli.runs.failed_step import note_lost, suggest_replay
 
-        suggest_replay(error, run.path, trainer)
+        if isinstance(error, Exception):
+            suggest_replay(error, run.path, trainer)
         note_lost(error, trainer)
         raise
 
@@ -461,7 +462,8 @@ def _train(
             log.log(level, "%s could not be written: %s", run.summary_file, error)
     # After the write: what is printed last must be true on the disk.
     if outcome is not None:
-        print_outcome(run, outcome, result.metrics, describe_best(composed, trainer, outcome.best_metrics))
+        best_rows = describe_best(composed, trainer, outcome.best_metrics)
+        print_outcome(run, outcome, result.metrics, best_rows, composed.naming_again)
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
 
 

@@ -22,6 +22,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -509,6 +510,11 @@ class RunDir:
                 f"{self.path} is not a complete run directory, yet it holds {', '.join(existing)}",
                 cure="Move these away, or choose another directory with name= or run_dir=.",
             )
+
+
+def describe_moved(path: Path) -> str:
+    """The place of a run in the trash, with how to get it back."""
+    return f"{path}: it is a whole run, move it back, or continue it there with {shlex.quote(f'resume={path}')} alone"
 
 
 def make_directory(path: Path) -> None:

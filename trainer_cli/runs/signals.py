@@ -126,7 +126,7 @@ def _stop_counting_in_forks() -> None:
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
     # Not an exception: a module that is being imported might catch it.
-    text = f"{_name(number)}: stopped; the same command again resumes\n"
+    text = f"{_name(number)}: stopped before the training began\n"
     if os.isatty(2) and os.environ.get("TERM") != "dumb":
         # In place of what this line shows: the status, and the ^C of the terminal.
         _say(0, f"\r\x1b[K{text}")
