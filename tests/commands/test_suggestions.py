@@ -21,7 +21,11 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("mine", "Did you mean 'train fit mine'?"),
         ("fti", "Did you mean 'fit'?"),
         ("zzz", "Available: fit, validate, "),
-        ("export runs/a out", "Did you mean 'train ckpt export runs/a out'?"),
+        ("export runs/a out", "Did you mean 'train ckpt export runs/a --format safetensors -o out'?"),
+        ("export runs/a@best", "Did you mean 'train ckpt export runs/a@best --format safetensors -o FILE'?"),
+        ("export runs/a -o out", "Did you mean 'train ckpt export runs/a -o out'?"),
+        ("export", "Did you mean 'train ckpt export runs/NAME@best --format safetensors -o FILE'?"),
+        ("eval", "Did you mean `train validate ckpt='runs/NAME/checkpoints/step*'`?"),
         ("ls", "Did you mean 'train ckpt ls RUN'?"),
         ("resume runs/a seed=1", "Did you mean 'train fit resume=runs/a seed=1'?"),
         ("resume", "Did you mean 'train fit resume=RUN'?"),
@@ -78,17 +82,33 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("fit --config configs/experiment/mine.yaml", "Did you mean 'train fit mine'?"),
         ("fit -c configs/experiment/mine.yaml", "Did you mean 'train fit mine'?"),
         ("configs/experiment/mine.yaml", "Did you mean 'train fit mine'?"),
-        ("train.py", "No script is run: an experiment names the classes of its model and data."),
+        ("train.py", "'train.py' is not a verb. No script is run"),
+        ("fit.py", "'train new DIR' writes one, and 'train fit mine' trains one."),
+        ("alone.yaml", "'alone.yaml' is not a verb, but a file. Move it into"),
         ("fit train.py", "No script is run: an experiment names the classes of its model and data."),
         ("-m mine seed=1,2", "Write train VERB first, as in 'train fit -m mine seed=1,2'"),
         ("-m fit mine seed=1,2", "Write train VERB first, as in 'train fit -m mine seed=1,2'"),
-        ("fit --help optimizer", "`train list optimizer` lists its options, and `train config --fields optimizer`"),
-        ("help loop.max_duration", "`train config --fields loop.max_duration` explains it."),
-        ("compare runs/a runs/b", "Did you mean 'train report runs/a runs/b' or 'train diverge runs/a runs/b'?"),
+        (
+            "fit --help optimizer",
+            "`train list optimizer` lists its options, `train config --fields optimizer` e",
+        ),
+        ("help loop.max_duration", "max_duration` explains it, and `train config mine` shows its values."),
+        ("compare runs/a runs/b", "`train report runs/a runs/b` draws their curves, `train diverge runs/a runs/b`"),
+        ("compare runs/a runs/b", "`train config --diff runs/a runs/b` compares their configs."),
         ("my.yaml", "Write 'train fit NAME' with the name of an experiment: mine, char_gpt, "),
         ("validate mine", "For example: train validate ckpt='runs/mine/checkpoints/step*'"),
         ("predict mine", "For example: train predict ckpt=runs/mine@best."),
-        ("config --diff runs/a runs/gone", "there is no 'runs/gone', and it is not a list of overrides"),
+        ("config --diff runs/a runs/gone", "not a list of overrides (--diff). runs holds a, alone.yaml. Name a run"),
+        ("fit callbacks=EarlyStopping", "Did you mean 'callbacks=early_stopping'? Available: "),
+        ("fit callbacks=[default,EarlyStopping]", "Did you mean 'callbacks=[default,early_stopping]'? Available: "),
+        ("fit model=yolov8n.pt", "configs/model, and `ckpt=yolov8n.pt` loads weights into it."),
+        ("fit mine seed=1,2", "To run each: `train fit -m mine seed=1,2`."),
+        ("fit mine num_nodes=2", "`torchrun --nnodes 2 --nproc-per-node GPUS "),
+        ("fit mine num_nodes=2", "`srun --nodes 2 --ntasks-per-node GPUS train fit NAME parallel=ddp`."),
+        ("fit mine project=vision", "Did you mean `run_dir='vision/${name}'` or "),
+        ("fit mine save_top_k=3", "The metric may also be one of your own, such as small/loss."),
+        ("fit mine resume=true", "it must be auto, never, must, anew or a path (command line). The same command"),
+        ("fit mine resume=last", "no such directory (command line). The same command resumes where the run stopped"),
         ("fit mine --max_epochs 5", "Did you mean 'loop.max_duration=5ep'?"),
         ("fit mine --trainer.max_epochs=5", "Did you mean 'loop.max_duration=5ep'?"),
         ("fit mine --resume", "The same command resumes where the run stopped: leave it out."),
@@ -120,7 +140,7 @@ def test_a_likely_mistake_is_one_line_with_its_cure(
 @pytest.mark.parametrize("word", [*choices._VERBS_ELSEWHERE])
 def test_the_command_suggested_for_a_verb_of_other_tools_exists(word: str) -> None:
     for command in choices._VERBS_ELSEWHERE[word][0].split("|"):
-        program, verb, *action = command.split()
+        program, verb, *action = command.partition(":")[0].split()
         if program != "train":
             continue
         parser = parser_of(verb, import_module(VERBS[verb].module))

@@ -22,7 +22,7 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
         "error: there is no key 'loop.max_step'\n  --> command line\nhelp: Did you mean 'loop.max_duration=3'?\n")),
     Code.unknown_option: (["config", "+experiment=digit"], "", (
         "error: there is no experiment called 'digit'\n  --> command line\n"
-        "help: Available: char_gpt, digits, digits_mlp, text, x. Did you mean 'digits'?\n")),
+        "help: Did you mean '+experiment=digits'? Available: char_gpt, digits, digits_mlp, text, x.\n")),
     Code.wrong_type: (["config", "name=1.5"], "", (
         "error: name is 1.5, but it must be a string or null\n  --> command line\n"
         "help: Write name='\"1.5\"' if a string is meant.\n")),
@@ -40,8 +40,8 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
         f"help: Available: {GROUPS}. Did you mean '- override /model: cnn'?\n")),
     Code.override: (["config", "optimizer.lr=0,01"], "", (
         "error: 'optimizer.lr=0,01' gives several values, but one run takes one\n  --> command line\n"
-        "help: For a number write 'optimizer.lr=0.01'. Add -m to run each (train fit -m). For a list write "
-        "'optimizer.lr=[0,01]', for a string 'optimizer.lr=\"0,01\"'.\n")),
+        "help: For a number write 'optimizer.lr=0.01'. To run each: `train fit -m optimizer.lr=0,01`. For a list write "
+        "'optimizer.lr=[0,01]'. For a string write 'optimizer.lr=\"0,01\"'.\n")),
     Code.argument: (["plan", "+experiment=x"], "model:\n  _target_: torch.nn.Linear\n", (
         "error: Linear: missing required arguments: 'in_features', 'out_features'\n"
         f"  --> model._target_, {EXPERIMENT}:3\n")),

@@ -131,17 +131,22 @@ _PATH_SIGNS = ("/", "*", "@")
 _FILES = (".yaml", ".yml", ".py")
 _VERBS_ELSEWHERE = {
     **{word: (f"train ckpt {word}", "", "RUN") for word in ("ls", "show", "verify", "pin", "unpin", "rm", "prune")},
-    "export": ("train ckpt export", "", "CHECKPOINT FILE"),
+    "export": ("train ckpt export", "", "runs/NAME@best --format safetensors -o FILE"),
     **dict.fromkeys(("train", "run", "start", "launch"), ("train fit", "", "")),
     **dict.fromkeys(("resume", "continue", "restart"), ("train fit", "resume=", "RUN")),
-    **dict.fromkeys(("eval", "evaluate", "test", "val"), ("train validate", "ckpt=", "CHECKPOINT")),
+    **dict.fromkeys(("eval", "evaluate", "test", "val"), ("train validate", "ckpt=", "'runs/NAME/checkpoints/step*'")),
     **dict.fromkeys(("log", "logs", "follow"), ("train tail", "", "RUN")),
     **dict.fromkeys(("tensorboard", "tb"), ("tensorboard --logdir", "", "runs")),
     **dict.fromkeys(("status", "ps", "runs"), ("train top", "", "")),
     **dict.fromkeys(("sweep", "multirun", "tune"), ("train fit -m", "", "")),
     **dict.fromkeys(("init", "create", "scaffold"), ("train new", "", "DIR")),
     "diff": ("train diverge", "", "RUN OTHER"),
-    "compare": ("train report|train diverge", "", "RUN OTHER"),
+    "compare": (
+        "train report: draws their curves|train diverge: finds the first step that differs"
+        "|train config --diff: compares their configs",
+        "",
+        "RUN OTHER",
+    ),
     **dict.fromkeys(("plot", "curves", "dashboard"), ("train report", "", "RUN")),
     **dict.fromkeys(("checkpoint", "checkpoints"), ("train ckpt ls", "", "RUN")),
     **dict.fromkeys(("info", "doctor", "versions"), ("train env", "", "")),
@@ -149,8 +154,8 @@ _VERBS_ELSEWHERE = {
     **dict.fromkeys(("experiments", "models", "options"), ("train list", "", "")),
     **dict.fromkeys(("completion", "completions"), ("train complete", "", "bash")),
 }
-"""Verb of other tools, or action without its verb -> command here, or several joined by `|`, the key that its argument
-needs, and the argument if it is missing."""
+"""Verb of other tools, or action without its verb -> command here, or several joined by `|`, each with what it does,
+the key that its argument needs, and the argument if it is missing."""
 
 
 def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserError:
@@ -168,7 +173,8 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
         cure = _suggest_override(arguments, 0, Choices.of(), "fit", has_config_name=True) or ""
         cure = cure.replace("Did you mean '", "Did you mean 'train fit ", 1)
         cure = cure.replace("key=value, or", "'train fit NAME' with", 1)
-        return UserError(f"{word!r} is not a verb, but a file", cure=cure)
+        a_file = ", but a file" if Path(word).is_file() else ""
+        return UserError(f"{word!r} is not a verb{a_file}", cure=cure)
     cure = _translate_verb(word, arguments[1:]) or did_you_mean(word, names).strip() or _suggest_help(word)
     if not cure and word in Choices.of().options(EXPERIMENT):
         return UserError(f"{word!r} is an experiment, not a verb", cure=f"Did you mean 'train fit {command}'?")
@@ -187,7 +193,10 @@ def _suggest_help(word: str) -> str:
     shown = [f"`train list {word}` lists its options"] if word in Choices.of().groups else []
     if word in keys() or word in sections():
         shown.append(f"`train config --fields {word}` explains it")
-    return f"{', and '.join(shown)}." if shown else ""
+    if not shown:
+        return ""
+    experiment = next(iter(Choices.of().options(EXPERIMENT)), "NAME")
+    return f"{', '.join(shown)}, and `train config {experiment}` shows its values."
 
 
 def _translate_verb(word: str, arguments: Sequence[str]) -> str | None:
@@ -201,9 +210,15 @@ def _translate_verb(word: str, arguments: Sequence[str]) -> str | None:
         for argument in arguments
         if argument
     ]
+    if word.lower() == "export" and words and not any(argument.startswith("-") for argument in words):
+        words = [words[0], "--format", "safetensors", "-o", *(words[1:] or ["FILE"])]
     arguments_text = shlex.join(words) or f"{key}{missing}"
-    commands = [f"'{f'{one} {arguments_text}'.rstrip()}'" for one in command.split("|")]
-    return f"Did you mean {' or '.join(commands)}?"
+    parts = [part.partition(": ") for part in command.split("|")]
+    lines = [f"{one} {arguments_text}".rstrip() for one, _, _ in parts]
+    if lines[1:]:
+        return f"{', '.join(f'`{line}` {purpose}' for line, (_, _, purpose) in zip(lines, parts, strict=True))}."
+    mark = "`" if "'" in lines[0] else "'"
+    return f"Did you mean {mark}{lines[0]}{mark}?"
 
 
 def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> UserError:
@@ -358,7 +373,11 @@ def _suggest_override(
     if suggestion := _suggest_file(path, choices, has_config_name=has_config_name):
         return suggestion
     if path.suffix == ".py":
-        return "No script is run: an experiment names the classes of its model and data. 'train new DIR' writes one."
+        experiment = next(iter(choices.options(EXPERIMENT)), "NAME")
+        return (
+            "No script is run: an experiment names the classes of its model and data. "
+            f"'train new DIR' writes one, and 'train fit {experiment}' trains one."
+        )
     # Without `@` the first part is empty, which would be the current folder.
     runs = (word, word.rpartition("@")[0] or word)
     is_run = any((Path(run) / CONFIG_FILE).is_file() for run in runs)

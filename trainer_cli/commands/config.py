@@ -215,7 +215,11 @@ def _split_overrides(text: str, config_dir: Path | None) -> list[str]:
         raise UserError(f"cannot read {text!r}: {error}", where="--diff", cure=cure) from None
     words = experiment_by_name(words, config_dir)
     if any("=" not in word and not word.startswith("~") for word in words):
-        raise UserError(f"there is no {text!r}, and it is not a list of overrides", where="--diff", cure=cure)
+        from trainer_cli.runs.select import suggest_nearby
+
+        nearby = suggest_nearby(text) if len(words) == 1 and "/" in text else None
+        message = f"there is no {text!r}, and it is not a list of overrides"
+        raise UserError(message, where="--diff", cure=" ".join(filter(None, (nearby, cure))))
     return words
 
 

@@ -41,7 +41,7 @@ from trainer_cli.core.auto import replace_auto
 from trainer_cli.core.elsewhere import hint_on
 from trainer_cli.core.field_rules import check_field
 from trainer_cli.core.patterns import did_you_mean
-from trainer_cli.core.schema import TrainConfig
+from trainer_cli.core.schema import RESUME_WORDS, TrainConfig
 from trainer_cli.core.types import IN_QUOTES, MISSING, SECTION, Kind, in_yaml, kind_of, name_of, shown
 from trainer_cli.errors import Code, ConfigError
 
@@ -319,6 +319,9 @@ class _Validation:
         hint = mistake.hint
         if not (hint or "").startswith("Did you mean"):
             hint = hint_on(".".join(path), in_yaml(value), below=False, written=writer(source)) or hint
+        if path == ("resume",):
+            self._refuse(path, value, f"{', '.join(RESUME_WORDS)} or a path", hint or "")
+            return
         if hint == IN_QUOTES and source == COMMAND_LINE:
             hint = f"Write {'.'.join(path)}={as_text(self._provenance.written(path, value))} if a string is meant."
         self._report(path, mistake.message, hint or "", code=mistake.code)
@@ -494,7 +497,7 @@ def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigErr
             yield override_error(f"there is no {key} called {option!r}", hint, Code.unknown_option)
         elif option is not None and str(option).removesuffix(".yaml") not in known_options:
             yield _not_read(search, key, str(option)) or unknown_option_error(
-                key, str(option), known_options, COMMAND_LINE
+                key, str(option), known_options, COMMAND_LINE, line
             )
 
 

@@ -23,7 +23,7 @@ from trainer_cli.core.left_out import KEY, can_resume, check_leave_out, describe
 from trainer_cli.core.patterns import alternatives, did_you_mean, matches
 from trainer_cli.core.policy import SaveRules, check_ephemeral
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
-from trainer_cli.core.types import kind_of
+from trainer_cli.core.types import Kind, kind_of
 from trainer_cli.errors import Code, ConfigError
 
 KeyPath = tuple[str, ...]
@@ -147,6 +147,11 @@ def text_keys() -> frozenset[KeyPath]:
     return frozenset(
         path for path, kind in kinds.items() if kind and "str" in kind.names and {"int", "float"}.isdisjoint(kind.names)
     )
+
+
+def kind_at(key: str) -> Kind | None:
+    """What the value of a key may be; None for a key that is not in the schema, and where it may be anything."""
+    return next((kind_of(entry.kind) for entry in fields() if entry.key == key), None)
 
 
 def defaults() -> dict[str, Any]:

@@ -17,12 +17,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, Sweep
 from hydra.errors import HydraException
 
-from trainer_cli.config.fields import DATA_KEYS, OPEN, KeyPath, sections, unknown_key
+from trainer_cli.config.fields import DATA_KEYS, OPEN, KeyPath, kind_at, sections, unknown_key
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.core.bounds import DEEPEST
 from trainer_cli.core.elsewhere import hint_on
-from trainer_cli.core.patterns import did_you_mean, find_key, find_name, nearest
+from trainer_cli.core.patterns import find_key, find_name, nearest
 from trainer_cli.errors import Code, ConfigError, raise_all
 
 COMMAND_LINE = "command line"
@@ -84,10 +84,8 @@ def unknown_key_error(
         section = ".".join(path[:-1])
         hint = f"Known here: {', '.join(known_keys)}."
         if len(known_keys) > _MAX_KNOWN:
-            write = writer(source)
-            examples = f"'{write(f'+model.{key}=…')}' or '{write(f'+data.{key}=…')}'"
-            own = f" An argument of your own class is {examples}." if len(path) == 1 else ""
-            hint = f"`train config --fields{section and f' {section}'}` lists the keys.{own}"
+            own = "" if section else ", and `train config NAME` the arguments of your own classes"
+            hint = f"`train config --fields{section and f' {section}'}` lists the keys{own}."
     return ConfigError(f"there is no key '{key}'", location=key, source=source, code=Code.unknown_key, hint=hint)
 
 
@@ -126,16 +124,23 @@ def writer(source: str) -> Callable[[str], str]:
     return str if source == COMMAND_LINE else in_file
 
 
-def unknown_option_error(group: str, option: str, known_options: Sequence[str], source: str) -> ConfigError:
-    """The error for an option that a group does not have."""
-    suggestion = (
-        did_you_mean(option, known_options)
-        or did_you_mean(option.removesuffix(".yaml").rpartition("/")[2], known_options)
-        or hint_on(group, option, below=False, written=writer(source))
-    ).strip()
+def unknown_option_error(
+    group: str, option: str, known_options: Sequence[str], source: str, line: str = ""
+) -> ConfigError:
+    """The error for an option that a group does not have.
+
+    Args:
+        line: the override that names it, if one does.
+    """
+    near = nearest(option, known_options) or nearest(option.removesuffix(".yaml").rpartition("/")[2], known_options)
+    if near is not None:
+        written = re.sub(rf"(?<=[=,\[]){re.escape(option)}(?![^,\]])", near, line)
+        suggestion = f"Did you mean '{written or near}'?"
+    else:
+        suggestion = hint_on(group, option, below=False, written=writer(source))
+    hint = f"{suggestion} Available: {', '.join(known_options) or 'none'}.".strip()
     if not suggestion and option.isidentifier():
-        suggestion = f"A file configs/{group}/{option}.yaml would be one."
-    hint = f"Available: {', '.join(known_options) or 'none'}.{suggestion and f' {suggestion}'}"
+        hint += f" A file configs/{group}/{option}.yaml would be one."
     return ConfigError(f"there is no {group} called {option!r}", source=source, code=Code.unknown_option, hint=hint)
 
 
@@ -213,7 +218,7 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
         if is_too_deep:
             line.mistakes.append(override_error(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
         elif override.is_sweep_override():
-            line.mistakes.append(_several_values_error(argument, override.value()))
+            line.mistakes.append(_several_values_error(argument, override.value(), arguments))
         elif _has_sweep(override.value()):
             hint = f"Give whole values instead: '{override.get_key_element()}=[A],[B]', with -m (train fit -m)."
             line.mistakes.append(override_error(f"{argument!r} has values to sweep inside of another", hint))
@@ -276,8 +281,8 @@ def _parse_ckpt(value: str, argument: str) -> tuple[list[str], bool]:
     return patterns, True
 
 
-def _several_values_error(argument: str, sweep: Any) -> ConfigError:
-    """The error for an override with several values where a command makes one run."""
+def _several_values_error(argument: str, sweep: Any, arguments: Sequence[str]) -> ConfigError:
+    """The error for an override with several values where a command makes one run of these arguments."""
     key, _, value = argument.partition("=")
     message = f"{argument!r} gives several values, but one run takes one"
     text = in_quotes(key, value)
@@ -285,14 +290,18 @@ def _several_values_error(argument: str, sweep: Any) -> ConfigError:
         return override_error(
             message, f"An interval has no end of values: list them ({key}=1,2), with -m (train fit -m)."
         )
+    words = [word.removeprefix("experiment=") for word in arguments]
+    command = f"To run each: `train fit -m {shlex.join(words)}`."
     if re.match(r"\w+\(", value):
-        return override_error(message, f"Add -m to run each (train fit -m), or for a string write {text}.")
-    number = looks_like_number(value)
-    hint = f"For a number write '{key}={instead_of(value, number)}'. " if number is not None else ""
-    hint += (
-        f"Add -m to run each (train fit -m). For a list write {shlex.quote(f'{key}=[{value}]')}, for a string {text}."
-    )
-    return override_error(message, hint)
+        others = {"str": f"For a string write {text}."}
+    else:
+        list_text = shlex.quote(f"{key}=[{value}]")
+        others = {"list": f"For a list write {list_text}.", "str": f"For a string write {text}."}
+    if (number := looks_like_number(value)) is not None:
+        command = f"For a number write '{key}={instead_of(value, number)}'. {command}"
+    kind = kind_at(key)
+    taken = [other for name, other in others.items() if kind is None or name in kind.names]
+    return override_error(message, " ".join([command, *taken]))
 
 
 def _has_sweep(value: Any) -> bool:

@@ -69,9 +69,9 @@ _ELSEWHERE = {
         "ckpt_path checkpoint_path load_checkpoint checkpoint=*/*"
     ),
     "ckpt=FILE": "pretrained=true",
-    "ckpt={}": (
-        "pretrained weights init_from load_from finetune_from pretrained_path model=*.pt model=*.pth model=*.ckpt "
-        "model=*.safetensors"
+    "ckpt={}": "pretrained weights init_from load_from finetune_from pretrained_path",
+    "`model=NAME` chooses an architecture, a file of configs/model, and `ckpt={}` loads weights into it.": (
+        "model=*.pt model=*.pth model=*.ckpt model=*.safetensors"
     ),
     "resume=anew": (
         "resume=new resume=fresh resume=restart resume=scratch resume=overwrite "
@@ -99,9 +99,11 @@ _ELSEWHERE = {
     "scheduler=warmup_linear": "scheduler=linear* lr_scheduler=linear* lr_scheduler_type=linear* lr_schedule=linear*",
     "scheduler=null": "scheduler=constant lr_scheduler=constant lr_scheduler_type=constant scheduler=none",
     "scheduler={}": "lr_scheduler lr_scheduler_type lr_schedule scheduler.name scheduler.type",
-    "scheduler.warmup={}dur": "warmup_ratio warmup_fraction",
-    "scheduler.warmup={}ep": "warmup_epochs",
-    "scheduler.warmup={}": "warmup_steps num_warmup_steps lr_warmup_steps warmup warmup_iters",
+    "scheduler.warmup={}dur | scheduler=warmup_cosine scheduler.warmup={}dur": "warmup_ratio warmup_fraction",
+    "scheduler.warmup={}ep | scheduler=warmup_cosine scheduler.warmup={}ep": "warmup_epochs",
+    "scheduler.warmup={} | scheduler=warmup_cosine scheduler.warmup={}": (
+        "warmup_steps num_warmup_steps lr_warmup_steps warmup warmup_iters"
+    ),
     "precision=fp16": (
         "fp16=true half=true use_fp16=true mixed_precision=fp16 precision=16* precision=half precision=float16 "
         "dtype=fp16 dtype=float16"
@@ -147,7 +149,9 @@ _ELSEWHERE = {
     "parallel=ddp parallel.find_unused_parameters={}": "ddp_find_unused_parameters",
     "parallel.timeout={}s": "ddp_timeout",
     "parallel=single": "strategy=auto trainer=cpu trainer=gpu trainer=default",
-    "Start the command on each machine by torchrun or srun, with parallel=ddp.": "num_nodes nnodes num_machines",
+    "On each machine: `torchrun --nnodes {} --nproc-per-node GPUS --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
+    "-m trainer_cli fit NAME parallel=ddp`. Under Slurm, once: `srun --nodes {} --ntasks-per-node GPUS train fit NAME "
+    "parallel=ddp`.": "num_nodes nnodes num_machines",
     "torchrun and srun set it: leave it out.": "local_rank node_rank rank machine_rank master_addr master_port",
     # Loggers
     "loggers=jsonl": (
@@ -162,7 +166,7 @@ _ELSEWHERE = {
     "loggers=mlflow": "mlflow use_mlflow",
     "loggers={}": "logger report_to log_with",
     "loggers=wandb loggers.wandb.project={}": "wandb.project wandb_project",
-    "run_dir={}/NAME | loggers=wandb loggers.wandb.project={}": "project",
+    "run_dir='{}/${name}' | loggers=wandb loggers.wandb.project={}": "project",
     "loggers=wandb loggers.wandb.mode={}": "wandb.mode wandb_mode",
     "logging.console=plain": "enable_progress_bar=false progress_bar=false disable_tqdm=true",
     "logging.console=rich": "enable_progress_bar=true progress_bar=true disable_tqdm=false",
@@ -171,7 +175,7 @@ _ELSEWHERE = {
     "logging.level={}": "log_level loglevel verbosity",
     "`train config`, with these overrides, prints the config.": "cfg print_config info",
     # Callbacks
-    "callbacks=early_stopping callbacks.early_stopping.patience={}": (
+    "callbacks=early_stopping callbacks.early_stopping.metric=val/loss callbacks.early_stopping.patience={}": (
         "patience early_stopping.patience early_stopping_patience early_stop_patience"
     ),
     "callbacks=early_stopping": "early_stopping early_stop use_early_stopping earlystopping",
@@ -262,6 +266,7 @@ def hint_on(word: str, value: str | None, *, below: bool = True, written: Callab
     if ours is None or ours.endswith("."):
         return ours or ""
     # Several words of a shell stand in no quotes, which would make them one.
-    marks = ["`" if " " in one and one[0] not in "+-" else "'" for one in ours.split(" | ")]
+    marks = ["`" if "'" in one or (" " in one and one[0] not in "+-") else "'" for one in ours.split(" | ")]
     alternatives = zip(marks, map(written, ours.split(" | ")), strict=True)
-    return f"Did you mean {' or '.join(f'{mark}{one}{mark}' for mark, one in alternatives)}?"
+    own = " The metric may also be one of your own, such as small/loss." if "metric=val/loss" in ours else ""
+    return f"Did you mean {' or '.join(f'{mark}{one}{mark}' for mark, one in alternatives)}?{own}"

@@ -35,7 +35,7 @@ from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.runs.metrics import read_last_record
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import ckpt_argument, named_path
+from trainer_cli.runs.select import ckpt_argument, named_path, suggest_nearby
 from trainer_cli.runs.spent_time import read_lines
 from trainer_cli.terminal import format_count, table
 
@@ -284,7 +284,9 @@ def _choose_named(path: Path, entries: Sequence[Entry], catalog: Catalog, newer:
         raise UserError(
             f"resume={path} is neither {', '.join(RESUME_WORDS)}, a run directory, nor a checkpoint in {folder}",
             where="resume",
-            cure=hint_on("resume", str(path)) or "To begin a new run with the weights of another, use ckpt=PATH.",
+            cure=hint_on("resume", str(path))
+            or (None if path.exists() else suggest_nearby(str(folder / path.name)))
+            or "To begin a new run with the weights of another, use ckpt=PATH.",
         )
     try:
         problem = why_damaged(catalog.storage, entry, check)

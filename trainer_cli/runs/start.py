@@ -21,6 +21,7 @@ from trainer_cli.config.diff import Change
 from trainer_cli.config.fields import whole_values
 from trainer_cli.core.auto import AUTO, BATCH_SIZE, auto_keys, largest_batch_size
 from trainer_cli.core.checkpoint_config import CheckpointConfig
+from trainer_cli.core.elsewhere import hint_on
 from trainer_cli.core.left_out import can_resume, check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
 from trainer_cli.core.run_status import RunStatus
@@ -297,7 +298,9 @@ def start_new(
     if config.resume not in ("auto", "never", ANEW):
         if not Path(config.resume).exists():
             message = f"resume={config.resume}: there is no such directory"
-            raise UserError(message, where="resume", cure=suggest_nearby(config.resume))
+            raise UserError(
+                message, where="resume", cure=hint_on("resume", config.resume) or suggest_nearby(config.resume)
+            )
         if kind_of(Path(config.resume)) is None and not is_checkpoint(Path(config.resume)):
             message = f"resume={config.resume}: {config.resume} holds no run, and is not a checkpoint"
             raise UserError(message, where="resume", cure=suggest_nearby(config.resume))
