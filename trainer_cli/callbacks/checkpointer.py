@@ -152,22 +152,20 @@ class CheckpointerCallback(Callback):
         Raises:
             CheckpointError: there are some, and none is intact.
         """
-        if not first and not self._holds_steps():
+        catalogs = self._catalogs()
+        if not first and not holds_steps(catalogs, self.identity.run_id):
             if self.retention.own():
                 log.warning("the training begins anew: %s holds no checkpoint after step 0", self.folder)
             return None
         group = self.checkpointer.group
         digests: Check = verify if group.world_size == 1 else GroupVerifier(group).verify
         check = partial(verify_and_decode, digests=digests)
-        newest = newest_of_all(self._catalogs(), self.identity.run_id, check=check)
+        newest = newest_of_all(catalogs, self.identity.run_id, check=check)
         return None if newest is None else newest[0].folder / newest[1].name
 
     def _catalogs(self) -> list[Catalog]:
         copies = [] if self.copier is None else [self.copier.retention.catalog]
         return reachable(self.retention.catalog, copies, self.identity.run_id)
-
-    def _holds_steps(self) -> bool:
-        return holds_steps(self._catalogs(), self.identity.run_id)
 
     def newest_finite(self) -> Path | None:
         """The newest valid checkpoint of this run whose weights are finite, by its manifest."""
@@ -231,8 +229,9 @@ class CheckpointerCallback(Callback):
         # Raises here where checkpoint.name names no variable that there is.
         self.saver.path()
         self.storage.sweep()
+        run_id = self.identity.run_id
         begins = trainer.progress.step == 0 or trainer.loaded_from is not None
-        if begins and not self._resumes_from_folder(trainer) and not self._holds_steps():
+        if begins and not self._resumes_from_folder(trainer) and not holds_steps(self._catalogs(), run_id):
             self.retention.begin_anew()
         newest = self.retention.newest()
         if newest is not None and not self._resumes_from_folder(trainer):
