@@ -207,6 +207,15 @@ def test_restarts_are_marked_only_in_charts_of_their_own_run(tmp_path: Path) -> 
     assert (of_title["mine"], of_title["loss"]) == ([0], [0, 1])
 
 
+def test_the_goodput_is_named_among_the_shares_of_the_time(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=10)
+    run.summary_file.write_text(
+        json.dumps(run.read_summary() | {"time_s": {"training": 1.0, "lost": 0.0, "data": 3.0}})
+    )
+    facts = dict(blocks(data_of(tmp_path / "r.html", run.path), "Summary", "facts")[0]["items"])
+    assert facts["where the time went"] == "data 75.0%, training 25.0% (goodput)"
+
+
 def test_tags_and_notes_are_facts_of_a_run_that_has_some(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=10)
     facts = [dict(blocks(data_of(tmp_path / "r.html", run.path), "Summary", "facts")[0]["items"])]

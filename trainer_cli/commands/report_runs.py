@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from trainer_cli.commands.report_blocks import Block, clock_time, duration, number, table
 from trainer_cli.commands.report_sweep import NOT_SET, sweep_charts
 from trainer_cli.core.bounds import is_count
-from trainer_cli.core.goodput import Seconds, read_seconds
+from trainer_cli.core.goodput import Activity, Seconds, read_seconds
 from trainer_cli.core.metric_modes import Mode, mode_of
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import first_sentence
@@ -99,11 +99,12 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str] | tuple[str, str, floa
 
 
 def _shares(seconds: Seconds) -> str:
-    """Each activity with its share of the time, largest first."""
+    """Each activity with its share of the time, largest first; that of the kept training is the goodput."""
     total_s = sum(seconds.values())
     shares = {activity: amount / total_s for activity, amount in seconds.items() if amount > 0}
     largest_first = sorted(shares, key=lambda activity: -shares[activity])
-    return ", ".join(f"{activity} {shares[activity]:.1%}" for activity in largest_first)
+    notes = {str(Activity.training): " (goodput)"}
+    return ", ".join(f"{activity} {shares[activity]:.1%}{notes.get(activity, '')}" for activity in largest_first)
 
 
 class RunRow(NamedTuple):

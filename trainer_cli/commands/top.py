@@ -35,6 +35,8 @@ EXAMPLES = """examples:
   train top runs/digits          a run, and those of its sweep
   train top --once               the table once
   train top --json               one JSON object for each run
+
+goodput: share of a run's time spent computing steps that led to its state, not on data, evaluation, saves or start
 """
 _COLUMNS = ("run", "state", "step", "steps/s", "train/loss", "metric", "ETA", "goodput", "checkpoint", "seen", "reason")
 _RIGHT = ("step", "steps/s", "train/loss", "metric", "ETA", "goodput", "seen")

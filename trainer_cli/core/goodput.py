@@ -1,7 +1,8 @@
 """Where the time of a run goes, over all its attempts, and the interval of saves that loses least.
 
 The time of an attempt is divided among activities, of which there is one at a time. Training whose steps a later
-attempt makes again is lost; goodput is the share of all time in which training was done that is not.
+attempt makes again is lost. Goodput is the share of a run's time spent computing steps that led to its state, not on
+data, evaluation, saves or start.
 """
 
 from __future__ import annotations
