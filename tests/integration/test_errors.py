@@ -350,13 +350,20 @@ def test_a_resume_that_must_be_needs_a_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["loop.max_duration=10"], ["resume=runs/base@latest"]])
-def test_a_finished_run_is_done_and_nothing_is_rewritten(base: Path, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        ([], ""),
+        (["loop.max_duration=10"], " (loop.max_duration=10 is below what is trained)"),
+        (["resume=runs/base@latest"], ""),
+    ],
+)
+def test_a_finished_run_is_done_and_nothing_is_rewritten(base: Path, arguments: list[str], note: str) -> None:
     run = base / "runs/base"
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     result = train("fit", *SMALL, "name=base", *arguments, cwd=base)
     assert result.code == 0, result
-    assert "runs/base is finished at step 20 (max_duration of 20 steps reached); nothing to do." in result.out
+    assert f"runs/base is finished at step 20 (max_duration of 20 steps reached); nothing to do{note}." in result.out
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             (folder / "parts.py").write_text(PARTS)
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
+                # The parts of another project are no source of this one.
+                patch.delitem(sys.modules, "parts", raising=False)
                 assert main(["fit", *QUIET, "seed=1", f"run_dir='{JOB}'", *ENDS[end]]) == 0
             if end.endswith("before"):
                 catalog = catalog_of(folder / JOB / "checkpoints")
@@ -118,3 +121,33 @@ def test_fit_plan_and_sweep_agree_whether_a_finished_run_trains_further(
         assert planned.timeline.end is not None
         assert planned.timeline.stop is not None
         assert (after["step"], after["reason"]) == (planned.timeline.end.step, planned.timeline.stop.reason)
+
+
+@pytest.mark.parametrize("verb", ["fit", "plan"])
+@pytest.mark.parametrize("end", ["by max_duration", "by hard_stop", "by a callback"])
+@pytest.mark.parametrize(
+    ("length", "is_changed", "note"),
+    [(7, False, ""), (7, True, ""), (5, True, " (loop.max_duration=5 is below what is trained)")],
+)
+def test_what_a_finished_run_does_not_follow_is_said(
+    verb: str,
+    end: str,
+    length: int,
+    is_changed: bool,
+    note: str,
+    ended: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    project = Path(shutil.copytree(ended(end), tmp_path / "project"))
+    monkeypatch.chdir(project)
+    (project / "parts.py").write_text(f"{PARTS}# changed\n" if is_changed else PARTS)
+    given = [*ENDS[end], f"loop.max_duration={length}"]
+    changed = {item.partition("=")[0]: item for item in given}
+    capsys.readouterr()
+    assert main([verb, "experiment=mine", "device=cpu", "seed=1", f"run_dir='{JOB}'", *changed.values()]) == 0
+    printed = capsys.readouterr()
+    assert f"nothing{' to do' if verb == 'fit' else ''}{note}.\n" in printed.out
+    assert ("the source is not what" in printed.err) is is_changed
+    assert ("was trained with: parts.py (changed)" in printed.err) is is_changed

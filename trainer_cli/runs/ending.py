@@ -83,7 +83,7 @@ def _measured(metric: str, values: Mapping[str, float]) -> str:
 def print_already_finished(run: RunDir, done: Done) -> None:
     """Print that a finished run was started again."""
     clear_status()
-    _print(f"{run.path} is finished at step {done.step:,} ({done.reason}); nothing to do.")
+    _print(f"{run.path} is finished at step {done.step:,} ({done.reason}); nothing to do{done.note}.")
     kept = run.read_summary().get("checkpoints")
     _print(f"{how_to_reopen(done.reason)}{'; to evaluate:' if kept else '.'}")
     if kept:

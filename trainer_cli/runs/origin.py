@@ -118,7 +118,7 @@ def compare_resumed(
     Raises:
         ConfigError: samples differ, though `data` did not change, and `resume_allow` does not allow it.
     """
-    _report_source(name, other_source(manifest.source, composed.project_root))
+    report_source(name, other_source(manifest.source, composed.project_root))
     if not _changes_samples(changes):
         _compare_samples(composed, name, manifest, loaders, now)
 
@@ -132,7 +132,7 @@ def compare_forked(composed: Composed, fork: Path, now: Origin) -> None:
     manifest = manifest_of(fork)
     if manifest is None:
         return
-    _report_source(str(fork), other_source(manifest.source, composed.project_root))
+    report_source(str(fork), other_source(manifest.source, composed.project_root))
     changes = _changes_since(fork, composed)
     if manifest.samples and not _changes_samples(changes):
         differing = _differing(now, manifest)
@@ -172,7 +172,7 @@ class EvaluatedOrigin:
         if manifest.source and root not in trained_in:
             _refuse_other_model(self._composed, checkpoint, manifest, differing, trained_in)
         if differing != self._reported:
-            _report_source(str(checkpoint), differing)
+            report_source(str(checkpoint), differing)
         self._reported = differing
         if self._changes is None:
             self._changes = _changes_since(checkpoint, self._composed)
@@ -362,7 +362,8 @@ def _other_data(name: str, differing: Sequence[str]) -> str:
     return f"the data is not what {name} was trained with: {format_first(differing)} {differ}"
 
 
-def _report_source(name: str, differing: Mapping[str, str]) -> None:
+def report_source(name: str, differing: Mapping[str, str]) -> None:
+    """Report the source files of a checkpoint that differ in this project, as `other_source` returns them."""
     if differing:
         files = [f"{file} ({how})" for file, how in differing.items()]
         log.warning("the source is not what %s was trained with: %s", name, format_first(files))

@@ -69,7 +69,8 @@ def shown(plan: Plan) -> str:
     """The plan as text."""
     if isinstance(plan.start, Done):
         finished = (
-            f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.reason}); a fit would do nothing.\n"
+            f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.reason}); a fit would do nothing"
+            f"{plan.start.note}.\n"
             f"{how_to_reopen(plan.start.reason)}."
         )
         return "\n\n".join([finished, *_failures(plan.best_interval)])

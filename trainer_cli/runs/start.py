@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +24,10 @@ from trainer_cli.config.fields import whole_values
 from trainer_cli.core.auto import AUTO, BATCH_SIZE, auto_keys, largest_batch_size
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.elsewhere import hint_on
+from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.left_out import can_resume, check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
+from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import ANEW, LoadConfig, TrainConfig
 from trainer_cli.core.stopping import reopens
@@ -32,6 +36,7 @@ from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, 
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.folders import config_of, is_checkpoint, manifest_of
+from trainer_cli.runs.origin import other_source, report_source
 from trainer_cli.runs.resume import (
     FIRST_ONLY,
     Choice,
@@ -83,6 +88,8 @@ class Done:
 
     step: int
     reason: str
+    note: str = ""
+    """That the given length is below what is trained, in brackets, if it is."""
 
 
 def refuse_no_optimizer(composed: Composed) -> None:
@@ -129,7 +136,7 @@ def start_existing(
     if config.resume in ("auto", "must") and stays_finished:
         end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
         if end is not None:
-            return Done(*end)
+            return _done(*end, catalog.newest_valid(run_id), composed)
     # Not always the folder to resume from: a changed checkpoint.folder is still empty.
     save_folder = run.folder_for(config.checkpoint.folder)
     catalogs = _catalogs(run, catalog, run_id, attempt, config.checkpoint)
@@ -152,14 +159,14 @@ def start_existing(
         # Another choice left out later checkpoints, or the one of which it is a copy; these are reported below.
         is_last = choice.entry is not None and choice.entry.step == summary.get("step")
         if is_last and choice.entry is not None and reason is not None and choice.catalog is catalogs[0]:
-            return Done(choice.entry.step, reason)
+            return _done(choice.entry.step, reason, choice.entry, composed)
     choice = find(check=_check(meanwhile, group), quarantine=not read_only)
     finished = _why_stays_finished(choice, summary, stored.config, config)
     if choice.entry is None:
         refuse_absent_folder(run, catalog)
     else:
         if ended and finished is not None:
-            return Done(choice.entry.step, finished)
+            return _done(choice.entry.step, finished, choice.entry, composed)
         options_of(choice.entry, choice.catalog.folder, config.load)
     return Start(
         run,
@@ -174,6 +181,20 @@ def start_existing(
         finished=finished,
         stored_values=accepted.stored_values,
     )
+
+
+def _done(step: int, reason: str, last: Entry | None, composed: Composed) -> Done:
+    """The end of a run, with what it does not follow: source files that have changed, and a length below its own."""
+    note = ""
+    if last is not None and last.manifest is not None:
+        report_source(last.name, other_source(last.manifest.source, composed.project_root))
+        length, progress = composed.config.loop.max_duration, Progress.of(last.manifest.progress or {})
+        given = Duration.parse(length)
+        # Whole epochs: how many steps an epoch has is only known to a training.
+        given = replace(given, value=Fraction(math.ceil(given.value)))
+        if progress is not None and Interval(given).passed(progress):
+            note = f" (loop.max_duration={length} is below what is trained)"
+    return Done(step, reason, note)
 
 
 def _start_anew(run: RunDir, composed: Composed) -> Start:
@@ -412,7 +433,7 @@ def _start_lost(
     refuse_changes(changes, composed, run.path)
     finished = choice.entry.manifest.finished
     if finished is not None and not reopens(finished, stored.config.loop, composed.config.loop):
-        return Done(choice.entry.step, finished)
+        return _done(choice.entry.step, finished, choice.entry, composed)
     options_of(choice.entry, choice.catalog.folder, composed.config.load)
     return Start(
         run,
