@@ -17,6 +17,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import SAVES, Now, Pauses, Record, RunFacts
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.console import ConsoleLogger
+from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.pace import Pace
 from trainer_cli.loggers.progress_bar import ProgressBar
 from trainer_cli.trainer import messages
@@ -120,7 +121,7 @@ def test_the_rate_of_rows_is_limited_but_not_that_of_evaluations(monkeypatch: py
 
 @pytest.mark.parametrize("begins", [0, 2])
 def test_an_average_is_named_from_its_first_evaluation_on(begins: int) -> None:
-    names = iter([None] * begins + ["ema"] * 3)
+    names = iter([None] * 2 * begins + ["ema"] * 6)
     stream = Terminal()
     bar = ProgressBar(stream, replace(FACTS, loaders=("val",), average=lambda: next(names)))
     for step in range(3):
@@ -201,6 +202,20 @@ def test_an_evaluation_between_two_logs_has_no_training_loss() -> None:
     first, second = (line.split() for line in plain(stream.getvalue()).splitlines() if "0.5000" in line)
     # A live value would differ between two equal runs.
     assert (first[2:4], second[2:3]) == (["0.2500", "0.5000"], ["0.5000"])
+
+
+def test_the_first_header_of_a_resume_says_that_an_average_is_evaluated() -> None:
+    ranges = {"val/loss": MetricRange(0.25, 10, 3.0, 5, 0.5)}
+    stream = Terminal()
+    bar = ProgressBar(
+        stream, RunFacts(total_steps=9, start_step=3, loaders=("val",), average=lambda: "ema", ranges=lambda: ranges)
+    )
+    try:
+        bar.show(Record(4, 0.0, 110.0, {"train/loss": 0.25}))
+        bar.show(Record(5, 0.0, 111.0, {"val/loss": 0.5}))
+    finally:
+        bar.close()
+    assert plain(stream.getvalue()).count("val (average)") == plain(stream.getvalue()).count("epoch") == 1
 
 
 def test_what_the_bar_has_no_room_for_is_on_the_status_line_beside_the_last_save(

@@ -56,7 +56,7 @@ class ProgressBar:
         self._style = BarStyle(stream)
         self._loss: float | None = None
         self._averaged = False
-        """Whether the last evaluation was of an average of the weights."""
+        """Whether the validation sets are evaluated with an average of the weights."""
         self._seen: tuple[int, float] | None = None
         self._saves = _Saves()
         self._format_warning = warnings.formatwarning
@@ -86,7 +86,7 @@ class ProgressBar:
         self._loss = record.metrics.get(LOSS, self._loss)
         is_evaluation = any(name.startswith(f"{loader}/") for name in record.metrics for loader in facts.loaders)
         # Here, not where the row is written: the thread must not read the state of a callback.
-        if is_evaluation and facts.average is not None:
+        if facts.average is not None:
             self._averaged = facts.average() is not None
         with self._lock:
             self._waiting = record, self._best.update(record.metrics)
