@@ -399,12 +399,43 @@ def test_a_refused_change_names_the_three_ways(project: Path, capsys: pytest.Cap
     capsys.readouterr()
     assert main(["fit", "mine", "optimizer.lr=0.2"]) == 2
     refused = " ".join(capsys.readouterr().err.split())
+    assert main(["fit", "optimizer.lr=0.2", "resume=runs/mine@step2"]) == 2
+    assert "add name=OTHER, and ckpt=runs/mine@step2" in capsys.readouterr().err, "the checkpoint that was asked for"
     for way in (
         "add 'resume_allow=[optimizer.lr]'",
         "add name=OTHER, and ckpt=runs/mine@latest",
         "add resume=anew: it is moved to runs/.trash, and nothing is deleted",
     ):
         assert way in refused
+
+
+@pytest.mark.parametrize("verb", ["fit", "plan"])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["mine", "name=forked", "resume=runs/mine@best", "optimizer.lr=0.2"],
+            "resume=runs/mine@best continues the run runs/mine, and name=forked names another --> resume help: To "
+            "begin that one with these weights: `train fit experiment=mine name=forked optimizer.lr=0.2 "
+            "ckpt=runs/mine@best`",
+        ),
+        (
+            ["mine", "run_dir=runs/two", "resume=runs/mine"],
+            "experiment=mine run_dir=runs/two ckpt=runs/mine`",
+        ),
+        (["name=two", "resume=runs/mine", "ckpt=runs/mine@best"], "`train fit name=two ckpt=runs/mine@best`"),
+        (["name=mine", "run_dir=./runs/mine", "resume=runs/mine"], ""),
+    ],
+)
+def test_another_run_beside_the_one_that_resume_names_is_a_fork(
+    project: Path, capsys: pytest.CaptureFixture[str], verb: str, words: list[str], says: str
+) -> None:
+    assert main(["fit", "mine"]) == 0
+    before = files(Path("runs/mine"))
+    capsys.readouterr()
+    assert main([verb, *words]) == (2 if says else 0)
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert files(Path("runs/mine")) == before
 
 
 def test_resume_anew_moves_the_run_and_begins_it_as_a_new_one(

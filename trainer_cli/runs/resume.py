@@ -138,12 +138,14 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
         (f"may change ({why})" if why else "refused", change.key, change.values, str(change.origin(provenance) or ""))
         for change, why in verdicts
     ]
+    resume = composed.config.resume
+    weights = f"{run_dir}@latest" if resume in RESUME_WORDS else resume
     leave = shlex.quote(f"resume_allow=[{','.join(refused)}]")
     raise ConfigError(
         f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
         hint=(
             f"To continue anyway, add {leave}. To train this as another run, add "
-            f"name=OTHER, and {ckpt_argument(f'{run_dir}@latest')} to begin it with the weights of this one. "
+            f"name=OTHER, and {ckpt_argument(weights)} to begin it with the weights of this one. "
             f"To begin this run anew, add resume=anew: it is moved to {RunDir(run_dir).trash}, and nothing is deleted."
         ),
     )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -39,13 +40,13 @@ from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import ANEW, RESUME_WORDS, TrainConfig
 from trainer_cli.core.stopping import Ended, decide_restart
 from trainer_cli.core.url_path import as_path
-from trainer_cli.errors import ExitCode
+from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer, noted_activity, noting
 from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
 from trainer_cli.runs.launch import launch, set_rank_variables
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import run_of
+from trainer_cli.runs.select import ckpt_argument, run_of
 from trainer_cli.runs.signals import SignalHandlers
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.messages import to_console
@@ -57,6 +58,9 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
     """Compose the config of a fit.
 
     With `resume=RUN`, `resume=RUN@step500` and the like it is the config of that run, with the overrides on top.
+
+    Raises:
+        UserError: they name another run than `resume=` does.
     """
     named = [strip_quotes(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
     names_checkpoint = bool(named) and named[-1] not in RESUME_WORDS
@@ -65,6 +69,7 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
         directory = RunDir(run)
         if directory.exists_as_run():
             changes = [override for override in overrides if not override.startswith("resume=")]
+            _refuse_other_run(directory, named[-1], changes)
             resume = "must" if run == named[-1] else text_of(named[-1])
             # The run may have been moved: its config still names the directory in which it began.
             changes += [f"run_dir={text_of(str(directory.path))}", f"resume={resume}"]
@@ -74,6 +79,25 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
     if not names_checkpoint:
         refuse_shipped_default(composed)
     return composed
+
+
+def _refuse_other_run(run: RunDir, named: str, changes: Sequence[str]) -> None:
+    """Refuse a `name` or `run_dir` of another run beside `resume=RUN`, which continues that run."""
+    values = {key: strip_quotes(value) for key, _, value in (change.partition("=") for change in changes)}
+    name, directory = values.get("name"), values.get("run_dir")
+    other = None
+    if name is not None and "{" not in name and name != run.path.name:
+        stored = from_yaml(run.config_file, trusted=True, missing_ok=True).config.name
+        other = f"name={name}" if name != stored else None
+    if directory is not None and "{" not in directory and Path(directory).resolve() != run.path.resolve():
+        other = f"run_dir={directory}"
+    if other is not None:
+        fork = shlex.join(["train", "fit", *changes]) + ("" if "ckpt" in values else f" {ckpt_argument(named)}")
+        raise UserError(
+            f"resume={named} continues the run {run.path}, and {other} names another",
+            where="resume",
+            cure=f"To begin that one with these weights: `{fork}`; to continue {run.path}, leave {other} out.",
+        )
 
 
 def fit_in_processes(
