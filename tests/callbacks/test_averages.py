@@ -96,6 +96,26 @@ def test_an_ema_follows_the_weights(every: int, start: Any) -> None:
     assert same(values, {name: expected[name] for name in values}) == []
 
 
+@pytest.mark.parametrize(
+    ("average", "warned"),
+    [
+        (EMA(0.999), "the average of EMA spans about 1,000 steps, and it has 8"),
+        (EMA(0.5, every=2), "spans about 4 steps, and it has 8"),
+        (EMA(0.6, start=5), "spans about 2 steps, and it has 3"),
+        (EMA(0.6), None),
+        (EMA(0.999, start=9), None),
+        (SWA("1ep", "2ep"), None),
+    ],
+)
+def test_an_average_that_is_long_for_the_run_is_a_warning_at_its_beginning(
+    average: Any, warned: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        _fit({"average": average}, tmp_path)
+    assert caplog.text.count("mostly of the first weights") == (warned is not None)
+    assert (warned or "") in caplog.text
+
+
 @pytest.mark.parametrize(("start", "every", "steps"), [("2ep", "1ep", [6, 9, 12]), (5, 2, [5, 6, 8, 10, 12])])
 def test_an_swa_is_the_average_of_torch(start: Any, every: Any, steps: list[int]) -> None:
     class AsTorch(Callback):

@@ -266,8 +266,18 @@ def test_a_folder_that_is_no_run_is_named(run: Path, capsys: pytest.CaptureFixtu
     assert "nowhere is not a run's directory" in capsys.readouterr().err
     Path("runs").mkdir()
     run.rename("runs/mine")
-    assert main(["replay", "mine", "3"]) == 2
-    assert capsys.readouterr().err.endswith("help: Did you mean runs/mine?\n")
+    for command, shown in (
+        ("replay mine 3", "'runs/mine'"),
+        ("report mine", "'runs/mine'"),
+        ("data mine 3", "'runs/mine'"),
+        ("ckpt ls mine", "'runs/mine'"),
+        ("ckpt show mine@latest", "'runs/mine'"),
+        ("validate ckpt=mine", "'runs/mine'"),
+        ("validate mine", "'ckpt=runs/mine'"),
+        ("predict mine@best", "'ckpt=runs/mine@best'"),
+    ):
+        assert main(command.split()) in (2, 3)
+        assert capsys.readouterr().err.endswith(f"help: Did you mean {shown}?\n"), command
 
 
 def test_a_step_of_a_run_in_training_must_be_before_its_newest_checkpoint(

@@ -111,6 +111,11 @@ ROWS = [
          "Leave out 'model:' and indent the rest less", name="model/own.yaml"),
     body("model.hidden: {a: 1}", Code.yaml, "is a mapping, but configs/model/mlp.yaml:2 makes it a list",
          "A list and a mapping do not merge"),
+    body("callbacks: [ema, early_stopping]", Code.yaml, "callbacks is a list",
+         "write '- override /callbacks: [ema, early_stopping]' in the defaults list"),
+    body("loggers: [jsonl]", Code.yaml, "loggers is a list", "write '- override /loggers: [jsonl]' in the defaults"),
+    body("callbacks: {ema: {decay: 0.99}}", Code.target, "callbacks.ema has no _target_",
+         "in a file by '- override /callbacks: [ema]' in its defaults list"),
     body("model: [mlp]", Code.yaml, "model is a list", value("[mlp]", "{_target_: mine.Net}")),
     body("scheduler: {first: 3}", TYPE, "scheduler.first is 3", value("3", "null")),
     # Numbers, and texts that are read as something else

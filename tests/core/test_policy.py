@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.core.checkpoint_config import Removal
+from trainer_cli.core.checkpoint_config import CheckpointConfig, Removal
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.metric_modes import Mode
 from trainer_cli.core.policy import (
@@ -22,6 +22,7 @@ from trainer_cli.core.policy import (
     SaveCost,
     Saved,
     SaveRules,
+    describe_unlimited,
     next_save_step,
     steps_until,
     why_keep,
@@ -350,6 +351,19 @@ def test_an_interval_in_samples_keeps_by_the_samples_that_a_checkpoint_had():
         for checkpoint in saved("p1", "p2", "p3")
     ]
     assert list(why_remove(there, RetentionRules(ALL, save_interval=every("16sp")))) == ["step1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [
+        ({"max_checkpoints": 1, "remove": Removal.all_without_rule}, True),
+        ({"max_checkpoints": 1, "remove": Removal.all_without_rule, "save_interval": None}, False),
+        ({"remove": Removal.all_without_rule}, False),
+        ({"max_checkpoints": 1}, False),
+    ],
+)
+def test_a_number_that_does_not_limit_the_regular_ones_is_a_warning(settings, warns):
+    assert (describe_unlimited(CheckpointConfig(**settings)) is not None) == warns
 
 
 @pytest.mark.parametrize("remove", list(Removal))

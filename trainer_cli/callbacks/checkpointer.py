@@ -37,6 +37,7 @@ from trainer_cli.core.policy import (
     Occasion,
     SaveRules,
     check_ephemeral,
+    describe_unlimited,
     next_save_step,
     retention_rules,
     save_rules,
@@ -195,6 +196,8 @@ class CheckpointerCallback(Callback):
         if not self.settings.enabled:
             return
         self._compare_intervals(trainer, loop, train_loader)
+        if (warning := describe_unlimited(self.settings)) is not None:
+            log.warning("%s", warning)
         group = trainer.strategy.group
         # On all ranks before the first step: an error on one of them would leave the others waiting in the save.
         with group.checking("in a trial of the first save"):

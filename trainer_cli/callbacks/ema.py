@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from trainer_cli.checkpoint.spectral_norm import find_spectral_norms, spectral_v
 from trainer_cli.core.field_rules import parse_duration
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.torch_compat import foreach_copy_, foreach_lerp_, local
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
 
+log = logging.getLogger(__name__)
+
+_SHORTEST_RUN = 3
+"""How many times as long as its average a run is, without a warning."""
 # Changes of less than 1/256 of a weight would be rounded away in the average.
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -80,10 +86,25 @@ class EMA(Callback):
         if steps is None:
             raise ConfigError(f"EMA: start is {self.start}, which is not a number of steps", hint="Give it in steps.")
         self._start_step = steps
+        self._warn_if_long(trainer.progress.step, steps, loop.planned_steps)
         # Refuses one whose vectors cannot be computed.
         list(find_spectral_norms(capture_model(trainer.model)))
         if not self._average and trainer.progress.step >= steps:
             self._begin()
+
+    def _warn_if_long(self, step: int, start: int, planned: int | None) -> None:
+        """Warn at the beginning of a run if the average would hold its first weights to the end."""
+        span = round(self.every / (1 - self.decay))
+        # A decay of 0 is that of SWA, whose weights count equally.
+        if self.decay and step == 0 and planned is not None and _SHORTEST_RUN * span > planned - start > 0:
+            log.warning(
+                "the average of %s spans about %s steps, and it has %s, so that it is mostly of the first weights: "
+                "a smaller decay, such as %.2g, averages the last ones",
+                type(self).__name__,
+                f"{span:,}",
+                format_count(planned - start, "step"),
+                max(0.0, 1 - _SHORTEST_RUN * self.every / (planned - start)),
+            )
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         if not self._average:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from trainer_cli.config import search_path
 from trainer_cli.config.fields import whole_values
 from trainer_cli.core.elsewhere import hint_on
-from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE
+from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE, in_runs
 from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.errors import UserError
 
@@ -386,6 +386,8 @@ def _suggest_override(
     if verb in ("fit", "plan") and is_run:
         # A checkpoint holds the config too.
         return f"Did you mean '{'ckpt' if (path / MANIFEST_FILE).is_file() else 'resume'}={word}'?"
+    if verb in ("validate", "predict") and (found := in_runs(word)) is not None:
+        return f"Did you mean 'ckpt={found}'?"
     if verb in ("validate", "predict") and any(sign in word for sign in _PATH_SIGNS):
         return (
             "Write ckpt='GLOB', in quotes, so that the shell leaves the glob alone."

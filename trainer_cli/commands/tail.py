@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
+from trainer_cli.core.naming import in_runs
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import LogLevel
 from trainer_cli.errors import UserError, one_line
@@ -87,8 +88,8 @@ def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
 def no_run(path: Path) -> UserError:
     """The error for a path without a run, with the nearest run below `runs`."""
     known_runs = [str(entry.path) for entry in RunFinder(_RUNS).find()]
-    inside = str(_RUNS / path)
-    cure = f"Did you mean '{inside}'?" if inside in known_runs else did_you_mean(str(path), known_runs).strip()
+    found = in_runs(str(path))
+    cure = did_you_mean(str(path), known_runs).strip() if found is None else f"Did you mean '{found}'?"
     return UserError(f"{path} holds no run", cure=cure or "`train top DIR` lists the runs below a folder.")
 
 

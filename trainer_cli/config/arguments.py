@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.config.fields import DATA_KEYS
+from trainer_cli.config.fields import DATA_KEYS, SEVERAL
 from trainer_cli.config.modules import find_missing
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.provenance import Provenance
@@ -131,7 +131,12 @@ def no_target_error(node: Mapping[Any, Any], where: str) -> ConfigError:
     elif (misspelled := nearest("_target_", map(str, node))) is not None:
         hint = f"Write '_target_' for '{misspelled}'."
     else:
-        hint = f"Choose one with {where.split('.', 1)[0]}=NAME, or say what to make: _target_: package.module.Class."
+        group = where.partition(".")[0]
+        choice = f"[{name}]" if group in SEVERAL else "NAME"
+        hint = (
+            f"Choose one with {group}=NAME, in a file by '- override /{group}: {choice}' in its defaults list, or say "
+            "what to make: _target_: package.module.Class."
+        )
     first_key = next(iter(node), None)  # The node has no line of its own; its first key does.
     location = where if first_key is None else f"{where}.{first_key}"
     return ConfigError(f"{where} has no _target_", location=location, code=Code.target, hint=hint)

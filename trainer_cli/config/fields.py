@@ -82,6 +82,8 @@ DATA_KEYS = (
 """Keys of `data` for our loaders, which the data object does not get."""
 BY_GLOBAL_BATCH_SIZE = ("data.batch_size", "loop.grad_accum_steps")
 """Keys that may change if `data.global_batch_size` fixes the samples per step."""
+SEVERAL = ("callbacks", "loggers")
+"""Groups of which several options are chosen at once."""
 DEFAULTS_OF_OPEN: Mapping[KeyPath, Any] = {("data", "global_batch_size"): None, ("data", "drop_last"): False}
 """Keys of open sections that a config may lack -> the value that equals that."""
 NULL_IF_EMPTY = (("freeze",),)

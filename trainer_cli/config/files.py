@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.fields import OPEN, KeyPath, sections, unknown_key, whole_values
+from trainer_cli.config.fields import OPEN, SEVERAL, KeyPath, sections, unknown_key, whole_values
 from trainer_cli.config.hydra_compat import SCHEMA, Loaded, Merged
 from trainer_cli.config.overrides import COMMAND_LINE, line_of, override_error
 from trainer_cli.config.provenance import Choice, Origin, Provenance
@@ -451,15 +451,14 @@ def _refuse_shapes(reading: Reading, name: str) -> None:
         for section in path[:-1]:
             values = values[section]
         # Without the value, the rest of the file can still be merged and checked.
-        values.pop(path[-1], None)
-        is_list_of_components = (
-            len(path) == 1 and path[0] in ("optimizer", "scheduler") and problem.startswith("a list")
-        )
-        cure = (
-            f"For several write a mapping of names: {path[0]}: {{first: {{_target_: …}}}}."
-            if is_list_of_components
-            else ""
-        )
+        value = values.pop(path[-1], None)
+        cure = ""
+        if len(path) == 1 and isinstance(value, list):
+            if path[0] in ("optimizer", "scheduler"):
+                cure = f"For several write a mapping of names: {path[0]}: {{first: {{_target_: …}}}}."
+            elif path[0] in SEVERAL and all(isinstance(option, str) for option in value):
+                chosen = f"- override /{path[0]}: [{', '.join(value)}]"
+                cure = f"To choose from the group, write '{chosen}' in the defaults list."
         reading.add(f"{'.'.join(path)} is {problem}", f"{name}:{node.start_mark.line + 1}", cure)
 
 

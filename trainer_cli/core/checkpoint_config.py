@@ -23,7 +23,7 @@ from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.left_out import check_leave_out
 from trainer_cli.core.metric_modes import Mode, choose_mode
 from trainer_cli.core.naming import why_unfit
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import Code, ConfigError
 
 EPHEMERAL = "checkpoint.ephemeral_save_interval"
 AUTO = "auto"
@@ -182,7 +182,8 @@ class CheckpointConfig:
     """Which checkpoints may be removed: ephemeral_only, all_without_rule (also regular ones that no rule names), or
     never."""
     max_checkpoints: int | None = at_least(1)
-    """Number of newest regular checkpoints to keep; null: all."""
+    """Number of newest regular checkpoints to keep; null: all. With `remove=all_without_rule` those of `save_interval`
+    stay beside these."""
     keep_every: Any = duration()
     """Regular checkpoints at multiples of this are kept, also beyond max_checkpoints."""
     keep_by_age: dict[str, int] = needs(
@@ -227,6 +228,13 @@ class CheckpointConfig:
         save = check_duration("checkpoint.save_interval", self.save_interval)
         is_auto = self.ephemeral_save_interval == AUTO
         often = None if is_auto else check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
+        if self.max_checkpoints is not None and self.remove is Removal.never:
+            raise ConfigError(
+                f"checkpoint.max_checkpoints is {self.max_checkpoints}, but checkpoint.remove is never",
+                location="checkpoint.max_checkpoints",
+                code=Code.no_effect,
+                hint="Set checkpoint.remove=ephemeral_only, or leave max_checkpoints out.",
+            )
         if is_auto and self.remove is Removal.never:
             raise ConfigError(
                 "checkpoint.ephemeral_save_interval is auto, and checkpoint.remove=never would keep all of them",

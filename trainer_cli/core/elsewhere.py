@@ -48,7 +48,7 @@ _ELSEWHERE = {
     ),
     "checkpoint.enabled=false": "enable_checkpointing=false save_strategy=no checkpoint=false checkpoint=none",
     "checkpoint.max_checkpoints={}": "save_total_limit total_limit keep_last max_to_keep keep_last_n",
-    "checkpoint.keep_best.metric=val/loss checkpoint.keep_best.count={}": "save_top_k",
+    "checkpoint.keep_best.metric=val/loss checkpoint.keep_best.count={} checkpoint.max_checkpoints=1": "save_top_k",
     "checkpoint.keep_best.metric=val/loss": (
         "save_best=true save_best_only=true save_best_model=true load_best_model_at_end=true save_strategy=best"
     ),

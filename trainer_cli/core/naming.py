@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
+from pathlib import Path
 from string import Formatter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -271,3 +272,10 @@ def class_name(value: object) -> str:
     # The module of a public class may change between versions; its public name does not.
     is_public = kind.__module__.startswith("trainer_cli.") and kind.__qualname__ in trainer_cli.__all__
     return f"{'trainer_cli' if is_public else kind.__module__}.{kind.__qualname__}"
+
+
+def in_runs(named: str) -> str | None:
+    """`runs/NAME` where a run is named by its name alone, with what follows an `@`; None if there is no such run."""
+    path = Path("runs", named)
+    is_there = path != Path(named) and Path(str(path).partition("@")[0], CONFIG_FILE).is_file()
+    return str(path) if is_there else None

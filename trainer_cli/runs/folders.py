@@ -13,7 +13,7 @@ from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.bounds import read_yaml
 from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE
+from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE, in_runs
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import RunDirectoryError, UserError
@@ -45,8 +45,8 @@ def advise_run(path: Path) -> str:
     for folder in [Path(name)] if at else path.parents[:3]:
         if RunDir(folder).exists_as_run():
             return f"Name the run itself: {folder}."
-    if RunDir("runs" / path).exists_as_run():
-        return f"Did you mean {'runs' / path}?"
+    if (found := in_runs(str(path))) is not None:
+        return f"Did you mean '{found}'?"
     names = [run.parent.name for run in path.parent.glob(f"*/{CONFIG_FILE}")]
     return f"Name the folder that holds its {CONFIG_FILE}.{did_you_mean(path.name, names)}"
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of
 from trainer_cli.checkpoint.find import checkpoint_at, extract_archive, filled, is_archive, paths_of, split_existing
 from trainer_cli.checkpoint.foreign.kind import kind_of
-from trainer_cli.core.naming import parse_step
+from trainer_cli.core.naming import in_runs, parse_step
 from trainer_cli.core.patterns import alternatives, did_you_mean
 from trainer_cli.core.url_path import as_path, is_url, is_web
 from trainer_cli.errors import CheckpointError, UserError
@@ -426,6 +426,8 @@ def suggest_nearby(pattern: str) -> str | None:
     """The hint that lists the folder in which a pattern looks; None without a folder."""
     if (hint := suggest_selector(pattern)) is not None:
         return hint
+    if (found := in_runs(pattern)) is not None:
+        return f"Did you mean '{found}'?"
     existing, glob = split_existing(pattern)
     folder = Path(existing + re.split(r"[*?\[{@]", glob, maxsplit=1)[0])
     if is_url(pattern):
