@@ -19,7 +19,7 @@ from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.core.goodput import Activity
 from trainer_cli.core.left_out import check_load
-from trainer_cli.core.load_options import VERSIONS, WHOLE, LoadOptions
+from trainer_cli.core.load_options import LOG_MARKS, VERSIONS, WHOLE, LoadOptions
 from trainer_cli.core.naming import VARIABLES
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import SchedulerInterval
@@ -81,6 +81,8 @@ class Loading:
         if isinstance(ckpt_path, Unset):
             # A checkpoint of step 0 is resumed only after a fit of this trainer that may have left it in a step.
             ckpt_path, load = self.find_newest(first=self._has_begun), WHOLE
+            if ckpt_path is None:
+                self._load_first_marks()
         elif ckpt_path is not None:
             ckpt_path = trainer.checkpointer.locate(ckpt_path)
             refuse_foreign(ckpt_path, load.states)
@@ -107,6 +109,16 @@ class Loading:
         if trainer.progress.epoch != epoch:
             trainer.schedulers.step(trainer, SchedulerInterval.epoch)
         self.start_samples = trainer.progress.samples
+
+    def _load_first_marks(self) -> None:
+        """Let the loggers drop the records of a first try that has left no checkpoint after step 0."""
+        try:
+            first = self.find_newest()
+        except CheckpointError:
+            return  # It is damaged, so nothing tells which records are of this training.
+        if first is not None:
+            trainer = self._trainer
+            trainer.metric_logger.load_state_dict(trainer.checkpointer.read(first, [LOG_MARKS]).get(LOG_MARKS))
 
     def find_newest(self, *, first: bool = True) -> Path | None:
         """The newest valid checkpoint of this run; None if there is no checkpoint, or no callback that saves.
