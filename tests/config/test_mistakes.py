@@ -15,6 +15,7 @@ import pytest
 from printed import message
 from wrong_configs import OWN, Wrong, body, check, left_out, line, own, part, shown, typed, value
 
+from trainer_cli import WandbLogger
 from trainer_cli.commands.main import main
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import Code, ConfigError, ConfigErrors
@@ -261,6 +262,17 @@ def test_all_mistakes_in_arguments_are_reported_together_before_anything_is_writ
     text = message(capsys.readouterr().err)
     assert "MLP takes no argument 'hiden' (model.hiden, command line). Did you mean 'hidden'?" in text
     assert "optimizer.lr is 'fast', but it must be a number (command line)" in text
+    assert not list(empty_folder.iterdir())
+
+
+@pytest.mark.parametrize("verb", ["fit", "plan"])
+def test_a_logger_without_its_package_is_refused_before_anything_is_written(
+    verb: str, empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WandbLogger, "needs_package", "no_such")
+    assert main([verb, "digits_mlp", "loggers=wandb"]) == 2
+    text = message(capsys.readouterr().err)
+    assert "loggers.wandb needs the package no_such, which is not installed" in text
     assert not list(empty_folder.iterdir())
 
 

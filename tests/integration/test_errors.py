@@ -336,6 +336,8 @@ def test_a_run_begins_with_one_checkpoint(base: Path) -> None:
         ("resume=runs/base@step10", 2, ["newer checkpoints exist: step20"]),
         ("resume=runs/base@step7", 3, ["runs/base@step7: there is none", "holds step0, step10, step20"]),
         ("resume=runs/other@latest", 3, ["runs/other@latest: there is no runs/other", "runs holds base"]),
+        ("resume=runs/base/checkpoints/step7", 2, ["runs/base/checkpoints holds step0, step10, step20."]),
+        ("+model.imgsz=640", 2, ["MLP takes no argument 'imgsz' (model.imgsz, command line)", "It takes: "]),
         ("resume=runs/nowhere", 2, ["runs/nowhere is neither auto, never, must, anew, a run directory, nor a"]),
     ],
 )

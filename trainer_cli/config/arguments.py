@@ -6,8 +6,10 @@ built, `binding_mistakes` imports the targets and checks their arguments.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -359,6 +361,11 @@ class _Checker:
         target, target_errors = self._target(node["_target_"], f"{where}._target_")
         takes = None if target is None else call_parameters(target)
         yield from target_errors
+        package = getattr(target, "needs_package", "")
+        if package and sys.modules.get(package) is None and find_spec(package) is None:
+            message = f"{where} needs the package {package}, which is not installed"
+            install = f'Install it: pip install "trainer-cli[{package}]".'
+            yield ConfigError(message, location=f"{where}._target_", code=Code.target, hint=install)
         arguments = {str(key): value for key, value in node.items() if key not in SPECIAL}
         # After wrong special keys, further errors of the call would only follow from them.
         positional = [] if key_errors else list(node.get("_args_", []))

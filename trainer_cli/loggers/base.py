@@ -156,6 +156,8 @@ class Logger(CheckedArguments, ABC):
     A record for which `log` raised an OSError may be passed again, so `log` must leave no part of it behind.
     """
 
+    needs_package: ClassVar[str] = ""
+    """The optional dependency that it imports, for a message before the run begins."""
     is_remote: ClassVar[bool] = False
     """True if records go to a service: no error of it ends a training, and the records are sent later."""
 

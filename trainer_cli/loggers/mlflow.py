@@ -81,6 +81,7 @@ class MlflowLogger(Logger):
 
     writes = ("tracking_uri",)
 
+    needs_package = "mlflow"
     is_remote = True
 
     def __init__(

@@ -21,6 +21,7 @@ class TrackioLogger(Logger):
         project, group, space_id: see `trackio.init`. Without a space, everything is in the folder TRACKIO_DIR.
     """
 
+    needs_package = "trackio"
     is_remote = True
 
     def __init__(self, project: str = "trainer-cli", group: str | None = None, space_id: str | None = None) -> None:

@@ -35,6 +35,7 @@ class WandbLogger(Logger):
             says.
     """
 
+    needs_package = "wandb"
     is_remote = True
 
     def __init__(

@@ -22,9 +22,9 @@ from trainer_cli.checkpoint.catalog import (
     why_damaged,
 )
 from trainer_cli.checkpoint.history import CheckpointHistory, Life, lives
-from trainer_cli.config.arguments import steps_by_evaluation, steps_by_log
+from trainer_cli.config.arguments import SECTIONS, steps_by_evaluation, steps_by_log
 from trainer_cli.config.compose import Composed, diff, to_yaml
-from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
+from trainer_cli.config.diff import ABSENT, Change, changed_env_values, line_of_digests
 from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
 from trainer_cli.core.checkpoint_config import CheckpointConfig, Newer
 from trainer_cli.core.elsewhere import hint_on
@@ -132,6 +132,11 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
     refused = [_quote_item(change.key) for change, why in verdicts if why is None]
     if not refused:
         return
+    # An argument that no class takes is a mistake, whatever a resume allows.
+    if added := [
+        name for name in SECTIONS if any(change.path[0] == name and change.old is ABSENT for change in changes)
+    ]:
+        composed.check_targets(added)
     # The refused changes first: they are what the user must act on. The sort is stable.
     verdicts.sort(key=lambda verdict: verdict[1] is not None)
     rows = [
