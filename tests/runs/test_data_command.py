@@ -24,21 +24,23 @@ import torch
 class Words(torch.utils.data.Dataset):
     """Numbers, of which the dataset tells the names."""
 
-    def __init__(self, size):
-        self.size = size
+    def __init__(self, size, bad=None):
+        self.size, self.bad = size, bad
 
     def __len__(self):
         return self.size
 
     def __getitem__(self, index):
+        if index == self.bad:
+            raise ValueError("a torn file")
         return torch.full((2, 8), float(index)), index % 10
 
     def describe(self, index):
         return f"the number {index}"
 
 class Data:
-    def __init__(self, size=64):
-        self.train = Words(size)
+    def __init__(self, size=64, bad=None):
+        self.train = Words(size, bad)
 
 class Line(torch.nn.Module):
     def __init__(self):
@@ -114,6 +116,23 @@ def test_the_datasets_own_description_is_shown(runs: Path, capsys: pytest.Captur
     captured = capsys.readouterr()
     assert "the data is not what words was trained with: length was 64 and is 70" in captured.err
     assert "not certain" in captured.out
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_raises_is_named_below_the_list_of_its_step(
+    runs: Path, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"data={{_target_: words.Data, batch_size: 32, bad: 7, num_workers: {workers}}}"
+    assert main(["fit", *BASE, *LINE, words, f"run_dir=torn{workers}", "loop.max_duration=2"]) == 1
+    hint = capsys.readouterr().err.partition("and `train ")[2].partition("` lists the samples.")[0]
+    run, step = hint.split()[1:]
+    assert (run, hint.split()[0]) == (f"torn{workers}", "data")
+    title, positions, *indices = data(capsys, run, step).splitlines()
+    assert "7" in " ".join(indices).split()
+    shown = data(capsys, run, step, "--show").splitlines()
+    assert shown == [title, "  raised  while loading sample 7 of epoch 0: ValueError: a torn file", positions, *indices]
+    (facts,) = json.loads(data(capsys, run, step, "--show", "--json"))
+    assert facts["batches"][0]["raised"] == "while loading sample 7 of epoch 0: ValueError: a torn file"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer_cli.commands.main import add_config_dir, add_overrides
 from trainer_cli.commands.replay import parse_steps
-from trainer_cli.errors import ExitCode, UserError, one_line
+from trainer_cli.errors import ExitCode, TrainError, UserError, one_line
 from trainer_cli.runs.import_torch import showing_import
 from trainer_cli.runs.sample_view import as_dict, lines_of, lines_of_uses, name_of, use_as_dict
 from trainer_cli.runs.samples import StepSamples
@@ -96,8 +96,18 @@ def _show(
     for step in read_step_samples(args.run_dir, first, last, data=data):
         facts, (title, *lines) = as_dict(step), lines_of(step)
         bad: list[str] = []
+        raised: list[str] = []
         for batch, batch_facts in zip(step.batches, facts["batches"], strict=True):
-            contents = [_show_sample(loader, step, content, folder) for content in loader.load(step, batch)]
+            try:
+                contents = [_show_sample(loader, step, content, folder) for content in loader.load(step, batch)]
+            except Exception as error:
+                if isinstance(error, TrainError):
+                    raise
+                # The sample is a note of the error.
+                notes = getattr(error, "__notes__", ())
+                raised.append(one_line(": ".join([*notes, type(error).__name__, str(error)]).removesuffix(": ")))
+                batch_facts["raised"] = raised[-1]
+                continue
             batch_facts["contents"] = [facts for facts, _ in contents]
             lines += [line for _, sample_lines in contents for line in sample_lines]
             for facts_of_sample, _ in contents:
@@ -106,7 +116,8 @@ def _show(
                     bad.append(f"{name}, {of}: {format_count(count, 'value')}".removeprefix(", "))
         # First: it is what most look for.
         listed = bad[:_MOST_BAD] + [f"and {len(bad) - _MOST_BAD:,} more"] * (len(bad) > _MOST_BAD)
-        yield facts, [title, *(f"  not finite  {line}" for line in listed or ["nothing"]), *lines]
+        top = [f"  not finite  {line}" for line in listed or ["nothing"] * (not raised)]
+        yield facts, [title, *(f"  raised  {line}" for line in raised), *top, *lines]
 
 
 def _show_sample(

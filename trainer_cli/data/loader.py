@@ -34,6 +34,8 @@ _INNER = ("dataset", "datasets", "sampler", "batch_sampler")
 """Attributes in which DataLoader, Subset, ConcatDataset, BatchSampler and others hold datasets and samplers."""
 
 
+LOADING = "while loading"
+"""Beginning of the note that names the samples, or the batch, whose loading has failed."""
 _MOST_ENTRIES = 100
 """Entries of a list or mapping in which loaders are looked for: a longer one holds samples."""
 
@@ -477,7 +479,7 @@ class KeyedSource:
             # A list, which torch's own loader passes: a dataset may rely on its type.
             samples = self.many(list(keys))
         except Exception as error:
-            error.add_note(f"while loading samples {list(keys)} of epoch {epoch}")
+            error.add_note(f"{LOADING} samples {list(keys)} of epoch {epoch}")
             raise
         if before is not None and not is_random_state(before):
             # For good: a dataset that drew once may draw for any later sample.
@@ -496,7 +498,7 @@ class KeyedSource:
                     seed(seeds[number])
                 samples.append(self.dataset[key])
         except Exception as error:
-            error.add_note(f"while loading sample {keys[len(samples)]} of epoch {epoch}")
+            error.add_note(f"{LOADING} sample {keys[len(samples)]} of epoch {epoch}")
             raise
         return samples
 

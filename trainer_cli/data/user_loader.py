@@ -15,7 +15,7 @@ from torch.utils.data import (
 
 from trainer_cli.core.naming import class_name
 from trainer_cli.core.order import sample_seed
-from trainer_cli.data.loader import EpochParts, parts_of
+from trainer_cli.data.loader import LOADING, EpochParts, parts_of
 from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same, length_of
 from trainer_cli.data.random_state import (
     kept_random_state,
@@ -268,7 +268,7 @@ class UserLoader:
             raise
         except Exception as error:
             explained = self._processes.explained(error)
-            explained.add_note(f"while loading batch {number} of epoch {epoch}")
+            explained.add_note(f"{LOADING} batch {number} of epoch {epoch}")
             if explained is error:
                 raise
             raise explained from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.core.schema import TRAIN_PREFIX
+from trainer_cli.data.loader import LOADING
 from trainer_cli.errors import LOST, NotFiniteError, TrainError
 from trainer_cli.loggers.text_files import read_number
 from trainer_cli.runs.metrics import read_json_lines
@@ -37,7 +38,9 @@ def suggest_replay(error: Exception, run: Path, trainer: Trainer) -> None:
         if trainer.strategy.group.machines > 1:
             return
         steps = _failed_steps(error, run, trainer.progress.step, trainer.loop.failed_step)
-        text = None if steps is None else describe_commands(run, *steps)
+        # A worker's notes are lines of the message.
+        is_of_sample = LOADING in "\n".join([str(error), *getattr(error, "__notes__", ())])
+        text = None if steps is None else describe_commands(run, *steps, loads=not is_of_sample)
     except (TrainError, OSError) as problem:
         # The run's error must not be replaced by one of its files.
         log.debug("the failed step was not looked up: %s", problem)
@@ -72,10 +75,13 @@ def note_lost(error: BaseException, trainer: Trainer) -> None:
     error.add_note(f"{LOST} {text}")
 
 
-def describe_commands(run: Path, first: int, last: int) -> str | None:
+def describe_commands(run: Path, first: int, last: int, *, loads: bool = True) -> str | None:
     """A sentence with the commands that look at steps of a run; None if they cannot be replayed.
 
     Several steps are those in which the loss began not to be finite.
+
+    Args:
+        loads: whether the samples can be loaded.
     """
     start = earliest_start(RunDir(run))
     if start is None or start >= last:
@@ -87,7 +93,8 @@ def describe_commands(run: Path, first: int, last: int) -> str | None:
         search = f"`train bisect {name} '{_LOSS} is not finite'` finds the step and its samples"
         return f"{search}, and `train replay {name} {first}..{last}` computes these steps again."
     words = f"{name} {first}"
-    return f"`train replay {words}` computes the step again, and `train data {words} --show` shows the samples."
+    shows = " --show` shows" if loads else "` lists"
+    return f"`train replay {words}` computes the step again, and `train data {words}{shows} the samples."
 
 
 def _failed_steps(error: Exception, run: Path, step: int, failed_step: int | None) -> tuple[int, int] | None:
