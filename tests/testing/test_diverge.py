@@ -224,6 +224,35 @@ def test_values_that_only_one_run_has_logged_are_named(base: Path, tmp_path: Pat
     assert report.as_dict()["records"]["only"] == report.records.only
 
 
+@pytest.mark.parametrize(
+    ("interval", "parts", "windows", "equal"),
+    [
+        (1, [("loop.log_interval=3",)], (3, 6), 0),
+        (1, [("loop.log_interval=4",)], (4, 6), 0),
+        # The end of the first part was logged too.
+        (2, [("loop.log_interval=2", "loop.max_duration=3"), ("loop.log_interval=2",)], (4,), 2),
+    ],
+)
+def test_means_over_other_steps_are_not_compared(
+    interval: int, parts: list[tuple[str, ...]], windows: tuple[int, ...], equal: int, tmp_path: Path
+) -> None:
+    first = fit(tmp_path / "run", f"loop.log_interval={interval}")
+    for overrides in parts:
+        second = fit(tmp_path / "other", *overrides)
+    report = compare(first, second)
+    assert report.equal
+    assert report.records is not None
+    assert (report.records.windows, report.records.equal) == (windows, equal)
+    text = f"; means over other steps, not compared: steps {', '.join(map(str, windows))}"
+    assert text in str(report)
+
+
+def test_a_difference_is_found_where_no_mean_can_be_compared(base: Path, tmp_path: Path) -> None:
+    report = compare(base, fit(tmp_path / "run", "loop.log_interval=3", "model.late=5"))
+    assert report.divergence is not None
+    assert (report.divergence.moment, report.divergence.stage, report.equal) == ("in step 5", Stage.outputs, False)
+
+
 def test_nothing_after_the_last_step_is_compared(base: Path, tmp_path: Path) -> None:
     report = compare(base, fit(tmp_path / "run", "model.late=4"), until=3)
     assert (report.equal, report.last) == (True, 3)

@@ -22,6 +22,7 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.core.naming import parse_step
 from trainer_cli.core.patterns import matches
+from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.runs.attempts import RunHistory, environment_of, read_history, split_attempt
 from trainer_cli.runs.folders import advise_run, manifest_of
@@ -353,7 +354,7 @@ def _other_source(first: Mapping[str, str], second: Mapping[str, str]) -> Iterat
 
 
 def _compare_records(first: Mapping[int, Any], second: Mapping[int, Any], last: int) -> Records:
-    """Compare the values that both runs have logged at the same steps."""
+    """Compare the values that both runs have logged at the same steps, and of means those over the same steps."""
     steps = [step for step in sorted(first.keys() & second.keys()) if step <= last]
     lacking = {
         run: dict.fromkeys(
@@ -362,17 +363,33 @@ def _compare_records(first: Mapping[int, Any], second: Mapping[int, Any], last: 
         for run, has, other in (("first", first, second), ("second", second, first))
     }
     only = {run: tuple(names) for run, names in lacking.items() if names}
+    begins = [_begins_of_means(records) for records in (first, second)]
+    # Only what both have logged has a begin in both.
+    differing = {name for name in begins[0].keys() & begins[1].keys() if begins[0][name] != begins[1][name]}
+    windows = tuple(step for step in steps if any((step, key) in differing for key in first[step]))
     equal = last_equal = 0
     for step in steps:
         for key in first[step]:
-            if key not in second[step] or _is_clocked(key):
+            if key not in second[step] or _is_clocked(key) or (step, key) in differing:
                 continue
             values = first[step][key], second[step][key]
             # NaN, which JSON cannot hold, is a text here.
             if values[0] != values[1]:
-                return Records(equal, last_equal, step, key, values, only)
-        equal, last_equal = equal + 1, step
-    return Records(equal, last_equal, only=only)
+                return Records(equal, last_equal, step, key, values, only, windows)
+        if step not in windows:
+            equal, last_equal = equal + 1, step
+    return Records(equal, last_equal, only=only, windows=windows)
+
+
+def _begins_of_means(records: Mapping[int, Any]) -> dict[tuple[int, str], int]:
+    """(step, name) of each mean over the steps since the record before -> the step of that record; 0: the start."""
+    begins: dict[tuple[int, str], int] = {}
+    last: dict[str, int] = {}
+    for step in sorted(records):
+        for key in records[step]:
+            if key.startswith(TRAIN_PREFIX) and not _is_clocked(key):
+                begins[step, key], last[key] = last.get(key, 0), step
+    return begins
 
 
 def _is_clocked(key: str) -> bool:

@@ -58,9 +58,13 @@ class Records:
     values: tuple[Any, Any] = (None, None)
     only: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """first, second -> the names of values that only this run has at a step of both."""
+    windows: Sequence[int] = ()
+    """Steps with means over other steps in the two runs, which are not compared."""
 
     def __str__(self) -> str:
         only = "".join(f"; only in the {run}: {format_first(names, 6)}" for run, names in self.only.items())
+        if self.windows:
+            only += f"; means over other steps, not compared: steps {format_first([f'{at:,}' for at in self.windows])}"
         if self.step is None:
             return (f"{self.equal:,} equal, none differs" if self.equal else "none to compare") + only
         first, second = self.values
