@@ -10,6 +10,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ def test_the_experiment_has_the_name_of_the_project(
 def test_no_mark_of_a_template_is_left(project: Path) -> None:
     texts = {name: (project / name).read_text() for name in FILES - {"configs/train.schema.json"}}
     assert not [name for name, text in texts.items() if "@P" in text or "@T" in text]
+
+
+@pytest.mark.parametrize("written", ["runs/shapes/config.yaml", "shapes-samples/step1.png", "report.html"])
+def test_git_ignores_what_commands_write(project: Path, written: str) -> None:
+    lines = (project / ".gitignore").read_text().splitlines()
+    folder, _, _ = written.rpartition("/")
+    names = [f"/{written}", *(f"/{part}/" for part in folder.split("/")[:1])]
+    assert any(fnmatch(name, line) for name in names for line in lines if line.startswith("/"))
 
 
 def test_it_trains_finds_itself_done_and_is_validated(project: Path) -> None:
