@@ -447,4 +447,4 @@ def test_a_sweep_is_planned_with_a_row_for_each_job(place: Path) -> None:
     assert [one["end"]["step"] for one in both.values()] == [40, 60]
     assert not (place / "runs/swept").exists()
     several = train("plan", *BASE, "loop.max_duration=40,60", cwd=place)
-    assert (several.code, "-m to run each" in several.err) == (2, True)
+    assert (several.code, "To run each: `train fit -m " in several.err) == (2, True)

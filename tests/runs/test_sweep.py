@@ -175,7 +175,7 @@ def test_a_mistake_in_any_job_is_reported_before_anything_is_written(
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--jobs", "2", "seed=1"], "--jobs"), (["optimizer.lr=0.1,0.2"], "-m to run each")],
+    [(["--jobs", "2", "seed=1"], "--jobs"), (["optimizer.lr=0.1,0.2"], "To run each: `train fit -m ")],
 )
 def test_what_only_a_sweep_can_have_is_refused_without_m(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
