@@ -451,6 +451,7 @@ def test_resume_anew_moves_the_run_and_begins_it_as_a_new_one(
         assert files(Path(f"runs/.trash/mine-{number}")) == before
         moved = Path(f"runs/.trash/mine-{number}")
         assert f"with resume={moved} alone" in describe_moved(moved)
+        assert """with 'resume="x/seed=1-1"' alone""" in describe_moved(Path("x/seed=1-1"))
         assert f"moved the earlier run to {describe_moved(moved)}" in Path("runs/mine/train.log").read_text()
         assert RunDir("runs/mine").run_id != id
         assert len(RunDir("runs/mine").attempts) == 1

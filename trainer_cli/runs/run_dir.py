@@ -514,7 +514,9 @@ class RunDir:
 
 def describe_moved(path: Path) -> str:
     """The place of a run in the trash, with how to get it back."""
-    return f"{path}: it is a whole run, move it back, or continue it there with {shlex.quote(f'resume={path}')} alone"
+    # The parser of overrides reads a second `=`, as in the runs of a sweep, only in quotes.
+    override = shlex.quote(f'resume="{path}"' if "=" in str(path) else f"resume={path}")
+    return f"{path}: it is a whole run, move it back, or continue it there with {override} alone"
 
 
 def make_directory(path: Path) -> None:
