@@ -42,13 +42,13 @@ class Data(Quiet):
 
 
 class Held(Line):
-    # Waits in the third step, and so after an evaluation.
+    # Waits in the seventh step: after evaluations, and after the sample that is printed for.
 
     steps = 0
 
     def forward(self, batch):
         self.steps += self.training
-        if self.steps == 3:
+        if self.steps == 7:
             pass_by("step")
         return super().forward(batch)
 """
@@ -111,6 +111,7 @@ def test_lines_are_whole_above_a_bar_that_ctrl_c_takes_away(tmp_path: Path) -> N
     ]
     run = Terminal(command("fit", "experiment=mine", *overrides), project)
     wait_for((project / "at-step").exists, run.process)
+    wait_for(lambda: "a child of a worker prints" in run.shown, run.process)
     run.press_ctrl_c()
     wait_for(lambda: "stopping" in run.shown, run.process)
     held.unlink()
