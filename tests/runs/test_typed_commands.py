@@ -102,7 +102,7 @@ def test_the_quotes_that_a_string_is_advised_to_have_keep_it(shell: str) -> None
                 if "string" in str(error.hint):
                     cures[line] = str(error.hint)
     shown = [hint[hint.rindex(start) + len(start) :] for hint in cures.values() for start in [_lead(hint)]]
-    commands = [text.partition(", or -m")[0].rstrip(".") for text in shown]
+    commands = [text.rstrip(".") for text in shown]
     assert len(commands) > 30
     for line, (word,) in zip(cures, words_of(shell, commands), strict=True):
         (override,) = read_overrides([word]).overrides
@@ -111,7 +111,7 @@ def test_the_quotes_that_a_string_is_advised_to_have_keep_it(shell: str) -> None
 
 
 def _lead(hint: str) -> str:
-    return next(lead for lead in ("for a string ", "pairs: ", "quotes: ", ": ") if lead in hint)
+    return next(lead for lead in ("or a string write ", "pairs: ", "quotes: ", ": ") if lead in hint)
 
 
 def report_of_divergence(run: Path) -> str:
