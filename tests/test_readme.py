@@ -72,7 +72,8 @@ def test_a_newcomer_trains_is_killed_resumes_evaluates_and_reports(tmp_path: Pat
     printed = Reader(tmp_path, commands).sh(f"VENV='{tmp_path}' '{ROOT}/scripts/newcomer' docs/moving.md")
     times = re.findall(r"^ *\d+ s   (.*)$", printed, re.MULTILINE)
     assert [" ".join(line.split()[:2]) for line in times] == [
-        "train fit", "train fit", "train validate", "train report", "train serve", "in all", "docs/moving.md", "1 page",
+        "train fit", "train fit", "train validate", "train report", "train serve", "write, fail,", "in all",
+        "docs/moving.md", "1 page",
     ]  # fmt: skip
     assert "(killed)" in times[0]
     assert "(resumed)" in times[1]

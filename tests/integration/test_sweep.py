@@ -97,7 +97,7 @@ def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_
         assert float(message(project, "best val/loss")[key]) == ends["best_metrics"]["val/loss"]["value"]
         assert float(message(project, "last val/far")[key]) == ends["last_metrics"]["val/far"]
         assert names(project / message(project, "run_dir")[key] / "checkpoints")[-1] == "step20"
-    table = [line.split() for line in again.out[again.out.rindex("model.width") :].splitlines()[1:5]]
+    table = [line.split() for line in again.out[again.out.rindex("model.width ") :].splitlines()[1:5]]
     assert [[cell for cell in line if cell != "*"][:4] for line in table] == [
         [width, seed, "finished", "20"] for width in "45" for seed in "12"
     ]

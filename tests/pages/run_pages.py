@@ -86,7 +86,7 @@ PAGES = {
         shows=(
             r"675 0\.\d+",
             r"finished 675",
-            r"digits_mlp +finished +675/675 +0\.\d+ +\d+\.\d% +step675",
+            r"digits_mlp +finished +675/675 +0\.\d+ +0\.\d+ +\d+\.\d% +step675",
             r'"run": "runs/digits_mlp", "state": "finished"',
             r"METRICS step 675 +train/loss",
             r"report\.html: 1 run, \d+ charts",
