@@ -96,7 +96,7 @@ BEST = {"metric": METRIC, "mode": "min", "count": 1}
         ({**EPHEMERAL, "max_checkpoints": 1, "keep_best": BEST}, [[4], [4, 6, 7], [8, 9], [11, 12]]),
         ({**ALL, "max_checkpoints": 1}, [[0, 2, 4], [0, 2, 4, 6, 7], [0, 2, 4, 6, 8], [0, 2, 4, 6, 8, 10, 12]]),
         ({**ALL, "fixed_steps": [3]}, [[0, 2, 3, 4], [0, 2, 3, 4, 6, 7], [0, 2, 3, 4, 6, 8], None]),
-        ({**EPHEMERAL, "remove": "never"}, [[0, 2, 4], [0, 2, 4, 6, 7], None, None]),
+        ({**EPHEMERAL, "remove": "never", "max_checkpoints": 1}, [[0, 2, 4], [0, 2, 4, 6, 7], None, None]),
         ({"save_interval": None, "ephemeral_save_interval": 3}, [[0, 4], [0, 7], [0, 9], [0, 12]]),
         ({"save_interval": None, "ephemeral_save_interval": 3, "save_final": False}, [[0, 4], [0, 7], [0, 9], [0, 12]]),
     ],

@@ -75,7 +75,6 @@ def test_a_resume_is_exact_whenever_the_saves_come(tmp_path: Path) -> None:
         ({"remove": "never"}, "would keep all of them"),
         ({"ephemeral_save_interval": "aut"}, "30min, 1h30m, or auto"),
         ({"keep_by_age": {"1h": 24}}, "checkpoint.max_checkpoints is null"),
-        ({"max_checkpoints": 1, "remove": "never"}, "checkpoint.max_checkpoints is 1, but checkpoint.remove is never"),
         ({"keep_by_age": {"1h": 0}, "max_checkpoints": 1}, "finite number of at least 1"),
         ({"keep_by_age": {"3ep": 1}, "max_checkpoints": 1}, "counted in seconds"),
     ],

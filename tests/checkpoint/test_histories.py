@@ -76,8 +76,6 @@ def legal(found: dict[str, Any], epoch_steps: int | None) -> dict[str, Any]:
         if unit == same_unit and ephemeral >= permanent:
             often = None
     unused = {"ephemeral_save_interval", "ephemeral_cooldown"} if often is None else set()
-    if found.get("remove") == "never":
-        unused |= {"max_checkpoints", "keep_by_age"}
     if "max_checkpoints" not in found and found.get("remove") != "all_without_rule":
         unused |= {"keep_by_age"}
     unused |= {"max_save_errors"} if found["on_save_error"] == "raise" else set()

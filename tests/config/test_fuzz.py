@@ -356,7 +356,6 @@ NEEDS: list[tuple[str, Any, Callable[[dict[str, Any]], bool]]] = [
     ("checkpoint.max_save_errors", 3, has("checkpoint.on_save_error", "warn")),
     ("checkpoint.ephemeral_cooldown", None, has("checkpoint.ephemeral_save_interval")),
     ("checkpoint.budget", 0.02, has("checkpoint.ephemeral_save_interval", "auto")),
-    ("checkpoint.max_checkpoints", None, lambda values: values.get("checkpoint.remove") != "never"),
     ("checkpoint.keep_by_age", {}, lambda values: bool(
         values.get("checkpoint.max_checkpoints") or values.get("checkpoint.remove") == "all_without_rule")),
     ("restarts.backoff", "10s", has("restarts.max")),

@@ -358,6 +358,7 @@ def test_an_interval_in_samples_keeps_by_the_samples_that_a_checkpoint_had():
     [
         ({"max_checkpoints": 1, "remove": Removal.all_without_rule}, True),
         ({"max_checkpoints": 1, "remove": Removal.all_without_rule, "save_interval": None}, False),
+        ({"max_checkpoints": 1, "remove": Removal.never}, True),
         ({"remove": Removal.all_without_rule}, False),
         ({"max_checkpoints": 1}, False),
     ],

@@ -71,7 +71,7 @@ RULES: dict[str, dict[str, Any]] = {
     "the largest": {"save_interval": 5, "max_checkpoints": 1, "keep_best": {"metric": "val/loss", "mode": "max"}},
     "all that no rule names": {"save_interval": 4, "remove": "all_without_rule"},
     "samples": {"save_interval": 2, "max_checkpoints": 1, "keep_every": "12sp"},
-    "nothing": {"save_interval": 2, "remove": "never"},
+    "nothing": {"save_interval": 2, "remove": "never", "max_checkpoints": 1},
 }
 
 

@@ -23,7 +23,7 @@ from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.left_out import check_leave_out
 from trainer_cli.core.metric_modes import Mode, choose_mode
 from trainer_cli.core.naming import why_unfit
-from trainer_cli.errors import Code, ConfigError
+from trainer_cli.errors import ConfigError
 
 EPHEMERAL = "checkpoint.ephemeral_save_interval"
 AUTO = "auto"
@@ -228,13 +228,6 @@ class CheckpointConfig:
         save = check_duration("checkpoint.save_interval", self.save_interval)
         is_auto = self.ephemeral_save_interval == AUTO
         often = None if is_auto else check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
-        if self.max_checkpoints is not None and self.remove is Removal.never:
-            raise ConfigError(
-                f"checkpoint.max_checkpoints is {self.max_checkpoints}, but checkpoint.remove is never",
-                location="checkpoint.max_checkpoints",
-                code=Code.no_effect,
-                hint="Set checkpoint.remove=ephemeral_only, or leave max_checkpoints out.",
-            )
         if is_auto and self.remove is Removal.never:
             raise ConfigError(
                 "checkpoint.ephemeral_save_interval is auto, and checkpoint.remove=never would keep all of them",

@@ -103,15 +103,12 @@ def _is_longer(one: Interval, other: Interval, step: int | None, end: int | None
 
 def describe_unlimited(settings: CheckpointConfig) -> str | None:
     """A warning if `max_checkpoints` does not limit what `save_interval` saves; else None."""
-    if (
-        settings.max_checkpoints is None
-        or settings.remove is not Removal.all_without_rule
-        or not settings.save_interval
-    ):
+    if settings.max_checkpoints is None or settings.remove is Removal.ephemeral_only or not settings.save_interval:
         return None
     return (
         f"checkpoint.max_checkpoints={settings.max_checkpoints} removes none of checkpoint.save_interval, as "
-        "checkpoint.remove=all_without_rule keeps all of these: checkpoint.remove=ephemeral_only keeps the newest alone"
+        f"checkpoint.remove={settings.remove} keeps all of these: checkpoint.remove=ephemeral_only keeps the newest "
+        "alone"
     )
 
 
