@@ -190,10 +190,19 @@ def test_what_sbatch_refuses_is_reported_in_its_words(slurm: None) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-m", "--submit", "slurm", "seed=1,2"], "there is no sbatch on this machine"),
-        (["-m", "--submit", "slurm", "--submit", "tasks_per_node=8", "seed=1,2"], "parallel.strategy is single"),
-        (["-m", "--submit", "local", "--submit", "nodes=two", "seed=1,2"], 'Parameter "nodes" expected type'),
-        (["-m", "--submit", "local", "--submit", "nodes=2", "seed=1,2"], "LocalExecutor can use only one node"),
+        (["-m", "--submit", "slurm", "model=mlp", "seed=1,2"], "there is no sbatch on this machine"),
+        (
+            ["-m", "--submit", "slurm", "--submit", "tasks_per_node=8", "model=mlp", "seed=1,2"],
+            "parallel.strategy is single",
+        ),
+        (
+            ["-m", "--submit", "local", "--submit", "nodes=two", "model=mlp", "seed=1,2"],
+            'Parameter "nodes" expected type',
+        ),
+        (
+            ["-m", "--submit", "local", "--submit", "nodes=2", "model=mlp", "seed=1,2"],
+            "LocalExecutor can use only one node",
+        ),
         (["--submit", "slurm", "seed=1"], "--submit is for a sweep"),
     ],
 )
@@ -214,6 +223,6 @@ def test_without_submitit_the_message_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
-    assert main(["fit", "-m", "--submit", "local", "seed=1,2"]) == ExitCode.USER
+    assert main(["fit", "-m", "--submit", "local", "model=mlp", "seed=1,2"]) == ExitCode.USER
     assert 'pip install "trainer-cli[submitit]"' in capsys.readouterr().err
     assert not Path("runs").exists()

@@ -153,7 +153,7 @@ def test_all_options_of_a_group_are_swept_by_a_glob() -> None:
     [
         (["seed=1,2,3", "loop.eval_step=3"], ["error: there is no key 'loop.eval_step'"]),
         (["seed=1,x", "loop.grad_accum_steps=1,0"], ["seed=x", "seed=1 loop.grad_accum_steps=0"]),
-        (["model=mlp,cnnn"], ["model=cnnn", "Did you mean 'cnn'?"]),
+        (["model=mlp,cnnn"], ["model=cnnn", "Did you mean 'model=cnn'?"]),
         (["seed=1,2", "run_dir=there"], ["run_dir="]),
         (["model=mlp", "seed=1,2", "resume=runs/x"], ["resume=runs/x is one run"]),
         (["seed=1"], ["nothing is swept"]),
