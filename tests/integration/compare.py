@@ -92,8 +92,8 @@ def assert_same_state(run: Path, reference: Path) -> None:
     """Bit-identical final states."""
     found, wanted = final_state(run), final_state(reference)
     if _owes_evaluation(run):
-        _leave_out_plateaus(found["state"]["state"])
-        _leave_out_plateaus(wanted["state"]["state"])
+        _leave_out_evaluation(found["state"]["state"])
+        _leave_out_evaluation(wanted["state"]["state"])
     assert found.keys() == wanted.keys()
     assert [name for name in wanted if found[name] != wanted[name]] == []
 
@@ -104,8 +104,9 @@ def _owes_evaluation(run: Path) -> bool:
     return state.get("loop", {}).get("owed_record") is not None
 
 
-def _leave_out_plateaus(state: dict[str, Any]) -> None:
-    """Drop what a schedule changes in an evaluation; a longer training makes that evaluation, and so its step."""
+def _leave_out_evaluation(state: dict[str, Any]) -> None:
+    """Drop what an evaluation changes in schedules and early stopping; a longer training makes that evaluation."""
+    state.get("callbacks", {}).pop("early_stopping", None)
     plateaus = [schedule for schedule in state.get("schedulers", {}).values() if schedule["interval"] == "evaluation"]
     for schedule in plateaus:
         del schedule["state"]
