@@ -97,9 +97,10 @@ def test_only_the_keys_of_the_chosen_states_are_read(states: list[str], keys: li
         (["a.w", "head.w", "b.w"], ["m.a.w", "m.b.w", "m.fc.w"], [], "load.key_mapping={m.*: *}"),
         (["fc.w"], ["other.w"], [], "load.strict=false"),
         (["fc.w"], [], ["head.w", "head.b", "scale"], r"'load.ignore_keys=[head.*,scale]'"),
-        (["net.block.fc.w"], [], ["net.positions"], r"'load.ignore_keys=[net.positions]'"),
-        (["net.w"], [], ["net.positions"], r"'load.ignore_keys=[net.*]'"),
-        (["network.fc.w"], [], ["net.positions"], r"'load.ignore_keys=[net.*]'"),
+        (["net.block.fc.w"], [], ["net.positions"], r"'load.ignore_keys=[net.positions]' load.strict=false."),
+        (["net.w"], [], ["net.positions"], r"'load.ignore_keys=[net.*]'."),
+        (["network.fc.w"], [], ["net.positions"], r"'load.ignore_keys=[net.*]' load.strict=false."),
+        ([], ["layers.4.w"], ["layers.0.w"], r"'load.ignore_keys=[layers.0.*]' load.strict=false."),
     ],
 )
 def test_the_advice_names_the_setting(missing: list[str], extra: list[str], reshaped: list[str], said: str) -> None:

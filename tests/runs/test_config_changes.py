@@ -57,8 +57,8 @@ def test_the_table_reports_each_change_where_it_comes_from_and_whether_it_may_be
 
 
 def test_the_ways_out_are_named(old: Composed) -> None:
-    text = message(old, "optimizer.lr=0.5", "seed=3", "loop.log_interval=7")
-    assert "add 'resume_allow=[seed,optimizer.lr]'" in text
+    text = message(old, "optimizer.lr=0.5", "deterministic=true", "loop.log_interval=7")
+    assert "add 'resume_allow=[deterministic,optimizer.lr]'. To" in text
     assert "name=OTHER" in text
     assert "ckpt=runs/x@latest" in text
 
@@ -67,15 +67,33 @@ def test_what_may_change_passes_in_silence(old: Composed) -> None:
     assert message(old, "loop.max_duration=30", "data.num_workers=2", "loggers=none", "device=cpu", "name=y") == ""
 
 
-@pytest.mark.parametrize("change", ["optimizer.lr=0.5", "~model.dropout", "optimizer=sgd", "scheduler=null"])
+@pytest.mark.parametrize("change", ["optimizer.lr=0.5", "~model.dropout", "model.hidden=[8]", "data.batch_size=8"])
 def test_the_way_out_that_is_named_is_one(old: Composed, change: str) -> None:
-    assert message(old, change, way_out(message(old, change))) == ""
+    text = message(old, change)
+    assert message(old, change, way_out(text)) == ""
+    assert (", if the parameters keep their names and shapes. To" in text) is ("model." in change)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fixed"),
+    [
+        (["optimizer=sgd"], "optimizer._target_"),
+        (["scheduler=null"], "scheduler"),
+        (["scheduler=warmup_linear"], "scheduler._target_"),
+        (["seed=3"], "seed"),
+        (["seed=3", "optimizer=sgd", "model.dropout=0.1"], "seed or optimizer._target_"),
+    ],
+)
+def test_a_change_that_no_checkpoint_fits_is_not_offered(old: Composed, changes: list[str], fixed: str) -> None:
+    text = message(old, *changes)
+    assert f"No checkpoint can be continued with another {fixed}. To train this as another run" in text
+    assert "resume_allow" not in text
 
 
 def test_a_key_that_needs_quotes_is_named_in_quotes(old: Composed) -> None:
-    changes = [Change(("param_groups", "*{norm,bias}*", "lr"), 0.1, 0.2), Change(("seed",), 0, 1)]
+    changes = [Change(("param_groups", "*{norm,bias}*", "lr"), 0.1, 0.2), Change(("deterministic",), False, True)]
     override = way_out(refusal(changes, old))
-    assert override == 'resume_allow=["param_groups.*{norm,bias}*.lr",seed]'
+    assert override == 'resume_allow=["param_groups.*{norm,bias}*.lr",deterministic]'
     assert refusal(changes, compose([*BASE, override], cwd=ROOT)) == ""
 
 

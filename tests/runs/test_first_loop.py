@@ -1,4 +1,4 @@
-"""The first loop of a newcomer: write, fail, correct, run the same command again. A run holds nobody before step 1."""
+"""The first loop of a newcomer: write, fail, correct, run again. A run without a step has nothing to keep."""
 
 from __future__ import annotations
 
@@ -409,6 +409,19 @@ def test_a_refused_change_names_the_three_ways(project: Path, capsys: pytest.Cap
         assert way in refused
 
 
+def test_a_fork_whose_weights_do_not_fit_names_all_that_it_needs(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "mine"]) == 0
+    rewrite(project, "nn.Linear(width, 1))", "nn.Linear(width, 1), nn.Linear(1, 1))")
+    fork = ["fit", "mine", "name=fork", "+model.width=3", "ckpt=runs/mine@latest"]
+    capsys.readouterr()
+    assert main(fork) == 2
+    cure = re.search(r"add '(load\.ignore_keys=\S+)' (load\.strict=false)\.", " ".join(capsys.readouterr().err.split()))
+    assert cure is not None
+    assert main([*fork, *cure.groups()]) == 0
+
+
 @pytest.mark.parametrize("verb", ["fit", "plan"])
 @pytest.mark.parametrize(
     ("words", "says"),
@@ -633,8 +646,14 @@ def test_a_command_that_is_started_again_by_its_launcher_resumes(
 
 def test_a_sweep_moves_each_of_its_runs_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["fit", "-m", "mine", "seed=1,2"]
-    assert main(["fit", "mine"]) == 0
     assert main(sweep) == 0
+    assert "is a run, too" not in capsys.readouterr().err
+    shutil.rmtree("runs/mine")
+    assert main(["fit", "mine"]) == 0
+    for says in (True, False):
+        capsys.readouterr()
+        assert main(sweep) == 0
+        assert ("runs/mine is a run, too: while it holds this sweep" in capsys.readouterr().err) is says
     alone, before = files(Path("runs/mine/checkpoints")), files(Path("runs/mine/sweep/seed=1"))
     assert main([*sweep, "optimizer.lr=0.2"]) == 2
     assert "resume=anew" in capsys.readouterr().err

@@ -69,8 +69,10 @@ def test_a_signal_reaches_all_that_run_side_by_side() -> None:
 
 
 def test_a_second_ctrl_c_kills() -> None:
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as raised:
         swept(a="deaf", b="finish")
+    kept = "kept: the checkpoints that the jobs saved, in runs/x/sweep"
+    assert raised.value.__notes__[0] == kept
     assert message() == {"a": "killed", "b": "not begun"}
 
 

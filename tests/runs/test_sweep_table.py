@@ -188,6 +188,27 @@ def test_the_best_jobs_are_marked_by_the_rule_of_their_runs(
     assert note in lines
 
 
+@pytest.mark.parametrize(
+    ("lengths", "without_best", "note"),
+    [
+        (["20", "20", "20"], "", None),
+        (["20", "40", "20"], "", "  compared although loop.max_duration differs: 20, 40"),
+        (["20", "2ep", "40"], "", "  compared although loop.max_duration differs: 20, 2ep, 40"),
+        (["20", "20", "40"], "c", None),
+    ],
+)
+def test_jobs_of_different_lengths_are_compared_with_a_note(
+    lengths: list[str], without_best: str, note: str | None, tmp_path: Path
+) -> None:
+    rows = []
+    for key, length in zip("abc", lengths, strict=True):
+        (tmp_path / key).mkdir()
+        (tmp_path / key / "config.yaml").write_text(f"loop: {{max_duration: {length}}}\n")
+        best = {} if key == without_best else {"val/loss": {"value": 0.5, "step": 1, "mode": "min"}}
+        rows.append(JobStatus(key, {"seed": key}, tmp_path / key, "finished", best=best))
+    assert [line for line in as_table(rows).splitlines() if "max_duration" in line] == ([] if note is None else [note])
+
+
 def test_the_csv_has_every_job_every_metric_and_the_place(tmp_path: Path) -> None:
     write_csv(tmp_path / "sweep.csv", [row("1", loss=0.5, step=10, seconds=1.5, attempts=2), row("2", "failed")])
     first, second = csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines())

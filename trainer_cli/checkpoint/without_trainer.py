@@ -144,7 +144,8 @@ def _read_foreign(path: Path) -> dict[str, Any]:
 def _advice(report: LoadReport) -> str:
     """What to do about weights that do not fit, by arguments of `load_checkpoint`."""
     if report.reshaped:
-        return f"To keep the model's own values of these layers, add ignore_keys={report.globs_of_reshaped}."
+        more = ", strict=False" if report.needs_not_strict else ""
+        return f"To keep the model's own values of these layers, add ignore_keys={report.globs_of_reshaped}{more}."
     if (mapping := prefix_mapping(report.missing, report.unexpected)) is not None:
         return f"The names differ by a prefix: add key_mapping={mapping}."
     return f"{OTHER_MODEL} strict=False loads what both have." if report.one_sided else OTHER_MODEL

@@ -94,6 +94,11 @@ def sweep(
         at_once, cores = at_once or len(planned), None
     at_once = at_once or 1
     folder = folder_of([job.base for job in planned])
+    if not folder.exists() and RunDir(folder.parent).exists_as_run():
+        log.info(
+            "%s is a run, too: while it holds this sweep, resume=anew does not move it; name=OTHER keeps them apart",
+            folder.parent,
+        )
     display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}) if is_terminal(sys.stderr) else None
     if submission is None:
         with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
@@ -319,8 +324,10 @@ class Sweep:
             with StopSignals(self.children.promise) as signals:
                 try:
                     self._work(waiting, signals, self._environment(len(waiting)))
-                except KeyboardInterrupt:
+                except KeyboardInterrupt as interrupt:
                     self.children.kill()
+                    interrupt.add_note(f"kept: the checkpoints that the jobs saved, in {self.folder}")
+                    interrupt.add_note(self.planned[0].next)
                     raise
                 finally:
                     if self.display is not None:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,8 @@ def as_table(rows: Sequence[JobStatus]) -> str:
     """Format the rows: swept values, status, step, the best of each metric, seconds; then why jobs are unfinished."""
     keys, metrics = _keys(rows), _metrics(rows)
     with_best = [name for name in metrics if any(name in row.best for row in rows)]
-    settings = shared_settings(best_settings(run_config(row.run_dir)) for row in rows)
+    configs = [run_config(row.run_dir) for row in rows]
+    settings = shared_settings(map(best_settings, configs))
     rule = best_rule(settings, with_best)
     others = filter(settings.may_decide, with_best)
     ranked = rule.metric if rule is not None else next(others, None)
@@ -176,6 +178,10 @@ def as_table(rows: Sequence[JobStatus]) -> str:
     if winners:
         more = f" and {len(winners) - 1} more" if len(winners) > 1 else ""
         shown.append(f"* best {ranked} of all jobs: {_best(winners[0], str(ranked)):.4g}, of {winners[0].key}{more}")
+        compared = compress(configs, (ranked in row.best for row in rows))
+        lengths = dict.fromkeys(map(_length, compared))
+        if len(lengths) > 1:
+            shown.append(f"  compared although loop.max_duration differs: {format_first(list(lengths), 4)}")
     return "\n".join([*shown, *_reasons(rows)])
 
 
@@ -210,6 +216,12 @@ def _metrics(rows: Sequence[JobStatus]) -> list[str]:
 def _best(row: JobStatus, name: str) -> float | None:
     value = row.best.get(name, {}).get("value")
     return value if isinstance(value, int | float) else None
+
+
+def _length(config: Mapping[str, Any]) -> str:
+    """The `loop.max_duration` of a run's config, as written."""
+    loop = config.get("loop")
+    return str(loop.get("max_duration")) if isinstance(loop, Mapping) else ""
 
 
 def _winners(rows: Sequence[JobStatus], name: str) -> list[JobStatus]:

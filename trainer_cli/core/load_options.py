@@ -215,6 +215,12 @@ class LoadReport:
             globs.add(f"{layer}.*" if layer and not any("." in other for other in inside) else name)
         return sorted(globs)
 
+    @property
+    def needs_not_strict(self) -> bool:
+        """Whether tensors of one side remain beside those that `globs_of_reshaped` ignores."""
+        globs = self.globs_of_reshaped
+        return any(not any(matches(name, glob) for glob in globs) for name in (*self.missing, *self.unexpected))
+
     def __str__(self) -> str:
         """How many tensors were loaded, and what happened to the others."""
         total = len(self.loaded) + len(self.missing) + len(self.ignored)
@@ -226,7 +232,8 @@ def advice(report: LoadReport) -> str:
     """The cure for weights that do not fit."""
     if report.reshaped:
         globs = ",".join(report.globs_of_reshaped)
-        return f"To keep the model's own values of these layers, add 'load.ignore_keys=[{globs}]'."
+        more = " load.strict=false" if report.needs_not_strict else ""
+        return f"To keep the model's own values of these layers, add 'load.ignore_keys=[{globs}]'{more}."
     if (mapping := prefix_mapping(report.missing, report.unexpected)) is not None:
         ((old, new),) = mapping.items()
         return f"The names differ by a prefix: add 'load.key_mapping={{{old}: {new}}}'."

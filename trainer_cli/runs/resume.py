@@ -22,7 +22,7 @@ from trainer_cli.checkpoint.catalog import (
     why_damaged,
 )
 from trainer_cli.checkpoint.history import CheckpointHistory, Life, lives
-from trainer_cli.config.arguments import SECTIONS, steps_by_evaluation, steps_by_log
+from trainer_cli.config.arguments import SECTIONS, is_node, steps_by_evaluation, steps_by_log
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import ABSENT, Change, changed_env_values, line_of_digests
 from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
@@ -129,7 +129,7 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
     """
     provenance = composed.provenance
     verdicts = [(change, _why_accepted(change, composed)) for change in changes]
-    refused = [_quote_item(change.key) for change, why in verdicts if why is None]
+    refused = [change for change, why in verdicts if why is None]
     if not refused:
         return
     # An argument that no class takes is a mistake, whatever a resume allows.
@@ -145,15 +145,29 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
     ]
     resume = composed.config.resume
     weights = f"{run_dir}@latest" if resume in RESUME_WORDS else resume
-    leave = shlex.quote(f"resume_allow=[{','.join(refused)}]")
+    if fixed := [change.key for change in refused if _is_fixed(change)]:
+        allow = f"No checkpoint can be continued with another {' or '.join(fixed)}."
+    else:
+        leave = shlex.quote(f"resume_allow=[{','.join(_quote_item(change.key) for change in refused)}]")
+        is_of_model = any(change.path[0] == "model" for change in refused)
+        fits = ", if the parameters keep their names and shapes" if is_of_model else ""
+        allow = f"To continue anyway, add {leave}{fits}."
     raise ConfigError(
         f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
         hint=(
-            f"To continue anyway, add {leave}. To train this as another run, add "
+            f"{allow} To train this as another run, add "
             f"name=OTHER, and {ckpt_argument(weights)} to begin it with the weights of this one. "
             f"To begin this run anew, add resume=anew: it is moved to {RunDir(run_dir).trash}, and nothing is deleted."
         ),
     )
+
+
+def _is_fixed(change: Change) -> bool:
+    """Whether a checkpoint cannot be loaded after a change: it holds the seed and, by class, the state of each
+    optimizer and schedule."""
+    if change.path[0] not in ("optimizer", "scheduler"):
+        return change.path == ("seed",)
+    return change.path[-1] == "_target_" or any(is_node(value) for value in (change.old, change.new))
 
 
 def _why_accepted(change: Change, composed: Composed) -> str | None:
