@@ -406,7 +406,7 @@ def test_a_fit_reports_what_it_does_in_eight_lines_before_the_first_step(place: 
         "data": "Data, 160 samples, 20 batches an epoch, 16 samples a step = 8 x 2 accumulated",
         "evaluates": "val (20 samples) at 16, 32, 40, with the average of mine",
         "callbacks": "stop may end the run, measure, mine",
-        "saves": "4 checkpoints (0, 16, 32, 40), 4 stay, in runs/mine/checkpoints",
+        "saves": "4 checkpoints (0, 16, 32, 40), 4 stay",
     }
     assert second["run"] == "runs/mine (attempt 2, resumes at step 40), steps 40 to 44 (44 steps, 10 an epoch)"
     assert re.search(r"DEBUG +overrides: .* model.width=4 ", log)

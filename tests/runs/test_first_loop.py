@@ -394,6 +394,36 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+SETS = [
+    "data.val=null",
+    "data.val={clean: {_target_: ours.Points}, noisy: {_target_: ours.Points}, test: {_target_: ours.Points}}",
+]
+BEST: dict[str, tuple[list[str], str | None]] = {
+    "one set": ([], None),
+    "several sets": (SETS, "clean/loss"),
+    "several sets and an average": ([*SETS, "callbacks=ema"], "clean/loss"),
+    "several sets of which one is watched": (
+        [*SETS, "callbacks=early_stopping", "callbacks.early_stopping.metric=noisy/loss"],
+        "noisy/loss",
+    ),
+    "a rule": ([*SETS, "checkpoint.keep_best.metric=noisy/loss"], "noisy/loss"),
+    "a folder of its own": ([*SETS, "checkpoint.folder=disk"], "clean/loss, in disk"),
+}
+
+
+@pytest.mark.parametrize("case", BEST)
+def test_the_start_is_eight_lines_of_a_terminal_and_names_what_is_best_of_several_sets(
+    project: Path, case: str
+) -> None:
+    words, best = BEST[case]
+    assert main(["fit", "mine", *words]) == 0
+    rows = re.findall(r"INFO +(\w+ {2,}.*)", Path("runs/mine/train.log").read_text())
+    assert 7 <= len(rows) <= 8
+    assert max(map(len, rows)) < 80, rows
+    said = re.search(r"best by (.*)", rows[-1])
+    assert (said[1] if said else None) == best
+
+
 def test_a_refused_change_names_the_three_ways(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "mine"]) == 0
     capsys.readouterr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.config.arguments import SAVER, is_node, list_optimizers, list_schedules
 from trainer_cli.config.compose import Composed
+from trainer_cli.runs.metrics import best_rule, best_settings
 from trainer_cli.runs.start import Start
 from trainer_cli.terminal import format_count, format_first
 from trainer_cli.trainer.hooks import Callback
@@ -55,7 +57,7 @@ def overview_rows(
     if callbacks := ", ".join(_callbacks(trainer, config.callbacks)):
         yield "callbacks", callbacks
     if isinstance(checkpoint, CheckpointerCallback):
-        yield "saves", f"{plan.get('saves', 'checkpoints')}, in {checkpoint.folder}"
+        yield "saves", ", ".join(_saves(start, data, composed, checkpoint, plan.get("saves", "checkpoints")))
 
 
 def _beginning(start: Start, fork: Path | None) -> str:
@@ -155,10 +157,10 @@ def _texts(node: Any) -> Iterator[str]:
 
 def _evaluated(trainer: Trainer, data: Data, when: str) -> str:
     """The validation sets, when they are evaluated, and by which weights."""
-    sets = []
-    for name, loader in data.val.items():
-        length = getattr(loader, "length", None)
-        sets.append(name if length is None else f"{name} ({format_count(length, 'sample')})")
+    sets = list(data.val)
+    # Of several sets the names alone, so that the row is one line.
+    if len(sets) == 1 and (length := getattr(data.val[sets[0]], "length", None)) is not None:
+        sets = [f"{sets[0]} ({format_count(length, 'sample')})"]
     if trainer.hooks["run_validation"]:
         sets.append("callbacks")
     if not sets:
@@ -166,6 +168,19 @@ def _evaluated(trainer: Trainer, data: Data, when: str) -> str:
     averages = [name for name, callback in trainer.callbacks.items() if callback.evaluates]
     average = f", with the average of {averages[-1]}" if averages else ""
     return f"{', '.join(sets)} {when}".rstrip() + average
+
+
+def _saves(
+    start: Start, data: Data, composed: Composed, checkpoint: CheckpointerCallback, planned: str
+) -> Iterator[str]:
+    """What is saved; of several validation sets the metric that decides which checkpoint is best; another folder."""
+    yield planned
+    settings = best_settings(asdict(composed.config))
+    rule = best_rule(settings, [*filter(None, [settings.metric]), *(f"{name}/loss" for name in data.val)])
+    if len(data.val) > 1 and rule is not None and rule.metric not in planned:
+        yield f"best by {rule.metric}"
+    if checkpoint.folder != start.run.checkpoints_folder:
+        yield f"in {checkpoint.folder}"
 
 
 def _callbacks(trainer: Trainer, nodes: Mapping[str, Any]) -> Iterator[str]:

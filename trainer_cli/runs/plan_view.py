@@ -109,15 +109,21 @@ def _interval(best: BestInterval | None) -> str:
     return f"{best.interval_s:.3g} s{steps}"
 
 
-def schedule_texts(line: Timeline, start_step: int, steps_per_epoch: int | None) -> dict[str, str]:
-    """`steps`, `evaluations` and `saves` for the start of a training, as far as they are known beforehand."""
+def schedule_texts(
+    line: Timeline, start_step: int, steps_per_epoch: int | None, metric: str | None = None
+) -> dict[str, str]:
+    """`steps`, `evaluations` and `saves` for the start of a training, as far as they are known beforehand.
+
+    Args:
+        metric: `checkpoint.keep_best.metric`.
+    """
     if line.end is None or line.stop is None:
         return {}
     steps = f"{start_step:,} to {line.end.step:,} ({_length(line.stop.reason, steps_per_epoch)})"
     if line.cut:
         saves = f"checkpoints at {_spread([save.step for save in line.saves[:4]])}, … (`train plan` lists all of them)"
         return {"steps": steps, "saves": saves}
-    may = f", up to {len(line.may_save):,} more for a metric" if line.may_save else ""
+    may = f", up to {len(line.may_save):,} more for {metric}" if line.may_save else ""
     stay = f", {len(line.kept)} stay" if line.kept else ""
     return {
         "steps": steps,

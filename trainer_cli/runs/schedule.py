@@ -53,7 +53,8 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     )
     # The command has them, and so a terminal needs them not.
     log.debug("overrides: %s", " ".join(composed.overrides))
-    plan = schedule_texts(timeline, start_point.progress.step, loop.steps_per_epoch)
+    metric = composed.config.checkpoint.keep_best.metric
+    plan = schedule_texts(timeline, start_point.progress.step, loop.steps_per_epoch, metric)
     for label, text in overview_rows(start, trainer, data, composed, fork, plan):
         log.info(f"%-{_LABEL_WIDTH}s%s", label, text, extra={"indent": _LABEL_WIDTH})
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
