@@ -25,6 +25,19 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("export runs/a@best", "Did you mean 'train ckpt export runs/a@best --format safetensors -o FILE'?"),
         ("export runs/a -o out", "Did you mean 'train ckpt export runs/a -o out'?"),
         ("export", "Did you mean 'train ckpt export runs/NAME@best --format safetensors -o FILE'?"),
+        ("fork runs/a", "Did you mean 'train fit NAME name=OTHER ckpt=runs/a'?"),
+        ("fork runs/a seed=1", "Did you mean 'train fit NAME name=OTHER ckpt=runs/a seed=1'?"),
+        ("fork", "Did you mean 'train fit NAME name=OTHER ckpt=RUN@latest'?"),
+        (
+            "ckpt export",
+            "train ckpt export needs --format. For example: train ckpt export runs/digits@best --format safetensors",
+        ),
+        (
+            "ckpt average",
+            "train ckpt average needs -o/--output. For example: train ckpt average 'runs/digits/checkpoints/step*' "
+            "--output runs/mean",
+        ),
+        ("ckpt diff", "train ckpt diff needs CKPT. For example: train ckpt diff runs/digits@step180"),
         ("eval", "Did you mean `train validate ckpt='runs/NAME/checkpoints/step*'`?"),
         ("ls", "Did you mean 'train ckpt ls RUN'?"),
         ("resume runs/a seed=1", "Did you mean 'train fit resume=runs/a seed=1'?"),
@@ -144,6 +157,9 @@ def test_the_command_suggested_for_a_verb_of_other_tools_exists(word: str) -> No
         if program != "train":
             continue
         parser = parser_of(verb, import_module(VERBS[verb].module))
+        if action[:1] == ["NAME"]:
+            assert hasattr(parser.parse_args(action), "overrides")
+            continue
         assert action[:1] == [] or action[0] in actions_of(parser) or action[0] in parser._option_string_actions
     assert word not in VERBS
 

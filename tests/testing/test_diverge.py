@@ -279,6 +279,17 @@ def test_a_resumed_run_with_another_rate_differs_from_there(base: Path, tmp_path
     assert Fact("attempts", "1 -> 2") in report.facts
 
 
+def test_a_schedule_over_another_length_is_named(tmp_path: Path) -> None:
+    schedule = "scheduler={_target_: trainer_cli.WarmupCosine, warmup: 0}"
+    short, long = (fit(tmp_path / str(end), schedule, f"loop.max_duration={end}") for end in (3, 6))
+    for lengths in ("3 -> 6", "3, then 6 -> 6"):
+        report = compare(short, long)
+        assert report.divergence is not None
+        assert report.divergence.stage in (Stage.settings, Stage.other)
+        assert [str(cause) for cause in report.causes] == [f"config loop.max_duration: {lengths}"], str(report)
+        fit(short, schedule, "loop.max_duration=6")
+
+
 @pytest.fixture
 def gone_back(tmp_path: Path) -> Path:
     """A run whose second attempt went back to step 2 with another rate, and made steps 3 to 6 again."""

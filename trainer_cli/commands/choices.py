@@ -134,6 +134,7 @@ _VERBS_ELSEWHERE = {
     "export": ("train ckpt export", "", "runs/NAME@best --format safetensors -o FILE"),
     **dict.fromkeys(("train", "run", "start", "launch"), ("train fit", "", "")),
     **dict.fromkeys(("resume", "continue", "restart"), ("train fit", "resume=", "RUN")),
+    **dict.fromkeys(("fork", "branch", "finetune"), ("train fit NAME name=OTHER", "ckpt=", "RUN@latest")),
     **dict.fromkeys(("eval", "evaluate", "test", "val"), ("train validate", "ckpt=", "'runs/NAME/checkpoints/step*'")),
     **dict.fromkeys(("log", "logs", "follow"), ("train tail", "", "RUN")),
     **dict.fromkeys(("tensorboard", "tb"), ("tensorboard --logdir", "", "runs")),

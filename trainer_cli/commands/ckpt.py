@@ -6,6 +6,7 @@ Each action imports what it needs inside its function: `ls` and `pin` answer wit
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 import time
@@ -74,7 +75,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, action in ACTIONS.items():
         summary = action.summary
         description = f"{summary[0].upper()}{summary[1:]}."
-        subparser = actions.add_parser(name, help=summary, description=description, allow_abbrev=False)
+        examples = re.findall(rf"^  train ckpt {name} .*$", EXAMPLES, re.M)
+        subparser = actions.add_parser(
+            name,
+            help=summary,
+            description=description,
+            epilog="\n".join(["examples:", *examples]) if examples else None,
+            formatter_class=parser.formatter_class,
+            allow_abbrev=False,
+        )
         about = "a checkpoint" if action.metavar == "CKPT" else "a checkpoint, a glob or a run directory"
         subparser.add_argument(
             "names", nargs=action.nargs, metavar=action.metavar, help=f"{about}; RUN@latest, RUN@best"

@@ -33,7 +33,7 @@ from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_selector
 from trainer_cli.terminal import format_count, format_first
 from trainer_cli.testing.divergence import Divergence, Moment, Stage, first_divergence, read_moments
-from trainer_cli.testing.divergence_report import STEP_SIZES, Fact, Records, Report, States, explain, is_below
+from trainer_cli.testing.divergence_report import LENGTH, STEP_SIZES, Fact, Records, Report, States, explain, is_below
 
 _FACTS = ("device", "threads", "processes", "python", "platform")
 _ENDS_OF_EPOCHS = 0.1
@@ -318,13 +318,16 @@ def _facts(first: _Run, second: _Run) -> Iterator[Fact]:
     from trainer_cli.config.compose import diff, from_yaml
 
     configs = [from_yaml(run.config, trusted=True, missing_ok=True).raw for run in (first, second)]
+    lengths = [_lengths(run) for run in (first, second)]
+    if lengths[0] != lengths[1]:
+        yield Fact("config", f"{LENGTH}: {lengths[0]} -> {lengths[1]}")
     for change in diff(*configs):
         if change.key == "model._target_":
             raise UserError(
                 f"the runs train different models: {change.values}",
                 cure="Steps can be compared of runs with the same model; `train report` compares their curves.",
             )
-        if change.path[0] not in WITHOUT_EFFECT:
+        if change.path[0] not in WITHOUT_EFFECT and change.key != LENGTH:
             yield Fact("config", str(change))
     manifests = first.manifest, second.manifest
     if None not in manifests:
@@ -343,6 +346,18 @@ def _facts(first: _Run, second: _Run) -> Iterator[Fact]:
     attempts = [len(run.history.attempts) for run in (first, second)]
     if attempts[0] != attempts[1]:
         yield Fact("attempts", f"{attempts[0]} -> {attempts[1]}")
+
+
+def _lengths(run: _Run) -> str:
+    """The `loop.max_duration` of the attempts, as far as their configs are left: `20, then 40`."""
+    from trainer_cli.config.compose import from_yaml
+
+    history = run.history
+    earlier = [history.config_of(int(entry.get("attempt") or 1)) for entry in history.attempts[:-1]]
+    # The config of an attempt without a checkpoint is not left, and that of the run stands for it.
+    sources = [*(source for source in earlier if source != history.run.config_file), run.config]
+    configs = [from_yaml(source, trusted=True, missing_ok=True).config for source in dict.fromkeys(sources)]
+    return ", then ".join(dict.fromkeys(str(config.loop.max_duration) for config in configs))
 
 
 def _other_source(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Fact]:

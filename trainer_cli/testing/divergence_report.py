@@ -11,17 +11,19 @@ from typing import Any
 from trainer_cli.terminal import format_first
 from trainer_cli.testing.divergence import Divergence, Stage, as_dict
 
+LENGTH = "loop.max_duration"
+"""The key of the length of a training, which a schedule may depend on."""
 STEP_SIZES = ("data.batch_size", "data.global_batch_size", "loop.grad_accum_steps", "loop.microbatch")
 _CAUSES: Mapping[Stage, tuple[str, ...]] = {
     Stage.samples: ("data", "seed", "parallel"),
     Stage.random: ("seed", "ckpt", "load", "model", "data", "callbacks"),
     Stage.inputs: ("model_call", "callbacks", "data"),
-    Stage.settings: ("optimizer", "scheduler", "param_groups", "callbacks"),
+    Stage.settings: ("optimizer", "scheduler", "param_groups", "callbacks", LENGTH),
     Stage.optimizer: ("optimizer", "load", "ckpt", "step"),
     Stage.weights: ("model", "seed", "ckpt", "load", "optimizer", "step", "callbacks"),
     Stage.buffers: ("model", "ckpt"),
     Stage.callbacks: ("callbacks",),
-    Stage.other: ("scheduler", "precision", "step"),
+    Stage.other: ("scheduler", "precision", "step", LENGTH),
     Stage.outputs: ("model", "precision", "compile", "callbacks"),
     Stage.drawn: ("model",),
     Stage.loss: ("model", "precision", "compile", "step"),
@@ -30,7 +32,7 @@ _CAUSES: Mapping[Stage, tuple[str, ...]] = {
 }
 """Keys of a config, or sections, that decide a stage where all stages before it are equal."""
 _WITHOUT_CODE = (Stage.settings, Stage.clipped, Stage.other)
-_EXACT = (Stage.samples, Stage.random, Stage.settings, Stage.drawn)
+_EXACT = (Stage.samples, Stage.random, Stage.settings, Stage.drawn, Stage.other)
 """Stages in which no floating-point number is computed, so that libraries and threads do not matter."""
 
 
