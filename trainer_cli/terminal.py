@@ -333,9 +333,7 @@ def table(
     has_weight = has_colours(sys.stdout)
     style = "bold" if has_weight else ""
     grid = Table(box=None, show_header=any(header), padding=(0, 2, 0, 0), pad_edge=False, header_style=style)
-    shown = [column for column, _ in enumerate(header) if any(row[column] for row in rows)]
-    # A program that reads the output gets each row on one line.
-    width = shutil.get_terminal_size().columns - len(indent) if sys.stdout.isatty() else _UNBOUNDED
+    shown, width = _filled(header, rows), _table_width(indent)
     if least_important or cut:
         shown, rows = _one_line(header, rows, shown, width, least_important, cut)
     names = [header[column] for column in shown]
@@ -386,6 +384,25 @@ def table(
 
 _SHORTEST_CUT = 12
 """Columns that a text which is cut keeps at least."""
+
+
+def left_out_of_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], least_important: Sequence[str]
+) -> list[str]:
+    """The columns that `table` leaves out of these `least_important` ones."""
+    shown = _filled(header, rows)
+    kept, _ = _one_line(header, rows, shown, _table_width(""), least_important, None)
+    return [header[column] for column in shown if column not in kept]
+
+
+def _filled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """The columns that are not empty."""
+    return [column for column, _ in enumerate(header) if any(row[column] for row in rows)]
+
+
+def _table_width(indent: str) -> int:
+    # A program that reads the output gets each row on one line.
+    return shutil.get_terminal_size().columns - len(indent) if sys.stdout.isatty() else _UNBOUNDED
 
 
 def _one_line(

@@ -68,6 +68,33 @@ def test_the_table_marks_the_best_by_the_rule_of_the_run(
     assert (head, first) == ("checkpoint,step,loader,loss,f1", "step1,1,a,0.5,1.0")
 
 
+@pytest.mark.parametrize(
+    ("names", "decides", "width", "colour", "hidden"),
+    [
+        (["aux_loss", "loss", "f1"], "a/aux_loss", 36, False, "loss, f1"),
+        (["aux_loss", "loss", "f1"], "a/aux_loss", 36, True, "loss, f1"),
+        (["loss", "aux_loss", "f1"], "a/loss", 34, False, "aux_loss, f1"),
+        (["loss", "aux_loss"], "a/loss", 200, True, None),
+        (["dice/liver", "liver"], "a/dice/liver", 12, False, "liver"),
+    ],
+)
+def test_what_is_left_out_is_named_by_whole_names(
+    names: list[str], decides: str, width: int, colour: bool, hidden: str | None,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not colour:
+        monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    results = Results(tmp_path, settings=BestSettings(metric=decides, mode="min"))
+    results.add([Row("step1", 1, "a", dict.fromkeys(names, 0.5))])
+    results.finish()
+    printed = " ".join(capsys.readouterr().out.split())
+    said = re.search(r"left out, as they do not fit: ([\w/, ]+?) (?:\*|results)", printed)
+    assert (said[1] if said else None) == hidden, printed
+
+
 def test_a_row_is_one_line_on_a_terminal_and_names_what_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,8 @@ class LearningRateMonitor(Callback):
         keys: settings of the groups.
     """
 
+    only_measures = True
+
     def __init__(self, keys: Sequence[str] = ("lr",)) -> None:
         self.keys = [keys] if isinstance(keys, str) else list(keys)
 
@@ -66,6 +68,8 @@ class ParameterTable(Callback):
         depth: how many parts of a module's name are shown; 0: the sum alone.
     """
 
+    only_measures = True
+
     def __init__(self, depth: int = 1) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
             raise ConfigError(f"depth is {depth!r}, but it must be a number of at least 0", location="depth")
@@ -103,6 +107,8 @@ class BatchSummary(Callback):
     """Prints shape, type and range of every tensor in the first batch of a fit and in the model's outputs for it, and
     logs them as the table `debug/first_batch`.
     """
+
+    only_measures = True
 
     def __init__(self) -> None:
         self._done = False

@@ -58,6 +58,8 @@ class Metrics(Callback):
             the list of a detector.
     """
 
+    only_measures = True
+
     def __init__(
         self, metrics: Mapping[str, Any], predictions: str | int | None = "logits", targets: str | int = "labels"
     ) -> None:
@@ -108,6 +110,8 @@ class ConfusionMatrix(Callback):
             numbers, labels and scale: white where all of the class are, and black where none.
         labels: names of the classes, in order; classes without one have their number.
     """
+
+    only_measures = True
 
     def __init__(
         self,

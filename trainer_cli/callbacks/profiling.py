@@ -39,6 +39,8 @@ class DurationProfiler(Callback):
     On CUDA the parts are measured by events in the stream, which are read on log steps; else by the clock.
     """
 
+    only_measures = True
+
     def __init__(self) -> None:
         self._marks: list[tuple[str, Any]] = []
         """What ended, and when."""
@@ -154,6 +156,7 @@ class TorchProfiler(Callback):
         record_shapes, profile_memory, with_stack: as in torch.profiler.profile; each makes recorded steps slower.
     """
 
+    only_measures = True
     writes = ("folder",)
 
     def __init__(
@@ -240,6 +243,8 @@ class Throughput(Callback):
         peak_tflops: of the device; None: from the table of this module, by the name of a CUDA device.
     """
 
+    only_measures = True
+
     def __init__(self, flops: bool = False, peak_tflops: float | None = None) -> None:
         if peak_tflops is not None and not peak_tflops > 0:
             raise ConfigError(f"peak_tflops is {peak_tflops}, but it must be above 0", location="peak_tflops")
@@ -315,6 +320,8 @@ class MemoryMonitor(Callback):
     """Logs on log steps, in GiB: `train/memory/host_peak`, the most that this process has had; on CUDA also
     `train/memory/device_peak` and `train/memory/device_reserved`, the most since the last log, and of the allocator.
     """
+
+    only_measures = True
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         values = {"train/memory/host_peak": peak_resident_bytes() / _GIB}

@@ -57,6 +57,7 @@ class TextSamples(ValidationCallback):
         every: evaluations from one sample to the next.
     """
 
+    only_measures = True
     scope = "samples"
 
     def __init__(
@@ -140,6 +141,7 @@ class EvalHarness(ValidationCallback):
         every: evaluations from one call to the next.
     """
 
+    only_measures = True
     scope = "harness"
 
     def __init__(

@@ -41,6 +41,7 @@ class SaveCheckpointState(Callback):
         folder: where, relative to the run directory.
     """
 
+    only_measures = True
     writes = ("folder",)
 
     def __init__(

@@ -76,6 +76,8 @@ class TensorListener(Callback):
         statistics: of `mean`, `std`, `min`, `max` and `norm`.
     """
 
+    only_measures = True
+
     def __init__(self, names: Sequence[str] = ("*",), statistics: Sequence[str] = ("norm",)) -> None:
         self.names = [names] if isinstance(names, str) else list(names)
         self.statistics = check_statistics(statistics)
@@ -111,6 +113,8 @@ class ActivationStatistics(Callback):
         modules: globs of module names.
         statistics: of `mean`, `std`, `min`, `max` and `norm`.
     """
+
+    only_measures = True
 
     def __init__(self, modules: Sequence[str] = ("*",), statistics: Sequence[str] = ("mean", "std")) -> None:
         self.modules = [modules] if isinstance(modules, str) else list(modules)
@@ -211,6 +215,8 @@ class DumpActivations(Callback):
         folder: where files are written, relative to the run directory.
     """
 
+    only_measures = True
+
     writes = ("folder",)
 
     def __init__(self, modules: Sequence[str], every: int, folder: str = "activations") -> None:
@@ -255,6 +261,8 @@ class Norms(Callback):
 
     Steps that are not logged cost nothing, if `loop.log_interval` is in steps or epochs.
     """
+
+    only_measures = True
 
     def __init__(self, gradients: bool = True, weights: bool = False, per_layer: bool = False) -> None:
         self.gradients, self.weights, self.per_layer = gradients, weights, per_layer

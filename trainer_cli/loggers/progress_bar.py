@@ -18,6 +18,7 @@ from typing import TextIO
 from trainer_cli.core.memory import peak_resident_bytes, resident_bytes
 from trainer_cli.loggers.base import RATE_KEY, SAVES, Now, Record, RunFacts
 from trainer_cli.loggers.bottom_lines import BottomLines
+from trainer_cli.loggers.marks import loader_of
 from trainer_cli.loggers.metric_table import LOSS, BestValues, MetricTable
 from trainer_cli.loggers.pace import Pace, position
 from trainer_cli.terminal import (
@@ -84,7 +85,7 @@ class ProgressBar:
         """
         facts = self._facts
         self._loss = record.metrics.get(LOSS, self._loss)
-        is_evaluation = any(name.startswith(f"{loader}/") for name in record.metrics for loader in facts.loaders)
+        is_evaluation = any("/" in name and loader_of(name, facts.loaders) in facts.loaders for name in record.metrics)
         # Here, not where the row is written: the thread must not read the state of a callback.
         if facts.average is not None:
             self._averaged = facts.average() is not None

@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 
 _GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 """Device files of the drivers of NVIDIA and AMD."""
-_OBSERVING = frozenset(
-    f"trainer_cli.callbacks.{name}"
-    for name in (
-        "learning_rate_monitor", "metrics", "profiling", "samples", "save_checkpoint_state", "system", "tensors",
-    )
-)  # fmt: skip
-"""Modules of callbacks that only measure."""
 
 
 def overview_rows(
@@ -186,7 +179,7 @@ def _saves(
 def _callbacks(trainer: Trainer, nodes: Mapping[str, Any]) -> Iterator[str]:
     """The callbacks of the config that may change the run; first those that may end it."""
     kinds = {name: type(trainer.callbacks[name]) for name in nodes if name != SAVER and name in trainer.callbacks}
-    names = [name for name, kind in kinds.items() if kind.__module__ not in _OBSERVING]
+    names = [name for name, kind in kinds.items() if not kind.only_measures]
     ending = [name for name in names if kinds[name].end_rule is not Callback.end_rule]
     if ending:
         yield f"{' and '.join(ending)} may end the run"

@@ -16,9 +16,10 @@ from pathlib import Path
 from trainer_cli.core.files import AppendedFile, replace
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.base import Record, RunFacts
+from trainer_cli.loggers.marks import loader_of
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.metrics import BestSettings, best_rule, describe, read_json_lines
-from trainer_cli.terminal import line_width, table, wrapped
+from trainer_cli.terminal import left_out_of_table, line_width, table, wrapped
 
 log = logging.getLogger(__name__)
 
@@ -208,11 +209,12 @@ def show_table(results: Results) -> None:
         cells.append(["*" if index == best else "", *facts, *numbers])
     header = ["", "checkpoint", "step", "loader", *weights, *names]
     # A row is one line, with the metric that decides which is best: the files have all.
-    decisive = names[0] if rule is None else rule.metric.rpartition("/")[2]
+    decisive = names[0]
+    if rule is not None:
+        decisive = rule.metric.removeprefix(f"{loader_of(rule.metric, (row.loader for row in rows))}/")
     left_out = [name for name in reversed(names) if name != decisive] if results.is_written else []
-    shown = table(header, cells, right=["step", *names], least_important=left_out, colours={"*": "green"})
-    print(shown)
-    if hidden := [name for name in names if name not in shown.split("\n", 1)[0]]:
+    print(table(header, cells, right=["step", *names], least_important=left_out, colours={"*": "green"}))
+    if hidden := left_out_of_table(header, cells, left_out):
         print(wrapped(f"left out, as they do not fit: {', '.join(hidden)}", line_width(sys.stdout)))
     if rule is not None:
         print(f"* {describe(rule)}")

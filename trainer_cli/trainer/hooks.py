@@ -107,6 +107,9 @@ class Callback(CheckedArguments):
     """Whether the state changes the result of an evaluation. It is then loaded with the weights for an evaluation, as
     {} if the checkpoint has none."""
 
+    only_measures: bool = False
+    """Whether it changes nothing of the training, so that the start of a fit does not list it."""
+
     def __enter__(self) -> Self:
         self._handles = [*getattr(self, "_handles", ()), add_global_callback(self)]
         return self
