@@ -12,7 +12,7 @@ from trainer_cli.commands.report_runs import summary as report_summary
 from trainer_cli.config.compose import compose
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.ending import print_outcome
-from trainer_cli.runs.record import read_run
+from trainer_cli.runs.record import rank_metrics, read_run
 from trainer_cli.runs.run_dir import Outcome, RunDir
 
 RISING = """# @package _global_
@@ -65,6 +65,49 @@ def test_the_end_names_a_better_step_that_was_not_kept(
     named = [line.split(maxsplit=3)[3] for line in lines if line.startswith("  better, not kept")]
     assert [line.startswith(better) for line in named] == [True] * (better is not None)
     assert all(line.endswith("; checkpoint.keep_best.metric=val/loss keeps the best") for line in named)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "best", "measured"),
+    [
+        ([], "step2", "val/loss"),
+        (["callbacks=early_stopping", "callbacks.early_stopping={metric: val/loss, mode: max}"], "step4", "val/loss"),
+        (
+            ["+callbacks.stop={_target_: trainer_cli.EarlyStopping, metric: val/own, mode: max}"],
+            "step4",
+            "val/own",
+        ),
+        (["scheduler=reduce_on_plateau", "scheduler.metric=val/own", "+scheduler.mode=min"], "step2", "val/own"),
+    ],
+    ids=["the loss", "the largest loss", "a metric of early stopping", "a metric of a schedule"],
+)
+def test_what_the_run_watches_is_best_wherever_the_best_is_named(
+    overrides: list[str],
+    best: str,
+    measured: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "configs/experiment").mkdir(parents=True)
+    (tmp_path / "configs/experiment/rising.yaml").write_text(RISING.replace("rising.", "watched."))
+    returned = "loss = super().forward(batch).square().mean()\n        return {'loss': loss, 'own': loss + 1}"
+    module = RISING_MODULE.replace("return super().forward(batch).square().mean()", returned)
+    (tmp_path / "watched.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "experiment=rising", *overrides]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (named,) = (row[-3:-1] for row in rows if row[:2] == ["best", "checkpoint"] or row[:2] == ["best", "of"])
+    assert named == [f"runs/rising/checkpoints/{best}", f"({measured}"]
+    assert main(["ckpt", "ls", "runs/rising"]) == 0
+    header, *listed = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert header[4] == measured
+    assert [row[0] for row in listed if "best" in row] == [best]
+    assert main(["ckpt", "show", "runs/rising@best"]) == 0
+    assert capsys.readouterr().out.split()[1] == f"runs/rising/checkpoints/{best}"
+    record = read_run(Path("runs/rising"), now=0.0)
+    assert record is not None
+    assert rank_metrics([record])[0] == measured
 
 
 def test_the_demo_keeps_its_best_and_needs_no_further_save_for_it() -> None:

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.core.checkpoint_config import KeepBestConfig
-from trainer_cli.core.metric_modes import MODES, Mode, mode_of
+from trainer_cli.core.metric_modes import MODES, Mode
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.text_files import read_ranges
 from trainer_cli.runs import metrics
@@ -221,7 +220,7 @@ def test_the_best_value_is_finite_and_the_newest_of_equals(path: Path) -> None:
 def test_a_metric_has_the_mode_of_the_config_or_the_usual_one_of_its_name(
     metric: str, best_of_config: Any, mode: Mode | None
 ) -> None:
-    assert mode_of(metric, *best_of_config) == mode
+    assert BestSettings(*best_of_config).mode_of(metric) == mode
     assert all(name == name.lower() and "/" not in name for name in MODES), "as they are looked up"
 
 
@@ -286,6 +285,44 @@ def test_a_checkpoint_is_best_by_a_set_that_the_run_watches_and_never_unasked_by
     assert rule == (None if expected is None else BestRule(f"{expected}/loss"))
 
 
+OF_METRICS = ["val/loss", "noisy/loss", "noisy/accuracy", "noisy/score", "test/accuracy", "train/loss"]
+
+
+def _stops(metric: str, **more: str) -> dict[str, Any]:
+    return {"_target_": "trainer_cli.EarlyStopping", "metric": metric, **more}
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "scheduler", "expected"),
+    [
+        ({"stop": _stops("noisy/accuracy")}, {}, BestRule("noisy/accuracy", Mode.max)),
+        ({"stop": _stops("noisy/accuracy", mode="auto")}, {}, BestRule("noisy/accuracy", Mode.max)),
+        ({"stop": _stops("noisy/score", mode="max")}, {}, BestRule("noisy/score", Mode.max)),
+        ({"stop": _stops("noisy/accuracy")}, {"metric": "val/loss"}, BestRule("noisy/accuracy", Mode.max)),
+        ({}, {"metric": "noisy/accuracy", "mode": "max"}, BestRule("noisy/accuracy", Mode.max)),
+        ({}, {"first": None, "second": {"metric": "noisy/loss"}}, BestRule("noisy/loss")),
+        (
+            {"enough": {"metric": "val/loss", "threshold": 0.1}, "stop": _stops("noisy/accuracy")},
+            {},
+            BestRule("noisy/accuracy", Mode.max),
+        ),
+        ({"stop": _stops("train/loss")}, {"metric": "noisy/accuracy"}, BestRule("noisy/accuracy", Mode.max)),
+        ({"stop": _stops("train/loss")}, {}, BestRule("val/loss")),
+        ({"stop": _stops("test/accuracy")}, {}, BestRule("val/loss")),
+        ({"stop": _stops("noisy/absent")}, {}, BestRule("noisy/loss")),
+        ({"mine": {"metric": "noisy/score"}}, {}, BestRule("noisy/loss")),
+        ({"ema": {"decay": 0.9}}, {"_target_": "x"}, BestRule("val/loss")),
+    ],
+)
+def test_without_keep_best_the_validation_metric_that_the_run_watches_decides(
+    callbacks: dict[str, Any], scheduler: dict[str, Any], expected: BestRule
+) -> None:
+    config = {"callbacks": callbacks, "scheduler": scheduler}
+    assert best_rule(best_settings(config), OF_METRICS) == expected
+    keeps = {**config, "checkpoint": {"keep_best": {"metric": "val/loss"}}}
+    assert best_rule(best_settings(keeps), OF_METRICS) == BestRule("val/loss")
+
+
 def test_a_test_set_decides_where_the_config_says_so() -> None:
     config = {"checkpoint": {"keep_best": {"metric": "test/accuracy"}}}
     assert best_rule(best_settings(config), ["test/accuracy", "val/loss"]) == BestRule("test/accuracy", Mode.max)
@@ -306,11 +343,11 @@ def test_the_summary_has_the_best_values_of_known_modes_and_the_last_ones_of_all
         {"train/loss": 9, "val/loss": 1.0, "val/accuracy": "inf", "val/score": 3.0},
     ]
     write(path, *(at(step, **values) for step, values in enumerate(records, 1)), tail='{"step": 4, "val/lo')
-    best, last = summarize_metrics(read_ranges(path), KeepBestConfig())
+    best, last = summarize_metrics(read_ranges(path), BestSettings())
     assert best == {
         "val/loss": {"value": 1.0, "step": 3, "mode": "min"},
         "val/accuracy": {"value": 0.5, "step": 2, "mode": "max"},
     }
     assert last == {"val/loss": 1.0, "val/accuracy": math.inf, "val/score": 3.0}
-    best, _ = summarize_metrics(read_ranges(path), KeepBestConfig(metric="val/score", mode=Mode.max))
+    best, _ = summarize_metrics(read_ranges(path), BestSettings(watched=(("val/score", "max"),)))
     assert best["val/score"] == {"value": 3.0, "step": 3, "mode": "max"}

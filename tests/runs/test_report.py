@@ -147,7 +147,7 @@ def test_a_sweep_has_its_best_run_first_and_parallel_coordinates(tmp_path: Path)
     assert sorted(found["runs"]) == ["lr=0.01", "lr=0.1", "lr=1.0"]
     runs, never = blocks(found, "Summary", "table")
     assert [row["run"] for row in rows(runs)] == ["lr=0.01", "lr=0.1", "lr=1.0"]
-    assert [row["best val/loss"] for row in rows(runs)] == ["0.11", "0.2", "1.1"]
+    assert [row["best val/loss"] for row in rows(runs)] == ["0.11 (step 20)", "0.2 (step 20)", "1.1 (step 20)"]
     assert (runs["marked"], [found["runs"][at] for at in runs["runs"]]) == ([0], ["lr=0.01", "lr=0.1", "lr=1.0"])
     assert never["rows"] == [["9.0", "not begun"]]
     moved = shutil.copytree(tmp_path / "runs", tmp_path / "moved") / "x/sweep"

@@ -11,7 +11,7 @@ from trainer_cli.commands.report_blocks import Block, clock_time, duration, numb
 from trainer_cli.commands.report_sweep import NOT_SET, sweep_charts
 from trainer_cli.core.bounds import is_count
 from trainer_cli.core.goodput import Activity, Seconds, read_seconds
-from trainer_cli.core.metric_modes import Mode, mode_of
+from trainer_cli.core.metric_modes import Mode
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import first_sentence
 from trainer_cli.runs.environment import unix
@@ -116,7 +116,10 @@ class RunRow(NamedTuple):
     view: RunView
     config: Mapping[str, str]
     summary: Mapping[str, Any]
-    best: Mapping[str, float]
+    best: Mapping[str, tuple[float, int]]
+    """Metric -> (best value, its step)."""
+    modes: Mapping[str, str]
+    """Metric -> `min` or `max`."""
     problems: Sequence[str]
     """What of it cannot be read."""
     notes: str
@@ -155,7 +158,7 @@ def runs_table(
             "" if row.view.steps_per_s is None else format_rate(row.view.steps_per_s),
             "" if (left_s := _left_s(row.view)) is None else format_clock(left_s),
             number(row.view.loss),
-            *(number(row.best.get(metric)) for metric in metrics),
+            *(_best(row, metric) for metric in metrics),
             *(row.config.get(key, "") for key in others),
             duration(row.summary.get("wall_time_s")),
             clock_time(_began(row.summary)),
@@ -166,7 +169,7 @@ def runs_table(
         ]
         for at, row in enumerate(rows)
     ]  # fmt: skip
-    modes = {f"best {name}": mode for name, mode in best_modes(metrics, [row.config for row in rows]).items()}
+    modes = {f"best {name}": mode for row in reversed(rows) for name, mode in row.modes.items() if name in metrics}
     return table(
         columns,
         cells,
@@ -192,8 +195,8 @@ def _ranked(
         order.sort(key=lambda at: sign * records[at].best.get(metrics[0], (sign * math.inf, 0))[0])
     rows = [
         RunRow(
-            at, names[at], record.view, record.config, record.summary,
-            {name: value for name, (value, _) in record.best.items()}, record.problems, record.notes,
+            at, names[at], record.view, record.config, record.summary, record.best, record.modes, record.problems,
+            record.notes,
         )
         for at in order if (record := records[at])
     ]  # fmt: skip
@@ -201,12 +204,18 @@ def _ranked(
     return runs_table(rows, metrics, keys, sweep, title=title, marked=[0] if metrics else [])
 
 
-def best_modes(metrics: Iterable[str], configs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def _best(row: RunRow, metric: str) -> str:
+    """The best value, and the step at which it was measured."""
+    if metric not in row.best:
+        return ""
+    value, step = row.best[metric]
+    return f"{number(value)} (step {step:,})"
+
+
+def best_modes(metrics: Iterable[str], records: Sequence[RunRecord]) -> dict[str, str]:
     """Whether the smallest (`min`) or the largest (`max`) value of each metric is best, by the first config that
     decides it; without those of which it is unknown."""
-    keep_best = ("checkpoint.keep_best.metric", "checkpoint.keep_best.mode")
-    settings = dict.fromkeys((config.get(keep_best[0]), config.get(keep_best[1])) for config in configs)
-    modes = {name: next(filter(None, (mode_of(name, *setting) for setting in settings)), None) for name in metrics}
+    modes = {name: next(filter(None, (record.settings.mode_of(name) for record in records)), None) for name in metrics}
     return {name: mode.value for name, mode in modes.items() if mode is not None}
 
 

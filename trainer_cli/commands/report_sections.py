@@ -208,7 +208,7 @@ def _validation(records: Sequence[RunRecord], validated_elsewhere: Mapping[str, 
             ["checkpoint", "step", "loader", "weights", *metrics],
             cells,
             right=["step", *metrics],
-            best=best_modes(metrics, [record.config for record in records]),
+            best=best_modes(metrics, records),
             title="Results of train validate" + (f"; marked: the {describe(rule)}" if rule is not None else ""),
             marked=[] if best is None else [best],
             **_fold(cells),
@@ -237,7 +237,7 @@ def _checkpoints(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator
     ]
     columns = ["run", "checkpoint", "step", "kind", "saved because", "saved (UTC)", "then", "removed (UTC)", *metrics]
     if rows:
-        best = best_modes(metrics, [record.config for record in records])
+        best = best_modes(metrics, records)
         yield _of_runs(records, columns, rows, right=["step", *metrics], best=best, title="Saves and removals")
 
 

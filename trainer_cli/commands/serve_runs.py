@@ -151,13 +151,21 @@ def _row(run: ServedRun, view: RunView, name: str) -> RunRow:
     """Its best metrics as read last; before its records are read, those of the summary."""
     record = run.last_record
     if record is not None:
-        best = {name: value for name, (value, _) in record.best.items()}
+        best, modes = record.best, record.modes
     else:
         written = run.summary.get("best_metrics") or {}
-        values = {name: entry.get("value") for name, entry in written.items() if isinstance(entry, dict)}
-        best = {str(name): float(value) for name, value in values.items() if isinstance(value, int | float)}
+        entries = {str(metric): entry for metric, entry in written.items() if _is_best(entry)}
+        best = {metric: (float(entry["value"]), entry["step"]) for metric, entry in entries.items()}
+        modes = {metric: str(entry.get("mode")) for metric, entry in entries.items()}
     problems = [view.problem] if record is None else record.problems
-    return RunRow(run.number, name, view, run.config, run.summary, best, problems, run.notes)
+    return RunRow(run.number, name, view, run.config, run.summary, best, modes, problems, run.notes)
+
+
+def _is_best(entry: object) -> bool:
+    """Whether an entry of a summary has a value and its step."""
+    return (
+        isinstance(entry, dict) and isinstance(entry.get("value"), int | float) and isinstance(entry.get("step"), int)
+    )
 
 
 def _sweep_jobs(paths: Iterable[Path]) -> list[SweepJob]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from trainer_cli.commands.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus
-from trainer_cli.core.metric_modes import Mode, mode_of
+from trainer_cli.core.metric_modes import Mode
 from trainer_cli.core.policy import BestRule
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.bottom_lines import BottomLines
@@ -58,7 +58,7 @@ class _RunningJob:
                     self._count(name, value)
 
     def _count(self, name: str, value: float) -> None:
-        mode = mode_of(name, self._settings.metric, self._settings.mode)
+        mode = self._settings.mode_of(name)
         if mode is not None:
             choose = max if mode is Mode.max else min
             self.best[name] = choose(value, self.best.get(name, value))

@@ -68,15 +68,3 @@ def choose_mode(metric: str, mode: str, key: str) -> Mode:
     if mode not in tuple(Mode):
         raise ConfigError(f"{key} is {mode!r}, but it must be auto, min or max", location=key)
     return Mode(mode)
-
-
-def mode_of(metric: str, best_metric: str | None, best_mode: str | None) -> Mode | None:
-    """Whether the smallest or the largest value of a metric is best; None if that is unknown.
-
-    Args:
-        metric: whole name, such as val/accuracy.
-        best_metric, best_mode: `checkpoint.keep_best.metric` and its mode, which decides over the usual mode.
-    """
-    if metric == best_metric and best_mode in (Mode.min, Mode.max):
-        return Mode(best_mode)
-    return usual_mode(metric)

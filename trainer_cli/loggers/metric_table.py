@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
-from trainer_cli.core.metric_modes import Mode, mode_of
+from trainer_cli.core.metric_modes import Mode, usual_mode
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.loggers.base import RATE_KEY, Record, RunFacts
 from trainer_cli.loggers.marks import is_validation_metric, loader_of
@@ -64,7 +64,9 @@ class BestValues:
 
     def _mode(self, name: str) -> Mode | None:
         keep_best = self._facts.keep_best
-        return mode_of(name, keep_best.metric, keep_best.mode) if keep_best is not None else mode_of(name, None, None)
+        if keep_best is not None and keep_best.metric == name and keep_best.mode != Mode.auto:
+            return Mode(keep_best.mode)
+        return usual_mode(name)
 
 
 class MetricTable:

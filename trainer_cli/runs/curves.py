@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.text_files import read_number
 from trainer_cli.runs.damage import count_unread
-from trainer_cli.runs.metrics import GrowingFile, modes_of, parse_json_lines
+from trainer_cli.runs.metrics import BestSettings, GrowingFile, modes_of, parse_json_lines
 
 Array = np.ndarray[Any, Any]
 _FACTS = ("step", "epoch", "time")
@@ -142,14 +141,14 @@ def best_values(columns: Columns, modes: Mapping[str, str]) -> dict[str, tuple[f
 
 
 def summarize_metrics(
-    ranges: Mapping[str, MetricRange], keep_best: KeepBestConfig
+    ranges: Mapping[str, MetricRange], settings: BestSettings
 ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     """Best and newest value of each validation metric, as `summary.json` holds them.
 
     A best value has its step and its mode; a metric of unknown mode has none. A newest value may be NaN or infinite.
     """
     best: dict[str, dict[str, Any]] = {}
-    for name, mode in modes_of(ranges, keep_best.metric, keep_best.mode).items():
+    for name, mode in modes_of(ranges, settings).items():
         least, least_step, most, most_step, _ = ranges[name]
         value, step = (least, least_step) if mode == "min" else (most, most_step)
         if value is not None:

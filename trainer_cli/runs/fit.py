@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ from trainer_cli.runs.ending import describe_best, print_already_finished, print
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.forks import describe_fork
 from trainer_cli.runs.import_torch import import_torch
+from trainer_cli.runs.metrics import best_settings
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.repeated_steps import find_differing_end, repeats_steps
 from trainer_cli.runs.resume import keep_records, note_gone_checkpoints, stored_config
@@ -512,7 +514,7 @@ def _summarize_metrics(
     except OSError as error:
         log.error("%s could not be read: %s", run.metrics_file, error.strerror)
         ranges = {}
-    return summarize_metrics(ranges, composed.config.checkpoint.keep_best)
+    return summarize_metrics(ranges, best_settings(asdict(composed.config)))
 
 
 def _kept_checkpoints(trainer: Trainer) -> list[dict[str, str]]:

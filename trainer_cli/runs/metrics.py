@@ -1,8 +1,9 @@
 """What `metrics.jsonl` of a run holds: its lines, and which value of a metric is best. The arrays are in `runs/curves`.
 
 `best_rule` decides which checkpoint or run is best, for `RUN@best`, `train ckpt ls`, the tables of `train validate` and
-of sweeps, and the report: by `checkpoint.keep_best` of the run, else by the loss on a validation set that is no test
-set. Of equal values the newer is best. `GrowingFile` reads a file that another process appends to, each line once.
+of sweeps, and the report: by `checkpoint.keep_best` of the run, else by the validation metric that a callback or a
+schedule watches, else by a validation loss; unasked never by a test set. Of equal values the newer is best.
+`GrowingFile` reads a file that another process appends to, each line once.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer_cli.core.bounds import is_amount, is_count, is_time
 from trainer_cli.core.files import FileIdentity, identify
-from trainer_cli.core.metric_modes import Mode, mode_of
+from trainer_cli.core.metric_modes import Mode, usual_mode
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.marks import is_validation_metric
 
@@ -72,10 +73,30 @@ class BestSettings(NamedTuple):
     metric: str | None = None
     mode: str | None = None
     """`checkpoint.keep_best.metric` and its mode."""
-    watched: tuple[str, ...] = ()
-    """Metrics of callbacks and schedules, such as EarlyStopping."""
+    watched: tuple[tuple[str, str | None], ...] = ()
+    """Metrics of EarlyStopping, other callbacks and schedules, in this order, each with its mode."""
     at_the_end: tuple[str, ...] = ()
     """Validation sets that are evaluated only at the end."""
+
+    def mode_of(self, metric: str) -> Mode | None:
+        """Whether the smallest or the largest value of a metric is best: by the mode of what names it, else the usual
+        one of its name; None if that is unknown."""
+        stated = (mode for name, mode in self._named() if name == metric and mode in (Mode.min, Mode.max))
+        return next(map(Mode, stated), None) or usual_mode(metric)
+
+    def _named(self) -> Iterator[tuple[str | None, str | None]]:
+        yield self.metric, self.mode
+        yield from self.watched
+
+    def decisive(self, metrics: Container[str]) -> BestRule | None:
+        """The rule of the first of these metrics that `keep_best`, a callback or a schedule names."""
+        if self.metric is not None and self.metric in metrics:
+            return BestRule(self.metric, self.mode_of(self.metric) or Mode.min)
+        for name, _ in self.watched:
+            mode = self.mode_of(name)
+            if name in metrics and mode is not None and is_validation_metric(name) and self.may_decide(name):
+                return BestRule(name, mode)
+        return None
 
     def may_decide(self, metric: str) -> bool:
         """Whether a metric may decide unasked: not one of a test set, by the name of the set or its interval, which is
@@ -92,15 +113,14 @@ def best_rule(settings: BestSettings, metrics: Iterable[str]) -> BestRule | None
 
     Args:
         settings: of the run's config.
-        metrics: names of the measured metrics. If `keep_best.metric` is not among them, a validation loss decides: of
-            the set of a metric that the run watches, else of `val`, else of the first one that is no test set.
+        metrics: names of the measured metrics. If none that the config names is among them, a validation loss decides:
+            of the set of a metric that the run watches, else of `val`, else of the first one that is no test set.
     """
     names = set(metrics)
-    if settings.metric in names:
-        metric = str(settings.metric)
-        return BestRule(metric, mode_of(metric, metric, settings.mode) or Mode.min)
+    if (rule := settings.decisive(names)) is not None:
+        return rule
     losses = [name for name in names if name.endswith("/loss") and is_validation_metric(name)]
-    watched = {metric.rpartition("/")[0] for metric in (settings.metric or "", *settings.watched)}
+    watched = {metric.rpartition("/")[0] for metric in (settings.metric or "", *(name for name, _ in settings.watched))}
     candidates = sorted(
         filter(settings.may_decide, losses),
         key=lambda name: (name.removesuffix("/loss") not in watched, name != "val/loss", name),
@@ -112,13 +132,15 @@ def best_settings(config: Mapping[str, Any]) -> BestSettings:
     """What a run's config, as written, says about which checkpoint is best."""
     section = _section(_section(config, "checkpoint"), "keep_best")
     scheduler = _section(config, "scheduler")
-    nodes = [*_section(config, "callbacks").values(), scheduler, *scheduler.values()]
-    watched = (node.get("metric") for node in nodes if isinstance(node, Mapping))
+    callbacks = [node for node in _section(config, "callbacks").values() if isinstance(node, Mapping)]
+    # The sort is stable.
+    callbacks.sort(key=lambda node: not str(node.get("_target_")).endswith("EarlyStopping"))
+    nodes = [*callbacks, scheduler, *(node for node in scheduler.values() if isinstance(node, Mapping))]
     loaders = _section(_section(config, "loop"), "eval_loaders")
     return BestSettings(
         _text(section.get("metric")),
         _text(section.get("mode")),
-        tuple(metric for metric in watched if isinstance(metric, str)),
+        tuple((node["metric"], _text(node.get("mode"))) for node in nodes if isinstance(node.get("metric"), str)),
         tuple(str(name) for name in loaders if _section(loaders, name).get("interval", "") is None),
     )
 
@@ -143,10 +165,10 @@ def describe(rule: BestRule) -> str:
     return f"{'largest' if rule.mode is Mode.max else 'smallest'} {rule.metric}, of equal ones the newest"
 
 
-def modes_of(metrics: Iterable[str], best_metric: str | None, best_mode: str | None) -> dict[str, str]:
-    """The mode, `min` or `max`, of each validation metric whose mode is known; arguments as in `mode_of`."""
+def modes_of(metrics: Iterable[str], settings: BestSettings) -> dict[str, str]:
+    """The mode, `min` or `max`, of each validation metric whose mode is known."""
     names = filter(is_validation_metric, metrics)
-    return {name: mode.value for name in names if (mode := mode_of(name, best_metric, best_mode)) is not None}
+    return {name: mode.value for name in names if (mode := settings.mode_of(name)) is not None}
 
 
 class Lines(NamedTuple):

@@ -131,7 +131,7 @@ def read_run(
         problems += unread_lines(file, lines)
     config = read_config(path)
     settings = best_settings(run_config(path))
-    modes = modes_of(columns.metrics, settings.metric, settings.mode)
+    modes = modes_of(columns.metrics, settings)
     try:
         environment = run.read_environment()
     except RunDirectoryError:
