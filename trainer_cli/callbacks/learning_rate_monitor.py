@@ -28,7 +28,7 @@ class LearningRateMonitor(Callback):
         keys: settings of the groups.
     """
 
-    only_measures = True
+    measures_only = True
 
     def __init__(self, keys: Sequence[str] = ("lr",)) -> None:
         self.keys = [keys] if isinstance(keys, str) else list(keys)
@@ -68,7 +68,7 @@ class ParameterTable(Callback):
         depth: how many parts of a module's name are shown; 0: the sum alone.
     """
 
-    only_measures = True
+    measures_only = True
 
     def __init__(self, depth: int = 1) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
@@ -108,7 +108,7 @@ class BatchSummary(Callback):
     logs them as the table `debug/first_batch`.
     """
 
-    only_measures = True
+    measures_only = True
 
     def __init__(self) -> None:
         self._done = False

@@ -58,7 +58,7 @@ class Metrics(Callback):
             the list of a detector.
     """
 
-    only_measures = True
+    measures_only = True
 
     def __init__(
         self, metrics: Mapping[str, Any], predictions: str | int | None = "logits", targets: str | int = "labels"
@@ -111,7 +111,7 @@ class ConfusionMatrix(Callback):
         labels: names of the classes, in order; classes without one have their number.
     """
 
-    only_measures = True
+    measures_only = True
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ class DurationProfiler(Callback):
     On CUDA the parts are measured by events in the stream, which are read on log steps; else by the clock.
     """
 
-    only_measures = True
+    measures_only = True
 
     def __init__(self) -> None:
         self._marks: list[tuple[str, Any]] = []
@@ -156,7 +156,7 @@ class TorchProfiler(Callback):
         record_shapes, profile_memory, with_stack: as in torch.profiler.profile; each makes recorded steps slower.
     """
 
-    only_measures = True
+    measures_only = True
     writes = ("folder",)
 
     def __init__(
@@ -243,7 +243,7 @@ class Throughput(Callback):
         peak_tflops: of the device; None: from the table of this module, by the name of a CUDA device.
     """
 
-    only_measures = True
+    measures_only = True
 
     def __init__(self, flops: bool = False, peak_tflops: float | None = None) -> None:
         if peak_tflops is not None and not peak_tflops > 0:
@@ -321,7 +321,7 @@ class MemoryMonitor(Callback):
     `train/memory/device_peak` and `train/memory/device_reserved`, the most since the last log, and of the allocator.
     """
 
-    only_measures = True
+    measures_only = True
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         values = {"train/memory/host_peak": peak_resident_bytes() / _GIB}

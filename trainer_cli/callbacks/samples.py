@@ -57,7 +57,7 @@ class TextSamples(ValidationCallback):
         every: evaluations from one sample to the next.
     """
 
-    only_measures = True
+    measures_only = True
     scope = "samples"
 
     def __init__(
@@ -141,7 +141,7 @@ class EvalHarness(ValidationCallback):
         every: evaluations from one call to the next.
     """
 
-    only_measures = True
+    measures_only = True
     scope = "harness"
 
     def __init__(

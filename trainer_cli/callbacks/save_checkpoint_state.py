@@ -41,7 +41,7 @@ class SaveCheckpointState(Callback):
         folder: where, relative to the run directory.
     """
 
-    only_measures = True
+    measures_only = True
     writes = ("folder",)
 
     def __init__(

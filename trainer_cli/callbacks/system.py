@@ -50,7 +50,7 @@ class SystemMonitor(Callback):
         path: the file, relative to the run directory.
     """
 
-    only_measures = True
+    measures_only = True
     writes = ("path",)
 
     def __init__(self, interval_s: float = 10.0, path: str = SYSTEM_FILE) -> None:

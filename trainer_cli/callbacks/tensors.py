@@ -76,7 +76,7 @@ class TensorListener(Callback):
         statistics: of `mean`, `std`, `min`, `max` and `norm`.
     """
 
-    only_measures = True
+    measures_only = True
 
     def __init__(self, names: Sequence[str] = ("*",), statistics: Sequence[str] = ("norm",)) -> None:
         self.names = [names] if isinstance(names, str) else list(names)
@@ -114,7 +114,7 @@ class ActivationStatistics(Callback):
         statistics: of `mean`, `std`, `min`, `max` and `norm`.
     """
 
-    only_measures = True
+    measures_only = True
 
     def __init__(self, modules: Sequence[str] = ("*",), statistics: Sequence[str] = ("mean", "std")) -> None:
         self.modules = [modules] if isinstance(modules, str) else list(modules)
@@ -215,7 +215,7 @@ class DumpActivations(Callback):
         folder: where files are written, relative to the run directory.
     """
 
-    only_measures = True
+    measures_only = True
 
     writes = ("folder",)
 
@@ -262,7 +262,7 @@ class Norms(Callback):
     Steps that are not logged cost nothing, if `loop.log_interval` is in steps or epochs.
     """
 
-    only_measures = True
+    measures_only = True
 
     def __init__(self, gradients: bool = True, weights: bool = False, per_layer: bool = False) -> None:
         self.gradients, self.weights, self.per_layer = gradients, weights, per_layer

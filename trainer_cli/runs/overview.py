@@ -179,7 +179,7 @@ def _saves(
 def _callbacks(trainer: Trainer, nodes: Mapping[str, Any]) -> Iterator[str]:
     """The callbacks of the config that may change the run; first those that may end it."""
     kinds = {name: type(trainer.callbacks[name]) for name in nodes if name != SAVER and name in trainer.callbacks}
-    names = [name for name, kind in kinds.items() if not kind.only_measures]
+    names = [name for name, kind in kinds.items() if not kind.measures_only]
     ending = [name for name in names if kinds[name].end_rule is not Callback.end_rule]
     if ending:
         yield f"{' and '.join(ending)} may end the run"

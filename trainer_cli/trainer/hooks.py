@@ -107,7 +107,7 @@ class Callback(CheckedArguments):
     """Whether the state changes the result of an evaluation. It is then loaded with the weights for an evaluation, as
     {} if the checkpoint has none."""
 
-    only_measures: bool = False
+    measures_only: bool = False
     """Whether it changes nothing of the training, so that the start of a fit does not list it."""
 
     def __enter__(self) -> Self:
@@ -332,7 +332,7 @@ class CheckpointSaver(Protocol):
 
 _NO_HOOKS = (
     "state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics", "logged_metrics",
-    "end_rule", "validation_hooks",
+    "end_rule", "validation_hooks", "measures_only",
 )  # fmt: skip
 VOCABULARY: tuple[str, ...] = tuple(
     name for name in vars(Callback) if not name.startswith("_") and name not in _NO_HOOKS
