@@ -406,6 +406,10 @@ BEST: dict[str, tuple[list[str], str | None]] = {
         [*SETS, "callbacks=early_stopping", "callbacks.early_stopping.metric=noisy/loss"],
         "noisy/loss",
     ),
+    "several sets of which a metric is watched": (
+        [*SETS, "callbacks=early_stopping", "callbacks.early_stopping.metric=noisy/accuracy"],
+        "noisy/accuracy",
+    ),
     "a rule": ([*SETS, "checkpoint.keep_best.metric=noisy/loss"], "noisy/loss"),
     "a folder of its own": ([*SETS, "checkpoint.folder=disk"], "clean/loss, in disk"),
 }
@@ -416,6 +420,8 @@ def test_the_start_is_eight_lines_of_a_terminal_and_names_what_is_best_of_severa
     project: Path, case: str
 ) -> None:
     words, best = BEST[case]
+    mean = '(self.layers(batch["x"]) * factor).square().mean()'
+    rewrite(project, mean, f'{{"loss": {mean}, "accuracy": torch.tensor(0.5)}}')
     assert main(["fit", "mine", *words]) == 0
     rows = re.findall(r"INFO +(\w+ {2,}.*)", Path("runs/mine/train.log").read_text())
     assert 7 <= len(rows) <= 8

@@ -169,7 +169,9 @@ def _saves(
     """What is saved; of several validation sets the metric that decides which checkpoint is best; another folder."""
     yield planned
     settings = best_settings(asdict(composed.config))
-    rule = best_rule(settings, [*filter(None, [settings.metric]), *(f"{name}/loss" for name in data.val)])
+    # A metric that the config names and no evaluation logs is refused at the start of the fit.
+    named = [*filter(None, [settings.metric]), *(name for name, _ in settings.watched)]
+    rule = best_rule(settings, [*named, *(f"{name}/loss" for name in data.val)])
     if len(data.val) > 1 and rule is not None and rule.metric not in planned:
         yield f"best by {rule.metric}"
     if checkpoint.folder != start.run.checkpoints_folder:
