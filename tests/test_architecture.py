@@ -378,7 +378,6 @@ _MAY_DRAW = {
     "checkpoint.model_state": "restores the generators from a checkpoint",
     "data.datasets": "augments a sample, with the sample's own random numbers",
     "runs.fork_server": "seeds NumPy's generator in a new process",
-    "runs.step_script": "sets the generators of a recorded step",
     "models.gpt": "initialises parameters",
 }
 """Modules that change the global generators -> what for. A training with the same seed does it at the same place."""

@@ -10,10 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from command import LIMIT_S, environment, start_program
 
 from trainer_cli.commands.main import main
 from trainer_cli.commands.replay import parse_steps
@@ -107,33 +106,6 @@ def test_the_loss_of_each_sample_changes_nothing(run: Path, capsys: pytest.Captu
         assert sum(batch["sample_losses"]) / 32 == pytest.approx(batch["loss"], rel=1e-5)
 
 
-def run_script() -> tuple[int, str]:
-    """The exit code and the output of the script of a saved step."""
-    with start_program(Path("saved/step.py").absolute(), [], environment()) as process:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    return cast("int", process.returncode), output
-
-
-@pytest.mark.parametrize("overrides", [[], ["loop.grad_accum_steps=2"]], ids=["one batch", "two batches"])
-def test_a_saved_step_is_made_by_its_script(run: Path, overrides: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    main(["replay", str(run), "15", "--quiet", "--save", "saved", *overrides])
-    assert "python saved/step.py" in capfd.readouterr().out
-    if not overrides:
-        # By itself, as a person runs it. The other times a fork of the warm process does.
-        code, output = subprocess.run([sys.executable, "saved/step.py"]).returncode, capfd.readouterr().out
-    else:
-        code, output = run_script()
-    assert code == 0, output
-    assert "weights and buffers are those after step 15, bit for bit" in output
-    # The comparison is not idle.
-    facts = json.loads(Path("saved/step.json").read_text())
-    facts["groups"][0]["lr"] *= 1.01
-    Path("saved/step.json").write_text(json.dumps(facts))
-    assert run_script()[0] == 1
-    assert main(["replay", str(run), "15", "--save", "saved"]) == 2
-    assert "saved is not empty" in capfd.readouterr().err
-
-
 def test_the_debugger_stops_before_the_step(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,8 +133,6 @@ def test_a_step_that_was_not_kept_is_computed_where_a_checkpoint_is_named(
     assert main(["ckpt", "ls", f"{run}/replayed/*", "--json"]) == 0
     assert [item["step"] for item in json.loads(capfd.readouterr().out)] == [11]
     (run / "replayed/bisect").mkdir()
-    # As a replay leaves it that was killed.
-    (run / "replayed/.unproven/step9").mkdir(parents=True)
     assert main(["ckpt", "ls", str(run)]) == 0
     assert f"of replayed steps, which `train ckpt prune {run}` removes" in capfd.readouterr().out.splitlines()[-1]
     assert main(["ckpt", "pin", f"{run}@step11"]) == 0

@@ -63,6 +63,22 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("run")
 
 
+def test_steps_that_one_replay_cannot_make_are_left_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    (first,) = summary["attempts"]
+    summary["attempts"] = [{**first, "status": "finished"}, {**first, "attempt": 2, "start_step": 6}]
+    (run / "summary.json").write_text(json.dumps(summary))
+    for step in (8, 12, 16):
+        file = run / f"checkpoints/step{step}/manifest.json"
+        file.write_bytes(replace(Manifest.parse(file.read_bytes()), attempt=2).to_bytes())
+    assert main(["check", "run", "run", "--stretches", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "steps 5 to 8 are left out: attempt 2, which continued the finished run, began at step 6"
+    )
+    assert lines[-1] == "verified: 1 of 3 stretches, 4 steps, equal in every record and tensor"
+
+
 def test_a_run_that_equals_itself_is_proved_in_a_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "run", "run", "--stretches", "1"]) == 0
     assert capsys.readouterr().out.splitlines() == [

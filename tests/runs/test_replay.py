@@ -145,17 +145,12 @@ def test_with_another_config_or_source_a_state_is_kept_once_the_next_record_show
     manifest.write_bytes(replace(Manifest.parse(manifest.read_bytes()), source=source).to_bytes())
     plan = plan_replay(run, 5)
     replayed = replay(plan, compose_replay(plan, [override]), keep=[3, 5])
-    assert f"{doubt}: replays on to step 7, where" in caplog.text
-    # Both were computed before the record.
-    assert (replayed.records, list(replayed.kept), list(replayed.kept.values())) == (
-        1, [3, 5], [find_step(run, 3), find_step(run, 5)],
-    )  # fmt: skip
-    assert not (run / "replayed" / ".unproven").exists()
+    assert f"{doubt}: replays up to step 7 first, where" in caplog.text
+    assert replayed.kept == {step: find_step(run, step) for step in (3, 5)}
     # What a record has shown of the source holds for the steps after it.
     later = plan_replay(run, 6)
     assert (later.start, later.reference) == (run / "replayed" / "step5", manifest.parent)
     assert list(replay(later, compose_replay(later), keep=[6]).kept) == [6]
-    assert later.end == STEPS
 
 
 def test_a_checkpoint_that_the_run_has_removed_meanwhile_is_not_compared(
@@ -177,7 +172,7 @@ def test_a_kept_checkpoint_shows_it_where_no_record_does(run: Path) -> None:
     step, override = FIXED[1] - 1, "loop.eval_interval=50"
     plan = plan_replay(run, step)
     replayed = replay(plan, compose_replay(plan, [override]), keep=[step])
-    assert (replayed.states, list(replayed.kept)) == ({FIXED[1]: None}, [step])
+    assert (replayed.states, list(replayed.kept)) == ({}, [step])
     remove(run, FIXED[1])
     shutil.rmtree(run / "replayed")
     (run / "summary.json").write_text(json.dumps({"step": 40}))
@@ -261,19 +256,30 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_a_replay_passes_attempts_as_they_were(resumed: Path) -> None:
-    """Their last checkpoints are gone."""
-    run = resumed
+def test_steps_of_attempts_with_several_configs_are_refused(resumed: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(resumed, tmp_path / "run"))
+    assert plan_replay(run, 8, first=8).start == run / "checkpoints/step7"
     for step in (7, 13):
         shutil.rmtree(run / f"checkpoints/step{step}")
-    plan = plan_replay(run, 18, first=2)
-    assert str(plan).startswith("replays 18 steps from step0")
-    replayed = replay(plan, compose_replay(plan))
-    assert replayed.states == {4: None, 9: None, 15: None}
-    assert (replayed.equal, replayed.records) == (True, 8)
-    # What lies between is there to begin with.
-    assert sorted(replayed.kept) == [7, 13]
-    assert plan_replay(run, 14, first=14).start == run / "replayed/step13"
+    # What is before the boundary, and what is after the next checkpoint.
+    for first, last, records in ((2, 7, 3), (10, 13, 2), (16, 18, 1)):
+        plan = plan_replay(run, last, first=first)
+        replayed = replay(plan, compose_replay(plan))
+        assert (replayed.equal, replayed.records) == (True, records)
+    for first, last, attempt, began, why in (
+        (2, 18, 3, 13, "continued the finished run"),
+        (8, 8, 2, 7, "continued the finished run"),
+        (10, 14, 3, 13, "continued the finished run"),
+    ):
+        message = f"step {last} of .* cannot be computed again: attempt {attempt}, which {why}, began at step {began}, "
+        with pytest.raises(CheckpointError, match=message):
+            plan_replay(run, last, first=first)
+    # An attempt that was stopped: the configs differ.
+    summary = json.loads((run / "summary.json").read_text())
+    summary["attempts"][1]["status"] = "stopped"
+    (run / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(CheckpointError, match="attempt 3, which has another config than the one before"):
+        plan_replay(run, 14)
 
 
 def test_the_config_of_an_earlier_attempt_comes_from_its_checkpoint_in_an_object_store(

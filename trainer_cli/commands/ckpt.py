@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 def _ls(args: argparse.Namespace) -> int:
     from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.commands.ckpt_remove import look
-    from trainer_cli.runs.replayed import LEFTOVERS
+    from trainer_cli.runs.replayed import SEARCHES
     from trainer_cli.runs.run_dir import RunDir
 
     patterns = args.names or [pattern for pattern in _DEFAULT_PATTERNS if any(Path().glob(pattern))]
@@ -135,7 +135,7 @@ def _ls(args: argparse.Namespace) -> int:
     texts = [f"{folder}\n{_listing(in_folder, now)}" for folder, in_folder in folders.items()]
     for run in dict.fromkeys(item.run for item in items if item.run is not None):
         replayed = RunDir(run).replayed_folder
-        removable = [replayed / name for name in (*catalog_of(replayed).names(), *LEFTOVERS)]
+        removable = [replayed / name for name in (*catalog_of(replayed).names(), SEARCHES)]
         if replayed not in folders and (size := sum(map(_size_of, removable))):
             command = f"train ckpt prune {shlex.quote(str(run))}"
             texts.append(f"{replayed}  {format_bytes(size)} of replayed steps, which `{command}` removes")

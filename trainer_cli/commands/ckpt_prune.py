@@ -20,7 +20,7 @@ from trainer_cli.core.policy import RetentionRules, retention_rules, settings_of
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_run
-from trainer_cli.runs.replayed import LEFTOVERS
+from trainer_cli.runs.replayed import SEARCHES
 from trainer_cli.runs.run_dir import RunDir
 
 
@@ -82,8 +82,8 @@ def leftovers_in(runs: Sequence[RunDir]) -> dict[Path, str]:
     """The folders of runs that no save, removal or replay needs -> what each holds."""
     folders: dict[Path, str] = {}
     for run in runs:
-        beside = {run.replayed_folder / name: content for name, content in LEFTOVERS.items()}
-        folders |= {folder: content for folder, content in beside.items() if folder.is_dir()}
+        if (searches := run.replayed_folder / SEARCHES).is_dir():
+            folders[searches] = "what train bisect evaluated"
         if (storage := _storage_of(run)) is not None:
             folders |= {
                 storage.root / name: "what a killed save or a failed removal left" for name in storage.leftovers()

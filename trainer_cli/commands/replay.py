@@ -6,11 +6,10 @@ import argparse
 import math
 import os
 import re
-import shlex
 import sys
 from bdb import BdbQuit
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from trainer_cli.terminal import format_count, line_width, print_json, wrapped, 
 if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
     from trainer_cli.parallel.process_group import ProcessGroup
-    from trainer_cli.runs.replay import OnBuilt, Replayed, ReplayPlan
+    from trainer_cli.runs.replay import Replayed, ReplayPlan
     from trainer_cli.runs.samples import StepSamples
     from trainer_cli.runs.step_view import StepView
     from trainer_cli.trainer.hooks import Callback
@@ -53,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the steps and the comparison as JSON")
     parser.add_argument("--per-sample", action="store_true", help="the loss of each sample, by its name")
     parser.add_argument("--pdb", action="store_true", help="stop before each step, with trainer, model and batch")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write the step, and a script that runs it, to DIR")
     parser.add_argument("--quiet", action="store_true", help="print the result of the comparison alone")
     # Of `train diverge`: a file for digests of all that the steps compute.
     parser.add_argument("--digests", type=Path, help=argparse.SUPPRESS)
@@ -81,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         return compose_replay(plans[0], args.overrides, config_dir=args.config_dir, config_name=args.config_name)
 
     def work(composed: Composed, group: ProcessGroup) -> int:
-        shared = group.broadcast(plans[0].without_records() if group.is_main else None)
+        shared = group.broadcast(replace(plans[0], records=()) if group.is_main else None)
         assert shared is not None
         plan = plans[0] if group.is_main else shared
         with composed.placing():
@@ -91,9 +89,8 @@ def run(args: argparse.Namespace) -> int:
         return run_as_rank(compose, work)
     composed = compose()
     processes = int(environment_of(RunDir(plans[0].run), plans[0].attempt).get("processes") or 1)
-    for flag, is_set in (("--pdb", args.pdb), ("--save", args.save is not None)):
-        if is_set and processes > 1:
-            raise UserError(f"{flag} is for runs of one process, and {args.run_dir} had {processes}")
+    if args.pdb and processes > 1:
+        raise UserError(f"--pdb is for runs of one process, and {args.run_dir} had {processes}")
     if processes > 1:
         from trainer_cli.runs.launch import launch
 
@@ -137,12 +134,6 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
         print(f"{plan.run}: {plan}", file=sys.stderr, flush=True)
     observer = StepObserver(() if args.quiet else steps, per_sample=args.per_sample, debugs=args.pdb)
     callbacks: dict[str, Callback] = {"step_observer": observer}
-    on_built: OnBuilt | None = None
-    if args.save is not None:
-        from trainer_cli.runs.step_save import StepSaver
-
-        saver = StepSaver(plan.last, args.save, str(plan.run))
-        callbacks["step_saver"], on_built = saver, saver.keep_model
     if args.digests is not None:
         from trainer_cli.testing.step_digests import StepDigests
 
@@ -155,7 +146,6 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
             callbacks=callbacks,
             group=group,
             config_dir=args.config_dir,
-            on_built=on_built,
         )
     except BdbQuit:
         return int(ExitCode.FAILED)
@@ -174,8 +164,6 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
         print(replayed)
         for path in replayed.kept.values():
             print(f"kept: {path}")
-        if args.save is not None:
-            print(f"saved: {args.save}; to run the step: python {shlex.quote(str(args.save / 'step.py'))}")
     return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
 
 
@@ -249,11 +237,11 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _as_dict(replayed: Replayed, views: Iterable[StepView], samples: Mapping[int, StepSamples]) -> dict[str, Any]:
-    origin = replayed.plan.origin
+    plan = replayed.plan
     return {
-        "run": str(replayed.plan.run),
-        "start": None if origin.start is None else str(origin.start),
-        "start_step": origin.start_step,
+        "run": str(plan.run),
+        "start": None if plan.start is None else str(plan.start),
+        "start_step": plan.start_step,
         "steps": [
             {**asdict(view), "samples": as_dict(samples[view.step]) if view.step in samples else None} for view in views
         ],

@@ -157,14 +157,10 @@ class Builder:
         }
         return Data(source, train, loaders)
 
-    def model_node(self, source: Any) -> dict[str, Any]:
-        """The node of the model. A key with the value `from_data`, at any depth, is that attribute of the data."""
-        node: dict[str, Any] = _with_attributes(_node(self.config.model, "model"), source, "model")
-        return node
-
     def model(self, source: Any) -> nn.Module:
-        """Build the model."""
-        model: nn.Module = self.make(self.model_node(source), "model")
+        """Build the model. A key with the value `from_data`, at any depth, is that attribute of the data."""
+        node = _with_attributes(_node(self.config.model, "model"), source, "model")
+        model: nn.Module = self.make(node, "model")
         return model
 
     def _trained_model(self, source: Any) -> nn.Module:

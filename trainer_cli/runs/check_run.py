@@ -23,10 +23,11 @@ from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import CheckpointError, TrainError, UserError
-from trainer_cli.runs.attempts import environment_of, first_step, kept_entries
+from trainer_cli.runs.attempts import environment_of, first_step, read_history
 from trainer_cli.runs.environment import timestamp, versions
 from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.origin import other_source
+from trainer_cli.runs.replay_plan import why_apart
 from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.terminal import format_count
@@ -94,9 +95,13 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
         CheckpointError: no two checkpoints of it are left, nor its start and one checkpoint.
     """
     directory = open_run(run)
-    kept = kept_entries(directory)
-    begins_at_0 = first_step(directory.attempts) == 0
+    history = read_history(run)
+    kept, begins_at_0 = history.entries, first_step(history.attempts) == 0
     all_stretches = stretches_between([entry.step for entry, _ in kept], begins_at_0=begins_at_0)
+    for start, last in list(all_stretches):
+        if (reason := why_apart(history, start, last)) is not None:
+            show(f"steps {start + 1:,} to {last:,} are left out: {reason}")
+            all_stretches.remove((start, last))
     if not all_stretches:
         raise CheckpointError(
             f"{run} has {format_count(len(kept), 'valid checkpoint')}, and no steps between two",

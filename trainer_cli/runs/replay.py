@@ -16,8 +16,8 @@ import logging
 import os
 import platform
 import shlex
-import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,23 +34,22 @@ from trainer_cli.core.files import lock_exclusively, private_file
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.load_options import WHOLE
 from trainer_cli.core.schema import SYSTEM, TrainConfig
-from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError
+from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
-from trainer_cli.runs.attempts import bytes_of_config, environment_of
+from trainer_cli.runs.attempts import bytes_of_config, environment_of, read_history
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.folders import checkpoints_of, config_of, manifest_of
 from trainer_cli.runs.import_torch import import_torch, showing_import
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, ReplayPlan, find_step, plan_replay
 from trainer_cli.runs.replay_records import RecordComparison, RecordDifference, ReplayLogger
-from trainer_cli.runs.replayed import UNPROVEN
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.start import fork_path, kept_settings, load_options
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.checkpointer import Checkpointer
-    from trainer_cli.runs.build import Builder, Data
+    from trainer_cli.runs.build import Data
     from trainer_cli.runs.replay_saver import ReplaySaver
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
@@ -59,7 +58,6 @@ __all__ = ["ReplayPlan", "Replayed", "compose_replay", "environment_of", "find_s
 
 log = logging.getLogger(__name__)
 
-OnBuilt = Callable[["Builder", "Data"], object]
 NAME = "replay"
 """Name of the logger that compares the records."""
 _COMPUTING = ("python", "trainer-cli", "torch", "numpy")
@@ -80,6 +78,8 @@ class Replayed:
     """Step of each kept checkpoint that it passed -> the first part of its state that differs; None: all is equal."""
     kept: Mapping[int, Path]
     """Step -> the checkpoint that was written into `RUN/replayed`."""
+    doubts: Sequence[str] = ()
+    """What is not as in the run, if for that reason a state was not kept: nothing shows that it is that of the run."""
 
     @property
     def equal(self) -> bool:
@@ -117,7 +117,6 @@ def replay(
     callbacks: Mapping[str, Callback] | None = None,
     group: ProcessGroup = ALONE,
     config_dir: Path | None = None,
-    on_built: OnBuilt | None = None,
 ) -> Replayed:
     """Make the steps of a plan.
 
@@ -125,37 +124,48 @@ def replay(
         composed: of `compose_replay`.
         keep: steps whose state is written into `RUN/replayed`, unless a record up to it differs.
             Where source, versions, device or config are not those of the run, a record or a kept checkpoint has to show
-            that its numbers are; if the first is later than the last step, the replay continues up to it.
+            that its numbers are. If the first is later than the last step, the steps up to it are made before.
         callbacks: further callbacks by name, which look at the steps. They are called after the run's own, and must
             change nothing.
         group: the processes that train together, all of which call this with rank 0's plan and config.
         config_dir: as in `compose_replay`.
-        on_built: called with the builder and the data, before the trainer is built.
 
     Raises:
         TrainError: the steps cannot be made here.
         CheckpointError: nothing shows whether a state to keep is that of the run.
     """
-
-    def replay_attempt() -> Replayed:
-        return _AttemptReplay(plan, composed, keep, callbacks or {}, group, on_built, config_dir).run()
-
-    if plan.before is None:
-        return replay_attempt()
-    earlier_plan = plan.before
-    earlier_config = group.on_main(lambda: compose_replay(earlier_plan, composed.overrides, config_dir=config_dir))
-    kept = {*keep, earlier_plan.last}
-    earlier = replay(earlier_plan, earlier_config, keep=kept, callbacks=callbacks, group=group, config_dir=config_dir)
-    if earlier_plan.last not in earlier.kept:
-        return earlier
-    later = replay_attempt()
-    return replace(
-        later,
-        records=earlier.records + later.records,
-        differences=[*earlier.differences, *later.differences],
-        states={**earlier.states, **later.states},
-        kept={**earlier.kept, **later.kept},
+    replayed = _Replay(plan, composed, keep, callbacks or {}, group, config_dir).run()
+    if not replayed.doubts:
+        return replayed
+    doubts = "; ".join(replayed.doubts)
+    later = group.on_main(lambda: _plan_evidence(plan, composed.config))
+    if later is not None:
+        if group.is_main:
+            log.warning(
+                "%s: replays up to step %d first, where the run recorded what shows whether step %d is its own",
+                doubts, later.last, plan.last,
+            )  # fmt: skip
+        later = later if group.is_main else replace(later, records=())
+        shown = _Replay(later, composed, (), {}, group, config_dir).run()
+        if not shown.equal:
+            return shown
+        if shown.records or shown.states:
+            return _Replay(plan, composed, keep, callbacks or {}, group, config_dir, is_shown=True).run()
+    raise CheckpointError(
+        f"step {plan.last} of {plan.run} is not kept: {doubts}; and no record or checkpoint of the run shows whether "
+        "its numbers are those of the run",
+        cure="Use the source, the versions and the config of the run.",
     )
+
+
+def _plan_evidence(plan: ReplayPlan, config: TrainConfig) -> ReplayPlan | None:
+    """The plan up to the first record or kept checkpoint after the last step; None without any that can be reached."""
+    kept = [entry.step for entry, _ in read_history(plan.run).entries if entry.step > plan.last]
+    recorded = RecordComparison(plan.records, _not_comparable(config)).steps(plan.last, sys.maxsize)
+    try:
+        return plan_replay(plan.run, min([*kept, *recorded]), first=plan.start_step + 1)
+    except (ValueError, UserError, CheckpointError):
+        return None
 
 
 @dataclass(slots=True)
@@ -178,31 +188,26 @@ class _Evidence:
             return False
         return True if not self.doubts or self.comparison.steps(self.first, step) else None
 
-    def last_step(self, keep: Collection[int]) -> int:
-        """The step to end at: the last of the plan, or a later one that settles a doubt about a state to keep."""
-        plan = self.plan
-        steps_to_keep = [step for step in keep if plan.start_step < step <= plan.last]
-        is_compared = self.comparison.steps(self.first, plan.last) or any(step <= plan.last for step in plan.kept)
-        if not self.doubts or not steps_to_keep or is_compared:
-            return plan.last
-        later = [*self.comparison.steps(plan.last, plan.end)[:1], *(step for step in plan.kept if step > plan.last)]
-        return min(later, default=plan.last)
+    def exists(self, step: int) -> bool:
+        """Whether a record or a kept checkpoint is among the steps to make, up to one of them."""
+        return bool(self.comparison.steps(self.first, step)) or any(kept <= step for kept in self.plan.kept)
 
 
 @dataclass(frozen=True, slots=True)
-class _AttemptReplay:
-    """The replay of steps of one attempt. The fields are as in `replay`."""
+class _Replay:
+    """The fields are as in `replay`."""
 
     plan: ReplayPlan
     composed: Composed
     keep: Collection[int]
     callbacks: Mapping[str, Callback]
     group: ProcessGroup
-    on_built: OnBuilt | None
     config_dir: Path | None
+    is_shown: bool = False
+    """Whether records or checkpoints after the last step have shown that source and config change no number."""
 
     def run(self) -> Replayed:
-        """Make the steps, and compare them."""
+        """Make the steps, and compare them; none, if nothing up to those to keep can show that they are the run's."""
         with showing_import():
             import_torch()
         plan, composed, group = self.plan, self.composed, self.group
@@ -224,13 +229,10 @@ class _AttemptReplay:
             other_environment = [f"the run had {fact}" for fact in _other_environment(environment, trainer)]
             if other_environment and group.is_main:
                 log.warning("%s: the comparison shows whether its numbers are the same", ", ".join(other_environment))
-            evidence.doubts += [*_changes(plan, composed), *other_environment]
-            saver.last = group.broadcast(evidence.last_step(self.keep))
-            if saver.last > plan.last and group.is_main:
-                log.warning(
-                    "%s: replays on to step %d, where the run recorded what shows whether step %d is its own",
-                    "; ".join(evidence.doubts), saver.last, plan.last,
-                )  # fmt: skip
+            if self.keep and not self.is_shown:
+                evidence.doubts += [*_changes(plan, composed), *other_environment]
+                if evidence.doubts and not group.on_main(lambda: evidence.exists(min(self.keep))):
+                    return Replayed(plan, 0, (), {}, {}, evidence.doubts)
             path, load = plan.start, WHOLE
             if path is None:
                 path, load = group.on_main(lambda: fork_path(composed)), load_options(config.load)
@@ -243,9 +245,9 @@ class _AttemptReplay:
                 words = f"{shlex.quote(str(plan.run))} {trainer.progress.step}"
                 error.cure = f"`train data {words} --show` shows the samples of its last step."
                 raise
-            if result.step < saver.last:
+            if result.step < plan.last:
                 raise TrainError(
-                    f"the replay of {plan.run} ended at step {result.step}, before step {saver.last}: {result.reason}"
+                    f"the replay of {plan.run} ended at step {result.step}, before step {plan.last}: {result.reason}"
                 )
             return self._conclude(saver, evidence)
 
@@ -259,8 +261,6 @@ class _AttemptReplay:
         group.divide_layers(config.parallel.tensor_size)
         builder = NewBuilder(config, composed.trust, group)
         data = builder.data()
-        if self.on_built is not None:
-            self.on_built(builder, data)
         origin = EvaluatedOrigin(composed, data.loaders)
         if group.is_main and plan.reference is not None:
             origin.compare(plan.reference, plan.run)
@@ -288,29 +288,19 @@ class _AttemptReplay:
         return data, saver, trainer
 
     def _conclude(self, saver: ReplaySaver, evidence: _Evidence) -> Replayed:
-        """The outcome. States that were in doubt are kept if later records or states have shown them to be equal."""
-        plan, group, comparison = self.plan, self.group, evidence.comparison
+        plan, comparison = self.plan, evidence.comparison
         outcome = Replayed(
             plan,
-            records=len(comparison.steps(evidence.first, saver.last)),
-            differences=list(comparison.differences(evidence.first, saver.last)),
+            records=len(comparison.steps(evidence.first, plan.last)),
+            differences=list(comparison.differences(evidence.first, plan.last)),
             states=saver.states,
-            kept={},
+            kept=saver.kept,
         )
         # Rank 0 alone has the records.
-        outcome = group.broadcast(outcome)
-        if saver.unproven and outcome.equal and (outcome.records or outcome.states):
-            group.on_main(saver.publish_unproven)
-            saver.kept.update(saver.unproven)
-        outcome = replace(outcome, kept=saver.kept)
-        missing = sorted(step for step in self.keep if evidence.first < step <= plan.last and step not in outcome.kept)
-        if evidence.doubts and outcome.equal and missing:
-            raise CheckpointError(
-                f"step {missing[0]} of {plan.run} is not kept: {'; '.join(evidence.doubts)}; and no record or "
-                "checkpoint of the run shows whether its numbers are those of the run",
-                cure="Use the source, the versions and the config of the run.",
-            )
-        return outcome
+        outcome = self.group.broadcast(outcome)
+        # A checkpoint that was to be compared may have been removed meanwhile.
+        is_kept = all(step in saver.kept for step in self.keep if step > plan.start_step)
+        return replace(outcome, doubts=() if is_kept or not outcome.equal else evidence.doubts)
 
 
 def _config_of_replay(config: TrainConfig) -> TrainConfig:
@@ -357,8 +347,6 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
             # Waits: two replays of one step would write the same folder.
             lock_exclusively(file, run.replayed_folder)
             open_storage(run.replayed_folder, run_id=plan.run_id).sweep()
-            # At the end: also what a replay left that was killed before a record settled its doubts.
-            stack.callback(shutil.rmtree, run.replayed_folder / UNPROVEN, ignore_errors=True)
         yield
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,36 +59,20 @@ class ReplayPlan:
     reference: Path | None
     """A checkpoint of the run whose samples and source are compared with those here; None without any."""
     kept: Mapping[int, Path]
-    """The run's checkpoints after the start up to `end`, by step: the replay is compared with those that it passes."""
-    end: int
-    """The last step that the run has recorded or saved before another config trained it, at least `last`."""
+    """The run's checkpoints after the start up to the last step, by step, with which the replay is compared."""
     seconds: float | None
     """Estimate from the times of the run's records, without the start of the process; None if there are too few."""
-    before: ReplayPlan | None = None
-    """What writes the checkpoint to begin with: the end of an earlier attempt, which had another config or had finished
-    the run."""
     records: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
     """The lines of `metrics.jsonl`, with which the replay is compared."""
 
     @property
-    def origin(self) -> ReplayPlan:
-        """The plan that begins with what is on the disk."""
-        return self if self.before is None else self.before.origin
-
-    @property
-    def steps(self) -> int:
-        """Number of steps to make."""
-        return self.last - self.origin.start_step
-
-    def without_records(self) -> ReplayPlan:
-        """The plan for a rank that compares nothing."""
-        return replace(self, records=(), before=None if self.before is None else self.before.without_records())
+    def began_with(self) -> str:
+        """The name of the checkpoint that is loaded, in words."""
+        return "the start of the run" if self.start is None else self.start.name
 
     def __str__(self) -> str:
-        path = self.origin.start
-        start = "the start of the run" if path is None else path.name
         took = "" if self.seconds is None else f", about {max(1, round(self.seconds)):,} s"
-        return f"replays {format_count(self.steps, 'step')} from {start}{took}"
+        return f"replays {format_count(self.last - self.start_step, 'step')} from {self.began_with}{took}"
 
 
 def find_step(run: Path, step: int) -> Path | None:
@@ -112,10 +96,11 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
 
     Raises:
         UserError: there is no such run, or it has not made that step.
-        CheckpointError: no valid checkpoint is early enough, and the run did not begin at step 0.
+        CheckpointError: no valid checkpoint is early enough, and the run did not begin at step 0; or steps of attempts
+            with several configs are between it and the last step.
     """
     history = read_history(run)
-    end = _check_step(history, last)
+    _check_step(history, last)
     latest_start = last if first is None else first - 1
     if verify:
         # Before a format imports torch without what this sets.
@@ -125,103 +110,73 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
     candidates = [*history.entries, *replayed]
     # A kept one before a replayed one of the same step; the sort is stable.
     candidates.sort(key=lambda candidate: candidate[0].step, reverse=True)
-    start = next(_usable(candidates, latest_start, verify=verify), None)
+    start, path = next(_usable(candidates, latest_start, verify=verify), (None, None))
     if start is None and first_step(history.attempts) != 0:
         raise CheckpointError(
             f"{run} has no valid checkpoint at or before step {latest_start}, and was not begun at step 0 there",
             cure=f"The earliest valid one is step {history.entries[0][0].step}." if history.entries else None,
         )
-    return _Planner(history, end).plan(start, last)
-
-
-@dataclass(frozen=True, slots=True)
-class _Planner:
-    """Divides the way to a step where a later attempt changed what trains."""
-
-    history: RunHistory
-    end: int
-    """The last step that the run has recorded or saved."""
-
-    def plan(self, start: tuple[Entry, Path] | None, last: int) -> ReplayPlan:
-        """The plan from a checkpoint, or from the start of the run, to a step."""
-        start_step = 0 if start is None else start[0].step
-        path = None if start is None else start[1]
-        before = None
-        if (boundary := self._boundary(start_step, last)) is not None:
-            before = self.plan(start, boundary)
-            start_step, path = boundary, self.history.run.replayed_folder / f"step{boundary}"
-        attempt, end = attempt_number(self.history.attempts, last), self._end_after(last)
-        return ReplayPlan(
-            run=self.history.run.path,
-            run_id=self.history.run.run_id,
-            start=path,
-            start_step=start_step,
-            last=last,
-            attempt=attempt,
-            config=self.history.config_of(attempt),
-            reference=self._reference_of(attempt, start_step),
-            kept={entry.step: path for entry, path in self.history.entries if start_step < entry.step <= end},
-            end=end,
-            seconds=_estimate_s(self.history.records, 0 if start is None else start[0].step, last),
-            before=before,
-            records=self.history.records,
+    start_step, attempt = 0 if start is None else start.step, attempt_number(history.attempts, last)
+    if (reason := why_apart(history, start_step, last)) is not None:
+        raise CheckpointError(
+            f"step {last} of {run} cannot be computed again: {reason}",
+            cure="The steps up to there can be, and those after the next checkpoint.",
         )
+    return ReplayPlan(
+        run=history.run.path,
+        run_id=history.run.run_id,
+        start=path,
+        start_step=start_step,
+        last=last,
+        attempt=attempt,
+        config=history.config_of(attempt),
+        reference=_reference_of(history, attempt, start_step),
+        kept={entry.step: kept for entry, kept in history.entries if start_step < entry.step <= last},
+        seconds=_estimate_s(history.records, start_step, last),
+        records=history.records,
+    )
 
-    def _reference_of(self, attempt: int, start_step: int) -> Path | None:
-        """A kept checkpoint of the attempt; else the newest one before the replay, or the first.
 
-        None that was replayed: its source is that of the process which replayed it.
-        """
-        of_attempt = [
-            (entry, path)
-            for entry, path in self.history.entries
-            if entry.manifest is not None and entry.manifest.attempt == attempt
-        ]
-        earlier = [path for entry, path in of_attempt or self.history.entries if entry.step <= start_step]
-        return earlier[-1] if earlier else next((path for _, path in of_attempt or self.history.entries), None)
-
-    def _boundary(self, start_step: int, last: int) -> int | None:
-        """The last step between these two at which an attempt began with another config, or after the run's end."""
-        number = attempt_number(self.history.attempts, last)
-        began = int(self._attempt(number).get("start_step") or 0)
-        if began <= start_step or began >= last:
-            return None
-        if self._is_boundary(attempt_number(self.history.attempts, began), number):
-            return began
-        return self._boundary(start_step, began)
-
-    def _end_after(self, last: int) -> int:
-        """The last recorded step that is reached from `last` without a boundary."""
-        number = attempt_number(self.history.attempts, last)
-        for beginning in self.history.attempts:
-            later, began = int(beginning.get("attempt") or 0), int(beginning.get("start_step") or 0)
-            # One that a later attempt has replaced from before its first step has left nothing.
-            if later <= number or began < last or attempt_number(self.history.attempts, began + 1) != later:
-                continue
-            if began >= self.end or self._is_boundary(number, later):
-                return max(last, min(began, self.end))
-            number = later
-        return max(last, self.end)
-
-    def _is_boundary(self, earlier: int, later: int) -> bool:
-        """Whether the steps of two consecutive attempts cannot be made in one replay."""
+def why_apart(history: RunHistory, start_step: int, last: int) -> str | None:
+    """Why one replay cannot make the steps after `start_step` up to `last`: attempts had several configs; else None."""
+    attempts = {attempt.get("attempt"): attempt for attempt in history.attempts}
+    later = attempt_number(history.attempts, last)
+    while start_step < (began := int(attempts.get(later, {}).get("start_step") or 0)):
+        earlier = attempt_number(history.attempts, began)
         # At its end a run logs and evaluates what it otherwise would later.
-        is_finished = self._attempt(earlier).get("status") == RunStatus.finished
-        return is_finished or self._trains_otherwise(earlier, later)
+        is_finished = attempts.get(earlier, {}).get("status") == RunStatus.finished
+        if began < last and (is_finished or _trains_otherwise(history, earlier, later)):
+            why = "continued the finished run" if is_finished else "has another config than the one before"
+            return f"attempt {later}, which {why}, began at step {began}, and the checkpoint of that step is gone"
+        later = earlier
+    return None
 
-    def _attempt(self, number: int) -> Mapping[str, Any]:
-        return next((attempt for attempt in self.history.attempts if attempt.get("attempt") == number), {})
 
-    def _trains_otherwise(self, earlier: int, later: int) -> bool:
-        """Whether two attempts had different configs, beside what no number depends on."""
-        sources = [self.history.config_of(number) for number in (earlier, later)]
-        if sources[0] == sources[1] or bytes_of_config(sources[0]) == bytes_of_config(sources[1]):
-            return False
-        # Imported here: most runs have one config, and OmegaConf takes 0.1 s to import.
-        from trainer_cli.config.compose import diff, from_yaml
+def _reference_of(history: RunHistory, attempt: int, start_step: int) -> Path | None:
+    """A kept checkpoint of the attempt; else the newest one before the replay, or the first.
 
-        configs = [from_yaml(source, trusted=True, missing_ok=True).raw for source in sources]
-        return any(change.path[0] not in WITHOUT_EFFECT for change in diff(*configs))
+    None that was replayed: its source is that of the process which replayed it.
+    """
+    of_attempt = [
+        (entry, path)
+        for entry, path in history.entries
+        if entry.manifest is not None and entry.manifest.attempt == attempt
+    ]
+    candidates = of_attempt or history.entries
+    earlier = [path for entry, path in candidates if entry.step <= start_step]
+    return earlier[-1] if earlier else next((path for _, path in candidates), None)
+
+
+def _trains_otherwise(history: RunHistory, earlier: int, later: int) -> bool:
+    """Whether two attempts had different configs, beside what no number depends on."""
+    sources = [history.config_of(number) for number in (earlier, later)]
+    if sources[0] == sources[1] or bytes_of_config(sources[0]) == bytes_of_config(sources[1]):
+        return False
+    # Imported here: most runs have one config, and OmegaConf takes 0.1 s to import.
+    from trainer_cli.config.compose import diff, from_yaml
+
+    configs = [from_yaml(source, trusted=True, missing_ok=True).raw for source in sources]
+    return any(change.path[0] not in WITHOUT_EFFECT for change in diff(*configs))
 
 
 def earliest_start(run: RunDir) -> int | None:
@@ -256,8 +211,8 @@ def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bo
             log.warning("%s is skipped: %s", path, problem)
 
 
-def _check_step(history: RunHistory, step: int) -> int:
-    """Refuse a step that the run has not made; the last step that it has recorded or saved."""
+def _check_step(history: RunHistory, step: int) -> None:
+    """Refuse a step that the run has not made."""
     path, reached = history.path, history.reached
     if history.is_whole and history.run.is_locked():
         # It may log records while it is replayed, and its next checkpoint may not come.
@@ -266,12 +221,11 @@ def _check_step(history: RunHistory, step: int) -> int:
                 f"{path} is being trained, and its newest checkpoint is of step {reached}: step {step} cannot be "
                 "replayed yet"
             )
-        return reached
+        return
     # The step that raised an error was begun too, and it is the one to look at.
     begun = reached + (not history.is_finished)
     if not 0 <= step <= begun:
         raise UserError(f"{path} has made {format_count(reached, 'step')}, so there is no step {step}")
-    return max(history.entries[-1][0].step if history.entries else 0, history.recorded)
 
 
 def _estimate_s(records: Sequence[Mapping[str, Any]], start: int, last: int) -> float | None:

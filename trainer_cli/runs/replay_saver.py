@@ -16,14 +16,12 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.checkpoint.format.dtensor import is_dtensor, local_of
 from trainer_cli.checkpoint.format.tensor_file import bytes_of
-from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.load_options import LOG_MARKS
 from trainer_cli.core.policy import Kind, Occasion
 from trainer_cli.core.shards import PER_RANK
 from trainer_cli.core.stopping import Stop
 from trainer_cli.errors import UserError
 from trainer_cli.runs.replay_plan import ReplayPlan
-from trainer_cli.runs.replayed import UNPROVEN
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -45,8 +43,8 @@ class ReplaySaver(Callback):
     Args:
         folder: of the run's checkpoints.
         replayed: the folder of replayed checkpoints.
-        is_equal: whether the records up to the step are those of the run; None: none of them settles a doubt about it.
-            Called on rank 0.
+        is_equal: whether the records up to the step are those of the run; None: none of them settles a doubt about it,
+            so that only a kept checkpoint can. Called on rank 0.
     """
 
     save_requested = False
@@ -65,15 +63,11 @@ class ReplaySaver(Callback):
     ) -> None:
         self._plan, self.checkpointer, self._identity = plan, checkpointer, identity
         self.folder, self._replayed, self._is_equal = folder, replayed, is_equal
-        self.last = plan.last
-        """The step to end at."""
         self._keep = {step for step in keep if plan.start_step <= step <= plan.last}
         self.states: dict[int, str | None] = {}
         """Step of each kept checkpoint -> the first part of the state that differs; None: all is equal."""
         self.kept: dict[int, Path] = {}
         """Step -> the checkpoint that was written."""
-        self.unproven: dict[int, Path] = {}
-        """Step -> the checkpoint that `publish_unproven` will have moved into the folder of replayed ones."""
 
     def setup(self, trainer: Trainer) -> None:
         self.checkpointer.join(trainer.strategy.group)
@@ -92,16 +86,16 @@ class ReplaySaver(Callback):
         raise UserError("a replay saves no checkpoint by hand", cure="Give a path.")
 
     def next_step(self, trainer: Trainer) -> int | None:
-        steps = {*self._plan.kept, *self._keep, self.last}
+        steps = {*self._plan.kept, *self._keep, self._plan.last}
         return min((step for step in steps if step > trainer.progress.step), default=None)
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         step = trainer.progress.step
         if step in self._plan.kept and step not in self.states:
             self._compare(trainer, self._plan.kept[step])
-        if step in self._keep and step not in self.kept and step not in self.unproven:
+        if step in self._keep and step not in self.kept:
             self._save(trainer)
-        if step >= self.last and trainer.stop_request is None:
+        if step >= self._plan.last and trainer.stop_request is None:
             trainer.requests.stop_on_all(Stop(f"replayed up to step {step}", finished=False))
 
     def _compare(self, trainer: Trainer, path: Path) -> None:
@@ -124,33 +118,17 @@ class ReplaySaver(Callback):
         return next(filter(None, group.gather(next(names, None))), None)
 
     def _save(self, trainer: Trainer) -> None:
-        """Write the present state, unless a record or a kept state up to this step differs. Collective.
-
-        One that is in doubt is written apart, where no command finds it.
-        """
+        """Write the present state, unless a record or a kept state up to this step differs. Collective."""
         group, step = trainer.strategy.group, trainer.progress.step
         # On a device records wait for later ones.
         trainer.metric_logger.settle()
         equal = group.on_main(lambda: self._is_equal(step))
-        if equal is False or any(self.states.values()):
+        # Where neither has shown that the numbers are those of the run, the end of the replay names the step.
+        if equal is False or any(self.states.values()) or not (equal or self.states):
             return
-        name = f"step{step}"
-        is_proven = bool(equal or self.states)
-        path = self._replayed / name if is_proven else self._replayed / UNPROVEN / name
-        start = "the start of the run" if self._plan.start is None else self._plan.start.name
-        metadata = self._identity.describe(trainer, Kind.replayed, f"replayed from {start}")
-        self.checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trainer.trained)
-        (self.kept if is_proven else self.unproven)[step] = self._replayed / name
-
-    def publish_unproven(self) -> None:
-        """Move the states that were in doubt to the replayed checkpoints. Called on rank 0."""
-        storage = open_storage(self._replayed, run_id=self._plan.run_id)
-        for path in self.unproven.values():
-            # A damaged checkpoint of that step may lie there, with or without a manifest.
-            if not storage.remove(path.name):
-                storage.clear(path.name)
-            (self._replayed / UNPROVEN / path.name).rename(path)
-        storage.fsync_names()
+        self.kept[step] = self._replayed / f"step{step}"
+        metadata = self._identity.describe(trainer, Kind.replayed, f"replayed from {self._plan.began_with}")
+        self.checkpointer.save(trainer.checkpoint_state, self.kept[step], metadata=metadata, trained=trainer.trained)
 
 
 def _hold(path: Path, locks: ExitStack) -> bool:

@@ -15,10 +15,6 @@ from trainer_cli.runs.run_dir import RunDir
 
 SEARCHES = "bisect"
 """The folder in `RUN/replayed` in which `train bisect` keeps what it evaluated."""
-UNPROVEN = ".unproven"
-"""The folder in `RUN/replayed` of states that no record has shown to be those of the run yet."""
-LEFTOVERS = {SEARCHES: "what train bisect evaluated", UNPROVEN: "what a killed replay left"}
-"""Folders in `RUN/replayed` that hold no replayed checkpoints -> what is in them."""
 
 
 def replayed_entries(run: RunDir, attempts: Sequence[Mapping[str, Any]] | None = None) -> list[Entry]:
