@@ -259,6 +259,8 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_steps_of_attempts_with_several_configs_are_refused(resumed: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(resumed, tmp_path / "run"))
     assert plan_replay(run, 8, first=8).start == run / "checkpoints/step7"
+    with pytest.raises(CheckpointError, match="Make steps 5 to 7, and 8 to 9"):
+        plan_replay(run, 9, first=6)
     for step in (7, 13):
         shutil.rmtree(run / f"checkpoints/step{step}")
     # What is before the boundary, and what is after the next checkpoint.
@@ -271,9 +273,11 @@ def test_steps_of_attempts_with_several_configs_are_refused(resumed: Path, tmp_p
         (8, 8, 2, 7, "continued the finished run"),
         (10, 14, 3, 13, "continued the finished run"),
     ):
-        message = f"step {last} of .* cannot be computed again: attempt {attempt}, which {why}, began at step {began}, "
+        message = f"to {last} of .* cannot be made in one replay: attempt {attempt}, which {why}, began at step {began}"
         with pytest.raises(CheckpointError, match=message):
             plan_replay(run, last, first=first)
+    with pytest.raises(CheckpointError, match="The checkpoint of step 13 is gone: only steps up to it"):
+        plan_replay(run, 14)
     # An attempt that was stopped: the configs differ.
     summary = json.loads((run / "summary.json").read_text())
     summary["attempts"][1]["status"] = "stopped"

@@ -22,9 +22,9 @@ from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError
 from trainer_cli.runs.step_samples import read_step_samples
 from trainer_cli.testing.diverge import find_divergence, project_of
-from trainer_cli.testing.divergence import Moment, Stage, first_divergence
+from trainer_cli.testing.divergence import Row, Stage, first_divergence
 from trainer_cli.testing.divergence_report import Fact, Report
-from trainer_cli.testing.step_digests import merge_ranks
+from trainer_cli.testing.step_trace import merge_ranks
 
 STEPS = 6
 THREADS = torch.get_num_threads()
@@ -46,22 +46,20 @@ def fit(run: Path, *overrides: str) -> Path:
     return run
 
 
-_REPLAYED: dict[tuple[Path, int, int], tuple[dict[str, Any], bytes]] = {}
+_REPLAYED: dict[tuple[Path, int, int], dict[str, Any]] = {}
 
 
-def replay(run: Path, first: int, last: int, file: Path) -> Mapping[str, Any]:
+def replay(run: Path, first: int, last: int) -> Mapping[str, Any]:
     """As `train replay` in a process of its own; the same steps of one run are made once for all tests."""
     key = run, first, last
     if key not in _REPLAYED:
         printed, errors = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
-            words = ["--quiet", "--json", "--digests", str(file), "trust=[parting_parts]"]
+            words = ["--quiet", "--json", "--digests", "trust=[parting_parts]"]
             code = main(["replay", str(run), f"{first}..{last}", *words])
         assert code in (0, 1), errors.getvalue()
-        _REPLAYED[key] = json.loads(printed.getvalue()), file.read_bytes()
-    outcome, digests = _REPLAYED[key]
-    file.write_bytes(digests)
-    return outcome
+        _REPLAYED[key] = json.loads(printed.getvalue())
+    return _REPLAYED[key]
 
 
 def compare(first: Path, second: Path, **options: Any) -> Report:
@@ -271,8 +269,8 @@ def test_both_are_replayed_from_the_last_checkpoint_that_is_equal(tmp_path: Path
 
 
 def test_a_resumed_run_with_another_rate_differs_from_there(base: Path, tmp_path: Path) -> None:
-    run = fit(tmp_path / "run", "loop.max_duration=3")
-    fit(run, "optimizer.lr=0.02", "resume_allow=[optimizer.lr]")
+    run = fit(tmp_path / "run", "loop.max_duration=3", "checkpoint.fixed_steps=[3]")
+    fit(run, "optimizer.lr=0.02", "resume_allow=[optimizer.lr]", "checkpoint.fixed_steps=[3]")
     report = compare(base, run)
     assert report.divergence is not None
     assert (report.divergence.moment, report.divergence.stage) == ("after step 3", Stage.settings)
@@ -378,71 +376,68 @@ def test_mistakes_are_one_message(base: Path, tmp_path: Path) -> None:
         find_divergence(base, other)
 
 
-def moment(step: int, samples: int, rows: str, *, batches: int = 1, **values: str) -> Moment:
-    stages = {Stage[name]: {name: text} for name, text in values.items()}
-    return Moment(step, samples, batches, {"batch": list(rows)}, stages)
+def row(step: int, seen: int, samples: str, *, batches: int = 1, **values: str) -> Row:
+    stages: dict[str, dict[str, str]] = {Stage[name]: {name: text} for name, text in values.items()}
+    return Row(step, seen, batches=[{}] * batches, rows={"batch": list(samples)}, values=stages)
 
 
-def final(step: int, samples: int, **values: str) -> Moment:
-    return moment(step, samples, "", batches=0, **values)
+def final(step: int, seen: int, **values: str) -> Row:
+    return row(step, seen, "", batches=0, **values)
 
 
-MOMENTS = {
-    "equal": ([moment(1, 0, "ab"), final(2, 2)], [moment(1, 0, "ab"), final(2, 2)], None),
+ROWS = {
+    "equal": ([row(1, 0, "ab"), final(2, 2)], [row(1, 0, "ab"), final(2, 2)], None),
     "the state after the last step": (
-        [moment(1, 0, "ab"), final(2, 2, weights="1")], [moment(1, 0, "ab"), final(2, 2, weights="2")],
+        [row(1, 0, "ab"), final(2, 2, weights="1")], [row(1, 0, "ab"), final(2, 2, weights="2")],
         ("after step 1", Stage.weights, False),
     ),
     "samples before state": (
-        [moment(1, 0, "ab", weights="1")], [moment(1, 0, "ac", weights="2")], ("in step 1", Stage.samples, False),
+        [row(1, 0, "ab", weights="1")], [row(1, 0, "ac", weights="2")], ("in step 1", Stage.samples, False),
     ),
     "the order of samples in a step": (
-        [moment(1, 0, "ab")], [moment(1, 0, "ba")], ("in step 1", Stage.samples, False),
+        [row(1, 0, "ab")], [row(1, 0, "ba")], ("in step 1", Stage.samples, False),
     ),
     "the same samples in another division": (
-        [moment(1, 0, "ab", loss="1")], [moment(1, 0, "ba", batches=2, loss="2")], None,
+        [row(1, 0, "ab", loss="1")], [row(1, 0, "ba", batches=2, loss="2")], None,
     ),
     "other samples in another division": (
-        [moment(1, 0, "ab")], [moment(1, 0, "ac", batches=2)], ("in step 1", Stage.samples, False),
+        [row(1, 0, "ab")], [row(1, 0, "ac", batches=2)], ("in step 1", Stage.samples, False),
     ),
     "another number of ranks": (
-        [moment(1, 0, "ab", random="1", loss="1")],
-        [replace(moment(1, 0, "ab", batches=2), ranks=2, values={
+        [row(1, 0, "ab", random="1", loss="1")],
+        [replace(row(1, 0, "ab", batches=2), ranks=2, values={
             Stage.random: {"random": "1", "random (rank 1)": "2"}, Stage.loss: {"loss": "2"}})], None,
     ),
     "a value of another rank": (
-        [replace(moment(1, 0, "ab", loss="1"), ranks=2)],
-        [replace(moment(1, 0, "ab"), ranks=2, values={Stage.loss: {"loss": "1", "loss (rank 1)": "2"}})],
+        [replace(row(1, 0, "ab", loss="1"), ranks=2)],
+        [replace(row(1, 0, "ab"), ranks=2, values={Stage.loss: {"loss": "1", "loss (rank 1)": "2"}})],
         ("in step 1", Stage.loss, False),
     ),
     "steps of half the size": (
-        [moment(1, 0, "abcd"), final(2, 4, weights="1")],
-        [moment(1, 0, "ab"), moment(2, 2, "dc"), final(3, 4, weights="2")], ("after step 1", Stage.weights, True),
+        [row(1, 0, "abcd"), final(2, 4, weights="1")],
+        [row(1, 0, "ab"), row(2, 2, "dc"), final(3, 4, weights="2")], ("after step 1", Stage.weights, True),
     ),
     "runs that begin at different steps": (
-        [moment(1, 0, "ab"), moment(2, 2, "cd", loss="1")], [moment(2, 2, "cd", loss="2")],
+        [row(1, 0, "ab"), row(2, 2, "cd", loss="1")], [row(2, 2, "cd", loss="2")],
         ("in step 2", Stage.loss, False),
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", MOMENTS)
+@pytest.mark.parametrize("what", ROWS)
 def test_the_first_difference_of_two_lists_is_found(what: str) -> None:
-    first, second, expected = MOMENTS[what]
+    first, second, expected = ROWS[what]
     divergence = first_divergence(first, second)
     named = None if divergence is None else (divergence.moment, divergence.stage, divergence.by_design)
     assert named == expected
 
 
 def test_what_a_rank_computes_for_itself_has_its_name() -> None:
-    ranks = [
-        {"batches": 1, "rows": {"batch": [row]}, "values": {"loss": {"loss": loss}, "weights": {"w": "1"}}}
-        for row, loss in (("a", "1"), ("b", "2"))
-    ]
+    ranks = [row(1, 0, sample, loss=loss, weights="1") for sample, loss in (("a", "1"), ("b", "2"))]
     merged = merge_ranks(ranks)
-    assert (merged["batches"], merged["ranks"]) == (2, 2)
-    assert merged["rows"] == {"batch": ["a", "b"]}
-    assert merged["values"] == {"loss": {"loss": "1", "loss (rank 1)": "2"}, "weights": {"w": "1"}}
+    assert (len(merged.batches), merged.ranks) == (2, 2)
+    assert merged.rows == {"batch": ["a", "b"]}
+    assert merged.values == {"loss": {"loss": "1", "loss (rank 1)": "2"}, "weights": {"weights": "1"}}
 
 
 PROJECTS = {

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from bdb import BdbQuit
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from trainer_cli.parallel.process_group import ProcessGroup
     from trainer_cli.runs.replay import Replayed, ReplayPlan
     from trainer_cli.runs.samples import StepSamples
-    from trainer_cli.runs.step_view import StepView
-    from trainer_cli.trainer.hooks import Callback
+    from trainer_cli.testing.divergence import Row
 
 EXAMPLES = """examples:
   train replay runs/digits 437                     what happened in step 437
@@ -40,6 +39,8 @@ first is printed.
 _STEPS = re.compile(r"(?:step)?(\d+)(?:\.\.(?:step)?(\d+))?")
 _OF_BATCH = ("rank", "number", "samples", "batch", "not_finite", "sample_losses")
 """What a batch has besides its loss and other outputs."""
+_DIGESTS = ("seen", "rows", "values", "ranks")
+"""What a row has to be compared with that of another run."""
 _MOST_ROWS = 8
 
 
@@ -53,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-sample", action="store_true", help="the loss of each sample, by its name")
     parser.add_argument("--pdb", action="store_true", help="stop before each step, with trainer, model and batch")
     parser.add_argument("--quiet", action="store_true", help="print the result of the comparison alone")
-    # Of `train diverge`: a file for digests of all that the steps compute.
-    parser.add_argument("--digests", type=Path, help=argparse.SUPPRESS)
+    # Of `train diverge`: digests of all that the steps compute, in the JSON.
+    parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -128,22 +129,17 @@ def parse_steps(text: str, *, keeps: bool) -> tuple[int, int]:
 def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, steps: range, group: ProcessGroup) -> int:
     """Make the steps and print, on rank 0, what happened in them."""
     from trainer_cli.runs.replay import replay
-    from trainer_cli.runs.step_view import StepObserver
+    from trainer_cli.testing.step_trace import StepTrace
 
     if group.is_main and not args.quiet and not args.json:
         print(f"{plan.run}: {plan}", file=sys.stderr, flush=True)
-    observer = StepObserver(() if args.quiet else steps, per_sample=args.per_sample, debugs=args.pdb)
-    callbacks: dict[str, Callback] = {"step_observer": observer}
-    if args.digests is not None:
-        from trainer_cli.testing.step_digests import StepDigests
-
-        callbacks["step_digests"] = StepDigests(args.digests, steps[0], steps[-1])
+    trace = StepTrace(steps, digests=args.digests, per_sample=args.per_sample, debugs=args.pdb)
     try:
         replayed = replay(
             plan,
             composed,
             keep=[plan.last] if args.keep else (),
-            callbacks=callbacks,
+            callbacks={} if args.quiet and not args.digests else {"step_trace": trace},
             group=group,
             config_dir=args.config_dir,
         )
@@ -152,31 +148,31 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
     except Exception:
         # A step that fails is looked at for the sake of what it did before.
         if group.is_main and not args.json:
-            _print_views(observer.views.values(), _read_samples(args, observer.views), per_sample=args.per_sample)
+            _print_steps(trace.rows, _read_samples(args, trace.rows), per_sample=args.per_sample)
         raise
     if not group.is_main:
         return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
-    samples = _read_samples(args, observer.views)
+    samples = _read_samples(args, trace.rows)
     if args.json:
-        print_json(_as_dict(replayed, observer.views.values(), samples))
+        print_json(_as_dict(replayed, trace.rows, samples, digests=args.digests))
     else:
-        _print_views(observer.views.values(), samples, per_sample=args.per_sample)
+        _print_steps(trace.rows, samples, per_sample=args.per_sample)
         print(replayed)
         for path in replayed.kept.values():
             print(f"kept: {path}")
     return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
 
 
-def _read_samples(args: argparse.Namespace, steps: Collection[int]) -> dict[int, StepSamples]:
+def _read_samples(args: argparse.Namespace, rows: Sequence[Row]) -> dict[int, StepSamples]:
     """The samples of the steps; without those that are unknown from the order of the data alone."""
-    if not steps:
+    if args.quiet or not rows:
         return {}
     from trainer_cli.runs.step_samples import data_overrides, read_step_samples
 
     overrides = data_overrides(args.overrides)
     try:
         samples = read_step_samples(
-            args.run_dir, min(steps), max(steps), overrides=overrides, config_dir=args.config_dir
+            args.run_dir, rows[0].step, rows[-1].step, overrides=overrides, config_dir=args.config_dir
         )
         return {step.step: step for step in samples}
     except TrainError as error:
@@ -184,29 +180,29 @@ def _read_samples(args: argparse.Namespace, steps: Collection[int]) -> dict[int,
         return {}
 
 
-def _print_views(views: Iterable[StepView], samples: Mapping[int, StepSamples], *, per_sample: bool) -> None:
-    for view in views:
-        print(f"step {view.step} (epoch {view.epoch}, batch {view.batch_idx})")
-        if view.step in samples:
-            print(wrapped("\n".join(list(lines_of(samples[view.step]))[1:]), line_width(sys.stdout)))
-        rows: list[tuple[str, str]] = []
+def _print_steps(rows: Iterable[Row], samples: Mapping[int, StepSamples], *, per_sample: bool) -> None:
+    for row in rows:
+        print(f"step {row.step} (epoch {row.epoch}, batch {row.batch_idx})")
+        if row.step in samples:
+            print(wrapped("\n".join(list(lines_of(samples[row.step]))[1:]), line_width(sys.stdout)))
+        facts: list[tuple[str, str]] = []
         bad: list[str] = []
-        for batch in view.batches:
-            rank = f"rank {batch['rank']}, " if any(other["rank"] for other in view.batches) else ""
-            rows.append(("batch", f"{rank}{format_count(batch['samples'], 'sample')}: {batch['batch']}"))
-            rows += [("", f"{name} {value:.6g}") for name, value in batch.items() if name not in _OF_BATCH]
-            names = names_of(samples.get(view.step), batch["rank"], batch["number"])
+        for batch in row.batches:
+            rank = f"rank {batch['rank']}, " if any(other["rank"] for other in row.batches) else ""
+            facts.append(("batch", f"{rank}{format_count(batch['samples'], 'sample')}: {batch['batch']}"))
+            facts += [("", f"{name} {value:.6g}") for name, value in batch.items() if name not in _OF_BATCH]
+            names = names_of(samples.get(row.step), batch["rank"], batch["number"])
             if "sample_losses" in batch:
-                rows.append(("", _sample_losses(batch["sample_losses"], names, whole=per_sample)))
+                facts.append(("", _sample_losses(batch["sample_losses"], names, whole=per_sample)))
             bad += [f"batch {name}{_rows(indices, names)}" for name, indices in batch.get("not_finite", {}).items()]
-        rows += [(f"lr {name}".removesuffix(" optimizer"), _numbers(rates)) for name, rates in view.lr.items()]
-        if view.grad_norm is not None:
-            rows.append(("gradients", f"norm {view.grad_norm:.6g}, the largest of"))
-            rows += [("", f"{name} {norm:.6g}") for name, norm in view.grad_norms.items()]
+        facts += [(f"lr {name}".removesuffix(" optimizer"), _numbers(rates)) for name, rates in row.lr.items()]
+        if row.grad_norm is not None:
+            facts.append(("gradients", f"norm {row.grad_norm:.6g}, the largest of"))
+            facts += [("", f"{name} {norm:.6g}") for name, norm in row.grad_norms.items()]
         # The batch first: what the model makes of it follows from it.
-        bad += [view.not_finite] if view.not_finite is not None else []
-        rows += zip(("not finite", *[""] * len(bad)), bad or ["nothing"], strict=False)
-        lines = "\n".join(f"  {title:<11} {text}" for title, text in rows)
+        bad += [row.not_finite] if row.not_finite is not None else []
+        facts += zip(("not finite", *[""] * len(bad)), bad or ["nothing"], strict=False)
+        lines = "\n".join(f"  {title:<11} {text}" for title, text in facts)
         print(wrapped_report(lines, line_width(sys.stdout)), end="\n\n", flush=True)
 
 
@@ -236,14 +232,18 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(dict.fromkeys(f"{value:.6g}" for value in values))
 
 
-def _as_dict(replayed: Replayed, views: Iterable[StepView], samples: Mapping[int, StepSamples]) -> dict[str, Any]:
+def _as_dict(
+    replayed: Replayed, rows: Iterable[Row], samples: Mapping[int, StepSamples], *, digests: bool
+) -> dict[str, Any]:
     plan = replayed.plan
     return {
         "run": str(plan.run),
         "start": None if plan.start is None else str(plan.start),
         "start_step": plan.start_step,
         "steps": [
-            {**asdict(view), "samples": as_dict(samples[view.step]) if view.step in samples else None} for view in views
+            {key: value for key, value in asdict(row).items() if digests or key not in _DIGESTS}
+            | {"samples": as_dict(samples[row.step]) if row.step in samples else None}
+            for row in rows
         ],
         "equal": replayed.equal,
         "result": str(replayed),
@@ -256,9 +256,11 @@ def _as_dict(replayed: Replayed, views: Iterable[StepView], samples: Mapping[int
 
 def _child_arguments(args: argparse.Namespace) -> list[str]:
     """The command line of each of several processes."""
-    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name, "--digests": args.digests}
+    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
     settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
     switches = [
-        f"--{name}" for name in ("keep", "json", "quiet", "per-sample") if getattr(args, name.replace("-", "_"))
+        f"--{name}"
+        for name in ("keep", "json", "quiet", "per-sample", "digests")
+        if getattr(args, name.replace("-", "_"))
     ]
     return [str(args.run_dir), args.steps, *args.overrides, *settings, *switches, "--supervised"]

@@ -27,7 +27,7 @@ from trainer_cli.runs.attempts import environment_of, first_step, read_history
 from trainer_cli.runs.environment import timestamp, versions
 from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.origin import other_source
-from trainer_cli.runs.replay_plan import why_apart
+from trainer_cli.runs.replay_plan import boundary_between
 from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.terminal import format_count
@@ -99,8 +99,8 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
     kept, begins_at_0 = history.entries, first_step(history.attempts) == 0
     all_stretches = stretches_between([entry.step for entry, _ in kept], begins_at_0=begins_at_0)
     for start, last in list(all_stretches):
-        if (reason := why_apart(history, start, last)) is not None:
-            show(f"steps {start + 1:,} to {last:,} are left out: {reason}")
+        if (boundary := boundary_between(history, start, last)) is not None:
+            show(f"steps {start + 1:,} to {last:,} are left out: {boundary[1]}, whose checkpoint is gone")
             all_stretches.remove((start, last))
     if not all_stretches:
         raise CheckpointError(

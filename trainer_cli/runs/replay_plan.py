@@ -117,10 +117,14 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
             cure=f"The earliest valid one is step {history.entries[0][0].step}." if history.entries else None,
         )
     start_step, attempt = 0 if start is None else start.step, attempt_number(history.attempts, last)
-    if (reason := why_apart(history, start_step, last)) is not None:
+    if (boundary := boundary_between(history, start_step, last)) is not None:
+        step, reason = boundary
+        is_kept = any(entry.step == step for entry, _ in candidates)
         raise CheckpointError(
-            f"step {last} of {run} cannot be computed again: {reason}",
-            cure="The steps up to there can be, and those after the next checkpoint.",
+            f"steps {start_step + 1} to {last} of {run} cannot be made in one replay: {reason}",
+            cure=f"Make steps {start_step + 1} to {step}, and {step + 1} to {last}."
+            if is_kept
+            else f"The checkpoint of step {step} is gone: only steps up to it, or after the next one, can be made.",
         )
     return ReplayPlan(
         run=history.run.path,
@@ -137,8 +141,8 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
     )
 
 
-def why_apart(history: RunHistory, start_step: int, last: int) -> str | None:
-    """Why one replay cannot make the steps after `start_step` up to `last`: attempts had several configs; else None."""
+def boundary_between(history: RunHistory, start_step: int, last: int) -> tuple[int, str] | None:
+    """The last step between two that no replay can pass, because the attempts had several configs, and why."""
     attempts = {attempt.get("attempt"): attempt for attempt in history.attempts}
     later = attempt_number(history.attempts, last)
     while start_step < (began := int(attempts.get(later, {}).get("start_step") or 0)):
@@ -147,9 +151,17 @@ def why_apart(history: RunHistory, start_step: int, last: int) -> str | None:
         is_finished = attempts.get(earlier, {}).get("status") == RunStatus.finished
         if began < last and (is_finished or _trains_otherwise(history, earlier, later)):
             why = "continued the finished run" if is_finished else "has another config than the one before"
-            return f"attempt {later}, which {why}, began at step {began}, and the checkpoint of that step is gone"
+            return began, f"attempt {later}, which {why}, began at step {began}"
         later = earlier
     return None
+
+
+def split_steps(history: RunHistory, first: int, last: int) -> list[tuple[int, int]]:
+    """Divide steps into those that one replay each can make."""
+    boundary = boundary_between(history, first - 1, last)
+    if boundary is None:
+        return [(first, last)]
+    return [*split_steps(history, first, boundary[0]), (boundary[0] + 1, last)]
 
 
 def _reference_of(history: RunHistory, attempt: int, start_step: int) -> Path | None:

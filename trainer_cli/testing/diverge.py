@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,13 +25,13 @@ from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.runs.attempts import RunHistory, environment_of, read_history, split_attempt
 from trainer_cli.runs.folders import advise_run, manifest_of
-from trainer_cli.runs.replay_plan import WITHOUT_EFFECT
+from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, split_steps
 from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.replay_records import CLOCKED, by_step
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_selector
 from trainer_cli.terminal import format_count, format_first
-from trainer_cli.testing.divergence import Divergence, Moment, Stage, first_divergence, read_moments
+from trainer_cli.testing.divergence import Divergence, Row, Stage, first_divergence, read_rows
 from trainer_cli.testing.divergence_report import LENGTH, STEP_SIZES, Fact, Records, Report, States, explain, is_below
 
 _FACTS = ("device", "threads", "processes", "python", "platform")
@@ -44,13 +43,13 @@ _ENDS_OF_EPOCHS = 0.1
 class Replays:
     """What `train replay` gave for one run."""
 
-    moments: Sequence[Moment]
+    rows: Sequence[Row]
     problem: str | None
     """The first record or state that is not that of the run."""
 
 
-Replayer = Callable[[Path, int, int, Path], Mapping[str, Any]]
-"""Makes steps of a run with digests in a file, and returns the JSON of `train replay`."""
+Replayer = Callable[[Path, int, int], Mapping[str, Any]]
+"""Makes steps of a run, and returns the JSON of `train replay --digests`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +177,10 @@ class _Search:
         is_recorded = records.step is not None or states.differs is not None
         begin = min(max(equal, records.last_equal), last - 1) if is_recorded else equal
         replays = self._replay_both((begin + 1, last), (begin + 1, last))
-        divergence = first_divergence(replays[0].moments, replays[1].moments)
+        divergence = first_divergence(replays[0].rows, replays[1].rows)
         if divergence is not None and divergence.is_older and begin > equal:
             earlier = self._replay_both((equal + 1, begin + 1), (equal + 1, begin + 1))
-            divergence = first_divergence(earlier[0].moments, earlier[1].moments) or divergence
+            divergence = first_divergence(earlier[0].rows, earlier[1].rows) or divergence
         notes = list(self._not_reproducible(replays))
         if divergence is None and records.step is not None and not notes:
             notes.append("the steps are equal, so that the difference is in the evaluation or in what callbacks log")
@@ -197,7 +196,7 @@ class _Search:
             "samples seen, so that records and checkpoints are not compared"
         )
         replays = self._replay_both((1, lasts[0]), (1, lasts[1]))
-        divergence = first_divergence(replays[0].moments, replays[1].moments)
+        divergence = first_divergence(replays[0].rows, replays[1].rows)
         notes = [*self._not_reproducible(replays), note]
         return self._explain(replace(report, notes=notes, divergence=divergence, last=lasts[0]))
 
@@ -210,13 +209,16 @@ class _Search:
     def _replay_both(self, *steps: tuple[int, int]) -> list[Replays]:
         """Replay the steps of the first run, and those of the second."""
         replays = []
-        with tempfile.TemporaryDirectory() as folder:
-            for number, (run, (begin, last)) in enumerate(zip(self.paths, steps, strict=True)):
-                self.show(f"replays steps {begin:,} to {last:,} of {run}")
-                file = Path(folder) / f"{number}.jsonl"
-                outcome = self.replay(run, begin, last, file)
-                moments = read_moments(file) if file.exists() else []
-                replays.append(Replays(moments, None if outcome["equal"] else str(outcome["result"])))
+        for run, (begin, last) in zip(self.runs, steps, strict=True):
+            rows: dict[int, Row] = {}
+            problem = None
+            for first, end in split_steps(run.history, begin, last):
+                self.show(f"replays steps {first:,} to {end:,} of {run.path}")
+                outcome = self.replay(run.path, first, end)
+                # The state after the last step is replaced by that step of a later attempt.
+                rows |= {row.step: row for row in read_rows(outcome)}
+                problem = problem or (None if outcome["equal"] else str(outcome["result"]))
+            replays.append(Replays([rows[step] for step in sorted(rows)], problem))
         return replays
 
     def _not_reproducible(self, replays: Sequence[Replays]) -> Iterator[str]:
@@ -431,7 +433,7 @@ def _first_difference(first: tuple[Entry, Path], second: tuple[Entry, Path]) -> 
     from trainer_cli.checkpoint.format.reader import CheckpointReader
     from trainer_cli.checkpoint.format.sharded import RANKS
     from trainer_cli.runs.replay_saver import differing
-    from trainer_cli.testing.step_digests import NOT_COMPARED
+    from trainer_cli.testing.step_trace import NOT_COMPARED
 
     states = []
     for entry, path in (first, second):
@@ -452,7 +454,7 @@ def _step_sizes_differ(first: _Run, second: _Run, facts: Sequence[Fact]) -> bool
     return processes[0] != processes[1] or any(is_below(fact, STEP_SIZES) for fact in facts)
 
 
-def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int, file: Path) -> Mapping[str, Any]:
+def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int) -> Mapping[str, Any]:
     """Make the steps in a process of its own, in the project of the run if it is another than the current one.
 
     Raises:
@@ -461,7 +463,7 @@ def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int, f
     # A folder of configs that the command names is that of the project to use.
     folder = None if "--config-dir" in words else project_of(run)
     try:
-        return replay_in_process(run.absolute(), first, last, ["--digests", str(file), *words], folder=folder)
+        return replay_in_process(run.absolute(), first, last, ["--digests", *words], folder=folder)
     except (UserError, CheckpointError) as error:
         raise type(error)(
             f"steps {first} to {last} of {run} cannot be replayed: {error.what}",

@@ -1,16 +1,14 @@
-"""Where the digests of the steps of two runs first differ. Pure.
+"""Where the steps of two runs first differ. Pure.
 
-A moment is one step: the state before it, its samples, and all that was computed from them; or the state after the last
-step. Moments of two runs belong together if both had seen equally many samples.
+A row is one step: the state before it, its samples, and all that was computed from them; or the state after the last
+step. Rows of two runs belong together if both had seen equally many samples.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from trainer_cli.terminal import format_count, format_first
@@ -47,18 +45,33 @@ _OF_STEP = (Stage.random, *STATE, Stage.gradients, Stage.clipped)
 """What does not depend on how the samples of a step are divided into batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Digests of one step; without batches those of the state after the last step."""
+@dataclass(slots=True)
+class Row:
+    """One optimizer step; without batches the state after the last step."""
 
     step: int
-    samples: int
+    seen: int
     """Number of samples seen before it."""
-    batches: int
-    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    epoch: int = 0
+    """The epoch of its first batch, from 0."""
+    batch_idx: int = 0
+    """Index of its first batch in the epoch, from 0."""
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    """Of each batch: its rank, its number in the step, its number of samples, its structure, the loss and the other
+    outputs that are numbers; `not_finite`: name -> rows with NaN or infinity in the batch, if there are any; and
+    `sample_losses`, or why there are none, if they were asked for or the loss is not finite."""
+    lr: dict[str, list[float]] = field(default_factory=dict)
+    """Optimizer -> learning rate of each of its parameter groups."""
+    grad_norm: float | None = None
+    """Norm of all gradients before clipping; None: no optimizer has stepped."""
+    grad_norms: dict[str, float] = field(default_factory=dict)
+    """The largest norms by parameter, the largest first."""
+    not_finite: str | None = None
+    """The first parameter, activation or gradient that holds NaN or infinity."""
+    rows: dict[str, list[str]] = field(default_factory=dict)
     """Leaf of the batch -> the digest of each sample in it, over all batches of the step."""
-    values: Mapping[Stage, Mapping[str, str]] = field(default_factory=dict)
-    """Name -> digest on rank 0, and, under a name with the rank, on every other rank where it is another."""
+    values: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Stage -> name -> digest on rank 0, and, under a name with the rank, on every other rank where it is another."""
     ranks: int = 1
 
 
@@ -110,19 +123,13 @@ class Divergence:
         return format_first(names, _MOST_NAMES)
 
 
-def read_moments(file: Path) -> list[Moment]:
-    """The moments in a file of `StepDigests`, by step."""
-    moments: dict[int, Moment] = {}
-    for line in file.read_text("utf-8").splitlines():
-        entry = json.loads(line)
-        entry["values"] = {Stage(stage): values for stage, values in entry["values"].items()}
-        # The state after the last step is replaced by that step of a later attempt.
-        moments[entry["step"]] = Moment(**entry)
-    return [moments[step] for step in sorted(moments)]
+def read_rows(replayed: Mapping[str, Any]) -> list[Row]:
+    """The rows in the JSON of `train replay --digests`."""
+    return [Row(**{name: entry[name] for name in Row.__dataclass_fields__}) for entry in replayed["steps"]]
 
 
-def first_divergence(first: Sequence[Moment], second: Sequence[Moment]) -> Divergence | None:
-    """The first difference of the moments of two runs; None if none differs."""
+def first_divergence(first: Sequence[Row], second: Sequence[Row]) -> Divergence | None:
+    """The first difference of the rows of two runs; None if none differs."""
     positions = list(_aligned(first, second))
     uneven = False
     for number, (index, other_index) in enumerate(positions):
@@ -133,7 +140,7 @@ def first_divergence(first: Sequence[Moment], second: Sequence[Moment]) -> Diver
             differing = _differing(left, right, (Stage.random, *STATE))
         elif len(steps) > 1 or len(other_steps) > 1:
             differing = _differing_samples(steps, other_steps) | _differing(left, right, (Stage.random, *STATE))
-        elif left.batches != right.batches:
+        elif len(left.batches) != len(right.batches):
             differing = _differing_samples(steps, other_steps) | _differing(left, right, _OF_STEP)
         else:
             differing = _differing(left, right, tuple(Stage))
@@ -153,18 +160,18 @@ def first_divergence(first: Sequence[Moment], second: Sequence[Moment]) -> Diver
     return None
 
 
-def _aligned(first: Sequence[Moment], second: Sequence[Moment]) -> Iterator[tuple[int, int]]:
-    """Indices of the moments of both at which equally many samples had been seen."""
+def _aligned(first: Sequence[Row], second: Sequence[Row]) -> Iterator[tuple[int, int]]:
+    """Indices of the rows of both at which equally many samples had been seen."""
     index = other = 0
     while index < len(first) and other < len(second):
-        if first[index].samples == second[other].samples:
+        if first[index].seen == second[other].seen:
             yield index, other
         # A step without samples, as with a batch of weight 0, has a successor with the same number.
-        ahead = first[index].samples - second[other].samples
+        ahead = first[index].seen - second[other].seen
         index, other = index + (ahead <= 0), other + (ahead >= 0)
 
 
-def _differing(left: Moment, right: Moment, stages: Sequence[Stage]) -> dict[Stage, tuple[Value, ...]]:
+def _differing(left: Row, right: Row, stages: Sequence[Stage]) -> dict[Stage, tuple[Value, ...]]:
     differing: dict[Stage, tuple[Value, ...]] = {
         stage: tuple(_values(_shared(left, right, stage), _shared(right, left, stage)))
         for stage in stages
@@ -175,10 +182,10 @@ def _differing(left: Moment, right: Moment, stages: Sequence[Stage]) -> dict[Sta
     return {stage: values for stage, values in differing.items() if values}
 
 
-def _shared(moment: Moment, other: Moment, stage: Stage) -> Mapping[str, str]:
+def _shared(row: Row, other: Row, stage: Stage) -> Mapping[str, str]:
     """The values of a stage; those of rank 0 alone if the other run has another number of ranks."""
-    values = moment.values.get(stage, {})
-    if moment.ranks == other.ranks:
+    values = row.values.get(stage, {})
+    if row.ranks == other.ranks:
         return values
     return {name: digest for name, digest in values.items() if OF_RANK not in name}
 
@@ -203,12 +210,12 @@ def _values_of_rows(left: Mapping[str, Sequence[str]], right: Mapping[str, Seque
                 break
 
 
-def _differing_rows(left: Moment, right: Moment) -> tuple[int, ...]:
+def _differing_rows(left: Row, right: Row) -> tuple[int, ...]:
     rows, other_rows = _transposed([left]), _transposed([right])
     return tuple(position for position, pair in enumerate(zip(rows, other_rows, strict=False)) if pair[0] != pair[1])
 
 
-def _differing_samples(steps: Sequence[Moment], other_steps: Sequence[Moment]) -> dict[Stage, tuple[Value, ...]]:
+def _differing_samples(steps: Sequence[Row], other_steps: Sequence[Row]) -> dict[Stage, tuple[Value, ...]]:
     """Compare the samples of several steps in any order: batches of another size divide them differently."""
     rows, other_rows = sorted(_transposed(steps)), sorted(_transposed(other_steps))
     if rows == other_rows:
@@ -217,7 +224,7 @@ def _differing_samples(steps: Sequence[Moment], other_steps: Sequence[Moment]) -
     return {Stage.samples: (value,)}
 
 
-def _transposed(steps: Sequence[Moment]) -> list[tuple[str, ...]]:
+def _transposed(steps: Sequence[Row]) -> list[tuple[str, ...]]:
     """For each sample its digests in all leaves."""
     return [row for step in steps for row in zip(*step.rows.values(), strict=False)]
 

@@ -1,0 +1,83 @@
+"""The samples of a batch to blame for a loss that is not finite: rows with NaN, and the loss of each sample alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trainer_cli.checkpoint.format.dtensor import is_dtensor
+from trainer_cli.checkpoint.model_state import capture_rng, restore_rng, unwrapped
+from trainer_cli.errors import UserError
+from trainer_cli.parallel.torch_compat import local
+from trainer_cli.trainer.metrics import leading_size, named_leaves, read_outputs, tensors_of
+from trainer_cli.trainer.microbatch import split_batch
+from trainer_cli.trainer.model_call import ForwardState, make_arguments
+from trainer_cli.trainer.module_modes import modes_kept
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+
+def rows_not_finite(batch: Any) -> dict[str, list[int]]:
+    """The names of the tensors in a batch that hold NaN or infinity, each with the rows that do; without rows, if its
+    leading size is not the number of samples."""
+    size, rows = leading_size(batch), {}
+    for name, leaf in named_leaves(batch):
+        for value in tensors_of(leaf):
+            values = local(value).detach()
+            if (values.is_floating_point() or values.is_complex()) and not bool((finite := values.isfinite()).all()):
+                has_rows = values.ndim > 0 and values.shape[0] == size
+                rows[name] = (~finite).reshape(len(finite), -1).any(1).nonzero().flatten().tolist() if has_rows else []
+    return rows
+
+
+def losses_or_reason(trainer: Trainer, batch: Any, before: ForwardState | None) -> list[float] | str:
+    try:
+        return losses_of_samples(trainer, batch, before)
+    except UserError as error:
+        return error.what
+    except Exception as error:
+        # The user's model may take whole batches alone.
+        return f"a sample alone is no batch for the model: {type(error).__name__}: {error}"
+
+
+def given_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
+    """The loss of each sample that the model returns: an output with `loss` in its name and a value for each."""
+    for name, value in outputs.items():
+        if "loss" in str(name) and isinstance(value, Tensor) and value.shape == (size,) and size > 1:
+            return [float(loss) for loss in value.detach()]
+    return None
+
+
+def losses_of_samples(trainer: Trainer, batch: Any, before: ForwardState | None = None) -> list[float]:
+    """The loss of each sample of a batch alone, at the present weights in evaluation mode. Nothing is changed.
+
+    Args:
+        before: the buffers to use instead of the present ones, such as those of before a batch with NaN, which its
+            forward puts into the statistics of batch norm.
+
+    Raises:
+        UserError: the batch cannot be split, or parameters are sharded.
+    """
+    if trainer.strategy.world_size > 1 and any(is_dtensor(parameter) for parameter in trainer.model.parameters()):
+        raise UserError("--per-sample needs the whole model in each process", cure="Leave it out with parallel=fsdp.")
+    model = unwrapped(trainer.model)
+    state, rng = ForwardState(model, parameters=True), capture_rng()
+    losses: list[float] = []
+    try:
+        if before is not None:
+            before.restore()
+        with modes_kept(model), torch.no_grad():
+            model.eval()
+            for sample, _ in split_batch(batch, leading_size(batch) or 1, 1):
+                args, kwargs = make_arguments(trainer.model_call, sample)
+                with trainer.precision.autocast(trainer.device) or nullcontext():
+                    losses.append(float(read_outputs(model(*args, **kwargs))[0]))
+    finally:
+        state.restore()
+        restore_rng(rng)
+    return losses
