@@ -11,8 +11,7 @@ from trainer_cli.core.patterns import matches
 from trainer_cli.loggers.base import Logger, Record
 from trainer_cli.loggers.text_files import encode
 
-CLOCKED = ("time", "*_per_s", "*/time/*", "*/throughput/*", "*/memory/*", "*seconds*")
-"""Globs of the keys of a record whose values differ from run to run: times, rates and memory."""
+_CLOCKED = ("time", "*_per_s", "*/time/*", "*/throughput/*", "*/memory/*", "*seconds*")
 _COUNTS = {"step", "epoch"}
 """Keys that every record has: alone they prove nothing."""
 
@@ -40,7 +39,7 @@ class RecordComparison:
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]], without: Iterable[str] = ()) -> None:
-        self._without = (*CLOCKED, *without)
+        self._without = tuple(without)
         self._recorded = by_step(records)
         self._replayed: dict[int, dict[str, Any]] = {}
 
@@ -74,7 +73,12 @@ class RecordComparison:
                     break
 
     def _keys(self, record: Mapping[str, Any]) -> list[str]:
-        return [key for key in record if not any(matches(key, pattern) for pattern in self._without)]
+        return [key for key in record if not is_clocked(key) and not any(matches(key, glob) for glob in self._without)]
+
+
+def is_clocked(name: str) -> bool:
+    """Whether a value of a record or of a state differs from run to run: a time, a rate, memory."""
+    return any(matches(name, glob) for glob in _CLOCKED)
 
 
 def by_step(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:

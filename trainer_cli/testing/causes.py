@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_cli.terminal import format_first
-from trainer_cli.testing.digests import Asks, Call
+from trainer_cli.testing.digests import NOT_PERSISTENT, Asks, Call
 from trainer_cli.testing.trace import Difference, Kind, Value
 
 
@@ -289,9 +289,6 @@ def _not_restored(name: str, state: str, difference: Difference, starts: Sequenc
 def _part(name: str) -> str:
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] in ("callbacks", "schedulers", "optimizers") else parts[0]
-
-
-NOT_PERSISTENT = " (not persistent)"
 
 
 def _of(calls: Sequence[Call], asks: Asks) -> list[Call]:

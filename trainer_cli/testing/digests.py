@@ -22,7 +22,7 @@ from enum import Enum, StrEnum
 from functools import cache, partial
 from pathlib import Path
 from types import FrameType, FunctionType, MemberDescriptorType, MethodType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,11 @@ from torch.utils.data import DataLoader, Sampler
 
 from trainer_cli.checkpoint.format.dtensor import local_of
 from trainer_cli.checkpoint.format.tensor_file import bytes_of
+from trainer_cli.checkpoint.model_state import unwrapped
+from trainer_cli.trainer.state import capture
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
 
 
 class Asks(StrEnum):
@@ -136,6 +141,8 @@ def read(file: Path) -> list[Call]:
     return list(dict.fromkeys(Call(Asks(line["asks"]), line["function"], line["where"]) for line in lines))
 
 
+NOT_PERSISTENT = " (not persistent)"
+"""Ends the name of a buffer that no checkpoint holds."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
 _DEPTH = 4
 _MANY = 1000
@@ -215,6 +222,21 @@ class Digests:
             seen.add(id(value))
             for key, item in _inside(value):
                 yield from self.hidden(item, f"{name}{key}", seen, depth - 1)
+
+    def of_generators(self, states: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """The states of random generators."""
+        for generator, value in states.items():
+            yield f"random.{generator}", self.whole(value)
+
+    def of_state(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
+        """All state that a checkpoint holds, but for that of the data, and buffers that it does not hold."""
+        state = capture(trainer, with_data=False)
+        yield from self.of_generators(state.pop("rng"))
+        for section, value in state.items():
+            yield from self.tree(value, section)
+        for name, buffer in unwrapped(trainer.model).named_buffers():
+            if name not in state["model"]:
+                yield f"model.{name}{NOT_PERSISTENT}", str(self.digest(buffer))
 
     def of_model(self, model: nn.Module) -> Iterator[tuple[str, str]]:
         """Attributes of its modules that are neither parameters nor buffers, and which parameters are trained."""

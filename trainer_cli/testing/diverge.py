@@ -20,14 +20,13 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.core.naming import parse_step
-from trainer_cli.core.patterns import matches
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.runs.attempts import RunHistory, environment_of, read_history, split_attempt
 from trainer_cli.runs.folders import advise_run, manifest_of
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, split_steps
 from trainer_cli.runs.replay_process import replay_in_process
-from trainer_cli.runs.replay_records import CLOCKED, by_step
+from trainer_cli.runs.replay_records import by_step, is_clocked
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_selector
 from trainer_cli.terminal import format_count, format_first
@@ -374,9 +373,7 @@ def _compare_records(first: Mapping[int, Any], second: Mapping[int, Any], last: 
     """Compare the values that both runs have logged at the same steps, and of means those over the same steps."""
     steps = [step for step in sorted(first.keys() & second.keys()) if step <= last]
     lacking = {
-        run: dict.fromkeys(
-            key for step in steps for key in has[step] if key not in other[step] and not _is_clocked(key)
-        )
+        run: dict.fromkeys(key for step in steps for key in has[step] if key not in other[step] and not is_clocked(key))
         for run, has, other in (("first", first, second), ("second", second, first))
     }
     only = {run: tuple(names) for run, names in lacking.items() if names}
@@ -387,7 +384,7 @@ def _compare_records(first: Mapping[int, Any], second: Mapping[int, Any], last: 
     equal = last_equal = 0
     for step in steps:
         for key in first[step]:
-            if key not in second[step] or _is_clocked(key) or (step, key) in differing:
+            if key not in second[step] or is_clocked(key) or (step, key) in differing:
                 continue
             values = first[step][key], second[step][key]
             # NaN, which JSON cannot hold, is a text here.
@@ -404,13 +401,9 @@ def _begins_of_means(records: Mapping[int, Any]) -> dict[tuple[int, str], int]:
     last: dict[str, int] = {}
     for step in sorted(records):
         for key in records[step]:
-            if key.startswith(TRAIN_PREFIX) and not _is_clocked(key):
+            if key.startswith(TRAIN_PREFIX) and not is_clocked(key):
                 begins[step, key], last[key] = last.get(key, 0), step
     return begins
-
-
-def _is_clocked(key: str) -> bool:
-    return any(matches(key, glob) for glob in CLOCKED)
 
 
 def _compare_states(first: _Run, second: _Run, last: int) -> States:

@@ -12,9 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from trainer_cli.terminal import format_count, format_first
-from trainer_cli.testing.trace import Value
+from trainer_cli.testing.trace import Value, differing_values
 
-ABSENT = "absent"
 OF_RANK = " (rank "
 """Begins the end of the name of a value that a rank other than 0 has."""
 _MOST_NAMES = 3
@@ -173,7 +172,7 @@ def _aligned(first: Sequence[Row], second: Sequence[Row]) -> Iterator[tuple[int,
 
 def _differing(left: Row, right: Row, stages: Sequence[Stage]) -> dict[Stage, tuple[Value, ...]]:
     differing: dict[Stage, tuple[Value, ...]] = {
-        stage: tuple(_values(_shared(left, right, stage), _shared(right, left, stage)))
+        stage: tuple(differing_values(_shared(left, right, stage), _shared(right, left, stage)))
         for stage in stages
         if stage is not Stage.samples
     }
@@ -188,13 +187,6 @@ def _shared(row: Row, other: Row, stage: Stage) -> Mapping[str, str]:
     if row.ranks == other.ranks:
         return values
     return {name: digest for name, digest in values.items() if OF_RANK not in name}
-
-
-def _values(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Value]:
-    for name in {**left, **right}:
-        value = Value(name, left.get(name, ABSENT), right.get(name, ABSENT))
-        if value.straight != value.other:
-            yield value
 
 
 def _values_of_rows(left: Mapping[str, Sequence[str]], right: Mapping[str, Sequence[str]]) -> Iterator[Value]:

@@ -14,11 +14,9 @@ from torch import nn
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.errors import TrainError
-from trainer_cli.testing.causes import NOT_PERSISTENT
 from trainer_cli.testing.digests import Digests
 from trainer_cli.testing.trace import OWN_FAILURE, Kind, Plan, When, Writer
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.state import capture
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
 _OURS = "trainer_cli"
 _START_HOOKS = ("on_load_checkpoint", "on_fit_start", "on_enter_train", "on_train_start")
 """Hooks between the load of a checkpoint and the first batch."""
-_NOT_COMPARED = frozenset(
-    f"progress.{name}" for name in ("seconds", "last_seconds", "last_samples", "last_tokens", "last_epoch")
-)
+_NOT_COMPARED = ("progress.seconds", "progress.last_", "loop.owed_")
 """Times, and counts that are copied from others when a step begins, so that a save has those of the step before."""
 
 
@@ -192,17 +188,8 @@ class Recorder(Callback):
 
     def _state(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
         """The state that a checkpoint holds, and buffers that are not persistent."""
-        state = capture(trainer, with_data=False)
         # A pending evaluation is recorded when it is made.
-        for key in ("owed_record", "owed_at_end"):
-            state.get("loop", {}).pop(key, None)
-        for generator, value in state.pop("rng").items():
-            yield f"random.{generator}", self._digests.whole(value)
-        for section, value in state.items():
-            yield from (leaf for leaf in self._digests.tree(value, section) if leaf[0] not in _NOT_COMPARED)
-        for name, buffer in trainer.model.named_buffers():
-            if name not in state["model"]:
-                yield f"model.{name}{NOT_PERSISTENT}", str(self._digests.digest(buffer))
+        yield from (leaf for leaf in self._digests.of_state(trainer) if not leaf[0].startswith(_NOT_COMPARED))
 
     def _hidden(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
         """State that no checkpoint holds."""

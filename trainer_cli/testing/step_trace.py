@@ -15,17 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.checkpoint.model_state import capture_rng, parameter_names, unwrapped
-from trainer_cli.core.patterns import matches
 from trainer_cli.core.policy import Occasion
 from trainer_cli.parallel.torch_compat import foreach_norm, local, whole
-from trainer_cli.runs.replay_records import CLOCKED
+from trainer_cli.runs.replay_records import is_clocked
 from trainer_cli.testing.digests import Digests
 from trainer_cli.testing.divergence import OF_RANK, Row, Stage
 from trainer_cli.testing.sample_losses import given_losses, losses_or_reason, rows_not_finite
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import leading_size, read_outputs, tensors_of
 from trainer_cli.trainer.model_call import ForwardState, describe_batch
-from trainer_cli.trainer.state import capture
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -96,7 +94,7 @@ class StepTrace(Callback):
 
     def on_after_forward(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._digests is not None and self._row is not None:
-            self._add(Stage.drawn, _random(self._digests, capture_rng()))
+            self._add(Stage.drawn, self._digests.of_generators(capture_rng()))
 
     def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
         self._note(Stage.loss, "loss", loss)
@@ -240,29 +238,20 @@ class StepTrace(Callback):
             yield name, [digests.whole(batch)] * size
 
 
-def _random(digests: Digests, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for generator, value in state.items():
-        yield f"random.{generator}", digests.whole(value)
-
-
 def _state(digests: Digests, trainer: Trainer) -> dict[str, dict[str, str]]:
-    """Digests of all state that a checkpoint holds, and of buffers that it does not hold, by stage."""
-    state = capture(trainer, with_data=False)
-    stages: dict[str, dict[str, str]] = {Stage.random: dict(_random(digests, state["rng"]))}
+    """Digests of what a step begins with, by stage."""
+    stages: dict[str, dict[str, str]] = {}
     parameters = {name for name, _ in unwrapped(trainer.model).named_parameters(remove_duplicate=False)}
-    for section, value in state.items():
-        if section in (*NOT_COMPARED, "rng"):
-            continue
-        for name, digest in digests.tree(value, section):
-            if not any(matches(name, pattern) for pattern in CLOCKED):
-                stages.setdefault(_stage_of(name, parameters), {})[name.removeprefix("model.")] = digest
-    for name, buffer in unwrapped(trainer.model).named_buffers():
-        stages.setdefault(Stage.buffers, {}).setdefault(name, digests.whole(buffer))
+    for name, digest in digests.of_state(trainer):
+        if name.partition(".")[0] not in NOT_COMPARED and not is_clocked(name):
+            stages.setdefault(_stage_of(name, parameters), {})[name.removeprefix("model.")] = digest
     return stages
 
 
 def _stage_of(name: str, parameters: set[str]) -> Stage:
     section, _, rest = name.partition(".")
+    if section == "random":
+        return Stage.random
     if section == "model":
         return Stage.weights if rest in parameters else Stage.buffers
     if section in _OPTIMIZERS:

@@ -264,7 +264,7 @@ def differences(straight: Trace, other: Trace, *, resumed: bool, ignored: Collec
             moment = Value("what happens", event, f"{record.kind} at step {record.step}")
             yield Difference(record.kind, record.step, record.batch, restored, (moment,))
             return
-        values = tuple(_values(expected.values, record.values, ignored))
+        values = tuple(differing_values(expected.values, record.values, ignored))
         if record.kind is Kind.hidden:
             hidden = values
         if values:
@@ -307,7 +307,7 @@ def before_the_stop(
         return None
     names = {value.name for value in difference.values}
     # Values that only one of them has were recorded at another moment, and prove nothing.
-    candidates = [value for value in _values(expected, saved, ignored) if value.name in {*expected} & {*saved}]
+    candidates = [value for value in differing_values(expected, saved, ignored) if value.name in {*expected} & {*saved}]
     values = tuple(value for value in candidates if value.name in names)
     if not values:
         return None
@@ -316,8 +316,11 @@ def before_the_stop(
     return replace(difference, restored=False, values=values, hidden=hidden)
 
 
-def _values(straight: Mapping[str, str], other: Mapping[str, str], ignored: Collection[str]) -> Iterator[Value]:
+def differing_values(
+    straight: Mapping[str, str], other: Mapping[str, str], ignored: Collection[str] = ()
+) -> Iterator[Value]:
+    """The values of two trainings at one moment that differ, in their order."""
     for name in {**straight, **other}:
-        values = straight.get(name, "absent"), other.get(name, "absent")
-        if values[0] != values[1] and name not in ignored:
-            yield Value(name, *values)
+        value = Value(name, straight.get(name, "absent"), other.get(name, "absent"))
+        if value.straight != value.other and name not in ignored:
+            yield value
