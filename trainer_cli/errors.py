@@ -207,6 +207,9 @@ class StoreRefusedError(StoreAwayError):
 class NotFiniteError(TrainError):
     """The loss, or the weights at the end, are NaN or infinite, so training cannot continue."""
 
+    rows: tuple[int, ...] = ()
+    """Positions in the last batch of samples that hold NaN or infinity, as far as they were looked for."""
+
 
 class UserError(TrainError):
     """A mistake that the user can mend: nothing was lost."""

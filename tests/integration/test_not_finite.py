@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from command import names, train
@@ -30,6 +31,7 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(tmp_path: Path)
     error = message(done.err)
     assert "the loss is not finite since step" in error
     assert "The last finite checkpoint is run/checkpoints/step12. The same command resumes it" in error
+    assert "a sample, or a learning rate that is too large: optimizer.lr=…" in error
     assert error.rstrip().endswith(
         "`train bisect run 'train/loss is not finite'` finds the step and its samples, and `train replay run 13..16` "
         "computes these steps again."
@@ -47,6 +49,19 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(tmp_path: Path)
     assert again.code == 0, again.err
     assert "resuming at step 12" in again.err
     assert "finished at step 60" in again.out
+
+
+def test_a_loss_that_had_risen_is_named_by_the_error_and_by_a_resume(tmp_path: Path) -> None:
+    often = ("loop.log_interval=2", "checkpoint.save_interval=2", "checkpoint.max_checkpoints=null")
+    done = train("fit", *FIT, *often, "optimizer.lr=1000", cwd=tmp_path)
+    assert done.code == 1
+    assert "resume=anew" in message(done.err)
+    assert re.search(r"But train/loss at step \d+ is \S+, above the \S+ at step 2, so", message(done.err))
+    assert "The same command resumes it" not in done.err
+    again = train("fit", *FIT, *often, "optimizer.lr=0.001", ALLOW, cwd=tmp_path)
+    assert again.err.count("its weights may be ruined; resume=anew begins the run anew") == 1
+    anew = train("fit", *FIT, *often, "optimizer.lr=0.001", "resume=anew", cwd=tmp_path)
+    assert "ruined" not in anew.err
 
 
 def test_weights_that_are_not_finite_at_the_end_finish_no_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from reported import outcome, save, write_metrics
 from trainer_cli.core.policy import Kind
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import NotFiniteError, SaveError, UserError
-from trainer_cli.runs.failed_step import describe_commands, suggest_replay
+from trainer_cli.runs.failed_step import describe_commands, describe_resume, suggest_replay
 from trainer_cli.runs.run_dir import RunDir
 
 
@@ -108,3 +109,44 @@ def test_commands_are_not_named_for_processes_of_several_machines(machines: int,
     error = ValueError("x")
     suggest_replay(error, make_run(tmp_path / "run").path, trainer_at(6, 7, machines))
     assert hasattr(error, "__notes__") == (machines == 1)
+
+
+RISEN = {10: 2e10, 20: 8e19, 30: 2e29, 40: "NaN"}
+ANEW = "begin the run anew with optimizer.lr=… resume=anew"
+
+
+@pytest.mark.parametrize(
+    ("run", "steps", "losses", "text"),
+    [
+        (
+            "x",
+            [0, 10, 20, 30],
+            RISEN,
+            f"But train/loss at step 30 is 2e.29, above the 2e.10 at step 10, so .*: {ANEW}\\.$",
+        ),
+        ("x", [5, 10], {5: 2.0, 7: 1.0, 10: 9.0, 15: "NaN"}, f"But .* is 9, above the 2 at step 5, .*{ANEW}\\.$"),
+        (
+            "x",
+            [5, 8, 10],
+            {5: 2.0, 7: 1.0, 10: 9.0, 15: "NaN"},
+            f"{ANEW}, or .* resume=.*@step8 checkpoint.newer=trash ",
+        ),
+        ("x", [10, 20], {10: 2.0, 20: 1.0, 30: "NaN"}, "The same command resumes it: .*a sample, .*optimizer.lr=…"),
+        ("x", [10], {10: 2.0, 20: "NaN"}, "The same command resumes it: "),
+        ("x", [4], {10: 2.0, 20: "NaN"}, "The same command resumes it: "),
+        ("x", [10, 20], {10: -1.0, 20: -2.0, 30: "Infinity"}, "The same command resumes it: "),
+        ("x", [], RISEN, "Start another run .name=OTHER., with a smaller optimizer.lr."),
+        ("sweep/seed=1", [10], {10: 2.0}, "The same command resumes it: "),
+        ("optimizer.lr=9", [10], {10: 2.0}, "The same command resumes it: "),
+        ("sweep/optimizer.lr=9", [10], {10: 2.0}, "optimizer.lr is swept: replace this value by a smaller one"),
+        ("sweep/model=cnn,optimizer.lr=9", [], {}, "optimizer.lr is swept: "),
+    ],
+)
+def test_a_resume_is_advised_from_where_the_loss_had_not_risen(
+    run: str, steps: list[int], losses: dict[int, Any], text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / run
+    path.parent.mkdir(exist_ok=True)
+    advice = describe_resume(make_run(path, losses=losses).path, steps)
+    assert re.search(text, advice), advice
+    assert describe_resume(path, steps, is_in_data=True) == "Mend the sample; the same command then resumes the run."

@@ -162,10 +162,12 @@ class CheckFinite(Callback):
         if bool(torch.isfinite(trainer.strategy.group.sum(self._sum.cpu()))):
             return
         if self.policy is not NotFinitePolicy.roll_back:
-            raise not_finite(trainer, f"the loss or the weights are not finite at step {step}")
+            raise not_finite(trainer, f"the loss or the weights are not finite at step {step}", batch)
         if self.times >= self.max_times:
             raise not_finite(
-                trainer, f"the run went back {format_count(self.times, 'time')}, and is not finite at step {step}"
+                trainer,
+                f"the run went back {format_count(self.times, 'time')}, and is not finite at step {step}",
+                batch,
             )
         self.times += 1
         self._going_back = True

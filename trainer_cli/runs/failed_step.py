@@ -1,21 +1,21 @@
-"""Name the commands that look at a step, and end the error of a failed step with them."""
+"""End the error of a failed step with what to do: how to resume the run, and the commands that look at the step."""
 
 from __future__ import annotations
 
 import logging
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.core.schema import TRAIN_PREFIX
+from trainer_cli.core.naming import SWEEP_FOLDER
 from trainer_cli.data.loader import LOADING
 from trainer_cli.errors import LOST, NotFiniteError, TrainError
-from trainer_cli.loggers.text_files import read_number
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_plan import earliest_start
+from trainer_cli.runs.risen_loss import LOSS, find_risen_loss, is_before_rise, read_losses
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import format_count
 
@@ -24,7 +24,49 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOSS = f"{TRAIN_PREFIX}loss"
+_SMALLER_RATE = "optimizer.lr=… 'resume_allow=[optimizer.lr]'"
+_OTHER_JOBS = "optimizer.lr is swept: replace this value by a smaller one, which is another job."
+
+
+def advise_resume(error: NotFiniteError, run: Path, trainer: Trainer) -> None:
+    """Add to the error of values that are not finite how to go on: after a loss that has risen not from there."""
+    try:
+        saver = trainer.checkpoint if isinstance(trainer.checkpoint, CheckpointerCallback) else None
+        entries = [] if saver is None else [entry for entry in saver.retention.own() if entry.resumable]
+        text = describe_resume(run, [entry.step for entry in entries], is_in_data=bool(error.rows))
+    except (TrainError, OSError) as problem:
+        # The run's error must not be replaced by one of its files.
+        log.debug("the checkpoints were not looked up: %s", problem)
+        return
+    error.cure = f"{error.cure} {text}" if error.cure else text
+
+
+def describe_resume(run: Path, steps: Sequence[int], *, is_in_data: bool = False) -> str:
+    """How to go on with a run whose loss or weights are not finite.
+
+    Args:
+        steps: of the checkpoints with finite weights, oldest first; the last one is that of the next resume.
+        is_in_data: whether the values of the batch were not finite.
+    """
+    if is_in_data:
+        return "Mend the sample; the same command then resumes the run."
+    if run.parent.name == SWEEP_FOLDER and any(pair.startswith("optimizer.lr=") for pair in run.name.split(",")):
+        return _OTHER_JOBS
+    if not steps:
+        return "Start another run (name=OTHER), with a smaller optimizer.lr."
+    losses = read_losses(read_json_lines(RunDir(run).metrics_file))
+    risen = find_risen_loss(losses, steps[-1])
+    if risen is None:
+        return (
+            "The same command resumes it: change the cause, which may be a sample, or a learning rate that is too "
+            f"large: {_SMALLER_RATE}."
+        )
+    text = f"But {risen}, so its weights may be ruined: begin the run anew with optimizer.lr=… resume=anew"
+    before = [step for step in steps if is_before_rise(losses, step)]
+    if before:
+        selector = shlex.quote(f"{run}@step{before[-1]}")
+        text += f", or go back to before the rise with resume={selector} checkpoint.newer=trash {_SMALLER_RATE}"
+    return f"{text}."
 
 
 def suggest_replay(error: Exception, run: Path, trainer: Trainer) -> None:
@@ -90,7 +132,7 @@ def describe_commands(run: Path, first: int, last: int, *, loads: bool = True) -
     name = shlex.quote(str(run))
     if first < last:
         # No --show: of many steps it would load and draw each sample.
-        search = f"`train bisect {name} '{_LOSS} is not finite'` finds the step and its samples"
+        search = f"`train bisect {name} '{LOSS} is not finite'` finds the step and its samples"
         return f"{search}, and `train replay {name} {first}..{last}` computes these steps again."
     words = f"{name} {first}"
     shows = " --show` shows" if loads else "` lists"
@@ -114,17 +156,11 @@ def _failed_steps(error: Exception, run: Path, step: int, failed_step: int | Non
 def _first_not_finite(records: list[dict[str, Any]], step: int) -> tuple[int, int]:
     """The steps after the last finite record, up to the first record that is not finite, or to `step`."""
     first, last = 1, step
-    for record in records:
-        at, loss = _step_of(record), read_number(record.get(_LOSS))
-        if at is None or loss is None or at > step:
+    for at, loss in read_losses(records).items():
+        if at > step:
             continue
         if not math.isfinite(loss):
             last = min(last, at)
         elif at < step:
             first, last = at + 1, step
     return first, last
-
-
-def _step_of(record: Mapping[str, Any]) -> int | None:
-    step = record.get("step")
-    return step if isinstance(step, int) else None

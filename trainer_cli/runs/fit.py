@@ -38,7 +38,7 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import ANEW, RESUME_WORDS
 from trainer_cli.core.url_path import is_url
-from trainer_cli.errors import ExitCode, without_secrets
+from trainer_cli.errors import ExitCode, NotFiniteError, without_secrets
 from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
@@ -50,10 +50,11 @@ from trainer_cli.runs.ending import describe_best, print_already_finished, print
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.forks import describe_fork
 from trainer_cli.runs.import_torch import import_torch
-from trainer_cli.runs.metrics import best_settings
+from trainer_cli.runs.metrics import best_settings, read_json_lines
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.repeated_steps import find_differing_end, repeats_steps
 from trainer_cli.runs.resume import keep_records, note_gone_checkpoints, stored_config
+from trainer_cli.runs.risen_loss import find_risen_loss, read_losses
 from trainer_cli.runs.run_dir import Outcome, RunDir, describe_moved
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import (
@@ -305,6 +306,10 @@ def _log_start(start: Start) -> None:
         log.info("starting %s at step 0 (%s)", start.run.path, start.reason)
         return
     log.info("resuming at step %d from %s (%s)", start.entry.step, start.entry.name, start.reason)
+    if start.run.read_summary().get("status") == RunStatus.failed:
+        risen = find_risen_loss(read_losses(read_json_lines(start.run.metrics_file)), start.entry.step)
+        if risen is not None:
+            log.warning("%s: its weights may be ruined; resume=anew begins the run anew", risen)
 
 
 def _warn_of_world_size(entry: Entry | None, group: ProcessGroup) -> None:
@@ -387,8 +392,10 @@ def _suggesting_replay(run: RunDir, trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        from trainer_cli.runs.failed_step import note_lost, suggest_replay
+        from trainer_cli.runs.failed_step import advise_resume, note_lost, suggest_replay
 
+        if isinstance(error, NotFiniteError):
+            advise_resume(error, run.path, trainer)
         if isinstance(error, Exception):
             suggest_replay(error, run.path, trainer)
         note_lost(error, trainer)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trainer_cli.checkpoint.model_state import are_finite
-from trainer_cli.core.naming import SWEEP_FOLDER
 from trainer_cli.errors import NotFiniteError
+from trainer_cli.terminal import format_first
 from trainer_cli.trainer.hooks import second_to
+from trainer_cli.trainer.metrics import tensors_of
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-_ANOTHER_RUN = "Start another run (name=OTHER), with a smaller optimizer.lr."
-_RESUME = (
-    "The same command resumes it: change the cause, for example with optimizer.lr=… 'resume_allow=[optimizer.lr]'."
+_IN_PYTHON = (
+    "Make a new trainer without the cause: a sample, which CheckFinite() among the callbacks names with "
+    "TrainingLoop(log_interval=1), or a learning rate that is too large"
 )
-_OTHER_JOBS = "optimizer.lr is swept: replace this value by a smaller one, which is another job."
 
 
 class LossCheck:
@@ -40,7 +42,7 @@ class LossCheck:
             self._since = None
         elif self._since is None:
             self._since = step
-            log.warning("the loss is not finite at step %d. %s", step, _last_finite(trainer)[0])
+            log.warning("the loss is not finite at step %d. %s", step, _last_finite(trainer))
         else:
             # The log shall show the loss that ends the training.
             trainer.recording.flush()
@@ -56,30 +58,43 @@ def check_end(trainer: Trainer) -> None:
         raise not_finite(trainer, f"the weights are not finite at the end of the run, step {trainer.progress.step}")
 
 
-def not_finite(trainer: Trainer, message: str) -> NotFiniteError:
-    """Make the error, with the last finite checkpoint in its hint."""
-    return NotFiniteError(message, cure=" ".join(_last_finite(trainer)).rstrip())
+def not_finite(trainer: Trainer, message: str, batch: Any = None) -> NotFiniteError:
+    """Make the error, with the last finite checkpoint in its cure; that of a training in Python also says what to do.
+    Of a run `train fit` knows more, see `runs/failed_step`.
+
+    Args:
+        batch: the last one, whose samples are looked at.
+    """
+    rows = _rows_not_finite(batch)
+    if rows:
+        message += f"; in its batch, NaN or infinity is in the {'samples' if len(rows) > 1 else 'sample'} at "
+        message += f"{format_first(rows)}, counted from 0"
+    error = NotFiniteError(message, cure=_last_finite(trainer))
+    error.rows = rows
+    if not trainer.config:
+        keep = "; fit(..., keep_settings=['lr']) resumes with another" if trainer.checkpoint is not None else ""
+        advice = "Mend the sample, and make a new trainer." if rows else f"{_IN_PYTHON}{keep}."
+        error.cure = f"{error.cure} {advice}"
+    return error
 
 
-def _sweeps_lr(trainer: Trainer) -> bool:
-    """Whether the run is a job of a sweep over `optimizer.lr`, by its directory `sweep/KEY`."""
-    run_dir = trainer.run_dir
-    if run_dir is None or run_dir.parent.name != SWEEP_FOLDER:
-        return False
-    return any(pair.startswith("optimizer.lr=") for pair in run_dir.name.split(","))
+def _rows_not_finite(batch: Any) -> tuple[int, ...]:
+    """Positions of the samples of a batch that hold NaN or infinity; none where its tensors differ in length."""
+    tensors = list(tensors_of(batch))
+    lengths = {len(tensor) if tensor.dim() else None for tensor in tensors}
+    if len(lengths) != 1 or None in lengths:
+        return ()
+    finite = [torch.isfinite(tensor.detach()).reshape(len(tensor), -1).all(1).cpu() for tensor in tensors]
+    return tuple(torch.stack(finite).all(0).logical_not().nonzero().flatten().tolist())
 
 
-def _last_finite(trainer: Trainer) -> tuple[str, str]:
-    """Two sentences for a hint: the last checkpoint with finite weights, and how to resume from it."""
+def _last_finite(trainer: Trainer) -> str:
+    """A sentence for a hint: the last checkpoint with finite weights."""
     try:
         path = None if trainer.checkpoint is None else trainer.checkpoint.newest_finite()
     except OSError as error:
-        return f"Its checkpoints cannot be listed: {error}.", ""
-    if path is None:
-        last, cure = "There is no checkpoint with finite weights.", _ANOTHER_RUN
-    else:
-        last, cure = f"The last finite checkpoint is {path}.", _RESUME
-    return last, _OTHER_JOBS if _sweeps_lr(trainer) else cure
+        return f"Its checkpoints cannot be listed: {error}."
+    return "There is no checkpoint with finite weights." if path is None else f"The last finite checkpoint is {path}."
 
 
 def roll_back(trainer: Trainer, train_loader: Any) -> None:
