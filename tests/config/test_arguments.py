@@ -13,8 +13,8 @@ import pytest
 from trainer_cli.config import arguments
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.config.fields import DATA_KEYS
-from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.targets import Trust
+from trainer_cli.config.tree import ConfigTree
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError
 
@@ -57,7 +57,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def wrong(root: Path, trust: Trust | None = None, **sections: Any) -> list[str]:
     config = TrainConfig(**{"model": NET, "data": DATA, "optimizer": SGD, **sections})
-    return [str(error) for error in arguments.check_bindings(config, Provenance([]), trust or Trust())]
+    return [str(error) for error in arguments.check_bindings(config, ConfigTree(), trust or Trust())]
 
 
 @pytest.mark.parametrize(

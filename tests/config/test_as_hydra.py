@@ -31,6 +31,7 @@ from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles
 from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.search_path import SearchPath
+from trainer_cli.config.tree import ConfigTree
 from trainer_cli.errors import ConfigError, raise_all
 
 COMPOSITIONS = int(os.environ.get("TRAIN_COMPOSITIONS", "40"))
@@ -144,9 +145,10 @@ def compose_plainly(search: SearchPath, lines: Sequence[str]) -> dict[str, Any]:
     given = overrides.read_overrides(lines).overrides
     choices = [one for one in given if search.is_choice(one)]
     files = ConfigFiles(search)
-    merged = merge(search, choices, files)
-    values, mistakes = override_values.apply(merged.values, [one for one in given if one not in choices], search)
+    tree = ConfigTree(merge(search, choices, files)[0])
+    mistakes = override_values.apply(tree, [one for one in given if one not in choices], search)
     raise_all([*files.mistakes, *mistakes])
+    values: dict[str, Any] = tree.root.plain()
     return values
 
 

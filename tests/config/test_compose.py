@@ -12,11 +12,12 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from trainer_cli.config.check import fill_defaults, find_wrong_overrides
+from trainer_cli.config.check import find_wrong_overrides
 from trainer_cli.config.compose import ABSENT, compose, diff, from_yaml, to_yaml
 from trainer_cli.config.fields import defaults, fields
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.config.search_path import SearchPath
+from trainer_cli.config.tree import Node, fill_defaults
 from trainer_cli.core.schema import Dtype, TrainConfig
 from trainer_cli.errors import ConfigError
 
@@ -159,7 +160,7 @@ def test_folders_that_a_primary_config_adds_are_searched_last(
 )
 def test_values_lie_over_the_defaults_as_omegaconf_merges_them(values: dict[str, Any]) -> None:
     merged = OmegaConf.merge(defaults(), values)
-    assert fill_defaults(values) == OmegaConf.to_container(merged)
+    assert fill_defaults(Node.of(values)).plain() == OmegaConf.to_container(merged)
 
 
 @pytest.mark.parametrize("overrides", [["seed=???"], ["+experiment=small", "loop.max_duration=???"]])
@@ -363,6 +364,6 @@ def test_a_primary_config_that_chooses_no_experiment_leaves_the_choice_to_the_co
             composed = compose(overrides, config_name="train")
             plain = compose(overrides, config_name="without")
             assert composed.config == plain.config
-            assert composed.provenance.exact(("name",)) == plain.provenance.exact(("name",))
+            assert composed.tree.exact(("name",)) == plain.tree.exact(("name",))
         with pytest.raises(ConfigError, match="experiment is chosen twice"):
             compose(["experiment=small", "experiment=small"], config_name="train")

@@ -27,7 +27,7 @@ from trainer_cli.config import yaml as yaml_reader
 from trainer_cli.config.check import validate
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.config.fields import fields
-from trainer_cli.config.provenance import Provenance
+from trainer_cli.config.tree import ConfigTree, Node
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError, raise_all
 
@@ -419,7 +419,7 @@ def test_every_key_of_the_schema_is_tried() -> None:
 @given(drawn())
 def test_a_config_is_accepted_exactly_where_every_value_is_right(example: tuple[dict[str, Any], set[str]]) -> None:
     values, wrong = example
-    config, mistakes = validate(nested(values), Provenance([]), missing_ok=True)
+    config, mistakes = validate(ConfigTree(Node.of(nested(values))), missing_ok=True)
     try:
         raise_all(mistakes)
     except ConfigError as error:

@@ -29,12 +29,9 @@ ALLOWED = {
     "hydra._internal.defaults_list.create_defaults_list",
     "hydra._internal.target_policy._authorize_target_name",
     "hydra._internal.target_policy._get_resolved_target_name_for_check",
-    "hydra._internal.config_loader_impl.ConfigLoaderImpl",
     "omegaconf._utils.get_yaml_loader",
     "BaseContainer._resolvers",
     "override._value",
-    "node._content",
-    "node._get_node",
     "node._metadata",
     "node._value",
 }
@@ -56,7 +53,6 @@ def private_names(path: Path) -> Iterator[str]:
 
 def test_private_names_of_hydra_and_omegaconf_are_used_in_one_module_only() -> None:
     assert "_value" in PRIVATE
-    assert "_get_node" in PRIVATE
     found = {path.relative_to(PACKAGE).as_posix(): set(private_names(path)) for path in PACKAGE.rglob("*.py")}
     assert {path: names for path, names in found.items() if names} == {"config/hydra_compat.py": ALLOWED}
 
@@ -122,26 +118,6 @@ def test_what_omegaconf_refuses_is_refused_for_its_reason(values: dict[Any, Any]
     assert errors[0] == errors[1]
 
 
-@pytest.mark.parametrize("below", [
-    {}, {"x": None}, {"x": "???"}, {"x": {"steps": [1, 2]}}, {"x": {"steps": LONG[:150]}}, {"x": {"steps": None}},
-    {"x": {"steps": "${y}"}, "y": [*LONG, 7]}, {"x": "${y}", "y": {"steps": [7]}}, {"x": "${y}", "y": 3},
-    {"x": {"steps": {"a": 1}}}, {"x": [1, 2]}, {"x": {"steps": "${missing}"}},
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("package", ["", "x"])
-def test_long_lists_merge_as_in_omegaconf(below: dict[str, Any], package: str) -> None:
-    config, expected = OmegaConf.create(below), OmegaConf.create(below)
-    values = {"steps": LONG, "other": 1}
-    expected_reason = None
-    try:
-        expected.merge_with(OmegaConf.create({"x": values}))
-    except (omegaconf.errors.OmegaConfBaseException, TypeError) as error:
-        expected_reason = str(getattr(error, "msg", None) or error).splitlines()[0]
-    assert hydra_compat.merge_into(config, values if package else {"x": values}, package) == expected_reason
-    if expected_reason is None:
-        assert as_plain(config) == as_plain(expected)
-        assert hydra_compat.read_values(config) == OmegaConf.to_container(expected, resolve=False)
-
-
 @pytest.mark.parametrize("content", [None, "???", "${x}", {}], ids=str)
 @pytest.mark.parametrize("kind", [omegaconf.DictConfig, omegaconf.ListConfig])
 def test_a_container_without_items_is_read_as_what_it_is(kind: Any, content: Any) -> None:
@@ -156,20 +132,6 @@ def test_omegaconf_does_not_check_the_items_of_long_lists_one_by_one(monkeypatch
     composed = from_yaml(f"checkpoint:\n  fixed_steps: {list(range(1, 5001))}", missing_ok=True)
     assert composed.config.checkpoint.fixed_steps == list(range(1, 5001))
     assert len(appended) < 1000
-
-
-IN_PLACE = str(hydra_compat._IN_PLACE)
-
-
-@pytest.mark.parametrize("values", [
-    {"a": 1, "steps": list(range(500)), "b": {"c": {"many": [-3, 0.5, 1e16, 1e-7, -0.0] * 30, "short": [1, 2]}}},
-    {"steps": [math.nan, math.inf, -math.inf] * 40, "in_a_list": [list(range(200))], "x": [{"y": list(range(100))}]},
-    {"steps": list(range(100)), "text": f"one\n- {IN_PLACE}\n\ntwo"},
-    {"steps": list(range(100)), IN_PLACE: [IN_PLACE, "${steps}", None, True]},
-    {"steps": [2**127] * 100, "flags": [True] * 100, "texts": ["12"] * 100, "mixed": [*range(100), None], "none": {}},
-], ids=["numbers", "in lists", "a text with an item", "the name of an item", "of other kinds"])  # fmt: skip
-def test_long_lists_are_written_as_by_omegaconf(values: dict[str, Any]) -> None:
-    assert hydra_compat.to_yaml(OmegaConf.create(values)) == OmegaConf.to_yaml(OmegaConf.create(values))
 
 
 @pytest.mark.parametrize("value", [0, -7, 2**60, 1.5, math.inf, True, None, "", "a", "???", "$a", "${b}"])
@@ -203,4 +165,5 @@ def calls_to_compose(items: int) -> int:
 
 def test_a_long_list_takes_a_fixed_number_of_calls_for_each_item() -> None:
     calls_to_compose(1)
-    assert calls_to_compose(400) - calls_to_compose(200) < 80 * 200
+    few, more, most = (calls_to_compose(items) for items in (200, 400, 600))
+    assert most - more < 1.2 * (more - few)

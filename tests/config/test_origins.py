@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from trainer_cli.config import search_path
+from trainer_cli.config import override_values, search_path
 from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
 from trainer_cli.config.fields import defaults
-from trainer_cli.config.provenance import DEFAULT, Assignment, Provenance, Source
+from trainer_cli.config.overrides import read_overrides
+from trainer_cli.config.search_path import SearchPath
+from trainer_cli.config.tree import DEFAULT, ConfigTree, Node, merge
+from trainer_cli.config.yaml import read_text
 
 Write = Callable[[str, str], Path]
 SHIPPED = Path(__file__).parents[2] / "configs"
@@ -34,7 +36,7 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def origin(composed: Composed, key: str) -> str:
-    return str(composed.provenance.exact(tuple(key.split("."))))
+    return str(composed.tree.exact(tuple(key.split("."))))
 
 
 def line_at(place: str, folder: Path) -> str:
@@ -48,7 +50,7 @@ def test_each_line_that_is_named_for_a_shipped_experiment_holds_that_key_and_val
     standard = dict(leaves(defaults()))
     named = 0
     for path, value in leaves(to_plain(composed.raw)):
-        said = composed.provenance.exact(path)
+        said = composed.tree.exact(path)
         if said.source == DEFAULT:
             assert value == standard[path]
         elif said.words:
@@ -63,9 +65,9 @@ def test_each_line_that_is_named_for_a_shipped_experiment_holds_that_key_and_val
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_line_that_is_named_for_a_choice_of_a_shipped_experiment_makes_it(name: str) -> None:
     composed = compose([f"experiment={name}"], cwd=SHIPPED.parent, missing_ok=True)
-    assert str(composed.provenance.choices["experiment",].origin) == f"command line: experiment={name}"
+    assert str(composed.tree.choices["experiment",].origin) == f"command line: experiment={name}"
     for section in ("model", "data", "optimizer", "scheduler", "precision", "checkpoint", "loggers"):
-        choice = composed.provenance.choices[section,]
+        choice = composed.tree.choices[section,]
         group, _, option = choice.origin.words.partition("=")
         assert group == section
         assert f"{group}: {option}" in line_at(choice.origin.source, SHIPPED.parent)
@@ -108,7 +110,7 @@ def rich(project: Path, write: Write) -> Path:
 def test_changing_the_line_that_is_named_changes_the_value(rich: Path, overrides: list[str]) -> None:
     composed = compose(overrides)
     numbers = {path for path, value in leaves(to_plain(composed.raw)) if type(value) is int}
-    named = {path: str(said) for path in numbers if (said := composed.provenance.exact(path)).source != DEFAULT}
+    named = {path: str(said) for path in numbers if (said := composed.tree.exact(path)).source != DEFAULT}
     assert len(named) >= 8
     new = {place: 900 + index for index, place in enumerate(sorted(set(named.values())))}
     for place, number in new.items():
@@ -135,7 +137,7 @@ def test_a_key_that_only_its_section_names_is_a_default(rich: Path) -> None:
 
 
 def chosen(composed: Composed, section: str) -> str:
-    return str(composed.provenance.chosen((section,), to_plain(composed.raw)[section]))
+    return str(composed.tree.chosen((section,)))
 
 
 def test_a_choice_is_named_with_who_made_it(rich: Path) -> None:
@@ -186,33 +188,38 @@ NUMBERS = {"seed": 1, "optimizer.lr": 3, "model.hidden": 2, "loop.eval_steps": 1
 @given(st.lists(st.tuples(st.sampled_from(sorted(NUMBERS)), st.integers(1, 9)), max_size=8))
 def test_of_overrides_of_one_key_the_last_is_named(pairs: list[tuple[str, int]]) -> None:
     lines = [f"{key}={value}" for key, value in pairs]
-    provenance = Provenance(
-        [], [Assignment(tuple(key.split(".")), line, v) for (key, v), line in zip(pairs, lines, strict=True)]
+    tree = ConfigTree(Node.of({"seed": 0, "optimizer": {"lr": 0}, "model": {"hidden": 0}, "loop": {}}))
+    signed = [f"++{line}" for line in lines]
+    assert not override_values.apply(
+        tree, read_overrides(signed).overrides, SearchPath.of(None, "config", SHIPPED.parent)
     )
     last = {key: line for (key, _), line in zip(pairs, lines, strict=True)}
     for key in NUMBERS:
-        shown = str(provenance.exact(tuple(key.split("."))))
-        assert shown == (f"command line: {last[key]}" if key in last else DEFAULT)
+        shown = str(tree.exact(tuple(key.split("."))))
+        assert shown == (f"command line: ++{last[key]}" if key in last else DEFAULT)
 
 
-def source(label: str, text: str) -> Source:
-    return Source(label, yaml.compose(text, Loader=yaml.SafeLoader))
+def tree_of(*texts: str) -> ConfigTree:
+    """What files called a, b, … with these texts are merged into."""
+    tree = ConfigTree()
+    for label, text in zip("abc", texts, strict=False):
+        merge(tree.root, read_text(text, label).tree)
+    return tree
 
 
 def test_what_takes_the_place_of_a_section_is_named_for_all_of_it() -> None:
-    provenance = Provenance([source("a", "model:\n  x: {y: 1}\n"), source("b", "model:\n  x: ${other}\n")])
-    assert str(provenance.exact(("model", "x", "y"))) == "b:2"
+    tree = tree_of("model:\n  x: {y: 1}\n", "model:\n  x: ${other}\n")
+    assert str(tree.exact(("model", "x", "y"))) == "b:2"
 
 
 def test_an_item_of_a_list_is_reported_with_its_own_line() -> None:
-    provenance = Provenance([source("a", "steps:\n  - 1\n  - 2\n")])
-    assert provenance.source(("steps", "1")) == "a:3"
+    assert tree_of("steps:\n  - 1\n  - 2\n").source(("steps", "1")) == "a:3"
 
 
 def work_of_origins(items: int) -> int:
     """Number of instructions that are run to find the origins of a list that two files set."""
     text = f"steps: [{', '.join(map(str, range(items)))}]\n"
-    provenance, instructions, before = Provenance([source("a", text), source("b", text)]), 0, sys.gettrace()
+    instructions, before = 0, sys.gettrace()
 
     def count(frame: Any, event: str, argument: Any) -> Any:
         nonlocal instructions
@@ -222,7 +229,7 @@ def work_of_origins(items: int) -> int:
 
     sys.settrace(count)
     try:
-        assert str(provenance.exact(("steps",))) == "b:1"
+        assert str(tree_of(text, text).exact(("steps",))) == "b:1"
     finally:
         sys.settrace(before)
     return instructions

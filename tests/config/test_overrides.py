@@ -14,6 +14,7 @@ from trainer_cli.config import override_values
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.config.fields import DATA_KEYS
 from trainer_cli.config.overrides import Append, closes_at_end, hint_on_syntax, parse_overrides, read_overrides
+from trainer_cli.config.tree import Node
 from trainer_cli.errors import ConfigError
 
 STEPS = "checkpoint.fixed_steps"
@@ -101,17 +102,17 @@ def test_what_is_set_later_takes_the_place_of_what_was_added(arguments: list[str
     ],
 )
 def test_a_value_goes_to_the_end_and_a_list_item_by_item(argument: str, expected: list[Any]) -> None:
-    values: dict[str, Any] = {"a": {"list": [1, 2]}}
+    root = Node.of({"a": {"list": [1, 2]}})
     (append,) = parse_overrides([argument]).appends
-    assert override_values.append(values, append) is None
-    assert values["a"]["list"] == expected
+    assert override_values.append(root, append) is None
+    assert root.plain() == {"a": {"list": expected}}
 
 
 def test_null_begins_a_list_and_a_list_in_a_list_is_found_by_its_number() -> None:
-    values: dict[str, Any] = {"none": None, "deep": [{"inner": [1]}, [2]]}
+    root = Node.of({"none": None, "deep": [{"inner": [1]}, [2]]})
     for path in (("none",), ("deep", "0", "inner"), ("deep", "1")):
-        assert override_values.append(values, Append(path, [9], "")) is None
-    assert values == {"none": [9], "deep": [{"inner": [1, 9]}, [2, 9]]}
+        assert override_values.append(root, Append(path, [9], "")) is None
+    assert root.plain() == {"none": [9], "deep": [{"inner": [1, 9]}, [2, 9]]}
 
 
 def test_lists_of_sections_and_of_components_grow(project: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from trainer_cli.checkpoint.storage import local
 from trainer_cli.commands.main import main
-from trainer_cli.config import hydra_compat
 from trainer_cli.core import bounds
 from trainer_cli.testing.faults import FaultyDisk
 
@@ -37,7 +37,7 @@ def test_the_config_of_a_run_is_written_as_yaml_once_and_read_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     texts: list[str] = []
-    to_yaml, load = hydra_compat.to_yaml, yaml.load
+    to_yaml, load = OmegaConf.to_yaml, yaml.load
 
     def note_written(config: Any) -> str:
         texts.append("written")
@@ -47,7 +47,7 @@ def test_the_config_of_a_run_is_written_as_yaml_once_and_read_once(
         texts.extend(["read"] * (Loader is bounds.YAML_LOADER))
         return load(text, Loader=Loader)
 
-    monkeypatch.setattr(hydra_compat, "to_yaml", note_written)
+    monkeypatch.setattr(OmegaConf, "to_yaml", note_written)
     monkeypatch.setattr(yaml, "load", note_read)
     assert main(["fit", "experiment=digits_mlp", "name=one", "loop.max_duration=1", "logging.console=off"]) == 0
     assert (tmp_path / "runs/one/report.html").exists()

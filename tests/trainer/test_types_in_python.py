@@ -30,7 +30,7 @@ from trainer_cli import (
     TrainingLoop,
 )
 from trainer_cli.config.check import validate
-from trainer_cli.config.provenance import Provenance
+from trainer_cli.config.tree import ConfigTree, Node
 from trainer_cli.core import schema
 from trainer_cli.core.checkpoint_config import CheckpointConfig, KeepBestConfig, Removal
 from trainer_cli.core.metric_modes import Mode
@@ -62,7 +62,7 @@ def refused_in_a_config(section: str, name: str, value: Any) -> str | None:
     nested: Any = {name: value}
     for key in reversed(section.split(".") if section else []):
         nested = {key: nested}
-    _, mistakes = validate(nested, Provenance([]), missing_ok=True)
+    _, mistakes = validate(ConfigTree(Node.of(nested)), missing_ok=True)
     key = f"{section}.{name}".lstrip(".")
     return next((one.message for one in mistakes if (one.location or "").startswith(key)), None)
 

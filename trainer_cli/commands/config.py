@@ -24,7 +24,7 @@ from trainer_cli.terminal import beside, format_count, line_width, print_json
 
 if TYPE_CHECKING:
     from trainer_cli.config.fields import KeyPath
-    from trainer_cli.config.provenance import Provenance
+    from trainer_cli.config.tree import ConfigTree
 
 EXAMPLES = """examples:
   train config digits optimizer.lr=0.01
@@ -154,7 +154,7 @@ def difference_lines(other: str, overrides: Sequence[str], settings: Mapping[str
         return
     yield f"# from: {file or shlex.join(words) or 'no overrides'}"
     yield f"# to: {second or shlex.join(overrides) or 'no overrides'}"
-    yield from _commented([(str(change), str(change.origin(new.provenance) or "")) for change in changes])
+    yield from _commented([(str(change), str(change.origin(new.tree) or "")) for change in changes])
 
 
 def _find_config_file(name: str) -> Path | None:
@@ -232,21 +232,19 @@ def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> I
     from trainer_cli.config.fields import whole_values
 
     composed = compose(overrides, **settings)
-    provenance = composed.provenance
+    tree = composed.tree
     values = to_plain(composed.raw)
-    for section, choice in provenance.choices.items():
+    for section, choice in tree.choices.items():
         if section[0] not in values:
             yield f"# {choice.origin}"
-    yield from _commented(list(_rows(provenance, values, (), OmegaConf.create(_without_resolvers(values)))))
+    yield from _commented(list(_rows(tree, values, (), OmegaConf.create(_without_resolvers(values)))))
     paths = [path for path, _ in whole_values(values)]
-    defaults = sum(_is_default(provenance, path) for path in paths)
+    defaults = sum(_is_default(tree, path) for path in paths)
     counted = f"{defaults:,} of {format_count(len(paths), 'value')} are defaults; train config shows them"
     yield beside("# ", counted, line_width(sys.stdout), sign="# ")
 
 
-def _rows(
-    provenance: Provenance, values: Mapping[Any, Any], path: KeyPath, resolving: Any
-) -> Iterator[tuple[str, str]]:
+def _rows(tree: ConfigTree, values: Mapping[Any, Any], path: KeyPath, resolving: Any) -> Iterator[tuple[str, str]]:
     """(line of YAML, origin of its value) of each key that is set.
 
     `resolving` is the same config with interpolations.
@@ -257,19 +255,19 @@ def _rows(
     for key, value in values.items():
         key_path = (*path, str(key))
         if isinstance(value, Mapping) and value:
-            rows = list(_rows(provenance, value, key_path, resolving[key]))
+            rows = list(_rows(tree, value, key_path, resolving[key]))
             if rows:
-                yield f"{indent}{shown(key)}:", str(provenance.chosen(key_path, value) or "")
+                yield f"{indent}{shown(key)}:", str(tree.chosen(key_path) or "")
                 yield from rows
-        elif not _is_default(provenance, key_path):
+        elif not _is_default(tree, key_path):
             result = _resolve(resolving, key, value)
-            yield f"{indent}{shown(key)}: {shown(value)}", f"{provenance.exact(key_path)}{result and f' ({result})'}"
+            yield f"{indent}{shown(key)}: {shown(value)}", f"{tree.exact(key_path)}{result and f' ({result})'}"
 
 
-def _is_default(provenance: Provenance, path: KeyPath) -> bool:
-    from trainer_cli.config.provenance import DEFAULT
+def _is_default(tree: ConfigTree, path: KeyPath) -> bool:
+    from trainer_cli.config.tree import DEFAULT
 
-    return provenance.exact(path).source == DEFAULT
+    return tree.exact(path).source == DEFAULT
 
 
 def _without_resolvers(value: Any) -> Any:

@@ -38,8 +38,8 @@ from trainer_cli.commands.sweep_table import (
 )
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, freeze, refuse_shipped_default, with_values
-from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.sweep import Job, jobs
+from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.files import replace
 from trainer_cli.core.naming import SWEEP_FOLDER

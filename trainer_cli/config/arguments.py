@@ -16,9 +16,8 @@ from typing import Any
 
 from trainer_cli.config.fields import DATA_KEYS, SEVERAL
 from trainer_cli.config.modules import find_missing
-from trainer_cli.config.overrides import COMMAND_LINE
-from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.targets import Trust, check_name, check_path, import_target, missing_name_error
+from trainer_cli.config.tree import COMMAND_LINE, ConfigTree
 from trainer_cli.core.auto import AUTO, check_auto, is_auto_batch_size
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.intervals import Duration
@@ -49,7 +48,7 @@ _SOMETHING = object()
 
 def check_components(
     config: TrainConfig,
-    provenance: Provenance,
+    tree: ConfigTree,
     roots: Iterable[Path],
     trust: Trust,
     sections: Collection[str] = SECTIONS,
@@ -58,29 +57,29 @@ def check_components(
 
     Interpolations are resolved already. The project's root comes first in `roots`; only `sections` are checked.
     """
-    return _with_sources(_Checker(trust, list(roots)), config, provenance, sections)
+    return _with_sources(_Checker(trust, list(roots)), config, tree, sections)
 
 
 def check_bindings(
-    config: TrainConfig, provenance: Provenance, trust: Trust, sections: Collection[str] = SECTIONS
+    config: TrainConfig, tree: ConfigTree, trust: Trust, sections: Collection[str] = SECTIONS
 ) -> Iterator[ConfigError]:
     """Import the targets and check that each is a class or function and accepts its arguments.
 
     The project's root must be on `sys.path` already.
     """
-    return _with_sources(_Checker(trust, None), config, provenance, sections)
+    return _with_sources(_Checker(trust, None), config, tree, sections)
 
 
 def _with_sources(
-    checker: _Checker, config: TrainConfig, provenance: Provenance, sections: Collection[str]
+    checker: _Checker, config: TrainConfig, tree: ConfigTree, sections: Collection[str]
 ) -> Iterator[ConfigError]:
     errors_of_sections = [checker.section(name, getattr(config, name)) for name in sections]
     if "optimizer" in sections:
         errors_of_sections += [checker.groups(config.optimizer, config.param_groups), check_auto(config)]
     for error in chain.from_iterable(errors_of_sections):
         key = tuple((error.location or "").split("."))
-        error_with_source = error.at(provenance.source(key))
-        if len(key) == 2 and _was_another(key, error_with_source, provenance):
+        error_with_source = error.at(tree.source(key))
+        if len(key) == 2 and _was_another(key, error_with_source, tree):
             target = getattr(config, key[0])["_target_"]
             error_with_source.cure = (
                 f"To replace the whole {key[0]}, write {key[0]}=null '{key[0]}={{_target_: {target}}}'."
@@ -88,10 +87,10 @@ def _with_sources(
         yield error_with_source
 
 
-def _was_another(path: tuple[str, ...], error: ConfigError, provenance: Provenance) -> bool:
+def _was_another(path: tuple[str, ...], error: ConfigError, tree: ConfigTree) -> bool:
     """Whether the command line sets another `_target_`, and the file's argument does not fit it."""
     unknown = error.code is Code.argument and error.source != COMMAND_LINE
-    return unknown and path[1] != "_target_" and provenance.source((path[0], "_target_")) == COMMAND_LINE
+    return unknown and path[1] != "_target_" and tree.source((path[0], "_target_")) == COMMAND_LINE
 
 
 def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:

@@ -18,11 +18,10 @@ from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves, sections, text_keys, unknown_key, whole_values
+from trainer_cli.config.fields import OPEN, KeyPath, leaves, sections, text_keys, unknown_key, whole_values
 from trainer_cli.config.hydra_compat import create, read_values, value_in_quotes
 from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
-    COMMAND_LINE,
     HOW_TO_OVERRIDE,
     CommandLine,
     as_text,
@@ -34,8 +33,8 @@ from trainer_cli.config.overrides import (
     unknown_option_error,
     writer,
 )
-from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.search_path import SearchPath, groups, label, options
+from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, Node
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.core.auto import replace_auto
 from trainer_cli.core.elsewhere import hint_on
@@ -60,45 +59,21 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def fill_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values, and the schema's default of each key that they lack."""
-    return _filled(values, defaults())
-
-
-def _filled(values: Mapping[Any, Any], default_values: Mapping[Any, Any]) -> dict[Any, Any]:
-    # The order of the schema, in which the config is printed and written.
-    full = {**default_values, **values}
-    for key, value in full.items():
-        if isinstance(value, Mapping):
-            # An open section is whole: a default entry that it lacks was removed.
-            default = {} if key in OPEN else default_values.get(key)
-            full[key] = _filled(value, default if isinstance(default, Mapping) else {})
-    return full
-
-
-def restore_texts(values: dict[str, Any], provenance: Provenance) -> None:
+def restore_texts(root: Node) -> None:
     """Replace `nan` and `inf`, which are read as numbers, by strings where a key takes strings and no numbers."""
     for path in text_keys():
-        section: Any = values
-        for name in path[:-1]:
-            section = section.get(name) if isinstance(section, Mapping) else None
-        value = section.get(path[-1]) if isinstance(section, dict) else None
-        if isinstance(value, float) and not math.isfinite(value):
-            section[path[-1]] = provenance.written(path, value)
+        node = root.at(path)
+        if node is not None and isinstance(node.value, float) and not math.isfinite(node.value):
+            node.value = node.written(node.value)
 
 
-def validate(
-    values: Mapping[str, Any], provenance: Provenance, *, missing_ok: bool = False
-) -> tuple[TrainConfig, list[ConfigError]]:
+def validate(tree: ConfigTree, *, missing_ok: bool = False) -> tuple[TrainConfig, list[ConfigError]]:
     """The config, interpolations resolved, and all mistakes in it. `missing_ok`: values may still be `???`."""
-    validation = _Validation(values, provenance, missing_ok)
-    # OmegaConf keeps the value of an earlier file where a later one asks for it by `???`.
-    for path in provenance.find_asked():
-        value: Any = values
-        for name in path:
-            value = value.get(name, MISSING) if isinstance(value, Mapping) else MISSING
-        # One that is `???` still is reported with its section; a defaults list holds no values.
-        if value != MISSING:
+    values = tree.root.plain()
+    validation = _Validation(values, tree, missing_ok)
+    for path, node in tree.root.walk():
+        # OmegaConf keeps the value of an earlier file where a later one asks for it by `???`.
+        if node.text == MISSING != node.value:
             validation.require(path)
     # What refers to a value that is `auto` is computed with a number here, and again once the value is found.
     config = validation.section(TrainConfig, values, create(replace_auto(values)))
@@ -109,10 +84,10 @@ def validate(
 class _Validation:
     """One pass over a config. `_wrong` holds the paths of the mistakes, each of which is reported once."""
 
-    def __init__(self, values: Mapping[str, Any], provenance: Provenance, missing_ok: bool) -> None:
+    def __init__(self, values: Mapping[str, Any], tree: ConfigTree, missing_ok: bool) -> None:
         self.mistakes: list[ConfigError] = []
         self._values = values
-        self._provenance = provenance
+        self._tree = tree
         self._missing_ok = missing_ok
         self._wrong: set[KeyPath] = set()
 
@@ -125,7 +100,7 @@ class _Validation:
                 key_path = (*path, name)
                 below = values[name] if isinstance(values[name], Mapping) else {}
                 rest, value = next(whole_values(below), ((), values[name]))
-                source = self._provenance.within(key_path)
+                source = self._tree.source_within(key_path)
                 mistake = unknown_key_error(key_path, [*known_fields], source, in_yaml(value), rest)
                 self.mistakes.append(self._misplaced(key_path, mistake))
         # Only what is right: the dataclass fills in its default for the rest, and the checks continue.
@@ -154,7 +129,7 @@ class _Validation:
 
     def _misplaced(self, path: KeyPath, mistake: ConfigError) -> ConfigError:
         """The error for an unknown key that is the package of a chosen option: point to the choice."""
-        choice = self._provenance.choices.get(path)
+        choice = self._tree.choices.get(path)
         if choice is None:
             return mistake
         words, source = choice.origin.words, choice.origin.source
@@ -256,7 +231,7 @@ class _Validation:
 
     def _check_written(self, path: KeyPath, number: int) -> None:
         """Refuse a number for a string key if it was not written in its plain form, such as `1_0`."""
-        text, key, source = self._provenance.written(path, number), ".".join(path), self._provenance.source(path)
+        text, key, source = self._tree.written(path, number), ".".join(path), self._tree.source(path)
         if text == str(number):
             return
         if source == COMMAND_LINE:
@@ -280,7 +255,7 @@ class _Validation:
         if not value and key in ("model", "data") and not self._missing_ok:
             message = f"{key} is {'null' if value is None else 'empty'}, but nothing runs without"
             hint = f"Choose one with {key}=NAME; `train list {key}` shows them."
-            self._report((key,), message, hint, source=self._provenance.exact((key,)).source, code=Code.not_given)
+            self._report((key,), message, hint, source=self._tree.exact((key,)).source, code=Code.not_given)
         if key not in _BY_NAME and value is not None and not isinstance(value, Mapping):
             expected = NODE
             hint = f"Choose one with {key}=NAME, in a file by '- override /{key}: NAME' in its defaults list."
@@ -290,7 +265,7 @@ class _Validation:
         for path, name in _odd_keys(value, (key,)):
             odd = "null" if name is None else str(name).lower()
             message = f"{'.'.join(path)} has the key {odd}, but keys are strings"
-            typed = self._provenance.source(path) == COMMAND_LINE
+            typed = self._tree.source(path) == COMMAND_LINE
             cure = f"Say it in a YAML file: '{odd}'." if typed else f"Put it in quotes: '{odd}'."
             self._report(path, message, cure, code=Code.wrong_type)
         if key in (*_BY_NAME, "scheduler") and isinstance(value, Mapping) and "_target_" not in value:
@@ -315,7 +290,7 @@ class _Validation:
 
     def _add_of_type(self, path: KeyPath, mistake: ConfigError, kind: Kind, value: Any) -> None:
         """Report a wrong type; the hint on quotes depends on where the value was written."""
-        source = self._provenance.source(path)
+        source = self._tree.source(path)
         hint = mistake.hint
         if not (hint or "").startswith("Did you mean"):
             hint = hint_on(".".join(path), in_yaml(value), below=False, written=writer(source)) or hint
@@ -323,7 +298,7 @@ class _Validation:
             self._refuse(path, value, f"{', '.join(RESUME_WORDS)} or a path", hint or "")
             return
         if hint == IN_QUOTES and source == COMMAND_LINE:
-            hint = f"Write {'.'.join(path)}={as_text(self._provenance.written(path, value))} if a string is meant."
+            hint = f"Write {'.'.join(path)}={as_text(self._tree.written(path, value))} if a string is meant."
         self._report(path, mistake.message, hint or "", code=mistake.code)
 
     def _refuse(self, path: KeyPath, value: Any, kind: str, hint: str = "") -> None:
@@ -339,7 +314,7 @@ class _Validation:
         if path not in self._wrong:
             # The first mistake of a key is the cause; others would only follow from it.
             self._wrong.add(path)
-            source = source or self._provenance.source(path)
+            source = source or self._tree.source(path)
             self.mistakes.append(
                 ConfigError(message, location=".".join(path), source=source, code=code, hint=hint or None)
             )

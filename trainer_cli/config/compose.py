@@ -16,22 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import arguments, hydra_compat, override_values
-from trainer_cli.config.check import fill_defaults, find_wrong_overrides, restore_texts, to_plain, validate
+from trainer_cli.config.check import find_wrong_overrides, restore_texts, to_plain, validate
 from trainer_cli.config.diff import ABSENT, Absent, Change, diff
 from trainer_cli.config.fields import KeyPath, check_ephemeral_interval, check_left_out, check_resume_allow
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles, find_choices, find_overruled, split_package
 from trainer_cli.config.hydra_errors import translate_error
 from trainer_cli.config.modules import refuse_shadows
-from trainer_cli.config.overrides import COMMAND_LINE, Append, CommandLine, line_of, override_error, parse_overrides
-from trainer_cli.config.provenance import DEFAULT, Assignment, Choice, Provenance, Source
+from trainer_cli.config.overrides import Append, CommandLine, line_of, override_error, parse_overrides
 from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import (
     PACKAGE,
@@ -47,6 +45,7 @@ from trainer_cli.config.search_path import (
     shipped_configs,
 )
 from trainer_cli.config.targets import Trust, import_from
+from trainer_cli.config.tree import COMMAND_LINE, DEFAULT, ConfigTree, Node, Origin, fill_defaults
 from trainer_cli.config.yaml import read_file, read_text
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.patterns import did_you_mean
@@ -67,14 +66,14 @@ class Composed(NamedTuple):
     overrides: list[str]
     project_root: Path
     config_dirs: list[Path]
-    provenance: Provenance
+    tree: ConfigTree
     trust: Trust
     of_the_moment: Sequence[str] = ()
     """Keys whose values contain the time of the command."""
 
     def where(self, key: str) -> str:
         """`file:line`, `command line` or `default` for a dotted key."""
-        return self.provenance.source(tuple(key.split(".")))
+        return self.tree.source(tuple(key.split(".")))
 
     def naming_again(self, text: str) -> str:
         """A text about the same command, given again: there `resume=anew` would move the run away once more."""
@@ -109,7 +108,7 @@ class Composed(NamedTuple):
             ConfigError: naming all mistakes.
         """
         import_from(self.project_root)
-        raise_all(list(arguments.check_bindings(self.config, self.provenance, self.trust, sections)))
+        raise_all(list(arguments.check_bindings(self.config, self.tree, self.trust, sections)))
 
 
 @gc_paused()
@@ -138,7 +137,7 @@ def compose(
         message = f"there is no {search.primary}.yaml in {search.listed()}"
         raise ConfigError(message, source="--config-name", code=Code.unknown_option, hint=hint)
     draft = _compose_draft(search, parse_overrides(overrides))
-    return _check_draft(draft, overrides, search, missing_ok=missing_ok, recovered=False, sections=sections)
+    return _check_draft(draft, overrides, search, missing_ok=missing_ok, recovered=None, sections=sections)
 
 
 @gc_paused()
@@ -173,58 +172,48 @@ def from_yaml(
             missing_ok=missing_ok,
             sections=sections,
         )
-    values, recovered, mistakes = _load(source, search.cwd)
-    swaps = [override for override in line.overrides if search.is_choice(override)]
-    sources = [recovered]
-    choices: dict[KeyPath, Choice] = {}
-    if swaps:
+    tree, name, mistakes = _load(source, search.cwd)
+    if swaps := [override for override in line.overrides if search.is_choice(override)]:
         fresh = _compose_draft(search, CommandLine(swaps))
         mistakes += fresh.mistakes
         for override in swaps:
             path = split_package(override.package or override.key_or_group)
-            if not _replace_section(values, fresh.values, path):
+            if not _replace_section(tree.root, fresh.tree.root, path):
                 message = f"{line_of(override)} names no section of the recovered config"
                 mistakes.append(override_error(message, "Write experiment=NAME to compose anew.", Code.unknown_option))
                 continue
-            # The replaced lines of the recovered file set nothing any more, and no message may name them.
-            sources[0] = sources[0]._replace(but=(*sources[0].but, path))
-            sources += [source._replace(only=path) for source in fresh.provenance.sources]
-            choices |= {key: choice for key, choice in fresh.provenance.choices.items() if key == path}
+            tree.choices |= {key: choice for key, choice in fresh.tree.choices.items() if key == path}
     # The choices are applied; what is left sets values, in the sections that they chose too.
     values_line = replace(line, overrides=[override for override in line.overrides if override not in swaps])
     checked = _check_line(search, values_line)
-    draft = _Draft(values, Provenance(sources, [], choices), mistakes + checked.mistakes, checked.whole)
-    draft = _apply_overrides(draft, checked, search)
+    draft = _apply_overrides(_Draft(tree, mistakes + checked.mistakes, checked.whole), checked, search)
     # A run that is only compared may name classes that no longer exist.
     sections = () if trusted else sections
-    return _check_draft(draft, overrides, search, missing_ok=missing_ok, recovered=not trusted, sections=sections)
+    recovered = None if trusted else name
+    return _check_draft(draft, overrides, search, missing_ok=missing_ok, recovered=recovered, sections=sections)
 
 
-def _replace_section(values: dict[str, Any], fresh: Mapping[str, Any], path: KeyPath) -> bool:
+def _replace_section(recovered: Node, fresh: Node, path: KeyPath) -> bool:
     """Replace the recovered values at `path` by the freshly composed ones; False if either has no such section."""
-    parent: Any = values
-    node: Any = fresh
-    for key in path[:-1]:
-        parent = parent.get(key) if isinstance(parent, dict) else None
-        node = node.get(key) if isinstance(node, Mapping) else None
-    if not isinstance(parent, dict) or not isinstance(node, Mapping) or path[-1] not in node:
+    parent, node = recovered.at(path[:-1]), fresh.at(path)
+    if parent is None or not parent.is_mapping or node is None:
         return False
     # A choice may swap a section of the config, but not add one that the schema lacks.
-    if parent is values and path[-1] not in values:
+    if parent is recovered and path[-1] not in recovered.value:
         return False
-    parent[path[-1]] = node[path[-1]]
+    parent.value[path[-1]] = node
     return True
 
 
 def to_yaml(composed: Composed) -> str:
     """The config as it is written to disk: unresolved, so that no secret of the environment is written."""
-    return hydra_compat.to_yaml(composed.raw)
+    return OmegaConf.to_yaml(composed.raw)
 
 
 def freeze(composed: Composed, below: str) -> str:
     """The config as YAML for `thaw`, with the subdirectory `below` of its run directory as run directory."""
     values = to_plain(composed.raw)
-    return hydra_compat.to_yaml(hydra_compat.create({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"}))
+    return OmegaConf.to_yaml(hydra_compat.create({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"}))
 
 
 def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:
@@ -232,12 +221,12 @@ def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None
     text, cwd = file.read_text("utf-8"), Path.cwd()
     root = project_root(config_dir, cwd)
     register_resolvers(own_config_dirs(config_dir, cwd), root)
-    # OmegaConf's loader: YAML's own would read 1e-3 as a string.
-    values = fill_defaults(yaml.load(text, Loader=hydra_compat.get_yaml_loader()))
-    provenance = Provenance([Source(label(file.resolve(), cwd), yaml.compose(text, Loader=yaml.SafeLoader))])
-    config, mistakes = validate(values, provenance)
-    raise_all(mistakes)
-    return Composed(config, hydra_compat.create(values), list(overrides), root, [], provenance, Trust())
+    reading = read_text(text, label(file.resolve(), cwd), written=True)
+    tree = ConfigTree(fill_defaults(reading.tree))
+    config, mistakes = validate(tree)
+    raise_all([*reading.mistakes, *mistakes])
+    raw = hydra_compat.create(tree.root.plain())
+    return Composed(config, raw, list(overrides), root, [], tree, Trust())
 
 
 def with_values(composed: Composed, values: Mapping[str, Any]) -> Composed:
@@ -248,23 +237,21 @@ def with_values(composed: Composed, values: Mapping[str, Any]) -> Composed:
     """
     if not values:
         return composed
-    tree = to_plain(composed.raw)
+    tree = replace(composed.tree, root=composed.tree.root.copy())
     for key, value in values.items():
-        *sections, name = key.split(".")
-        node = tree
-        for section in sections:
-            node = node[section]
-        node[name] = value
-    config, mistakes = validate(tree, composed.provenance)
+        path = tuple(key.split("."))
+        before = tree.root.at(path)
+        assert before is not None
+        tree.root.put(path, Node.of(value, before.origin))
+    config, mistakes = validate(tree)
     raise_all(mistakes)
-    return composed._replace(config=config, raw=hydra_compat.create(tree))
+    return composed._replace(config=config, raw=hydra_compat.create(tree.root.plain()), tree=tree)
 
 
 class _Draft(NamedTuple):
     """A composition before validation. Unless it is `whole`, only the command line can be checked."""
 
-    values: dict[str, Any]
-    provenance: Provenance
+    tree: ConfigTree
     mistakes: list[ConfigError]
     whole: bool
 
@@ -275,33 +262,31 @@ def _check_draft(
     search: SearchPath,
     *,
     missing_ok: bool,
-    recovered: bool,
+    recovered: str | None,
     sections: Collection[str],
 ) -> Composed:
-    """Validate the config and its targets, which are restricted if it was `recovered` from disk.
+    """Validate the config and its targets, which are restricted if it was read from a file on disk, `recovered`.
 
     Raises:
         ConfigError: all mistakes together.
     """
-    provenance = draft.provenance
-    restore_texts(draft.values, provenance)
+    tree = draft.tree
+    restore_texts(tree.root)
     # Before validation, which judges the value that `${now:…}` comes to.
-    values, of_the_moment, untimely = substitute_now(draft.values, provenance)
-    config, mistakes = validate(values, provenance, missing_ok=missing_ok)
+    of_the_moment, untimely = substitute_now(tree.root)
+    config, mistakes = validate(tree, missing_ok=missing_ok)
     wrong_keys = [mistake.location or "" for mistake in mistakes]
     trust = Trust()
-    if recovered:
+    if recovered is not None:
         refuse_shadows(search.root)  # A module that hides a library would make its targets seem untrusted.
-        trust = Trust.recovered(search.root, config.trust, partial(_is_given, provenance))
-    mistakes += [
-        mistake.at(provenance.source(("resume_allow",))) for mistake in check_resume_allow(config.resume_allow)
-    ]
-    mistakes += [mistake.at(provenance.source(("checkpoint", "leave_out"))) for mistake in check_left_out(config)]
-    mistakes += [
-        mistake.at(provenance.source(("checkpoint", "ephemeral_save_interval")))
-        for mistake in check_ephemeral_interval(config)
-    ]
-    for mistake in arguments.check_components(config, provenance, [search.root], trust, sections):
+        trust = Trust.recovered(search.root, config.trust, partial(_is_given, tree, recovered))
+    for mistake in (
+        *check_resume_allow(config.resume_allow),
+        *check_left_out(config),
+        *check_ephemeral_interval(config),
+    ):
+        mistakes.append(mistake.at(tree.source(tuple((mistake.location or "").split(".")))))
+    for mistake in arguments.check_components(config, tree, [search.root], trust, sections):
         # A wrong value has been replaced by its default, of which arguments need no report.
         if not any(f"{mistake.location}.".startswith(f"{key}.") for key in wrong_keys):
             mistakes.append(mistake)
@@ -312,33 +297,32 @@ def _check_draft(
     # A directory of this name holds the files of the run, and commands name it.
     show_values_in(config.name, config.run_dir)
     raise_all([*draft.mistakes, *untimely, *mistakes])
-    raw = hydra_compat.create(values)
-    return Composed(config, raw, list(overrides), search.root, search.dirs, provenance, trust, of_the_moment)
+    raw = hydra_compat.create(tree.root.plain())
+    return Composed(config, raw, list(overrides), search.root, search.dirs, tree, trust, of_the_moment)
 
 
-def _is_given(provenance: Provenance, key: str) -> bool:
-    """Whether the user gives a value of a recovered config, whose first source is the config on disk."""
+def _is_given(tree: ConfigTree, recovered: str, key: str) -> bool:
+    """Whether the user gives a value of a config that was recovered from a file on disk."""
     # No closure: rank 0 sends the config, with its trust, to the other ranks.
-    source = provenance.exact(tuple(key.split("."))).source
-    return source != DEFAULT and not source.startswith(f"{provenance.sources[0].label}:")
+    source = tree.exact(tuple(key.split("."))).source
+    return source != DEFAULT and not source.startswith(f"{recovered}:")
 
 
-def _load(source: str | Path, cwd: Path) -> tuple[dict[str, Any], Source, list[ConfigError]]:
-    """The values of a recovered config over the schema's defaults, their source, and the mistakes in them."""
+def _load(source: str | Path, cwd: Path) -> tuple[ConfigTree, str, list[ConfigError]]:
+    """The values of a recovered config over the schema's defaults, its name, and the mistakes in it."""
     name = label(source.resolve(), cwd) if isinstance(source, Path) else "the recovered config"
     if isinstance(source, Path):
         reading = read_file(source, name, written=True)
     else:
         reading = read_text(source, name, written=True)
-    values = reading.values
     if not reading.broken:
         for key in ("defaults", "hydra"):
-            if key in values:
+            if key in reading.tree.value:
                 reading.add(f"{name} has a key {key!r}, which no written config has", name, "", breaks=True)
     if reading.broken:
         raise_all(reading.mistakes)
-    recovered = fill_defaults({str(key): value for key, value in values.items() if key not in OF_ONE_COMMAND})
-    return recovered, Source(name, reading.node, but=tuple((key,) for key in OF_ONE_COMMAND)), reading.mistakes
+    kept = {str(key): node for key, node in reading.tree.value.items() if key not in OF_ONE_COMMAND}
+    return ConfigTree(fill_defaults(Node(kept))), name, reading.mistakes
 
 
 class _Line(NamedTuple):
@@ -371,7 +355,7 @@ def _compose_draft(search: SearchPath, command: CommandLine) -> _Draft:
     line = _check_line(search, command)
     files = ConfigFiles(search)
     try:
-        values, sources, listed = merge(search, line.choices, files)
+        root, listed = merge(search, line.choices, files)
     except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:
         mistakes = [*line.mistakes, *files.mistakes]
         # A reason of Hydra's may be a consequence of a mistake that is reported already.
@@ -379,13 +363,12 @@ def _compose_draft(search: SearchPath, command: CommandLine) -> _Draft:
             mistakes.append(translate_error(error, search, command, files.read))
         raise_all(mistakes)
         raise
-    choices = find_choices(files, listed, line.choices)
-    whole = line.whole and not files.broken
-    draft = _Draft(values, Provenance(sources, [], choices), [*line.mistakes, *files.mistakes], whole)
+    tree = ConfigTree(root, find_choices(files, listed, line.choices))
+    draft = _Draft(tree, [*line.mistakes, *files.mistakes], line.whole and not files.broken)
     experiments = [merged.name for merged in listed if merged.name.startswith("experiment/")]
     draft = _apply_overrides(draft, line, search, experiments)
     if draft.whole and experiments:
-        overruled_choices = list(find_overruled(line.choices, listed, files, draft.values, draft.provenance))
+        overruled_choices = list(find_overruled(line.choices, listed, files, draft.tree))
         # Further mistakes in such a mixture of two components follow from this one.
         draft = draft._replace(mistakes=draft.mistakes + overruled_choices, whole=not overruled_choices)
     return draft
@@ -393,23 +376,22 @@ def _compose_draft(search: SearchPath, command: CommandLine) -> _Draft:
 
 def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments: Sequence[str] = ()) -> _Draft:
     """Apply the overrides, then fill in `ckpt`, `name` and the schema's defaults."""
-    values, mistakes = override_values.apply(draft.values, line.values, search)
-    assignments = [Assignment.of(override) for override in line.values]
+    tree = draft.tree
+    mistakes = override_values.apply(tree, line.values, search)
     if line.command.ckpt_given:
         # Not by Hydra's grammar, to which a glob such as step[12]* is a list or no value at all.
-        values["ckpt"] = line.command.ckpt
-        assignments.append(Assignment(("ckpt",), f"ckpt={line.command.ckpt}", line.command.ckpt))
-    if values.get("name") is None:
-        values["name"] = experiments[-1].rsplit("/")[-1].removesuffix(".yaml") if experiments else "default"
+        ckpt = line.command.ckpt
+        tree.root.put(("ckpt",), Node.of(ckpt, Origin(COMMAND_LINE, f"ckpt={ckpt}")))
+    name = tree.root.get("name") or Node(None)
+    if name.value is None:
+        last = experiments[-1].rpartition("/")[2].removesuffix(".yaml") if experiments else "default"
+        tree.root.put(("name",), Node(last, name.origin, name.text))
     # Before the appends: they may extend a list that only the schema has.
-    values = fill_defaults(values)
+    tree.root = fill_defaults(tree.root)
     for addition in line.appends:
-        if (mistake := override_values.append(values, addition)) is not None:
+        if (mistake := override_values.append(tree.root, addition)) is not None:
             mistakes.append(mistake)
-        assignments.append(Assignment(addition.path, addition.line, addition.values, added=True))
-    provenance = Provenance(draft.provenance.sources, assignments, draft.provenance.choices)
-    reported = draft.mistakes + (mistakes if draft.whole else [])
-    return _Draft(values, provenance, reported, draft.whole)
+    return draft._replace(mistakes=draft.mistakes + (mistakes if draft.whole else []))
 
 
 def refuse_shipped_default(composed: Composed) -> None:
@@ -419,7 +401,7 @@ def refuse_shipped_default(composed: Composed) -> None:
         UserError: no experiment is chosen; it lists the project's, else the shipped ones and how to make a project.
     """
     shipped = shipped_configs(PACKAGE)
-    choices = composed.provenance.choices.items()
+    choices = composed.tree.choices.items()
     if shipped is None or any(path[0] == "experiment" and choice.label for path, choice in choices):
         return
     folder, shipped = Path.cwd().resolve(), shipped.resolve()
@@ -442,7 +424,7 @@ def refuse_shipped_default(composed: Composed) -> None:
 
 def _is_chosen_by_user(composed: Composed, section: str, shipped: str) -> bool:
     """Whether the command line or one of the user's files chooses, holds or sets the component of a section."""
-    choice = composed.provenance.choices.get((section,))
-    origins = [composed.provenance.exact((section, "_target_")).source]
+    choice = composed.tree.choices.get((section,))
+    origins = [composed.tree.exact((section, "_target_")).source]
     origins += [] if choice is None else [choice.origin.source, choice.label]
     return any(origin and origin != DEFAULT and not origin.startswith(f"{shipped}/") for origin in origins)

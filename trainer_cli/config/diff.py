@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from trainer_cli.config.check import fill_defaults, to_plain
+from trainer_cli.config.check import to_plain
 from trainer_cli.config.fields import DEFAULTS_OF_OPEN, NULL_IF_EMPTY, KeyPath, defaults, whole_values, why_may_change
-from trainer_cli.config.provenance import Origin, Provenance
+from trainer_cli.config.tree import ConfigTree, Node, Origin, fill_defaults
 from trainer_cli.core.metric_modes import Mode, usual_mode
 from trainer_cli.core.types import in_yaml
 
@@ -61,9 +61,9 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         return f"{self.key}: {self.values}"
 
-    def origin(self, provenance: Provenance) -> Origin | None:
+    def origin(self, tree: ConfigTree) -> Origin | None:
         """What set the new value or removed the old one; None if unknown."""
-        return provenance.gone(self.path) if self.new is ABSENT else provenance.exact(self.path)
+        return tree.gone(self.path) if self.new is ABSENT else tree.exact(self.path)
 
 
 def diff(old: DictConfig, new: DictConfig) -> list[Change]:
@@ -72,7 +72,7 @@ def diff(old: DictConfig, new: DictConfig) -> list[Change]:
     A key that is absent equals its default.
     """
     # With the defaults: a config of an older version lacks keys that were added since.
-    before, after = (_with_vars(fill_defaults(to_plain(config))) for config in (old, new))
+    before, after = (_with_vars(fill_defaults(Node.of(to_plain(config))).plain()) for config in (old, new))
     return list(_changes(before, after, ()))
 
 

@@ -12,32 +12,24 @@ described in docs/configuration.md:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 
 from trainer_cli.config import hydra_compat
 from trainer_cli.config.check import COMPONENTS, switches_off
-from trainer_cli.config.fields import KeyPath, defaults
-from trainer_cli.config.files import ConfigFiles, is_component, read_chosen_groups, value_at
+from trainer_cli.config.fields import defaults
+from trainer_cli.config.files import ConfigFiles, is_component, read_chosen_groups
 from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
-from trainer_cli.config.merging import MergedConfig
 from trainer_cli.config.overrides import line_of, parse_overrides
-from trainer_cli.config.provenance import Provenance, Source
-from trainer_cli.config.search_path import SearchPath, find, label
-from trainer_cli.config.yaml import Reading
+from trainer_cli.config.search_path import SearchPath, find
+from trainer_cli.config.tree import MergeError, Node, name_kind
+from trainer_cli.config.tree import merge as merge_nodes
 
 
-class MergedFiles(NamedTuple):
-    """Plain values, unresolved; the documents that they come from; and the entries of the defaults list."""
+def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -> tuple[Node, list[Merged]]:
+    """Merge the files. Returns the tree, unresolved, and the entries of the defaults list.
 
-    values: dict[str, Any]
-    sources: list[Source]
-    listed: list[Merged]
-
-
-def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -> MergedFiles:
-    """Merge the files. A file that does not merge is left out and gets a mistake in `files`.
+    A file that does not merge is left out and gets a mistake in `files`.
 
     Raises:
         HydraException, ValueError, RecursionError: the defaults list cannot be computed.
@@ -50,30 +42,32 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
         for_hydra += parse_overrides([f"~{group}" for group in replaced]).overrides
         listed = hydra_compat.defaults_list(repository, search.primary, for_hydra)
     # Without the schema's types: the merge keeps what was written, and `validate` explains what does not fit.
-    config = MergedConfig()
-    sources: list[Source] = []
+    tree = Node({})
     for entry in listed.merged:
-        package = tuple(entry.package.split(".")) if entry.package else ()
-        values: Mapping[Any, Any] = defaults() if entry.name == SCHEMA else {}
+        node = Node.of(defaults()) if entry.name == SCHEMA else Node({})
         file = find(search.dirs, entry.name)
-        if file is not None:
+        if file is not None and not files[file].broken:
             # In the root, `hydra` has settings of Hydra's own; in a package it is a key like any other.
-            hidden = ("defaults",) if package else ("defaults", "hydra")
-            values = {key: value for key, value in (files[file].values or {}).items() if key not in hidden}
+            hidden = ("defaults",) if entry.package else ("defaults", "hydra")
+            node = Node({key: child for key, child in files[file].tree.value.items() if key not in hidden})
+        for name in reversed(entry.package.split(".")) if entry.package else ():
+            node = Node({name: node})
         # Interpolations stay as they are written, since later files may change what they refer to.
-        reason = config.merge(values, entry.package)
-        if file is None:
-            continue
-        source = Source(label(file, search.cwd), files[file].node, package)
-        if reason is not None:
-            _report_conflict(files[file], source, values, config.values, Provenance(sources), reason)
-        sources.append(source)
-    merged = config.values
+        try:
+            merge_nodes(tree, node)
+        except MergeError as error:
+            new, old = error.new, error.old
+            message = (
+                f"{'.'.join(error.path)} is {name_kind(new.value)}, but {old.where} makes it {name_kind(old.value)}"
+            )
+            hint = "A list and a mapping do not merge: write both as one kind."
+            if file is not None:
+                files[file].add(message, new.where, hint, breaks=True)
     # After the merge, so that values of the section that a file sets go too.
     for choice in choices:
         if switches_off(choice):
-            merged[choice.key_or_group] = None
-    return MergedFiles(merged, sources, listed.merged)
+            tree.value[choice.key_or_group] = Node(None)
+    return tree, listed.merged
 
 
 def _for_hydra(choice: Override) -> Override:
@@ -99,7 +93,7 @@ def _replaced_groups(
     files_of_experiments = [
         find(search.dirs, entry.name) for entry in listed.merged if entry.name.startswith("experiment/")
     ]
-    documents = [files[file].values or {} for file in files_of_experiments if file is not None]
+    documents = [files[file].values for file in files_of_experiments if file is not None]
     kept = {choice.key_or_group for choice in choices if choice.package is None}
     kept.update(group for document in documents for group in read_chosen_groups(document))
     for group in COMPONENTS:
@@ -107,39 +101,3 @@ def _replaced_groups(
         written_out = any(isinstance(node, Mapping) and is_component(group, node) for node in nodes)
         if written_out and group not in kept and listed.chosen.get(group) is not None:
             yield group
-
-
-def _report_conflict(
-    reading: Reading,
-    source: Source,
-    values: Mapping[Any, Any],
-    before: Mapping[Any, Any],
-    provenance: Provenance,
-    reason: str,
-) -> None:
-    """Add to `reading` the key whose value does not merge with those of earlier files."""
-    path = next(_other_kinds(value_at(before, source.package), values, source.package), None)
-    if path is None:
-        reading.add(f"the file does not merge with those before it: {reason}", source.label, "", breaks=True)
-        return
-    new, old = value_at(values, path[len(source.package) :]), value_at(before, path)
-    message = f"{'.'.join(path)} is {_kind(new)}, but {provenance.exact(path).source} makes it {_kind(old)}"
-    reading.add(
-        message,
-        Provenance([source]).within(path),
-        "A list and a mapping do not merge: write both as one kind.",
-        breaks=True,
-    )
-
-
-def _other_kinds(below: Any, above: Any, path: KeyPath) -> Iterator[KeyPath]:
-    """Paths of values that are a list in one tree and a mapping in the other."""
-    if isinstance(below, Mapping) and isinstance(above, Mapping):
-        for key in above:
-            yield from _other_kinds(below.get(key), above[key], (*path, str(key)))
-    elif isinstance(below, Mapping | list) and isinstance(above, Mapping | list) and type(below) is not type(above):
-        yield path
-
-
-def _kind(value: Any) -> str:
-    return "a list" if isinstance(value, list) else "a mapping"

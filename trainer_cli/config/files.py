@@ -10,126 +10,116 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from hydra.core.override_parser.types import Override
 
 from trainer_cli.config.fields import OPEN, SEVERAL, KeyPath, sections, unknown_key, whole_values
 from trainer_cli.config.hydra_compat import SCHEMA, Loaded, Merged
-from trainer_cli.config.overrides import COMMAND_LINE, line_of, override_error
-from trainer_cli.config.provenance import Choice, Origin, Provenance
+from trainer_cli.config.overrides import line_of, override_error
 from trainer_cli.config.search_path import SearchPath, every_group, find, label, options, search_folders
+from trainer_cli.config.tree import COMMAND_LINE, Choice, ConfigTree, Node, Origin
 from trainer_cli.config.yaml import Reading, read_file
 from trainer_cli.core.patterns import nearest
 from trainer_cli.errors import Code, ConfigError
 
 log = logging.getLogger(__name__)
 
-_TEXT = "tag:yaml.org,2002:str"
-_NULL = "tag:yaml.org,2002:null"
 _BACKSLASH = "\\"
 _ENTRY_FORMS = "An entry is '- group: option', '- override /group: option', '- file' or '- _self_'."
 
 
-def check_defaults_list(
-    document: yaml.Node | None, name: str, group: str, groups: Sequence[str]
-) -> Iterator[ConfigError]:
+def check_defaults_list(tree: Node, group: str, groups: Sequence[str]) -> Iterator[ConfigError]:
     """Check the defaults list of a file in the folder `group` (empty for the top folder)."""
-    pairs = document.value if isinstance(document, yaml.MappingNode) else []
-    defaults = next((value for key, value in pairs if key.value == "defaults"), None)
+    defaults = tree.value.get("defaults")
     if defaults is None:
         return
-
-    def mistake(node: yaml.Node, message: str, hint: str = _ENTRY_FORMS) -> ConfigError:
-        source = f"{name}:{node.start_mark.line + 1}"
-        return ConfigError(message, source=source, code=Code.defaults_list, hint=hint)
-
-    if not isinstance(defaults, yaml.SequenceNode):
-        hint = "Write an entry below it, or remove the line." if defaults.tag == _NULL else _ENTRY_FORMS
-        yield mistake(defaults, "'defaults' must be a list", hint)
+    if not isinstance(defaults.value, list):
+        hint = "Write an entry below it, or remove the line." if defaults.value is None else _ENTRY_FORMS
+        first = next(iter(defaults.value.values()), defaults) if defaults.is_mapping else defaults
+        yield _mistake(first, "'defaults' must be a list", hint)
         return
     selves = [entry for entry in defaults.value if entry.value == "_self_"]
     for entry in selves[1:]:
-        yield mistake(
-            entry, f"_self_ is given twice, first in line {selves[0].start_mark.line + 1}", "Remove one of them."
-        )
+        line = selves[0].origin.source.rpartition(":")[2]
+        yield _mistake(entry, f"_self_ is given twice, first in line {line}", "Remove one of them.")
     # Hydra requires overrides at the end of the list: the first of those that stand before another entry is reported.
-    override: yaml.Node | None = None
+    override: tuple[str, Node] | None = None
     for entry in defaults.value:
-        key = entry.value[0][0] if isinstance(entry, yaml.MappingNode) and entry.value else entry
-        if "override" in str(key.value).split():
-            override = override or key
-        elif override is not None and key.value != "_self_":
-            overridden = str(override.value).split()[-1].lstrip("/").partition("@")[0]
-            message = f"an override of {overridden} comes before {str(key.value).lstrip('/')!r}"
-            yield mistake(override, message, "Move overrides to the end of the list.")
+        key = str(next(iter(entry.value), "")) if entry.is_mapping else str(entry.value)
+        if "override" in key.split():
+            override = override or (key, entry)
+        elif override is not None and key != "_self_":
+            overridden = override[0].split()[-1].lstrip("/").partition("@")[0]
+            message = f"an override of {overridden} comes before {key.lstrip('/')!r}"
+            yield _mistake(override[1], message, "Move overrides to the end of the list.")
             override = None
-        if isinstance(entry, yaml.MappingNode) and len(entry.value) == 1:
-            key, option = entry.value[0]
-            yield from _check_choice(key, option, group, groups, mistake)
-        elif not (isinstance(entry, yaml.ScalarNode) and entry.tag == _TEXT and entry.value.strip()):
-            yield mistake(entry, "this entry of the defaults list is not a choice")
+        if entry.is_mapping and len(entry.value) == 1:
+            yield from _check_choice(key, entry.value[next(iter(entry.value))], group, groups)
+        elif not (isinstance(entry.value, str) and entry.value.strip()):
+            yield _mistake(entry, "this entry of the defaults list is not a choice")
         else:
-            yield from _check_config(entry, mistake)
+            yield from _check_config(entry)
 
 
-def _check_config(entry: yaml.Node, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+def _mistake(node: Node, message: str, hint: str = _ENTRY_FORMS) -> ConfigError:
+    return ConfigError(message, source=node.origin.source, code=Code.defaults_list, hint=hint)
+
+
+def _check_config(entry: Node) -> Iterator[ConfigError]:
     """Check one `- file`."""
     *words, last = str(entry.value).split()
     name = last.partition("@")[0].lstrip("/")
     if name == "_self_" and entry.value != "_self_":
-        yield mistake(
+        yield _mistake(
             entry, f"'{entry.value}' is not an entry: a file's own values go to its own package", "Write '- _self_'."
         )
     elif words and words != ["optional"]:
-        yield mistake(entry, f"'{entry.value}' names no option", f"Write '- {entry.value}: OPTION'.")
+        yield _mistake(entry, f"'{entry.value}' names no option", f"Write '- {entry.value}: OPTION'.")
     elif _BACKSLASH in last:
-        yield mistake(entry, f"{last} has a backslash", f"Write '{last.replace(_BACKSLASH, '/')}'.")
+        yield _mistake(entry, f"{last} has a backslash", f"Write '{last.replace(_BACKSLASH, '/')}'.")
     elif ".." in last.split("/"):
-        yield mistake(entry, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
+        yield _mistake(entry, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
 
 
-def _check_choice(
-    key: yaml.Node, option: yaml.Node, group: str, groups: Sequence[str], mistake: Callable[..., ConfigError]
-) -> Iterator[ConfigError]:
+def _check_choice(key: str, option: Node, group: str, groups: Sequence[str]) -> Iterator[ConfigError]:
     """Check one `- group: option`."""
-    *words, last = str(key.value).split() or [""]
+    *words, last = key.split() or [""]
     chosen, at_sign, package = last.partition("@")
     resolved = chosen[1:] if chosen.startswith("/") else f"{group}/{chosen}".lstrip("/")
     plain_name = chosen.lstrip("./")
     if not plain_name or plain_name in ("override", "optional"):
-        yield mistake(key, "this entry names no group")
+        yield _mistake(option, "this entry names no group")
     elif plain_name == "_self_":
-        yield mistake(key, f"'{key.value}' is not an entry of a defaults list", "Write '- _self_'.")
-    elif _BACKSLASH in str(key.value):
-        yield mistake(key, f"{key.value} has a backslash", f"Write '{str(key.value).replace(_BACKSLASH, '/')}'.")
+        yield _mistake(option, f"'{key}' is not an entry of a defaults list", "Write '- _self_'.")
+    elif _BACKSLASH in key:
+        yield _mistake(option, f"{key} has a backslash", f"Write '{key.replace(_BACKSLASH, '/')}'.")
     elif ".." in chosen.split("/"):
-        yield mistake(key, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
+        yield _mistake(option, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
     elif not set(words) <= {"override", "optional"}:
-        yield mistake(key, f"{' '.join(words)!r} before {chosen} is not known", "Known: override, optional.")
+        yield _mistake(option, f"{' '.join(words)!r} before {chosen} is not known", "Known: override, optional.")
     elif "hydra" in (resolved.split("/")[0], chosen.split("/")[0]):
-        yield mistake(key, f"{plain_name} has no effect", "Hydra only composes the config here.")
+        yield _mistake(option, f"{plain_name} has no effect", "Hydra only composes the config here.")
     elif resolved in groups:
-        yield from _check_option(chosen, option, mistake)
+        yield from _check_option(chosen, option)
         if at_sign:
-            yield from _check_package(key, package, mistake)
+            yield from _check_package(option, package)
     elif plain_name in groups:
         problem = f"looked for below {group}/" if not chosen.startswith((".", "/")) else "no group of the root"
         correction = (
             str(option.value) if plain_name == group else write_entry(plain_name, str(option.value), at_sign + package)
         )
-        yield mistake(key, f"{chosen} is {problem}", f"Write '- {correction}'.")
+        yield _mistake(option, f"{chosen} is {problem}", f"Write '- {correction}'.")
     elif "optional" not in words:
         hint = f"Available: {', '.join(groups)}."
         if (suggestion := nearest(plain_name, groups)) is not None:
             correction = write_entry(
                 suggestion, str(option.value), at_sign + package, words if words or not group else None
             )
-            hint += f" Did you mean '- {correction}'?" if isinstance(option, yaml.ScalarNode) else f" '{suggestion}'?"
-        yield mistake(key, f"there is no group '{resolved}'", hint)
+            hint += f" Did you mean '- {correction}'?" if isinstance(option.value, str) else f" '{suggestion}'?"
+        yield _mistake(option, f"there is no group '{resolved}'", hint)
 
 
 def write_entry(group: str, option: str, package: str = "", words: Sequence[str] | None = None) -> str:
@@ -145,31 +135,31 @@ def write_entry(group: str, option: str, package: str = "", words: Sequence[str]
     return f"{' '.join([*words, '/' + group])}{at}: {option}"
 
 
-def _check_option(chosen: str, option: yaml.Node, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+def _check_option(chosen: str, option: Node) -> Iterator[ConfigError]:
     """Check the option, or the options, after the colon."""
-    is_list = isinstance(option, yaml.SequenceNode)
+    is_list = isinstance(option.value, list)
     texts = option.value if is_list else [option]
-    if not all(text.tag == _TEXT or (text is option and text.tag == _NULL) for text in texts):
-        yield mistake(option, f"the option of {chosen} must be a name, a list of names, or null", "")
+    if not all(isinstance(text.value, str) or (text is option and text.value is None) for text in texts):
+        yield _mistake(option, f"the option of {chosen} must be a name, a list of names, or null", "")
         return
-    for text in (str(text.value) for text in texts if text.tag == _TEXT):
+    for text in (text.value for text in texts if text.value is not None):
         if not text.strip():
-            yield mistake(option, f"the option of {chosen} is empty", f"Write '{chosen}: OPTION', or null for none.")
+            yield _mistake(option, f"the option of {chosen} is empty", f"Write '{chosen}: OPTION', or null for none.")
         elif _BACKSLASH in text:
-            yield mistake(option, f"option {text} has a backslash", f"Write '{text.replace(_BACKSLASH, '/')}'.")
+            yield _mistake(option, f"option {text} has a backslash", f"Write '{text.replace(_BACKSLASH, '/')}'.")
         elif ".." in text.split("/"):
-            yield mistake(option, f"an option of {chosen} leads out of its folder", "Name an option of the group.")
+            yield _mistake(option, f"an option of {chosen} leads out of its folder", "Name an option of the group.")
         elif is_list and "${" in text:
-            yield mistake(option, f"{text} is one of several options, and cannot be resolved", "Write its name.")
+            yield _mistake(option, f"{text} is one of several options, and cannot be resolved", "Write its name.")
         elif "${defaults." in text:
-            yield mistake(option, f"{text} counts the entries of the list", "Name a group instead: '${GROUP}'.")
+            yield _mistake(option, f"{text} counts the entries of the list", "Name a group instead: '${GROUP}'.")
 
 
-def _check_package(key: yaml.Node, package: str, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+def _check_package(option: Node, package: str) -> Iterator[ConfigError]:
     """Check the syntax of `@package`. Whether the config has such a key is checked after the merge."""
     if not re.fullmatch(r"[\w$-]+(\.[\w$-]+)*", package):
         suggestion = ".".join(re.findall(r"[\w$-]+", package.rpartition(":")[2])) or "KEY"
-        yield mistake(key, f"'@{package}' names no place in the config", f"Write '@{suggestion}'.")
+        yield _mistake(option, f"'@{package}' names no place in the config", f"Write '@{suggestion}'.")
 
 
 class Entry(NamedTuple):
@@ -214,10 +204,7 @@ def find_choices(files: ConfigFiles, merged: Sequence[Merged], overrides: Sequen
     search = files.search
     paths = {config.name: path for config in merged if (path := find(search.dirs, config.name))}
     entries = [
-        entry
-        for name, path in paths.items()
-        for entry in read_entries(files[path].node, label(path, search.cwd), name)
-        if entry.is_choice
+        entry for name, path in paths.items() for entry in read_entries(files[path].tree, name) if entry.is_choice
     ]
     # The first entry that names a file counts, as in Hydra; so overrides go before the entries that they override.
     entries.sort(key=lambda entry: not entry.is_override)
@@ -263,27 +250,26 @@ def _find_chooser(path: str, typed_lines: dict[str, str], entries: Sequence[Entr
     return next((entry.origin for entry in entries if entry.names == path), None)
 
 
-def read_entries(node: yaml.Node | None, file: str, config: str) -> Iterator[Entry]:
-    """The entries of the defaults list of a config, whose file messages call `file`."""
+def read_entries(tree: Node, config: str) -> Iterator[Entry]:
+    """The entries of the defaults list of a config."""
     folder = config.rpartition("/")[0]
 
     def resolved(name: str) -> str:
         return name[1:] if name.startswith("/") else f"{folder}/{name}".lstrip("/")
 
-    pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    lists = [value for key, value in pairs if key.value == "defaults" and isinstance(value, yaml.SequenceNode)]
-    for entry in (entry for defaults in lists for entry in defaults.value):
-        source = f"{file}:{entry.start_mark.line + 1}"
-        if isinstance(entry, yaml.ScalarNode) and entry.value != "_self_":
-            name, _, package = str(entry.value).partition("@")
+    defaults = tree.value.get("defaults")
+    for entry in defaults.value if defaults is not None and isinstance(defaults.value, list) else ():
+        source = entry.origin.source
+        if isinstance(entry.value, str) and entry.value != "_self_":
+            name, _, package = entry.value.partition("@")
             group, _, option = resolved(name.removesuffix(".yaml")).rpartition("/")
-            yield Entry(config, group, option, source, str(entry.value), package, is_choice=False)
-        for key, value in entry.value if isinstance(entry, yaml.MappingNode) else ():
-            words = str(key.value).split() or [""]
+            yield Entry(config, group, option, source, entry.value, package, is_choice=False)
+        for key, value in entry.value.items() if entry.is_mapping else ():
+            words = str(key).split() or [""]
             name, _, package = words[-1].partition("@")
-            for item in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                chosen = None if item.tag == _NULL else str(item.value).removesuffix(".yaml")
-                text = f"{key.value}: {item.value}"
+            for item in value.value if isinstance(value.value, list) else [value]:
+                chosen = None if item.value is None else str(item.value).removesuffix(".yaml")
+                text = f"{key}: {item.value}"
                 yield Entry(config, resolved(name), chosen, source, text, package, "override" in words)
 
 
@@ -314,33 +300,33 @@ def find_overruled(
     choices: Sequence[Override],
     merged: Sequence[Merged],
     files: ConfigFiles,
-    values: Mapping[str, Any],
-    provenance: Provenance,
+    tree: ConfigTree,
 ) -> Iterator[ConfigError]:
-    """A mistake for each of the command line's `choices` whose values an experiment overwrites in `values`.
+    """A mistake for each of the command line's `choices` whose values an experiment overwrites in the tree.
 
     `merged` has the package of each option. Options merged into the tree's root are left out.
     """
-    assigned = {assignment.path for assignment in provenance.assignments}
     for override in choices:
         group, option = override.key_or_group, None if override.is_delete() else override.value()
         file = find(files.search.dirs, f"{group}/{option}") if isinstance(option, str) else None
         if file is None:
             continue
         section = _find_section(override, merged)
-        file_values = {key: value for key, value in (files[file].values or {}).items() if key != "defaults"}
+        file_values = {key: value for key, value in files[file].values.items() if key != "defaults"}
         option_values = {(*section, *path): value for path, value in whole_values(file_values)}
         # Compared by value: an experiment that repeats the option's own value takes nothing away from it.
         lost = [
-            path for path, value in option_values.items() if path not in assigned and value_at(values, path) != value
+            path
+            for path, value in option_values.items()
+            if _plain_at(tree, path) != value and tree.exact(path).source != COMMAND_LINE
         ]
         lost_identity = [path for path in lost if path[len(section) :] in _IDENTITY_KEYS]
         if section and (lost_identity or (lost and len(lost) == len(option_values))):
             key = (lost_identity or lost)[0]
-            source = provenance.exact(key).source
+            source = tree.exact(key).source
             line = line_of(override).removeprefix("+")
             yield override_error(
-                f"{line} has no effect: {source} sets {'.'.join(key)} to {value_at(values, key)}",
+                f"{line} has no effect: {source} sets {'.'.join(key)} to {_plain_at(tree, key)}",
                 f"Set its values ({'.'.join(key)}=…), or choose the option in the experiment "
                 f"('- override /{line.replace('=', ': ')}') instead of its values.",
                 Code.no_effect,
@@ -355,11 +341,10 @@ def _find_section(choice: Override, merged: Sequence[Merged]) -> KeyPath:
     return tuple(package.split(".")) if package else ()
 
 
-def value_at(values: Any, path: KeyPath) -> Any:
-    """The value at a path; None where there is no such key."""
-    for key in path:
-        values = values.get(key) if isinstance(values, Mapping) else None
-    return values
+def _plain_at(tree: ConfigTree, path: KeyPath) -> Any:
+    """The plain value at a path; None where there is no such key."""
+    node = tree.root.at(path)
+    return None if node is None else node.plain()
 
 
 class ConfigFiles:
@@ -380,7 +365,7 @@ class ConfigFiles:
         if file is None:
             return Loaded({}, None) if name == SCHEMA else None
         reading = self[file]
-        return Loaded(reading.values or {}, reading.package)
+        return Loaded(reading.values, reading.package)
 
     def is_group(self, name: str) -> bool:
         """Whether there is such a group."""
@@ -414,23 +399,23 @@ class ConfigFiles:
             _replace_words(reading, name, group, option)
         # Checked before Hydra sees it: its own errors do not name a line.
         if not reading.broken:
-            for mistake in check_defaults_list(reading.node, name, group, self._groups):
+            for mistake in check_defaults_list(reading.tree, group, self._groups):
                 reading.mistakes.append(mistake)
                 # Hydra would follow the wrong list and report a second mistake.
-                reading.broken, reading.values = True, None
+                reading.broken = True
         if self.search.primary == self.search.name_of(path) and reading.package not in (None, "_global_"):
             message = f"the primary config cannot go to '{reading.package}': all else is merged into it"
             reading.add(message, f"{name}:1", "Remove the line '# @package'.", breaks=True)
         # An experiment sets keys of the whole config: without the header its keys would be below `experiment`.
         if group.partition("/")[0] == "experiment" and reading.package is None:
-            if not reading.broken and not reading.mistakes and set(reading.values) - {"defaults"}:
+            if not reading.broken and not reading.mistakes and reading.tree.value.keys() - {"defaults"}:
                 section = group.replace("/", ".")
                 hint = f"Make that its first line: without it all goes to '{section}', and nothing reads that."
                 reading.add("the file does not say '# @package _global_'", f"{name}:1", hint)
             reading.package = "_global_"
         if not reading.broken and (reading.package == "_global_" or not group):
-            _refuse_shapes(reading, name)
-            _refuse_hydra(reading, name, self.search.cwd, primary=not group)
+            _refuse_shapes(reading)
+            _refuse_hydra(reading, self.search.cwd, primary=not group)
         return reading
 
 
@@ -444,56 +429,46 @@ def _replace_words(reading: Reading, name: str, group: str, option: str) -> None
     reading.package = None if reading.package == "_group_" else package
 
 
-def _refuse_shapes(reading: Reading, name: str) -> None:
+def _refuse_shapes(reading: Reading) -> None:
     """Refuse a list in the place of a mapping, and the reverse: the other's values would vanish in the merge."""
-    for path, node, problem in _misshapen(reading.node, ()):
-        values = reading.values
-        for section in path[:-1]:
-            values = values[section]
+    for section, key, problem in list(_misshapen(reading.tree, ())):
         # Without the value, the rest of the file can still be merged and checked.
-        value = values.pop(path[-1], None)
-        cure = ""
-        if len(path) == 1 and isinstance(value, list):
-            if path[0] in ("optimizer", "scheduler"):
-                cure = f"For several write a mapping of names: {path[0]}: {{first: {{_target_: …}}}}."
-            elif path[0] in SEVERAL and all(isinstance(option, str) for option in value):
-                chosen = f"- override /{path[0]}: [{', '.join(value)}]"
+        node, cure = section.value.pop(key[-1]), ""
+        if len(key) == 1 and isinstance(node.value, list):
+            options = [item.value for item in node.value]
+            if key[0] in ("optimizer", "scheduler"):
+                cure = f"For several write a mapping of names: {key[0]}: {{first: {{_target_: …}}}}."
+            elif key[0] in SEVERAL and all(isinstance(option, str) for option in options):
+                chosen = f"- override /{key[0]}: [{', '.join(options)}]"
                 cure = f"To choose from the group, write '{chosen}' in the defaults list."
-        reading.add(f"{'.'.join(path)} is {problem}", f"{name}:{node.start_mark.line + 1}", cure)
+        reading.add(f"{'.'.join(key)} is {problem}", node.origin.source, cure)
 
 
-def _misshapen(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.Node, str]]:
-    """Lists where the schema has a section or components, and mappings where it has a list, with their paths."""
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        child_path = (*path, str(key.value))
-        if isinstance(value, yaml.SequenceNode) and (child_path in sections() or child_path[0] in OPEN):
-            yield child_path, key, "a list, but it must be a mapping of keys to values"
-        elif isinstance(value, yaml.MappingNode) and child_path in sections():
-            yield from _misshapen(value, child_path)
-        elif isinstance(value, yaml.MappingNode) and path in sections():
-            types = {field.name: field.type for field in dataclasses.fields(sections()[path])}
-            if str(types.get(child_path[-1])).startswith("list"):
-                yield child_path, key, "a mapping, but it must be a list"
+def _misshapen(section: Node, path: KeyPath) -> Iterator[tuple[Node, KeyPath, str]]:
+    """Lists where the schema has a section or components, and mappings where it has a list: section, path, problem."""
+    types = {field.name: field.type for field in dataclasses.fields(sections()[path])}
+    for name, node in section.value.items():
+        key = (*path, str(name))
+        if isinstance(node.value, list) and (key in sections() or key[0] in OPEN):
+            yield section, key, "a list, but it must be a mapping of keys to values"
+        elif node.is_mapping and key in sections():
+            yield from _misshapen(node, key)
+        elif node.is_mapping and str(types.get(key[-1])).startswith("list"):
+            yield section, key, "a mapping, but it must be a list"
 
 
-def _refuse_hydra(reading: Reading, name: str, cwd: Path, *, primary: bool) -> None:
+def _refuse_hydra(reading: Reading, cwd: Path, *, primary: bool) -> None:
     """Refuse Hydra's own settings: only the primary config's search path has an effect here."""
-    for key, value in reading.node.value if isinstance(reading.node, yaml.MappingNode) else ():
-        if key.value != "hydra" or not isinstance(value, yaml.MappingNode):
-            continue
-        for setting, folders in value.value:
-            source = f"{name}:{setting.start_mark.line + 1}"
-            if not (primary and setting.value == "searchpath"):
-                reading.add(f"hydra.{setting.value} has no effect", source, "Hydra only composes the config here.")
-            elif not isinstance(folders, yaml.SequenceNode):
-                reading.add("hydra.searchpath must be a list", source, "Write hydra.searchpath: [FOLDER].")
-            else:
-                _refuse_folders(reading, name, cwd, folders)
-
-
-def _refuse_folders(reading: Reading, name: str, cwd: Path, folders: yaml.SequenceNode) -> None:
-    for entry in folders.value:
-        if not any(folder.is_dir() for folder in search_folders(entry.value, cwd)):
-            message = f"hydra.searchpath names {entry.value}, which is not a folder"
-            hint = "A path counts from the current folder; pkg://NAME is an installed package."
-            reading.add(message, f"{name}:{entry.start_mark.line + 1}", hint)
+    settings = reading.tree.value.get("hydra")
+    for name, folders in settings.value.items() if settings is not None and settings.is_mapping else ():
+        source = folders.origin.source
+        if not (primary and name == "searchpath"):
+            reading.add(f"hydra.{name} has no effect", source, "Hydra only composes the config here.")
+        elif not isinstance(folders.value, list):
+            reading.add("hydra.searchpath must be a list", source, "Write hydra.searchpath: [FOLDER].")
+        else:
+            for entry in folders.value:
+                if not any(folder.is_dir() for folder in search_folders(entry.plain(), cwd)):
+                    message = f"hydra.searchpath names {entry.plain()}, which is not a folder"
+                    hint = "A path counts from the current folder; pkg://NAME is an installed package."
+                    reading.add(message, entry.origin.source, hint)

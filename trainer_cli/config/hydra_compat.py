@@ -3,11 +3,10 @@
 - `create_defaults_list` and `ConfigRepository` compute the defaults list. Hydra's public `compose` does that too, but
   does not return the list, from which the source of every value is known; and it takes twice the time, for settings
   of Hydra's own and a search for plugins.
-- `ConfigLoaderImpl._apply_overrides_to_config` is how Hydra's `compose` applies overrides of values.
 - `Override._value` says whether a string was in quotes.
 - `_authorize_target_name` and `_get_resolved_target_name_for_check` are Hydra's list of blocked targets.
 - `BaseContainer._resolvers` has the names of the resolvers; the public API answers for one name at a time.
-- `_content`, `_metadata`, `_get_node`, `_value` and the state of a node make and read trees of plain values: OmegaConf
+- `_content`, `_metadata`, `_value` and the state of a node make and read trees of plain values: OmegaConf
   checks the flags and the type of each value, again in each container above it.
 - `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a string.
 """
@@ -15,26 +14,21 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-import yaml
 from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import InstantiationException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, flag_override
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.basecontainer import BaseContainer
-from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers.oc import env
 
 from trainer_cli.errors import keep_secret
@@ -86,37 +80,13 @@ def repository(configs: Configs) -> ConfigRepository:
     return _Repository(_Source(configs))
 
 
-_listed: dict[tuple[str, str], tuple[dict[_Question, str], DefaultsList]] = {}
-"""Primary config and overrides -> what was asked of the configs, with the answers, and the list that follows."""
-_MOST_LISTED = 64
-
-
 def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Override]) -> DefaultsList:
     """The configs that the primary config and the overrides (of groups) choose.
-
-    A list is computed again only if a config answers otherwise than when it was computed: that takes half of the time
-    of a composition, and many have the same choices, such as the jobs of a sweep.
 
     Raises:
         HydraException: a choice that cannot be made; its message names it.
         RecursionError: a defaults list that leads back to its own file.
     """
-    source = repository.get_sources()[0]
-    assert isinstance(source, _Source)
-    key = (primary, repr(overrides))
-    answers, listed = _listed.get(key, ({}, None))
-    # In the order in which they were asked, so that no file is read that the list does not need.
-    if listed is None or any(source.answer(question) != answer for question, answer in answers.items()):
-        listed = _compute_defaults_list(repository, primary, overrides)
-        # What an interpolation gives may change, such as that of an environment variable.
-        if not source.interpolates:
-            if len(_listed) >= _MOST_LISTED:
-                _listed.clear()
-            _listed[key] = ({**source.answers}, listed)
-    return DefaultsList([*listed.merged], {**listed.chosen})
-
-
-def _compute_defaults_list(repository: ConfigRepository, primary: str, overrides: list[Override]) -> DefaultsList:
     # Hydra reads its compatibility level from global state, which another user of Hydra may have set.
     version.setbase("1.3")
     # Without Hydra's own config: its settings of logging and job folders have no effect here.
@@ -126,11 +96,6 @@ def _compute_defaults_list(repository: ConfigRepository, primary: str, overrides
         for entry in listed.defaults
     ]
     return DefaultsList(merged, listed.overrides.known_choices)
-
-
-_LONG = 100
-"""Minimum length of lists of numbers that are filled without OmegaConf's checks of each item."""
-_LongLists = list[tuple[tuple[Any, ...], list[Any]]]
 
 
 def create(values: Mapping[Any, Any]) -> DictConfig:
@@ -195,98 +160,6 @@ def read_values(node: Any) -> Any:
     return content
 
 
-def _without_long_lists(values: Mapping[Any, Any], path: tuple[Any, ...], long_lists: _LongLists) -> dict[Any, Any]:
-    """The values with an empty list in place of each long list of numbers, which is moved to `long_lists`."""
-    shorter = dict(values)
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            shorter[key] = _without_long_lists(value, (*path, key), long_lists)
-        # Numbers alone: a string may be an interpolation.
-        elif type(value) is list and len(value) >= _LONG and set(map(type, value)) <= {int, float}:
-            long_lists.append(((*path, key), value))
-            shorter[key] = []
-    return shorter
-
-
-def _fill_long_lists(config: DictConfig, long_lists: _LongLists) -> None:
-    """Put the items into the empty lists that `_without_long_lists` left."""
-    for path, numbers in long_lists:
-        node: Any = config
-        for key in path:
-            node = node._get_node(key)
-        assert isinstance(node, ListConfig) and not node._content, f"no empty list at {path}"
-        node.__dict__["_content"] = [_make_node(number, index, node) for index, number in enumerate(numbers)]
-
-
-_IN_PLACE = 2**127
-"""Stands for the items of a long list while YAML is written."""
-
-
-def to_yaml(config: DictConfig) -> str:
-    """`OmegaConf.to_yaml`. The items of long lists are written here: YAML's writer takes ten times as long."""
-    long_lists: _LongLists = []
-    values = _without_long_lists(read_values(config), (), long_lists)
-    if not long_lists:
-        return OmegaConf.to_yaml(config)
-    for path, _ in long_lists:
-        section = values
-        for key in path[:-1]:
-            section = section[key]
-        section[path[-1]] = [_IN_PLACE]
-    text = OmegaConf.to_yaml(create(values))
-    pieces = re.split(rf"^( *- ){_IN_PLACE}$", text, flags=re.MULTILINE)
-    # A string of several lines may look like an item.
-    if text.count(str(_IN_PLACE)) != len(long_lists) or len(pieces) != 2 * len(long_lists) + 1:
-        return OmegaConf.to_yaml(config)
-    represent = yaml.representer.SafeRepresenter().represent_data
-    for index, (_, numbers) in enumerate(long_lists):
-        start = pieces[2 * index + 1]
-        pieces[2 * index + 1] = "\n".join([f"{start}{represent(number).value}" for number in numbers])
-    return "".join(pieces)
-
-
-def merge_into(config: DictConfig, values: Mapping[Any, Any], package: str) -> str | None:
-    """Merge the values of a file into its package, as Hydra does; OmegaConf's reason if it refuses, or None."""
-    # OmegaConf merges at the root only, so the values are nested first.
-    for name in reversed(package.split(".")) if package else ():
-        values = {name: values}
-    if not config:
-        _fill(config, values)
-        return None
-    long_lists: _LongLists = []
-    shorter = _without_long_lists(values, (), long_lists)
-    try:
-        # The new nodes are not shared, and need no copy.
-        with flag_override(config, "no_deepcopy_set_nodes", True):
-            config.merge_with(create(shorter))
-        # A list replaces what it is merged into, so that it is empty now.
-        _fill_long_lists(config, long_lists)
-    except (OmegaConfBaseException, TypeError, RecursionError) as error:
-        return _reason(error)
-    return None
-
-
-def apply_override(config: DictConfig, override: Override) -> str | None:
-    """Apply an override of a value, as Hydra does; the reason if it refuses, or None.
-
-    The config must be in struct mode, in which only `+` adds keys. For a mapping the caller checks that.
-    """
-    if isinstance(override.value(), dict) and not override.is_delete():
-        # Hydra merges a mapping in struct mode only if it is force-added.
-        override = replace(override, type=OverrideType.FORCE_ADD)
-    try:
-        ConfigLoaderImpl._apply_overrides_to_config([override], config)
-    except (HydraException, OmegaConfBaseException, RecursionError) as error:
-        return _reason(error.__cause__ or error.__context__ or error)
-    return None
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, RecursionError):
-        return "an interpolation leads back to itself"
-    return str(getattr(error, "msg", None) or error).splitlines()[0]
-
-
 def register_hydras_resolvers() -> None:
     """Make `${python_version:}`, `${now:…}` and `${hydra:…}` known; the last two are refused with a reason.
 
@@ -326,71 +199,36 @@ def is_blocked(target: Any) -> bool:
     return False
 
 
-class _Question(NamedTuple):
-    """What a defaults list depends on: the config `name`, whether it is a group, or the options of that group."""
-
-    about: Literal["config", "is group", "options"]
-    name: str
-
-
 class _Source(ConfigSource):
     def __init__(self, configs: Configs) -> None:
         super().__init__("main", f"{self.scheme()}://")
         self._configs = configs
-        self.answers: dict[_Question, str] = {}
-        """Everything that was asked, in that order."""
-        self.interpolates = False
-        """Whether a defaults list has an interpolation."""
 
     @staticmethod
     def scheme() -> str:
         return "train"
 
-    def answer(self, question: _Question) -> str:
-        """The answer, as a text that differs wherever the defaults list may."""
-        match question:
-            case ("is group", name):
-                return repr(self.is_group(name))
-            case ("options", group):
-                return repr(self.list(group, None))
-            case (_, name):
-                return repr(self._load(name))
-
-    def _load(self, config_path: str) -> tuple[dict[Any, Any], str | None] | None:
-        """The keys of a config, its defaults list, and its package.
-
-        Without the values, which take time: of those Hydra asks only whether there are any.
-        """
-        name = config_path.removesuffix(".yaml")
-        loaded = self._configs.load(name)
-        keys = None if loaded is None else {
+    def load_config(self, config_path: str) -> ConfigResult:
+        loaded = self._configs.load(config_path.removesuffix(".yaml")) or Loaded({}, None)
+        # Without the values, which take time: of those Hydra asks only whether there are any.
+        keys = {
             key: type(value)() if key != "defaults" and isinstance(value, dict | list) else value
             for key, value in loaded.values.items()
-        }  # fmt: skip
-        known = None if loaded is None or keys is None else (keys, loaded.package)
-        self.interpolates |= keys is not None and "${" in repr(keys.get("defaults"))
-        self.answers[_Question("config", name)] = repr(known)
-        return known
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        keys, package = self._load(config_path) or ({}, None)
-        return ConfigResult(provider=self.provider, path=self.path, config=create(keys), header={"package": package})
+        }
+        header = {"package": loaded.package}
+        return ConfigResult(provider=self.provider, path=self.path, config=create(keys), header=header)
 
     def is_group(self, config_path: str) -> bool:
-        known = self._configs.is_group(config_path)
-        self.answers[_Question("is group", config_path)] = repr(known)
-        return known
+        return self._configs.is_group(config_path)
 
     def is_config(self, config_path: str) -> bool:
-        return config_path.removesuffix(".yaml") == SCHEMA or self._load(config_path) is not None
+        return self._configs.load(config_path.removesuffix(".yaml")) is not None
 
     def available(self) -> bool:
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        names = self._configs.options(config_path)
-        self.answers[_Question("options", config_path)] = repr(names)
-        return names
+        return self._configs.options(config_path)
 
 
 class _Repository(ConfigRepository):

@@ -17,8 +17,9 @@ from omegaconf.errors import InterpolationToMissingValueError, UnsupportedInterp
 from trainer_cli.config.fields import unknown_key
 from trainer_cli.config.files import Entry, read_entries, write_entry
 from trainer_cli.config.hydra_compat import SCHEMA, resolver_names
-from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, line_of, unknown_option_error
+from trainer_cli.config.overrides import CommandLine, line_of, unknown_option_error
 from trainer_cli.config.search_path import SearchPath, every_group, find, label, options, primaries
+from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.config.yaml import Reading
 from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.errors import Code, ConfigError
@@ -49,9 +50,7 @@ def translate_error(
     # Hydra has one class for most of them: only the words tell which it is.
     text = str(error) or str(error.__cause__ or "")
     entries = {
-        name: [*read_entries(reading.node, label(path, search.cwd), name)]
-        for path, reading in files.items()
-        for name in [search.name_of(path)]
+        name: [*read_entries(reading.tree, name)] for path, reading in files.items() for name in [search.name_of(path)]
     }
     lists = _Lists(search, command, entries)
     if isinstance(error, MissingConfigException):

@@ -1,18 +1,19 @@
-"""Apply overrides to plain values: `key=value`, `+key=value`, `++key=value`, `~key` and `key+=value`."""
+"""Apply overrides to a tree of values: `key=value`, `+key=value`, `++key=value`, `~key` and `key+=value`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config.fields import KeyPath
 from trainer_cli.config.hydra_compat import SCHEMA
-from trainer_cli.config.merging import MergedConfig
 from trainer_cli.config.overrides import Append, line_of, override_error, path_of
 from trainer_cli.config.search_path import SearchPath, options
+from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, Origin, merge, name_kind, resolve
 from trainer_cli.core.elsewhere import hint_on
 from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.core.types import MISSING, in_yaml
@@ -22,22 +23,33 @@ _MAX_LISTED = 12
 """Keys of a section that a message lists."""
 
 
-def apply(
-    values: Mapping[str, Any], overrides: Sequence[Override], search: SearchPath
-) -> tuple[dict[str, Any], list[ConfigError]]:
-    """Apply overrides to plain values, each as Hydra does. Returns the values, and a mistake for each refused one."""
-    config = MergedConfig(values)
+def apply(tree: ConfigTree, overrides: Sequence[Override], search: SearchPath) -> list[ConfigError]:
+    """Apply overrides to the tree, each as Hydra does. Returns a mistake for each refused one."""
     mistakes: list[ConfigError] = []
     for override in overrides:
         if _names_components(override):
             override = replace(override, type=OverrideType.ADD)
+        path, line = path_of(override), line_of(override)
         # Hydra would accept some of these with a surprising result, and explain others badly.
-        mistake = _why_refused(config.values, override, search, values)
-        if mistake is None and (reason := config.apply(override)) is not None:
-            mistake = override_error(f"{line_of(override)}: {reason}")
-        if mistake is not None:
+        if (mistake := _why_refused(tree.root, override, search)) is not None:
             mistakes.append(mistake)
-    return config.values, mistakes
+        elif override.is_delete():
+            section = tree.root.at(path[:-1])
+            assert section is not None
+            del section.value[path[-1]]
+            tree.removed[path] = Origin(COMMAND_LINE, line)
+        else:
+            node = Node.of(override.value(), Origin(COMMAND_LINE, line), line.partition("=")[2])
+            current = tree.root.at(path)
+            if current is None or not (current.is_mapping and node.is_mapping):
+                tree.root.put(path, node)
+                continue
+            try:
+                merge(tree.root, node, path)
+                current.origin, current.text = node.origin, node.text
+            except MergeError as error:
+                mistakes.append(_kinds_differ(error.path, error.old.value, error.new.value, override))
+    return mistakes
 
 
 def _names_components(override: Override) -> bool:
@@ -48,50 +60,45 @@ def _names_components(override: Override) -> bool:
     return isinstance(value, dict) and all(isinstance(node, dict) and "_target_" in node for node in value.values())
 
 
-def _why_refused(
-    values: Mapping[str, Any], override: Override, search: SearchPath, composed: Mapping[str, Any]
-) -> ConfigError | None:
-    """The mistake if an override does not fit the values so far, or None. `composed`: those before all overrides."""
+def _why_refused(root: Node, override: Override, search: SearchPath) -> ConfigError | None:
+    """The mistake if an override does not fit the values so far, or None."""
     path, line, value = path_of(override), line_of(override), override.value()
-    adds = override.is_add() or override.is_force_add()
-    parent: Any = values
+    key, adds = ".".join(path), override.is_add() or override.is_force_add()
+    parent: Node | None = root
     for depth, name in enumerate(path[:-1], start=1):
-        parent = parent.get(name) if isinstance(parent, Mapping) else None
-        if isinstance(parent, list):
+        parent = None if parent is None else parent.get(name)
+        if parent is not None and isinstance(parent.value, list):
             return _of_a_list(line, ".".join(path[:depth]))
-        if isinstance(parent, str) and "${" in parent:
-            return _of_an_interpolation(line, ".".join(path[:depth]), parent)
+        if parent is not None and parent.is_interpolation:
+            return _of_an_interpolation(line, ".".join(path[:depth]), parent.value)
     if override.is_delete():
-        return _no_removal(parent, path, value, has_value="=" in line)
-    if not adds and (problem := _no_value(values, path, line, search, composed)) is not None:
+        return _no_removal(root, parent, path, value, has_value="=" in line)
+    if not adds and (problem := _no_value(root, path, line, search)) is not None:
         return problem
-    current = parent.get(path[-1]) if isinstance(parent, Mapping) else None
-    if isinstance(value, Mapping) and isinstance(current, str) and "${" in current:
-        return _of_an_interpolation(line, ".".join(path), current)
-    if override.is_add() and current not in (None, MISSING) and not isinstance(value, dict | list):
-        return override_error(f"{'.'.join(path)} exists already", "Leave out the '+'.")
+    current = parent.value.get(path[-1]) if parent is not None and parent.is_mapping else None
+    if current is None:
+        return None
+    if isinstance(value, dict) and current.is_interpolation:
+        return _of_an_interpolation(line, key, current.value)
+    if override.is_add() and current.value not in (None, MISSING) and not isinstance(value, dict | list):
+        return override_error(f"{key} exists already", "Leave out the '+'.")
     return _no_merge(current, value, path, override)
 
 
-def _no_merge(current: Any, value: Any, path: KeyPath, override: Override) -> ConfigError | None:
+def _no_merge(current: Node, value: Any, path: KeyPath, override: Override) -> ConfigError | None:
     """The mistake if a mapping or list does not merge into the current value: its kind differs, or a key is new."""
     key, line = ".".join(path), line_of(override)
-    for kind, other_kind in ((Mapping, list), (list, Mapping)):
-        if isinstance(current, kind) and isinstance(value, other_kind):
-            names = {Mapping: "a mapping", list: "a list"}
-            message = f"{line}: {key} is {names[kind]}, and {names[other_kind]} does not merge into it"
-            again = f" '+{line.lstrip('+')}'" if path == path_of(override) else ""
-            return override_error(message, f"Remove it first: '~{key}'{again}.", Code.wrong_type)
+    if {type(current.value), type(value)} == {dict, list}:
+        return _kinds_differ(path, current.value, value, override)
     # A mapping without keys takes any, as null does.
-    if not isinstance(current, Mapping) or not isinstance(value, dict) or not current:
+    if not current.is_mapping or not isinstance(value, dict) or not current.value:
         return None
     for name, item in value.items():
-        if name in current:
-            mistake = _no_merge(current[name], item, (*path, str(name)), override)
-        elif override.is_add() or override.is_force_add():
-            mistake = None
-        else:
-            hint = did_you_mean(f"{key}.{name}", [f"{key}.{other_kind}" for other_kind in current]).strip()
+        mistake = None
+        if name in current.value:
+            mistake = _no_merge(current.value[name], item, (*path, str(name)), override)
+        elif not (override.is_add() or override.is_force_add()):
+            hint = did_you_mean(f"{key}.{name}", [f"{key}.{other_kind}" for other_kind in current.value]).strip()
             hint = f"{hint} To add it, write '+{line}'.".strip()
             if "_target_" in value and path == path_of(override):
                 hint += f" To replace the whole {key}, put {key}=null before it."
@@ -101,53 +108,59 @@ def _no_merge(current: Any, value: Any, path: KeyPath, override: Override) -> Co
     return None
 
 
-def append(values: dict[str, Any], addition: Append) -> ConfigError | None:
-    """Add values to the end of a list, in place; null counts as an empty list. The mistake if that fails, or None."""
+def _kinds_differ(path: KeyPath, current: Any, value: Any, override: Override) -> ConfigError:
+    """Refuse a list in the place of a mapping, and the reverse."""
+    key, line = ".".join(path), line_of(override)
+    message = f"{line}: {key} is {name_kind(current)}, and {name_kind(value)} does not merge into it"
+    again = f" '+{line.lstrip('+')}'" if path == path_of(override) else ""
+    return override_error(message, f"Remove it first: '~{key}'{again}.", Code.wrong_type)
+
+
+def append(root: Node, addition: Append) -> ConfigError | None:
+    """Add values to the end of a list; null counts as an empty list. The mistake if that fails, or None."""
     key, list_text = ".".join(addition.path), f"[{','.join(map(str, addition.values))}]"
-    current: Any = values
-    parent: Any = values
-    index: Any = None
+    node = root
     for depth, name in enumerate(addition.path):
-        if not isinstance(current, Mapping | list):
-            shown = "null" if current is None else "no mapping"
+        if not isinstance(node.value, dict | list):
+            shown = "null" if node.value is None else "no mapping"
             return override_error(f"{addition.line}: {'.'.join(addition.path[:depth])} is {shown}")
-        names = {str(index) for index in range(len(current))} if isinstance(current, list) else set(current)
-        if name not in names:
+        child = node.get(name)
+        if child is None:
+            names = node.value if node.is_mapping else range(len(node.value))
             prefix = ".".join(addition.path[:depth])
             suggestion = did_you_mean(key, [f"{prefix}.{name}" for name in names]).strip()
             hint = f"{suggestion} To make the list, write '+{key}={list_text}'.".strip()
             return override_error(f"there is no key '{key}'", hint, Code.unknown_key)
-        parent, index = current, (int(name) if isinstance(current, list) else name)
-        current = parent[index]
-    if current is not None and not isinstance(current, list):
-        shown = "has no value yet" if current == MISSING else f"is {current!r}, and no list"
-        single = current != MISSING and not isinstance(current, Mapping) and len(addition.values) == 1
+        node = child
+    if node.value is not None and not isinstance(node.value, list):
+        shown = "has no value yet" if node.value == MISSING else f"is {node.plain()!r}, and no list"
+        single = node.value != MISSING and not node.is_mapping and len(addition.values) == 1
         return override_error(
             f"{addition.line}: {key} {shown}", f"Write {key}={addition.values[0] if single else list_text}."
         )
-    parent[index] = [*(current or []), *addition.values]
+    text, line = addition.line.partition("=")[2], addition.line
+    added = [Node.of(value, Origin(COMMAND_LINE, line), text) for value in addition.values]
+    words = line if node.origin == Origin() else f"{line}, after {node.origin}"
+    node.value, node.origin, node.text = [*(node.value or ()), *added], Origin(COMMAND_LINE, words), text
     return None
 
 
-def _no_value(
-    values: Mapping[str, Any], path: KeyPath, line: str, search: SearchPath, composed: Mapping[str, Any]
-) -> ConfigError | None:
-    """The error for `key=value` where the values have no such key. `composed`: the values before all overrides."""
-    if path[0] not in values:
+def _no_value(root: Node, path: KeyPath, line: str, search: SearchPath) -> ConfigError | None:
+    """The error for `key=value` where the values have no such key."""
+    if path[0] not in root.value:
         message = f"{search.primary}.yaml does not begin with the schema, so {path[0]!r} is not in it"
         return override_error(message, f"Put '- {SCHEMA}' first in its defaults list.")
-    node: Any = values
+    node = root
     for depth, name in enumerate(path):
         prefix = ".".join(path[:depth])
-        if isinstance(node, list):
+        if isinstance(node.value, list):
             return _of_a_list(line, prefix)
-        if not isinstance(node, Mapping):
-            hint = (
-                f"Choose one first, as in {prefix}=NAME." if node is None and depth == 1 else f"Write {prefix}=VALUE."
-            )
-            return override_error(f"{line}: {prefix} is {'null' if node is None else 'not a mapping'}", hint)
-        if name not in node:
-            meant = _suggest_key(path, depth, node, composed)
+        if not node.is_mapping:
+            is_null = node.value is None
+            hint = f"Choose one first, as in {prefix}=NAME." if is_null and depth == 1 else f"Write {prefix}=VALUE."
+            return override_error(f"{line}: {prefix} is {'null' if is_null else 'not a mapping'}", hint)
+        if name not in node.value:
+            meant = _suggest_key(path, depth, node)
             # A setting of another section, or in the notation of its value; a name that is near here counts more.
             setting = hint_on(".".join(path), line.partition("=")[2])
             if not meant.startswith("Did") or setting.startswith(f"{meant[:-2]}="):
@@ -161,20 +174,19 @@ def _no_value(
                 is_mapping_of_components = prefix in ("callbacks", "loggers")
                 hint = f"Choose it first, as in {prefix}={f'[default,{name}]' if is_mapping_of_components else name}."
             return override_error(f"there is no key '{'.'.join(path)}'", hint, Code.unknown_key)
-        node = node[name]
+        node = node.value[name]
     return None
 
 
-def _suggest_key(path: KeyPath, depth: int, node: Mapping[Any, Any], composed: Any) -> str:
+def _suggest_key(path: KeyPath, depth: int, node: Node) -> str:
     """A suggestion for the unknown key at a depth of the path: the nearest of its section, else all of them.
 
     Empty if an override has replaced the class of the section: its other keys are arguments of the former class.
     """
-    for name in path[:depth]:
-        composed = composed.get(name) if isinstance(composed, Mapping) else None
-    if isinstance(composed, Mapping) and composed.get("_target_") != node.get("_target_"):
+    target = node.value.get("_target_")
+    if target is not None and target.origin.source == COMMAND_LINE:
         return ""
-    names = [str(name) for name in node]
+    names = [str(name) for name in node.value]
     prefix = ".".join(path[:depth])
     # Of the last name alone: a common beginning makes any two keys of a section alike.
     if (near := nearest(path[depth], names)) is not None:
@@ -183,13 +195,20 @@ def _suggest_key(path: KeyPath, depth: int, node: Mapping[Any, Any], composed: A
     return f"{prefix} has {', '.join(listed)}." if prefix and 0 < len(listed) <= _MAX_LISTED else ""
 
 
-def _no_removal(parent: Any, path: KeyPath, value: Any, *, has_value: bool) -> ConfigError | None:
+def _no_removal(root: Node, parent: Node | None, path: KeyPath, value: Any, *, has_value: bool) -> ConfigError | None:
     """The mistake if `~key` names no key of `parent`, or `~key=value` another value, or None."""
     key = ".".join(path)
-    if not isinstance(parent, Mapping) or path[-1] not in parent:
-        names = [".".join((*path[:-1], str(name))) for name in parent] if isinstance(parent, Mapping) else []
+    node = parent.value.get(path[-1]) if parent is not None and parent.is_mapping else None
+    if node is None:
+        above = parent.value if parent is not None and parent.is_mapping else ()
+        names = [".".join((*path[:-1], str(name))) for name in above]
         return override_error(f"there is no '{key}' to remove", did_you_mean(key, names).strip() or "Leave it out.")
-    current = parent[path[-1]]
+    try:
+        current = resolve(root, path) if node.is_interpolation else node.plain()
+    except (OmegaConfBaseException, RecursionError) as error:
+        return override_error(f"{key} is {node.value}, and is not removed: {str(error).splitlines()[0]}")
+    if current in (None, MISSING):
+        return override_error(f"there is no '{key}' to remove: it is {in_yaml(current)}", "Leave it out.")
     if has_value and value != current:
         return override_error(
             f"{key} is {in_yaml(current)}, and not {in_yaml(value)}, so it is not removed", f"Write ~{key}."

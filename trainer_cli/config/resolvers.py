@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from importlib.util import module_from_spec, spec_from_file_location
@@ -25,11 +25,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from trainer_cli.config.fields import KeyPath, fields
+from trainer_cli.config.fields import fields
 from trainer_cli.config.hydra_compat import register_hydras_resolvers, resolver_names
-from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.search_path import label
 from trainer_cli.config.targets import import_from
+from trainer_cli.config.tree import Node
 from trainer_cli.core.types import kind_of
 from trainer_cli.errors import Code, ConfigError
 
@@ -118,10 +118,8 @@ def share_moment() -> Iterator[None]:
             del os.environ[MOMENT]
 
 
-def substitute_now(
-    values: Mapping[str, Any], provenance: Provenance
-) -> tuple[dict[str, Any], list[str], list[ConfigError]]:
-    """Replace `${now:FORMAT}` by the time. Returns the values, the keys that contain it, and the mistakes.
+def substitute_now(root: Node) -> tuple[list[str], list[ConfigError]]:
+    """Replace `${now:FORMAT}` by the time. Returns the keys that contain it, and the mistakes.
 
     The value is written to the run's config, so that a run and its resumes have the same one.
     """
@@ -134,27 +132,23 @@ def substitute_now(
         for described in fields()
         if (kind := kind_of(described.kind)) is not None and _is_number(kind.names)
     }
-
-    def replaced(value: Any, path: KeyPath) -> Any:
-        if isinstance(value, Mapping):
-            return {key: replaced(item, (*path, str(key))) for key, item in value.items()}
-        if isinstance(value, list):
-            return [replaced(item, path) for item in value]
-        if not isinstance(value, str) or "now" not in value:
-            return value
-        text = _NOW.sub(lambda match: moment.strftime(match[1].strip().strip("'\"")), value)
+    for path, node in root.walk():
+        if not node.is_interpolation or "now" not in node.value:
+            continue
+        key = ".".join(path)
+        text = _NOW.sub(lambda match: moment.strftime(match[1].strip().strip("'\"")), node.value)
         if re.search(r"\$\{\s*now\s*:", text):
-            message = f"{'.'.join(path)}: the format in {value} is an interpolation itself"
-            source = provenance.source(path)
-            hint = "Write it out, such as ${now:%Y-%m-%d}."
-            mistakes.append(
-                ConfigError(message, location=".".join(path), source=source, code=Code.unresolved, hint=hint)
+            message, hint = (
+                f"{key}: the format in {node.value} is an interpolation itself",
+                "Write it out, such as ${now:%Y-%m-%d}.",
             )
-        elif text != value:
-            keys.append(".".join(path))
-        return int(text) if text != value and path in numbers and text.isdecimal() else text
-
-    return {key: replaced(value, (key,)) for key, value in values.items()}, keys, mistakes
+            mistakes.append(
+                ConfigError(message, location=key, source=node.origin.source, code=Code.unresolved, hint=hint)
+            )
+        elif text != node.value:
+            keys.append(key)
+        node.value = int(text) if text != node.value and path in numbers and text.isdecimal() else text
+    return keys, mistakes
 
 
 def _is_number(names: frozenset[str]) -> bool:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.reader import Reader
 
-from trainer_cli.config.fields import text_keys
+from trainer_cli.config.fields import KeyPath, text_keys
 from trainer_cli.config.hydra_compat import get_yaml_loader
-from trainer_cli.core.bounds import DEEPEST, LARGEST_COUNT, find_too_deep, is_bounded
+from trainer_cli.config.tree import Node, Origin
+from trainer_cli.core.bounds import DEEPEST, LARGEST_COUNT, find_too_deep
 from trainer_cli.core.patterns import nearest
+from trainer_cli.core.types import MISSING
 from trainer_cli.errors import Code, ConfigError
 
 LARGEST_BYTES = 1 << 20
@@ -43,15 +44,20 @@ _CURES = (
 
 @dataclass(slots=True)
 class Reading:
-    """The values of a file and the mistakes in it. A `broken` file has no values."""
+    """The values of a file and the mistakes in it. Of a `broken` file no value may be used."""
 
     text: str = ""
-    values: Any = None
+    tree: Node = field(default_factory=lambda: Node({}))
+    """The keys and values; those that are refused as they stand are left out of a `broken` file."""
     package: str | None = None
-    node: yaml.Node | None = None
-    """The document as YAML's node tree, which has line numbers."""
     mistakes: list[ConfigError] = field(default_factory=list)
     broken: bool = False
+
+    @property
+    def values(self) -> dict[Any, Any]:
+        """The plain values; none of a broken file, whose tree may have too many."""
+        values: dict[Any, Any] = {} if self.broken else self.tree.plain()
+        return values
 
     def add(self, message: str, where: str, cure: str, *, breaks: bool = False) -> None:
         """Note a mistake."""
@@ -89,36 +95,26 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
     if unprintable := Reader.NON_PRINTABLE.search(text) or re.search("\ufeff", text):
         line = f"{name}:{_line(text[: unprintable.start()])}"
         return _broken_reading(f"character U+{ord(unprintable.group()):04X} has no place in YAML", line, "Remove it.")
-    # Before parsing: an overflow of the stack in C ends the process.
     if deep_line := find_too_deep(text):
         return _broken_reading(f"nested more than {DEEPEST} deep", f"{name}:{deep_line}", "")
     reading = Reading(text)
     _header(reading, name)
     try:
-        reading.node, loader = _compose(text)
-        node = reading.node
-        if node is None:
-            reading.values = {}
+        # OmegaConf's loader: YAML's own would read 1e-3 as a string.
+        loader = get_yaml_loader()(text)
+        document = loader.get_single_node()
+        if document is None:
             if not text.strip():
                 reading.add("the file is empty", name, "Write something, be it a comment, or remove it.", breaks=True)
             return reading
-        if not isinstance(node, yaml.MappingNode):
-            kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
-            where = f"{name}:{node.start_mark.line + 1}"
-            lacks_space = isinstance(node, yaml.ScalarNode) and re.match(r"[\w.]+[=:]\S", node.value)
+        if not isinstance(document, yaml.MappingNode):
+            kind = "a list" if isinstance(document, yaml.SequenceNode) else "a single value"
+            where = f"{name}:{document.start_mark.line + 1}"
+            lacks_space = isinstance(document, yaml.ScalarNode) and re.match(r"[\w.]+[=:]\S", document.value)
             cure = "A key is followed by a colon and a space." if lacks_space else ""
             reading.add(f"the file is {kind}, but it must be a mapping of keys to values", where, cure, breaks=True)
             return reading
-        # On the nodes: the constructed values no longer say how they were written.
-        for trap in find_traps(node, written=written):
-            reading.add(trap.message, f"{name}:{trap.line}", trap.cure, breaks=trap.breaks)
-        if not reading.broken:
-            values = loader.construct_document(node)
-            # Of aliases within aliases, the walk over the nodes sees each once.
-            if is_bounded(values):
-                reading.values = values
-            else:
-                reading.add(f"nested more than {DEEPEST} deep", name, "", breaks=True)
+        reading.tree = Node(_Walk(reading, name, loader, written).read(document, (), 0)[0])
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark is not None else name
@@ -171,31 +167,6 @@ def _is_odd_package(value: str) -> bool:
     return any(re.fullmatch(r"_\w+_", word) for word in words if word not in ("_group_", "_name_"))
 
 
-@cache
-def _loaders() -> tuple[type[Any], type[Any]]:
-    """OmegaConf's loader, and one in C with the same rules for plain values (without libyaml, the first twice)."""
-    careful = get_yaml_loader()
-    if not yaml.__with_libyaml__:
-        return careful, careful
-    quick = type("QuickLoader", (yaml.CSafeLoader,), {"yaml_implicit_resolvers": careful.yaml_implicit_resolvers})
-    return careful, quick
-
-
-def _compose(text: str) -> tuple[yaml.Node | None, Any]:
-    """The document, and the loader to construct it: the loader in C is faster, OmegaConf's own reports mistakes."""
-    careful, quick = _loaders()
-    # The loader in C accepts tabs that OmegaConf's refuses.
-    loader = (careful if "\t" in text else quick)(text)
-    try:
-        return loader.get_single_node(), loader
-    except yaml.YAMLError:
-        if isinstance(loader, careful):
-            raise
-        # Again, slowly: its messages name the line and what was expected there.
-        loader = careful(text)
-        return loader.get_single_node(), loader
-
-
 PYTHONS_NULL = "None"
 _LONGEST = 400
 _TAG = "tag:yaml.org,2002:"
@@ -203,22 +174,6 @@ _TAGS = {_TAG + kind for kind in ("map", "seq", "str", "int", "float", "bool", "
 _SEXAGESIMAL = re.compile(r"[-+]?([\d_]+(?::[0-5]?\d)+)(?:\.[\d_]*)?")
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-
-
-class Trap(NamedTuple):
-    """A misleading value in a line. If it `breaks` the file, no value of it can be used."""
-
-    message: str
-    line: int
-    cure: str = ""
-    breaks: bool = False
-
-
-def find_traps(document: yaml.MappingNode, *, written: bool = False) -> list[Trap]:
-    """The traps in a file. A file `written` by a program may hold strings that look like numbers."""
-    walk = _Walk(written)
-    walk.mapping(document, (), 0)
-    return walk.found
 
 
 def why_no_interpolation(text: str) -> str | None:
@@ -249,73 +204,104 @@ def looks_like_number(text: str) -> float | None:
 
 
 class _Walk:
-    """One walk over the nodes of a file."""
+    """One walk over the nodes of a file, which makes its tree and reports what is misleading in it."""
 
-    def __init__(self, written: bool) -> None:
-        self.found: list[Trap] = []
+    def __init__(self, reading: Reading, name: str, loader: Any, written: bool) -> None:
+        self._reading = reading
+        self._name = name
+        self._loader = loader
         self._written = written
-        self._counts: dict[int, int] = {}
+        self._made: dict[int, tuple[Any, int, int]] = {}
+        """A node that aliases share is walked once. Its value, count of values, and levels."""
         self._above: set[int] = set()
 
-    def mapping(self, node: yaml.MappingNode, path: tuple[str, ...], depth: int) -> int:
-        """Scan keys and values; the count of values in it."""
-        seen: dict[tuple[str, str], int] = {}
-        count = 0
-        for key, value in node.value:
-            count += self._any(value, (*path, self._key(key, path, seen)), depth + 1)
-        return count
+    def read(self, node: yaml.Node, path: KeyPath, depth: int) -> tuple[Any, int, int]:
+        """The value of a node, nodes in it with their lines; the count of values in it; and its levels."""
+        if id(node) in self._above:
+            self._refuse(node, path, "an anchor's value contains itself", "", breaks=True)
+            return None, 1, 0
+        if id(node) not in self._made and (depth <= DEEPEST or isinstance(node, yaml.ScalarNode)):
+            self._above.add(id(node))
+            self._made[id(node)] = self._make(node, path, depth)
+            self._above.discard(id(node))
+        value, count, levels = self._made.get(id(node), (None, 1, 1))
+        if depth + levels > DEEPEST + 1 and not self._reading.broken:
+            self._refuse(node, path, f"nested more than {DEEPEST} deep", "", breaks=True)
+        elif count > LARGEST_COUNT and not self._reading.broken:
+            message = f"this expands to more than {LARGEST_COUNT:,} values"
+            self._refuse(node, path, message, "Do aliases multiply?", breaks=True)
+        return value, count, levels
 
-    def _key(self, key: yaml.Node, path: tuple[str, ...], seen: dict[tuple[str, str], int]) -> str:
+    def _make(self, node: yaml.Node, path: KeyPath, depth: int) -> tuple[Any, int, int]:
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path), 1, 0
+        if node.tag not in _TAGS:
+            self._tag(node, path)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path, depth)
+        items: list[Node] = []
+        count = levels = 0
+        for index, item in enumerate(node.value):
+            value, item_count, item_levels = self.read(item, (*path, str(index)), depth + 1)
+            items.append(self._node(item, value, item))
+            count, levels = count + item_count, max(levels, item_levels)
+        return items, count + 1, levels + 1
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> tuple[dict[Any, Node], int, int]:
+        lines: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            self._check_key(key, path, lines)
+            if key.tag == _TAG + "merge":
+                self.read(value, (*path, "<<"), depth + 1)
+        # YAML's `<<` merges keys of another node into this one.
+        self._loader.flatten_mapping(node)
+        children: dict[Any, Node] = {}
+        count = levels = 0
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag not in (_TAG + "str", _TAG + "int"):
+                continue
+            below, below_count, below_levels = self.read(value, (*path, key.value), depth + 1)
+            children[self._loader.construct_object(key)] = self._node(key, below, value)
+            count, levels = count + below_count, max(levels, below_levels)
+        return children, count + 1, levels + 1
+
+    def _node(self, at: yaml.Node, value: Any, written: yaml.Node) -> Node:
+        """The node of a value, with the line of `at`: of its key, since a list may begin in a later line."""
+        is_text = isinstance(written, yaml.ScalarNode) and (not written.style or written.value == MISSING)
+        return Node(value, Origin(f"{self._name}:{at.start_mark.line + 1}"), str(written.value) if is_text else "")
+
+    def _check_key(self, key: yaml.Node, path: KeyPath, lines: dict[tuple[str, str], int]) -> None:
         if not isinstance(key, yaml.ScalarNode):
             self._refuse(key, path, "a key must be a single string", "", breaks=True)
-            return "?"
+            return
         if key.tag == _TAG + "merge":
-            return "<<"
+            return
         text, line = str(key.value), key.start_mark.line + 1
-        if (key.tag, text) in seen:
-            first = seen[key.tag, text]
+        if (key.tag, text) in lines:
+            first = lines[key.tag, text]
             self._refuse(key, (*path, text), f"the key is given twice, first in line {first}", "Remove one of them.")
-        seen.setdefault((key.tag, text), line)
+        lines.setdefault((key.tag, text), line)
         octal = key.tag == _TAG + "int" and (_SEXAGESIMAL.fullmatch(text) or _OCTAL.fullmatch(text)) is not None
         # A key that YAML reads as false or a number would not be found under the name that was written.
         if octal or key.tag not in (_TAG + "str", _TAG + "int"):
             read = _shown(key)
             self._refuse(key, path, f"the key {text or 'of nothing'} is read by YAML as {read}",
                          f"Put it in quotes: '{text}'.", breaks=True)  # fmt: skip
-        return text
 
-    def _any(self, node: yaml.Node, path: tuple[str, ...], depth: int) -> int:
-        if isinstance(node, yaml.ScalarNode):
-            self._scalar(node, path)
-            return 1
-        if id(node) in self._above:
-            self._refuse(node, path, "an anchor's value contains itself", "", breaks=True)
-            return 1
-        if depth > DEEPEST:
-            self._refuse(node, path, f"nested more than {DEEPEST} deep", "", breaks=True)
-            return 1
-        # A node that aliases share is walked once, and its count added for each use.
-        if id(node) not in self._counts:
-            self._above.add(id(node))
-            if node.tag not in _TAGS:
-                self._tag(node, path)
-            if isinstance(node, yaml.MappingNode):
-                count = self.mapping(node, path, depth)
-            else:
-                items = enumerate(node.value)
-                count = sum(self._any(item, (*path, str(index)), depth + 1) for index, item in items)
-            self._above.discard(id(node))
-            self._counts[id(node)] = count + 1
-            if count >= LARGEST_COUNT and not any(trap.breaks for trap in self.found):
-                message = f"this expands to more than {LARGEST_COUNT:,} values"
-                self._refuse(node, path, message, "Do aliases multiply?", breaks=True)
-        return self._counts[id(node)]
-
-    def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> None:
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         text = str(node.value)
         if node.tag not in _TAGS or node.tag == _TAG + "merge":
             self._tag(node, path)
-        elif node.style in ("'", '"', "|", ">"):
+            return None
+        # Converting a number takes time that grows with the square of its digits.
+        if node.tag in (_TAG + "int", _TAG + "float") and len(text) > _LONGEST:
+            self._refuse(node, path, f"a number of {len(text)} characters is too long", "", breaks=True)
+            return None
+        self._check_scalar(node, path, text)
+        return self._loader.construct_object(node)
+
+    def _check_scalar(self, node: yaml.ScalarNode, path: KeyPath, text: str) -> None:
+        if node.style in ("'", '"', "|", ">"):
             self._interpolation(node, path, text)
         elif node.tag == _TAG + "str":
             self._interpolation(node, path, text)
@@ -330,9 +316,6 @@ class _Walk:
             if plain := _WORDS.get(text.lower()):
                 cure = f"Write {plain}, or '{text}' in quotes."
                 self._refuse(node, path, f"{text} is read by YAML as {plain}", cure)
-        # Converting a number takes time that grows with the square of its digits.
-        elif len(text) > _LONGEST:
-            self._refuse(node, path, f"a number of {len(text)} characters is too long", "", breaks=True)
         elif match := _SEXAGESIMAL.fullmatch(text):
             message = f"{text} is read by YAML as {_shown(node)}"
             self._refuse(node, path, message, f"Write {_clock(match.group(1))}, or put it in quotes.")
@@ -341,11 +324,11 @@ class _Walk:
             cure = f"Write {plain}, or '{text}' in quotes."
             self._refuse(node, path, f"{text} is read by YAML as {_shown(node)} (octal)", cure)
 
-    def _interpolation(self, node: yaml.Node, path: tuple[str, ...], text: str) -> None:
+    def _interpolation(self, node: yaml.Node, path: KeyPath, text: str) -> None:
         if (why := why_no_interpolation(text)) is not None:
             self._refuse(node, path, f"{text!r} is not an interpolation: {why}", "Write ${key}.", breaks=True)
 
-    def _tag(self, node: yaml.Node, path: tuple[str, ...]) -> None:
+    def _tag(self, node: yaml.Node, path: KeyPath) -> None:
         if node.tag in (_TAG + "value", _TAG + "merge"):
             self._refuse(node, path, f"{node.value} alone means something else in YAML", f"Write '{node.value}'.",
                          breaks=True)  # fmt: skip
@@ -354,9 +337,9 @@ class _Walk:
             cure = "Remove it; a string that begins with ! needs quotes."
             self._refuse(node, path, f"the tag {tag} is not known in a config", cure, breaks=True)
 
-    def _refuse(self, node: yaml.Node, path: tuple[str, ...], message: str, cure: str, *, breaks: bool = False) -> None:
+    def _refuse(self, node: yaml.Node, path: KeyPath, message: str, cure: str, *, breaks: bool = False) -> None:
         key = f"{'.'.join(path)}: " if path else ""
-        self.found.append(Trap(key + message, node.start_mark.line + 1, cure, breaks))
+        self._reading.add(key + message, f"{self._name}:{node.start_mark.line + 1}", cure, breaks=breaks)
 
 
 def _shown(node: yaml.ScalarNode) -> str:

@@ -237,7 +237,7 @@ def _open_run(
 ) -> None:
     """Create the directory of a new run, and record the config and the new attempt."""
     config, run = composed.config, start.run
-    sources = composed.provenance.collect_sources(to_plain(composed.raw))
+    sources = composed.tree.collect_sources(to_plain(composed.raw))
     sources |= {key: f"auto: {decision.reason}" for key, decision in decisions.items()}
     sources |= {key: source for key, source in run.read_provenance().items() if key in start.stored_values}
     facts = _environment(composed, trainer)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import Change, vars_in
 from trainer_cli.config.fields import DATA_KEYS, SOURCE, matches_any
-from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.search_path import PACKAGE, project_root
+from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
@@ -292,8 +292,8 @@ def _report_dropped(composed: Composed, checkpoint: Path, changes: Iterable[Chan
 
 
 def _is_typed(change: Change, composed: Composed) -> bool:
-    origins = [change.origin(composed.provenance)]
-    origins += [composed.provenance.exact(name) for name in vars_in(composed.raw, change.path)]
+    origins = [change.origin(composed.tree)]
+    origins += [composed.tree.exact(name) for name in vars_in(composed.raw, change.path)]
     return any(
         origin is not None and origin.source == COMMAND_LINE and "experiment=" not in origin.words for origin in origins
     )

@@ -127,7 +127,6 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
     Raises:
         ConfigError: with a table of the changes, the source of each new value, and what to do.
     """
-    provenance = composed.provenance
     verdicts = [(change, _why_accepted(change, composed)) for change in changes]
     refused = [change for change, why in verdicts if why is None]
     if not refused:
@@ -139,8 +138,9 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
         composed.check_targets(added)
     # The refused changes first: they are what the user must act on. The sort is stable.
     verdicts.sort(key=lambda verdict: verdict[1] is not None)
+    tree = composed.tree
     rows = [
-        (f"may change ({why})" if why else "refused", change.key, change.values, str(change.origin(provenance) or ""))
+        (f"may change ({why})" if why else "refused", change.key, change.values, str(change.origin(tree) or ""))
         for change, why in verdicts
     ]
     resume = composed.config.resume

@@ -95,7 +95,7 @@ class Done:
 def refuse_no_optimizer(composed: Composed) -> None:
     """Refuse a config without an optimizer, before any object is built."""
     if not composed.config.optimizer:
-        choice = composed.provenance.choices.get(("optimizer",))
+        choice = composed.tree.choices.get(("optimizer",))
         raise ConfigError(
             "optimizer is null, but nothing trains without",
             source=choice.origin.source if choice is not None and not choice.label else composed.where("optimizer"),

@@ -1,0 +1,298 @@
+"""A config as a tree of nodes, each of which knows where it was written.
+
+Files and overrides are merged node by node, by OmegaConf's rules, so that the source of a value is a property of the
+value, and nothing has to look it up afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.types import QuotedString
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainer_cli.config.fields import OPEN, KeyPath, defaults, whole_values
+from trainer_cli.config.hydra_compat import create, read_values
+from trainer_cli.core.types import MISSING
+
+DEFAULT, COMMAND_LINE = "default", "command line"
+
+
+class Origin(NamedTuple):
+    """Where a value was set (`file:line`, `command line` or `default`), and the words there."""
+
+    source: str = DEFAULT
+    words: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.words}" if self.words else self.source
+
+
+class Choice(NamedTuple):
+    """An option of a group: where it was chosen, and the label of its file (empty for none)."""
+
+    origin: Origin
+    label: str = ""
+
+
+_NOWHERE = Origin()
+
+
+@dataclass(slots=True)
+class Node:
+    """A value, a list of nodes or a mapping of nodes; where it was set, and the text there.
+
+    `text` is a scalar as it was written, without quotes, or all after the `=` of an override. It is `???` where the
+    last file that names the key asks for a value.
+    """
+
+    value: Any
+    origin: Origin = _NOWHERE
+    text: str = ""
+
+    @classmethod
+    def of(cls, value: Any, origin: Origin = _NOWHERE, text: str = "") -> Node:
+        """The node of a plain value; all of it has one origin."""
+        if isinstance(value, Mapping):
+            return cls({_unquoted(key): cls.of(item, origin, text) for key, item in value.items()}, origin, text)
+        if isinstance(value, list):
+            return cls([cls.of(item, origin, text) for item in value], origin, text)
+        return cls(_unquoted(value), origin, text)
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether the value is a mapping."""
+        return isinstance(self.value, dict)
+
+    @property
+    def is_interpolation(self) -> bool:
+        """Whether the value is a string with an interpolation."""
+        return isinstance(self.value, str) and "${" in self.value
+
+    @property
+    def where(self) -> str:
+        """The source of the value; for a mapping that no file names, such as a package, of the first value in it."""
+        return next((node.origin.source for _, node in self.walk() if node.origin.source != DEFAULT), DEFAULT)
+
+    def written(self, number: float) -> str:
+        """The number as it was written: `1_0` for 10. Its plain form if the text is unknown."""
+        plain = str(number).lower()
+        if self.origin.source != COMMAND_LINE:
+            return self.text or plain
+        words = [word for word in re.findall(r"[-+.\w]+", self.text) if _reads_as(word, number)]
+        return plain if plain in words else next(iter(words), plain)
+
+    def plain(self) -> Any:
+        """The value without origins; interpolations stay as they are written."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def copy(self) -> Node:
+        """The tree with nodes of its own, which may be changed."""
+        if isinstance(self.value, dict):
+            return Node({key: child.copy() for key, child in self.value.items()}, self.origin, self.text)
+        value = [child.copy() for child in self.value] if isinstance(self.value, list) else self.value
+        return Node(value, self.origin, self.text)
+
+    def get(self, name: str) -> Node | None:
+        """The value of a key of a mapping, or the item of a list at an index."""
+        if isinstance(self.value, list):
+            return self.value[int(name)] if name.isdecimal() and int(name) < len(self.value) else None
+        if not isinstance(self.value, dict):
+            return None
+        # A key may be a number, of which a path has only the text.
+        return self.value.get(name) or next((child for key, child in self.value.items() if str(key) == name), None)
+
+    def at(self, path: KeyPath) -> Node | None:
+        """The node at a path; None if there is none."""
+        node: Node | None = self
+        for name in path:
+            node = None if node is None else node.get(name)
+        return node
+
+    def walk(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
+        """This node and every one below it, with their paths."""
+        yield path, self
+        if isinstance(self.value, dict | list):
+            items = self.value.items() if isinstance(self.value, dict) else enumerate(self.value)
+            for key, child in items:
+                yield from child.walk((*path, str(key)))
+
+    def put(self, path: KeyPath, child: Node) -> None:
+        """Set the node at a path; a value on the way that is no mapping becomes one."""
+        node = self
+        for name in path[:-1]:
+            below = node.get(name)
+            if below is None or not below.is_mapping:
+                below = node.value[name] = Node({})
+            node = below
+        node.value[path[-1]] = child
+
+
+def _unquoted(value: Any) -> Any:
+    return value.text if isinstance(value, QuotedString) else value
+
+
+_NO_TEXT = Node(None)
+
+
+class MergeError(Exception):
+    """A list and a mapping do not merge: the path, and both nodes."""
+
+    def __init__(self, path: KeyPath, old: Node, new: Node) -> None:
+        super().__init__(".".join(path))
+        self.path, self.old, self.new = path, old, new
+
+
+def name_kind(value: Any) -> str:
+    """A list or mapping in words."""
+    return "a list" if isinstance(value, list) else "a mapping"
+
+
+def merge(root: Node, new: Node, path: KeyPath = ()) -> None:
+    """Merge a mapping over the one at a path of the tree, as OmegaConf does.
+
+    Raises:
+        MergeError: a list and a mapping do not merge.
+    """
+    old = root.at(path)
+    assert old is not None
+    for key, child in new.value.items():
+        before, key_path = old.value.get(key), (*path, str(key))
+        if before is not None and before.is_interpolation:
+            before = old.value[key] = _dereferenced(root, key_path, before)
+        if before is None:
+            old.value[key] = child.copy()
+        elif child.value == MISSING:
+            # `???` asks for a value, and there is one.
+            before.origin, before.text = child.origin, child.text
+        elif isinstance(before.value, dict) and isinstance(child.value, dict):
+            if child.origin != _NOWHERE:
+                before.origin, before.text = child.origin, child.text
+            merge(root, child, key_path)
+        elif {type(before.value), type(child.value)} == {dict, list}:
+            raise MergeError(key_path, before, child)
+        else:
+            old.value[key] = child.copy()
+
+
+def _dereferenced(root: Node, path: KeyPath, node: Node) -> Node:
+    """The mapping or list that an interpolation refers to, into which OmegaConf merges; else the node itself."""
+    try:
+        value = resolve(root, path)
+    except (OmegaConfBaseException, RecursionError):
+        return node
+    return Node.of(value, node.origin) if isinstance(value, dict | list) else node
+
+
+def resolve(root: Node, path: KeyPath) -> Any:
+    """The plain value at a path, or what its interpolation refers to.
+
+    Raises:
+        OmegaConfBaseException, RecursionError: it cannot be resolved.
+    """
+    config: Any = create(root.plain())
+    for name in path:
+        config = config[name]
+    return read_values(config) if OmegaConf.is_config(config) else config
+
+
+def fill_defaults(node: Node) -> Node:
+    """The tree with the schema's default of each key that it lacks, in the order of the schema."""
+    return _filled(node, Node.of(defaults()))
+
+
+def _filled(node: Node, default: Node) -> Node:
+    children = {**default.value, **node.value}
+    for key, child in children.items():
+        if child.is_mapping:
+            # An open section is whole: a default entry that it lacks was removed.
+            below: Node | None = None if key in OPEN else default.value.get(key)
+            children[key] = _filled(child, below if below is not None and below.is_mapping else Node({}))
+    return Node(children, node.origin, node.text)
+
+
+@dataclass(slots=True)
+class ConfigTree:
+    """All values of a composed config, the options that were chosen, and what was removed."""
+
+    root: Node = field(default_factory=lambda: Node({}))
+    choices: dict[KeyPath, Choice] = field(default_factory=dict)
+    """Section -> the option of its group that was chosen; what is merged into the tree's root under its group."""
+    removed: dict[KeyPath, Origin] = field(default_factory=dict)
+    """Path -> the override `~key` that removed its value."""
+
+    def source(self, key: KeyPath) -> str:
+        """`file:line`, `command line` or `default`: of the key, of one below it, or of the nearest above.
+
+        A component that only its group's file sets has the line of its target, else that of the choice.
+        """
+        node = self.root.at(key)
+        below = () if node is None else (child.origin.source for _, child in node.walk())
+        if COMMAND_LINE in below or any(path[: len(key)] == key for path in self.removed):
+            return COMMAND_LINE
+        above = (self.root.at(key[:length]) for length in range(len(key), 0, -1))
+        target = self.root.at((*key, "_target_"))
+        sources = (node.origin.source for node in (*above, target) if node is not None)
+        choice = self._chosen_above(key)
+        default = choice.origin.source if choice is not None else DEFAULT
+        return next((source for source in sources if source != DEFAULT), default)
+
+    def exact(self, key: KeyPath) -> Origin:
+        """What set this very value: itself, or a value above it that is not a mapping; else the choice of its group."""
+        for length in range(len(key), 0, -1):
+            node = self.root.at(key[:length])
+            if node is not None and node.origin != _NOWHERE and (length == len(key) or not node.is_mapping):
+                return node.origin
+        choice = self.choices.get(key)
+        return self.removed.get(key) or (choice.origin if choice is not None else _NOWHERE)
+
+    def collect_sources(self, values: Mapping[Any, Any]) -> dict[str, str]:
+        """Dotted key -> source, for each value that is not a default."""
+        sources = {".".join(path): self.exact(path).source for path, _ in whole_values(values)}
+        return {key: source for key, source in sources.items() if source != DEFAULT}
+
+    def source_within(self, key: KeyPath) -> str:
+        """Like `source`, but for a key that no file names, such as a package, that of the first value below it."""
+        node = self.root.at(key)
+        return self.source(key) if node is None or node.origin != _NOWHERE or node.where == DEFAULT else node.where
+
+    def written(self, key: KeyPath, number: float) -> str:
+        """A number as it was written: `1_0` for 10. Its plain form if the text is unknown."""
+        return (self.root.at(key) or _NO_TEXT).written(number)
+
+    def gone(self, key: KeyPath) -> Origin | None:
+        """What removed a value: `~key`, or the choice of another option above it."""
+        choice = self._chosen_above(key)
+        return self.removed.get(key) or (choice.origin if choice is not None else None)
+
+    def chosen(self, section: KeyPath) -> Origin | None:
+        """Where the option was chosen that a section's values come from; None if none of them does."""
+        choice, node = self.choices.get(section), self.root.at(section)
+        if choice is None or not choice.label or node is None:
+            return None
+        sources = (child.origin.source for _, child in node.walk())
+        return choice.origin if any(source.startswith(f"{choice.label}:") for source in sources) else None
+
+    def _chosen_above(self, key: KeyPath) -> Choice | None:
+        above = (self.choices.get(key[:length]) for length in range(len(key), 0, -1))
+        return next((choice for choice in above if choice is not None), None)
+
+
+def _reads_as(word: str, number: float) -> bool:
+    """Whether Hydra's grammar reads a word as this number, or as this of true and false."""
+    if isinstance(number, bool):
+        return word.lower() == str(number).lower()
+    try:
+        value = float(word)
+    except ValueError:
+        return False
+    return value == number or (math.isnan(value) and math.isnan(number))
