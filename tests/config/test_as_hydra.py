@@ -26,7 +26,6 @@ from random_project import COMPONENTS, RandomProject
 
 import trainer_cli
 from trainer_cli.config import fields, override_values, overrides, search_path
-from trainer_cli.config.check import to_plain
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles
 from trainer_cli.config.hydra_compat import SCHEMA
@@ -156,7 +155,7 @@ def hydras(folder: Path, lines: Sequence[str], primary: str = "config") -> dict[
     """What Hydra's own `compose` makes of it."""
     with warnings.catch_warnings(), initialize_config_dir(str(folder), version_base="1.3"):
         warnings.simplefilter("ignore")
-        return to_plain(hydra_compose(primary, list(lines)))
+        return OmegaConf.to_container(hydra_compose(primary, list(lines)))
 
 
 def ours(project: Path, primary: str, *lines: str) -> dict[str, Any]:
@@ -329,7 +328,7 @@ def test_deprecated_words_of_a_header_mean_what_they_mean_in_hydra_and_are_named
     ConfigStore.instance().store(SCHEMA, fields.defaults())
     # Hydra 1.1 is the last one that replaces these words.
     with warnings.catch_warnings(action="ignore"), initialize_config_dir(str(folder), version_base="1.1"):
-        expected = to_plain(hydra_compose("config", [f"hydra.searchpath=[file://{SHIPPED}]"]))
+        expected = OmegaConf.to_container(hydra_compose("config", [f"hydra.searchpath=[file://{SHIPPED}]"]))
     assert compose_plainly(SearchPath.of(None, "config", tmp_path), []) == expected
     assert "mine.Net" in str(expected)
     (line,) = [line for line in caplog.messages if "deprecated" in line]

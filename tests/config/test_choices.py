@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.config.fields import fields
 from trainer_cli.errors import ConfigError
@@ -85,7 +84,7 @@ def _configs(project: Path, write: Write) -> None:
 )  # fmt: skip
 def test_what_is_given_stands_in_the_component(overrides: list[str], expected: dict[str, Any]) -> None:
     composed = compose(overrides, sections=())
-    assert to_plain(composed.raw)["model"] == expected
+    assert composed.raw["model"] == expected
 
 
 @pytest.mark.parametrize("off", ["~scheduler", "scheduler=null"])
@@ -132,15 +131,15 @@ def value_at(values: Any, key: str) -> Any:
 @pytest.mark.parametrize(("overrides", "key", "expected"), CASES, ids=str)
 def test_an_option_stands_at_its_package(overrides: list[str], key: str, expected: Any) -> None:
     composed = compose(overrides, sections=())
-    assert value_at(to_plain(composed.raw), key) == expected
+    assert value_at(composed.raw, key) == expected
 
 
 @pytest.mark.parametrize("key", ["callbacks.two", "callbacks.first"])
 def test_an_option_replaces_the_node_of_a_recovered_config(key: str) -> None:
     text = to_yaml(compose(["+experiment=slots", "callbacks.first.width=5"], sections=()))
     again = from_yaml(text, [f"+callbacks@{key}=other", "param_groups.head.lr=3"], trusted=True, sections=())
-    assert value_at(to_plain(again.raw), key) == OTHER
-    assert value_at(to_plain(again.raw), "param_groups.head") == {"lr": 3, "weight_decay": 0.0}
+    assert value_at(again.raw, key) == OTHER
+    assert value_at(again.raw, "param_groups.head") == {"lr": 3, "weight_decay": 0.0}
     assert again.where(f"{key}.width") == "configs/callbacks/other.yaml:2"
     assert again.where("callbacks.first.width" if key.endswith("two") else "seed").startswith("the recovered config:")
 

@@ -284,10 +284,8 @@ def test_a_mistake_on_top_of_a_recovered_config_is_reported_too(project: Path) -
 
 
 def test_the_difference_names_keys_and_hides_defaults(project: Path) -> None:
-    old = OmegaConf.create({"name": "default", "seed": 1, "model": {"a": 1, "b": [1]}, "loop": {"max_duration": "1ep"}})
-    new = OmegaConf.create(
-        {"name": "default", "seed": True, "model": {"b": [2], "c": {"d": None}}, "scheduler": {"x": 1}}
-    )
+    old = {"name": "default", "seed": 1, "model": {"a": 1, "b": [1]}, "loop": {"max_duration": "1ep"}}
+    new = {"name": "default", "seed": True, "model": {"b": [2], "c": {"d": None}}, "scheduler": {"x": 1}}
     changes = {change.key: (change.old, change.new) for change in diff(old, new)}
     assert changes == {
         "seed": (1, True),
@@ -304,7 +302,7 @@ def test_the_difference_compares_what_is_written_not_what_it_resolves_to(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NOT_THERE", raising=False)
-    config = OmegaConf.create({"run_dir": "${oc.env:NOT_THERE}"})
+    config = {"run_dir": "${oc.env:NOT_THERE}"}
     assert diff(config, config) == []
 
 

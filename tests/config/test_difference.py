@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from trainer_cli.config.compose import compose, diff, freeze, thaw
 from trainer_cli.config.diff import changed_env_values, hparams, line_of_digests
@@ -25,18 +26,18 @@ CONFIG = {
 
 
 @pytest.fixture
-def raw(monkeypatch: pytest.MonkeyPatch) -> DictConfig:
+def raw(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("DROPOUT", "0.25")
     monkeypatch.setenv("DATA_PATH", "/secret")
-    return OmegaConf.create(CONFIG)
+    return CONFIG
 
 
-def test_only_values_that_matter_are_remembered_and_none_is_reported(raw: DictConfig) -> None:
+def test_only_values_that_matter_are_remembered_and_none_is_reported(raw: dict[str, Any]) -> None:
     line = line_of_digests(raw, "run")
     assert [key in line for key in ("model.dropout", "model.widths", "data.path")] == [True] * 3
     assert not [message for message in ("0.25", "secret", "loggers", "seed", "twice") if message in line]
     assert line.startswith("# ")
-    assert OmegaConf.create(OmegaConf.to_yaml(raw) + line) == raw
+    assert OmegaConf.create(OmegaConf.to_yaml(raw) + line) == OmegaConf.create(raw)
     assert line != line_of_digests(raw, "another run")
 
 
@@ -51,16 +52,16 @@ def test_only_values_that_matter_are_remembered_and_none_is_reported(raw: DictCo
     ],
 )
 def test_another_value_is_a_change(
-    raw: DictConfig, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, changed: list[str]
+    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, changed: list[str]
 ) -> None:
     frozen = OmegaConf.to_yaml(raw) + line_of_digests(raw, "run")
     monkeypatch.setenv(variable, value)
     assert [one.key for one in changed_env_values(frozen, raw, "run")] == changed
 
 
-def test_what_was_not_remembered_is_no_change(raw: DictConfig) -> None:
+def test_what_was_not_remembered_is_no_change(raw: dict[str, Any]) -> None:
     assert changed_env_values(OmegaConf.to_yaml(raw), raw, "run") == []
-    assert line_of_digests(OmegaConf.create({"seed": "${oc.decode:7}"}), "run") == ""
+    assert line_of_digests({"seed": "${oc.decode:7}"}, "run") == ""
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_what_was_not_remembered_is_no_change(raw: DictConfig) -> None:
     [([], None, False), (None, {}, False), ([], {"a": 3}, True), ({"a": 3}, {"a": 4}, True), (["a"], None, True)],
 )
 def test_the_empty_list_of_older_configs_freezes_as_much_as_null(before: object, after: object, changed: bool) -> None:
-    assert bool(diff(OmegaConf.create({"freeze": before}), OmegaConf.create({"freeze": after}))) is changed
+    assert bool(diff({"freeze": before}, {"freeze": after})) is changed
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_the_empty_list_of_older_configs_freezes_as_much_as_null(before: object,
     [("drop_last", False, False), ("drop_last", True, True), ("global_batch_size", None, False), ("seed", None, True)],
 )
 def test_a_key_of_the_loader_that_is_not_set_has_its_default(key: str, value: object, changed: bool) -> None:
-    without, given = (OmegaConf.create({"data": {"_target_": "a.B", **data}}) for data in ({}, {key: value}))
+    without, given = ({"data": {"_target_": "a.B", **data}} for data in ({}, {key: value}))
     assert bool(diff(without, given)) is bool(diff(given, without)) is changed
 
 
@@ -100,7 +101,7 @@ def test_values_that_differ_from_the_defaults_are_named_by_their_keys(project: P
     ],
 )  # fmt: skip
 def test_lists_are_texts_and_nulls_and_references_are_left_out(value: object, expected: object) -> None:
-    assert hparams(OmegaConf.create({"model": {"a": {"b": value}}})).get("model.a.b") == expected
+    assert hparams({"model": {"a": {"b": value}}}).get("model.a.b") == expected
 
 
 def test_a_frozen_config_comes_back_without_the_yaml_that_it_came_from(empty_folder: Path) -> None:
@@ -197,7 +198,7 @@ def test_this_may_not_change(key: str) -> None:
 def test_a_mode_that_is_left_out_equals_the_usual_one_of_the_metric(
     before: dict[str, object], after: dict[str, object], changed: bool
 ) -> None:
-    old, new = (OmegaConf.create({"callbacks": {"early": node}}) for node in (before, after))
+    old, new = ({"callbacks": {"early": node}} for node in (before, after))
     assert bool(diff(old, new)) == changed
 
 
@@ -254,23 +255,23 @@ def test_a_change_of_users_values_is_one_of_the_values_that_refer_to_them(
     reference: object, changed: dict[str, object], values: str | None
 ) -> None:
     config = {"optimizer": {"lr": reference}, "vars": USERS}
-    changes = diff(OmegaConf.create(config), OmegaConf.create({**config, "vars": {**USERS, **changed}}))
+    changes = diff(config, {**config, "vars": {**USERS, **changed}})
     bound = [change for change in changes if why_may_change(change.key) is None]
     assert [(change.key, change.values) for change in bound] == ([("optimizer.lr", values)] if values else [])
 
 
 def test_users_values_in_a_circle_or_absent_stay_as_written() -> None:
-    config = OmegaConf.create({"optimizer": {"lr": "${vars.a}", "eps": "${vars.b}"}, "vars": {"a": "${vars.a}"}})
+    config = {"optimizer": {"lr": "${vars.a}", "eps": "${vars.b}"}, "vars": {"a": "${vars.a}"}}
     assert diff(config, config) == []
 
 
 def test_hyperparameters_have_the_values_of_users_but_no_secret() -> None:
-    config = OmegaConf.create({"model": {"a": "${vars.width}", "b": "x${vars.key}"}, "vars": USERS})
+    config = {"model": {"a": "${vars.width}", "b": "x${vars.key}"}, "vars": USERS}
     assert hparams(config) == {"model.a": 16}
 
 
 def test_a_secret_in_users_values_is_compared_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = OmegaConf.create({"model": {"a": "${vars.key}"}, "vars": USERS})
+    config = {"model": {"a": "${vars.key}"}, "vars": USERS}
     monkeypatch.setenv("TOKEN", "hush")
     frozen = OmegaConf.to_yaml(config) + line_of_digests(config, "run")
     assert "hush" not in frozen

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from trainer_cli.config import override_values, search_path
-from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
 from trainer_cli.config.fields import defaults
 from trainer_cli.config.overrides import read_overrides
@@ -49,7 +48,7 @@ def test_each_line_that_is_named_for_a_shipped_experiment_holds_that_key_and_val
     composed = compose([f"experiment={name}"], cwd=SHIPPED.parent, missing_ok=True)
     standard = dict(leaves(defaults()))
     named = 0
-    for path, value in leaves(to_plain(composed.raw)):
+    for path, value in leaves(composed.raw):
         said = composed.tree.exact(path)
         if said.source == DEFAULT:
             assert value == standard[path]
@@ -109,7 +108,7 @@ def rich(project: Path, write: Write) -> Path:
 @pytest.mark.parametrize("overrides", [[], ["experiment=base"], ["experiment=child"], ["experiment=own"]], ids=str)
 def test_changing_the_line_that_is_named_changes_the_value(rich: Path, overrides: list[str]) -> None:
     composed = compose(overrides)
-    numbers = {path for path, value in leaves(to_plain(composed.raw)) if type(value) is int}
+    numbers = {path for path, value in leaves(composed.raw) if type(value) is int}
     named = {path: str(said) for path in numbers if (said := composed.tree.exact(path)).source != DEFAULT}
     assert len(named) >= 8
     new = {place: 900 + index for index, place in enumerate(sorted(set(named.values())))}
@@ -118,7 +117,7 @@ def test_changing_the_line_that_is_named_changes_the_value(rich: Path, overrides
         lines = (rich / file).read_text().splitlines(keepends=True)
         lines[int(line) - 1] = re.sub(r": \d+", f": {number}", lines[int(line) - 1])
         (rich / file).write_text("".join(lines))
-    changed = dict(leaves(to_plain(compose(overrides).raw)))
+    changed = dict(leaves(compose(overrides).raw))
     assert {path: changed[path] for path in named} == {path: new[place] for path, place in named.items()}
 
 
@@ -152,7 +151,7 @@ def test_a_choice_is_named_with_who_made_it(rich: Path) -> None:
 
 def test_a_choice_of_which_nothing_is_left_is_not_named(rich: Path) -> None:
     composed = compose(["experiment=own"])
-    assert to_plain(composed.raw)["model"] == {"_target_": "mine.Net", "width": 19, "hidden": 2}
+    assert composed.raw["model"] == {"_target_": "mine.Net", "width": 19, "hidden": 2}
     assert chosen(composed, "model") == "None"
     assert chosen(composed, "optimizer") == "configs/config.yaml:6: optimizer=late"
     assert origin(composed, "model.width") == "configs/experiment/own.yaml:4"

@@ -227,13 +227,12 @@ def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> I
     """The values that are set as YAML, each with its origin, what chose each option, and the number of defaults."""
     from omegaconf import OmegaConf
 
-    from trainer_cli.config.check import to_plain
     from trainer_cli.config.compose import compose
     from trainer_cli.config.fields import whole_values
 
     composed = compose(overrides, **settings)
     tree = composed.tree
-    values = to_plain(composed.raw)
+    values = composed.raw
     for section, choice in tree.choices.items():
         if section[0] not in values:
             yield f"# {choice.origin}"

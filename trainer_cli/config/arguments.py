@@ -1,22 +1,20 @@
 """Check every node with `_target_`: first what needs no import, then the target's signature.
 
 Composing checks keys, values of our own and the path of each target, so that torch stays unloaded. Before anything is
-built, `binding_mistakes` imports the targets and checks their arguments.
+built, they are checked again with `imports`: the targets are imported, and their arguments checked.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from trainer_cli.config.fields import DATA_KEYS, SEVERAL
-from trainer_cli.config.modules import find_missing
-from trainer_cli.config.targets import Trust, check_name, check_path, import_target, missing_name_error
+from trainer_cli.config.targets import Trust, check_name, check_path, import_target
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree
 from trainer_cli.core.auto import AUTO, check_auto, is_auto_batch_size
 from trainer_cli.core.checkpoint_config import CheckpointConfig
@@ -47,32 +45,14 @@ _SOMETHING = object()
 
 
 def check_components(
-    config: TrainConfig,
-    tree: ConfigTree,
-    roots: Iterable[Path],
-    trust: Trust,
-    sections: Collection[str] = SECTIONS,
+    config: TrainConfig, tree: ConfigTree, trust: Trust, sections: Collection[str] = SECTIONS, *, imports: bool = False
 ) -> Iterator[ConfigError]:
-    """Check the components of a config without imports; each mistake has its key and source.
+    """Check the components of a config, interpolations resolved; each mistake has its key and source.
 
-    Interpolations are resolved already. The project's root comes first in `roots`; only `sections` are checked.
+    With `imports` the targets are imported, each must be a class or function, and must accept its arguments. The
+    project's root must be on `sys.path` then.
     """
-    return _with_sources(_Checker(trust, list(roots)), config, tree, sections)
-
-
-def check_bindings(
-    config: TrainConfig, tree: ConfigTree, trust: Trust, sections: Collection[str] = SECTIONS
-) -> Iterator[ConfigError]:
-    """Import the targets and check that each is a class or function and accepts its arguments.
-
-    The project's root must be on `sys.path` already.
-    """
-    return _with_sources(_Checker(trust, None), config, tree, sections)
-
-
-def _with_sources(
-    checker: _Checker, config: TrainConfig, tree: ConfigTree, sections: Collection[str]
-) -> Iterator[ConfigError]:
+    checker = _Checker(trust, imports=imports)
     errors_of_sections = [checker.section(name, getattr(config, name)) for name in sections]
     if "optimizer" in sections:
         errors_of_sections += [checker.groups(config.optimizer, config.param_groups), check_auto(config)]
@@ -214,12 +194,12 @@ def is_node(value: Any) -> bool:
 class _Checker:
     """Check a config's components; the errors have a location and no source yet.
 
-    With `roots` None the targets are imported. Otherwise only their files are searched, in these folders first.
+    Without `imports`, which take seconds for torch, only the path of a target is checked.
     """
 
-    def __init__(self, trust: Trust, roots: list[Path] | None) -> None:
+    def __init__(self, trust: Trust, *, imports: bool) -> None:
         self.trust = trust
-        self.roots = roots
+        self.imports = imports
 
     def section(self, name: str, value: Any) -> Iterator[ConfigError]:
         """Check one section."""
@@ -406,15 +386,13 @@ class _Checker:
         if path == MISSING:
             return None, []
         try:
-            if self.roots is None:
+            if self.imports:
                 return import_target(path, where, self.trust), []
             check_path(path, where)
             check_name(path, where, self.trust)
         except ConfigError as error:
             return None, [error]
-        # Without an import, which takes seconds for torch: an error of spelling is answered at once.
-        missing_part = find_missing(path, self.roots)
-        return None, [] if missing_part is None else [missing_name_error(path, where, *missing_part)]
+        return None, []
 
 
 def _add_merge(error: ConfigError, where: str, arguments: Mapping[str, Any]) -> None:

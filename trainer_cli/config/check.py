@@ -15,11 +15,11 @@ from enum import EnumMeta
 from typing import Any
 
 from hydra.core.override_parser.types import Override, QuotedString
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config.fields import OPEN, KeyPath, leaves, sections, text_keys, unknown_key, whole_values
-from trainer_cli.config.hydra_compat import create, read_values, value_in_quotes
+from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
     HOW_TO_OVERRIDE,
@@ -52,13 +52,6 @@ _INT64 = range(-(2**63), 2**63)
 _TRUTH = dict.fromkeys(("true", "yes", "on", "y", "1"), True) | dict.fromkeys(("false", "no", "off", "n", "0"), False)
 
 
-def to_plain(config: DictConfig) -> dict[str, Any]:
-    """A config as plain values, unresolved."""
-    values = read_values(config)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
-
-
 def restore_texts(root: Node) -> None:
     """Replace `nan` and `inf`, which are read as numbers, by strings where a key takes strings and no numbers."""
     for path in text_keys():
@@ -76,7 +69,7 @@ def validate(tree: ConfigTree, *, missing_ok: bool = False) -> tuple[TrainConfig
         if node.text == MISSING != node.value:
             validation.require(path)
     # What refers to a value that is `auto` is computed with a number here, and again once the value is found.
-    config = validation.section(TrainConfig, values, create(replace_auto(values)))
+    config = validation.section(TrainConfig, values, OmegaConf.create(replace_auto(values)))
     assert isinstance(config, TrainConfig)
     return config, validation.mistakes
 

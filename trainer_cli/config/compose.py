@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config import arguments, hydra_compat, override_values
-from trainer_cli.config.check import find_wrong_overrides, restore_texts, to_plain, validate
+from trainer_cli.config import arguments, override_values
+from trainer_cli.config.check import find_wrong_overrides, restore_texts, validate
 from trainer_cli.config.diff import ABSENT, Absent, Change, diff
 from trainer_cli.config.fields import KeyPath, check_ephemeral_interval, check_left_out, check_resume_allow
 from trainer_cli.config.file_merge import merge
@@ -62,7 +62,6 @@ class Composed(NamedTuple):
     """A checked config with its sources, and the targets that it may name."""
 
     config: TrainConfig
-    raw: DictConfig
     overrides: list[str]
     project_root: Path
     config_dirs: list[Path]
@@ -70,6 +69,12 @@ class Composed(NamedTuple):
     trust: Trust
     of_the_moment: Sequence[str] = ()
     """Keys whose values contain the time of the command."""
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """The plain values; interpolations stay as they are written."""
+        values: dict[str, Any] = self.tree.root.plain()
+        return values
 
     def where(self, key: str) -> str:
         """`file:line`, `command line` or `default` for a dotted key."""
@@ -94,7 +99,7 @@ class Composed(NamedTuple):
         except BaseException as error:
             if isinstance(error, TrainError):
                 key = error.where if isinstance(error, UserError) and error.source is None else None
-                if key and key.partition(".")[0] in self.raw:
+                if key and self.tree.root.at((key.partition(".")[0],)):
                     error.source = self.where(key)
                 error.cure = error.cure and self.naming_again(error.cure)
             if notes := getattr(error, "__notes__", None):
@@ -108,7 +113,7 @@ class Composed(NamedTuple):
             ConfigError: naming all mistakes.
         """
         import_from(self.project_root)
-        raise_all(list(arguments.check_bindings(self.config, self.tree, self.trust, sections)))
+        raise_all(list(arguments.check_components(self.config, self.tree, self.trust, sections, imports=True)))
 
 
 @gc_paused()
@@ -212,8 +217,8 @@ def to_yaml(composed: Composed) -> str:
 
 def freeze(composed: Composed, below: str) -> str:
     """The config as YAML for `thaw`, with the subdirectory `below` of its run directory as run directory."""
-    values = to_plain(composed.raw)
-    return OmegaConf.to_yaml(hydra_compat.create({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"}))
+    values = composed.raw
+    return OmegaConf.to_yaml({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"})
 
 
 def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:
@@ -225,8 +230,7 @@ def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None
     tree = ConfigTree(fill_defaults(reading.tree))
     config, mistakes = validate(tree)
     raise_all([*reading.mistakes, *mistakes])
-    raw = hydra_compat.create(tree.root.plain())
-    return Composed(config, raw, list(overrides), root, [], tree, Trust())
+    return Composed(config, list(overrides), root, [], tree, Trust())
 
 
 def with_values(composed: Composed, values: Mapping[str, Any]) -> Composed:
@@ -245,7 +249,7 @@ def with_values(composed: Composed, values: Mapping[str, Any]) -> Composed:
         tree.root.put(path, Node.of(value, before.origin))
     config, mistakes = validate(tree)
     raise_all(mistakes)
-    return composed._replace(config=config, raw=hydra_compat.create(tree.root.plain()), tree=tree)
+    return composed._replace(config=config, tree=tree)
 
 
 class _Draft(NamedTuple):
@@ -286,7 +290,7 @@ def _check_draft(
         *check_ephemeral_interval(config),
     ):
         mistakes.append(mistake.at(tree.source(tuple((mistake.location or "").split(".")))))
-    for mistake in arguments.check_components(config, tree, [search.root], trust, sections):
+    for mistake in arguments.check_components(config, tree, trust, sections):
         # A wrong value has been replaced by its default, of which arguments need no report.
         if not any(f"{mistake.location}.".startswith(f"{key}.") for key in wrong_keys):
             mistakes.append(mistake)
@@ -297,8 +301,7 @@ def _check_draft(
     # A directory of this name holds the files of the run, and commands name it.
     show_values_in(config.name, config.run_dir)
     raise_all([*draft.mistakes, *untimely, *mistakes])
-    raw = hydra_compat.create(tree.root.plain())
-    return Composed(config, raw, list(overrides), search.root, search.dirs, tree, trust, of_the_moment)
+    return Composed(config, list(overrides), search.root, search.dirs, tree, trust, of_the_moment)
 
 
 def _is_given(tree: ConfigTree, recovered: str, key: str) -> bool:

@@ -10,13 +10,12 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from trainer_cli.config.check import to_plain
 from trainer_cli.config.fields import DEFAULTS_OF_OPEN, NULL_IF_EMPTY, KeyPath, defaults, whole_values, why_may_change
 from trainer_cli.config.tree import ConfigTree, Node, Origin, fill_defaults
 from trainer_cli.core.metric_modes import Mode, usual_mode
@@ -66,21 +65,20 @@ class Change(NamedTuple):
         return tree.gone(self.path) if self.new is ABSENT else tree.exact(self.path)
 
 
-def diff(old: DictConfig, new: DictConfig) -> list[Change]:
+def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """The values that differ, in each section removed keys last; unresolved, except for `${vars.NAME}`.
 
     A key that is absent equals its default.
     """
     # With the defaults: a config of an older version lacks keys that were added since.
-    before, after = (_with_vars(fill_defaults(Node.of(to_plain(config))).plain()) for config in (old, new))
+    before, after = (_with_vars(fill_defaults(Node.of(config)).plain()) for config in (old, new))
     return list(_changes(before, after, ()))
 
 
-def _with_vars(values: dict[str, Any]) -> dict[str, Any]:
+def _with_vars(values: Mapping[str, Any]) -> dict[str, Any]:
     """A config's values with those of `vars`, unresolved, in place of the references to them."""
     own = values.get("vars")
-    filled: dict[str, Any] = _fill(values, own, 0) if own else values
-    return filled
+    return _fill(values, own, 0) if own else dict(values)
 
 
 def _fill(value: Any, own: Any, depth: int) -> Any:
@@ -98,9 +96,9 @@ def _fill(value: Any, own: Any, depth: int) -> Any:
     return filled if filled == value else _fill(filled, own, depth + 1)
 
 
-def vars_in(raw: DictConfig, path: KeyPath) -> list[KeyPath]:
+def vars_in(raw: Mapping[str, Any], path: KeyPath) -> list[KeyPath]:
     """The keys of `vars` that the value at a path refers to."""
-    value: Any = to_plain(raw)
+    value: Any = raw
     for part in path:
         value = value.get(part) if isinstance(value, dict) else None
     return [("vars", *_parts_of(match[1])) for match in _OF_VARS.finditer(str(value))]
@@ -153,13 +151,13 @@ def shown(value: Any) -> str:
     return str(value) if isinstance(value, Absent) else in_yaml(value)
 
 
-def line_of_digests(raw: DictConfig, salt: str) -> str:
+def line_of_digests(raw: Mapping[str, Any], salt: str) -> str:
     """A comment line for the end of a frozen config: digests of the values from resolvers (else empty)."""
     digests = {".".join(path): digest for path, digest, _ in _digests(raw, salt)}
     return f"{_LINE}{json.dumps(digests, ensure_ascii=False)}\n" if digests else ""
 
 
-def changed_env_values(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
+def changed_env_values(frozen: str, raw: Mapping[str, Any], salt: str) -> list[Change]:
     """The values from resolvers that differ from the digests in a frozen config while their text is the same."""
     # A config without digests (an older one, or one without resolvers) shows no change.
     before: Any = {}
@@ -173,12 +171,13 @@ def changed_env_values(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
     ]
 
 
-def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
+def _digests(raw: Mapping[str, Any], salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
     """Path, digest and text of each value with a resolver in it, without keys that may change on a resume."""
-    for path, text in whole_values(_with_vars(to_plain(raw))):
+    resolving = OmegaConf.create(dict(raw))
+    for path, text in whole_values(_with_vars(raw)):
         if not _RESOLVER.search(str(text)) or why_may_change(".".join(path)) is not None:
             continue
-        node: Any = raw
+        node: Any = resolving
         for name in path:
             # A key may be a number, of which a path has only the text.
             node = node[next(key for key in node if str(key) == name)]
@@ -195,13 +194,13 @@ SECTIONS = (
 """Sections that hold hyperparameters. Other keys, such as `checkpoint`, do not affect training."""
 
 
-def hparams(raw: DictConfig) -> dict[str, bool | int | float | str]:
+def hparams(raw: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Dotted key -> value that differs from its default; a list as one text. Nulls and interpolations are left out."""
     # An interpolation may be a secret from the environment, and a logger would publish it.
     usual = dict(whole_values(defaults()))
     return {
         ".".join(path): _plain(value)
-        for path, value in whole_values(_with_vars(to_plain(raw)))
+        for path, value in whole_values(_with_vars(raw))
         if path[0] in SECTIONS and value is not None and value != usual.get(path) and "${" not in str(value)
     }
 

@@ -6,16 +6,13 @@
 - `Override._value` says whether a string was in quotes.
 - `_authorize_target_name` and `_get_resolved_target_name_for_check` are Hydra's list of blocked targets.
 - `BaseContainer._resolvers` has the names of the resolvers; the public API answers for one name at a time.
-- `_content`, `_metadata`, `_value` and the state of a node make and read trees of plain values: OmegaConf
-  checks the flags and the type of each value, again in each container above it.
 - `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a string.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from hydra import version
 from hydra._internal.config_repository import ConfigRepository
@@ -26,7 +23,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
 from hydra.errors import InstantiationException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.resolvers.oc import env
@@ -34,7 +31,7 @@ from omegaconf.resolvers.oc import env
 from trainer_cli.errors import keep_secret
 
 __all__ = [
-    "SCHEMA", "Configs", "DefaultsList", "Loaded", "Merged", "create", "defaults_list", "get_yaml_loader", "repository",
+    "SCHEMA", "Configs", "DefaultsList", "Loaded", "Merged", "defaults_list", "get_yaml_loader", "repository",
 ]  # fmt: skip
 
 SCHEMA = "train_schema"
@@ -98,68 +95,6 @@ def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Ov
     return DefaultsList(merged, listed.overrides.known_choices)
 
 
-def create(values: Mapping[Any, Any]) -> DictConfig:
-    """`OmegaConf.create` for plain values, without checking each value again in each container above it."""
-    config = DictConfig({})
-    _fill(config, values)
-    return config
-
-
-def _fill(config: DictConfig, values: Mapping[Any, Any]) -> None:
-    """Add keys that the config does not have."""
-    content = config.__dict__["_content"]
-    for key, value in values.items():
-        if type(key) is str:
-            content[key] = _make_node(value, key, config)
-        else:
-            # OmegaConf refuses some kinds of keys.
-            config[key] = value
-
-
-def _make_node(value: Any, key: str | int, parent: DictConfig | ListConfig) -> DictConfig | ListConfig | AnyNode:
-    """The node that OmegaConf wraps a value in that is assigned to `parent[key]`."""
-    if isinstance(value, Mapping):
-        mapping = _copy_empty(_EMPTY_MAPPING, key, parent)
-        mapping.__dict__["_content"] = {}
-        _fill(mapping, value)
-        return mapping
-    if type(value) is list:
-        items = _copy_empty(_EMPTY_LIST, key, parent)
-        items.__dict__["_content"] = [_make_node(item, index, items) for index, item in enumerate(value)]
-        return items
-    if type(value) in (int, float, bool, type(None)) or (type(value) is str and "${" not in value):
-        node = _copy_empty(_NULL, key, parent)
-        node.__dict__["_val"] = value
-        return node
-    return AnyNode(value, key, parent)
-
-
-_NodeKind = TypeVar("_NodeKind", DictConfig, ListConfig, AnyNode)
-_EMPTY_MAPPING, _EMPTY_LIST, _NULL = DictConfig({}), ListConfig([]), AnyNode(None)
-
-
-def _copy_empty(node: _NodeKind, key: str | int, parent: DictConfig | ListConfig) -> _NodeKind:
-    """A node like `node`, whose content the caller sets. Its constructor's checks of flags take most of the time."""
-    metadata = object.__new__(type(node._metadata))
-    metadata.__dict__.update(node._metadata.__dict__, key=key)
-    if metadata.flags is not None:
-        metadata.flags = dict(metadata.flags)  # Each node has flags of its own.
-    made = object.__new__(type(node))
-    made.__dict__.update(node.__dict__, _metadata=metadata, _parent=parent)
-    return made
-
-
-def read_values(node: Any) -> Any:
-    """`OmegaConf.to_container(node, resolve=False)` without a check of each value; of a scalar, the scalar."""
-    content = node._value()
-    # An empty mapping or list has that as its content; one that is null, missing or an interpolation has a scalar.
-    if isinstance(content, dict):
-        return {key: read_values(child) for key, child in content.items()}
-    if isinstance(content, list):
-        return [read_values(child) for child in content]
-    return content
-
-
 def register_hydras_resolvers() -> None:
     """Make `${python_version:}`, `${now:…}` and `${hydra:…}` known; the last two are refused with a reason.
 
@@ -216,7 +151,7 @@ class _Source(ConfigSource):
             for key, value in loaded.values.items()
         }
         header = {"package": loaded.package}
-        return ConfigResult(provider=self.provider, path=self.path, config=create(keys), header=header)
+        return ConfigResult(provider=self.provider, path=self.path, config=OmegaConf.create(keys), header=header)
 
     def is_group(self, config_path: str) -> bool:
         return self._configs.is_group(config_path)

@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config.fields import OPEN, KeyPath, defaults, whole_values
-from trainer_cli.config.hydra_compat import create, read_values
 from trainer_cli.core.types import MISSING
 
 DEFAULT, COMMAND_LINE = "default", "command line"
@@ -199,10 +198,10 @@ def resolve(root: Node, path: KeyPath) -> Any:
     Raises:
         OmegaConfBaseException, RecursionError: it cannot be resolved.
     """
-    config: Any = create(root.plain())
+    config: Any = OmegaConf.create(root.plain())
     for name in path:
         config = config[name]
-    return read_values(config) if OmegaConf.is_config(config) else config
+    return OmegaConf.to_container(config) if OmegaConf.is_config(config) else config
 
 
 def fill_defaults(node: Node) -> Node:

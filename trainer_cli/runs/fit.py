@@ -29,7 +29,6 @@ from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.storage.download import configure_downloads
 from trainer_cli.checkpoint.storage.open import check_store
-from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
@@ -237,7 +236,7 @@ def _open_run(
 ) -> None:
     """Create the directory of a new run, and record the config and the new attempt."""
     config, run = composed.config, start.run
-    sources = composed.tree.collect_sources(to_plain(composed.raw))
+    sources = composed.tree.collect_sources(composed.raw)
     sources |= {key: f"auto: {decision.reason}" for key, decision in decisions.items()}
     sources |= {key: source for key, source in run.read_provenance().items() if key in start.stored_values}
     facts = _environment(composed, trainer)

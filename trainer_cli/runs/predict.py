@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.checkpoint.storage.download import configure_downloads
 from trainer_cli.config.arguments import EVALUATED
-from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.overrides import experiment_in
 from trainer_cli.core.naming import CONFIG_FILE
@@ -186,7 +185,7 @@ class _Experiment:
 
     def _file(self, folder: Path, name: str, loader: Any, writer: PredictionWriter) -> PredictionFile:
         batches = _count_parts(loader)
-        values = to_plain(self.composed.raw)
+        values = self.composed.raw
         config = {key: values.get(key) for key in _KEYS}
         if isinstance(config["data"], Mapping):
             config["data"] = {key: value for key, value in config["data"].items() if key not in _OF_LOADING}

@@ -168,7 +168,7 @@ def _resolve(records: RunRecords, config_dir: Path | None) -> RunRecords:
             return attempt
         text = yaml.safe_dump(dict(attempt.config), sort_keys=False)
         raw = from_yaml(text, trusted=True, config_dir=config_dir, missing_ok=True, sections=()).raw
-        config = OmegaConf.to_container(raw, resolve=True)
+        config = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
         assert isinstance(config, dict), "a config is a mapping"
         return replace(attempt, config={str(key): value for key, value in config.items()})
 

@@ -17,7 +17,6 @@ from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.storage.open import open_storage
-from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml, with_values
 from trainer_cli.config.diff import Change
 from trainer_cli.config.fields import whole_values
@@ -280,7 +279,7 @@ def values_found(composed: Composed, stored: Composed) -> dict[str, Any]:
 
     A batch size above LIMIT of `auto:LIMIT` is left out, so that it is refused as a changed number is.
     """
-    values = dict(whole_values(to_plain(stored.raw)))
+    values = dict(whole_values(stored.raw))
     keys = {key: tuple(key.split(".")) for key in auto_keys(composed.config)}
     stored_values = {key: values[path] for key, path in keys.items() if path in values}
     size, limit = stored_values.get(BATCH_SIZE), composed.config.data.get("batch_size")

@@ -413,7 +413,7 @@ def freeze(
     composed: Composed, folder: Path, *, steps: int, plan: Path, fixed_steps: Sequence[int] = (), **changes: Any
 ) -> Path:
     """Write the config into a folder, and return its path. `changes` are values by dotted key (dots as `__`)."""
-    tree: Any = OmegaConf.to_container(composed.raw, resolve=False)
+    tree = composed.raw
     config = composed.config
     loop, checkpoint = dict(tree["loop"]), dict(tree["checkpoint"])
     accum = config.loop.grad_accum_steps
