@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from itertools import product
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -405,19 +406,15 @@ def hint_on_syntax(argument: str) -> str:
             else ""
         )
         return f"{key!r} is not a key: keys are words joined by dots.{question}"
-    if value.startswith("=") and parse_or_none(f"{key}{value}") is not None:
-        return f"Did you mean {shlex.quote(key + value)}?"
     if value.startswith("~"):
         return f"Write the whole path, such as {key}=$HOME{value[1:]}."
-    if match := re.fullmatch(r"\(([^()]*)\)", value):
-        return f"For a list write '{key}=[{match[1]}]'."
+    if (corrected := _corrected(key, value)) is not None:
+        return corrected
+    as_string = f"as a string {in_quotes(key, value)}"
     if _OPENING.match(value) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
-        closed = f"{key}={value.rstrip(',')}{_closing(value)}"
-        return f"A bracket is not closed, or one too many is{_or_text(closed, key, value)}"
+        return f"{_OPEN_BRACKET}: {as_string}."
     if value[:1] in ("[", "{") and closes_at_end(value.rstrip()):
-        return _hint_in_brackets(key, value)
-    if value[:1] in ("[", "{") and value[-1] in "'\"" and closes_at_end(value[:-1]):
-        return f"One quote is too many{_as_written(key, value[:-1])}"
+        return _WITHIN_BRACKETS.format(key)
     if match := re.fullmatch(r"extend_list\((.*)\)", value):
         item = match[1] if len(split_at_commas(match[1])) == 1 else f"[{match[1]}]"
         return f"To add to the end of a list, write {shlex.quote(key.lstrip('+') + '+=' + item)}."
@@ -425,9 +422,6 @@ def hint_on_syntax(argument: str) -> str:
         return f"It is written {usage}; for a string, write {in_quotes(key, value)}."
     if "${" in value and why_no_interpolation(strip_quotes(value)) is not None:
         return "An interpolation is written ${KEY}, and closed."
-    filled = [value_part for value_part in split_at_commas(value) if value_part.strip()]
-    if 0 < len(filled) < len(split_at_commas(value)) and parse_or_none(f"{key}={','.join(filled)}") is not None:
-        return f"A value is missing beside a comma{_or_text(key + '=' + ','.join(filled), key, value)}"
     if not _PLAIN.fullmatch(value):
         quote_is_open = value[:1] in ("'", '"') and value.count(value[0]) == 1
         problem = (
@@ -439,28 +433,27 @@ def hint_on_syntax(argument: str) -> str:
     return HOW_TO_OVERRIDE
 
 
+def _corrected(key: str, value: str) -> str | None:
+    """The hint of the first correction, or else of two after another, with which the override can be read."""
+    for first, second in product((None, *_CORRECTIONS), _CORRECTIONS):
+        before = value if first is None else first.rewrite(value)
+        after = second.rewrite(before)
+        text = f"{key}={after}"
+        if after == before or parse_or_none(text) is None:
+            continue
+        reasons = second.reason if first is None else f"{first.reason}. {second.reason}"
+        shown = f"'{text}'" if "'" not in text else shlex.quote(text)
+        if "'" in text and not re.search(r'["$`\\!]', text):
+            shown = f'"{text}"'
+        return f"{reasons}: {shown}{f', or as a string {in_quotes(key, value)}' if second.may_be_string else ''}."
+    return None
+
+
 def in_quotes(key: str, value: str) -> str:
     """The override with its value as a string, in the quotes of the parser and of a shell."""
     # Hydra's grammar keeps a backslash as it is, unless a quote follows.
     inner = re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), value)
     return shlex.quote(f'{key}="{inner}"')
-
-
-def _or_text(override: str, key: str, value: str) -> str:
-    """The end of a hint: the corrected override, if it can be parsed, and the value as a string."""
-    suggestion = f": {shlex.quote(override)}, or" if parse_or_none(override) is not None else ":"
-    return f"{suggestion} as a string {in_quotes(key, value)}."
-
-
-def _closing(value: str) -> str:
-    """The brackets that are still open at the end of a value."""
-    still_open: list[str] = []
-    for letter in value:
-        if letter in "[{(":
-            still_open.append({"[": "]", "{": "}", "(": ")"}[letter])
-        elif still_open and letter == still_open[-1]:
-            still_open.pop()
-    return "".join(reversed(still_open))
 
 
 def _plain_key(key: str) -> str:
@@ -470,60 +463,53 @@ def _plain_key(key: str) -> str:
     return sign + re.sub(r"\.\.+", ".", words)
 
 
-def _hint_in_brackets(key: str, value: str) -> str:
-    """The hint for a list or mapping that cannot be parsed."""
-    # Quotes around all of it, the usual hint, would make it a string.
-    quoted = [match[2] or match[3] or "" for match in _QUOTED_KEY.finditer(value)]
-    if wrong_key := next((name for name in quoted if not _can_be_key(name)), None):
-        return f"Within {{ }} a key takes no quotes, and so {wrong_key!r} cannot be one: say it in a YAML file."
-    if quoted:
-        return f"Keys within {{ }} take no quotes{_as_written(key, _unquoted_keys(value))}"
-    doubled = value.replace("\\", "\\\\")
-    if doubled != value and parse_or_none(f"{key}={doubled}") is not None:
-        return f"A backslash before a quote keeps it open{_as_written(key, doubled)}"
-    bare = _QUOTED.sub(lambda match: "q" * len(match[0]), value)
-    if re.search(r",\s*,", bare):
-        return "An element is missing between two commas."
-    if match := re.search(r"([\[{])\s*,", bare):
-        return f"An element is missing between {match[1]} and the comma after it."
-    if match := re.search(r",\s*([\]}])", bare):
-        shorter = value[: match.start()] + value[match.start() + 1 :]
-        return f"An element is missing between the last comma and {match[1]}{_as_written(key, shorter)}"
-    if value[0] == "{" and re.search(r"[{,]\s*[\w.*?-]+\s*=", bare):
-        colons = re.sub(r"([{,]\s*[\w.*?-]+)\s*=\s*", r"\1: ", value)
-        return f"Within {{ }} a key and its value are joined by a colon{_as_written(key, colons)}"
-    if re.search(r"\{\s*[\[{]", bare):
-        return "Within { } a key is a word, as in {KEY: VALUE}."
-    if "(" in bare:
-        square = {"(": "[", ")": "]"}
-        lists = "".join(square.get(plain, letter) for plain, letter in zip(bare, value, strict=True))
-        return f"A list is written in [ ]{_as_written(key, lists)}"
-    if _lacks_a_value(bare):
-        return "Within { } each key has its value, as in {KEY: VALUE}; a list is written in [ ]."
-    letters = "letters beyond a-z or any of , : = ( ) [ ] { } # &"
-    return f"Within brackets a string with {letters} needs quotes of its own, as in '{key}=[\"a=b\"]'."
+class _Correction(NamedTuple):
+    """What may be wrong with a value, and the value without that."""
+
+    reason: str
+    rewrite: Callable[[str], str]
+    may_be_string: bool = False
+    """Whether the value may have been meant as a string."""
+
+
+def _without_quoted(value: str) -> str:
+    """The value with a letter in place of each one in quotes."""
+    return _QUOTED.sub(lambda match: "q" * len(match[0]), value)
+
+
+def _without_stray_commas(value: str) -> str:
+    stray = {match.end() - 1 for match in _STRAY_COMMA.finditer(_without_quoted(value))}
+    return "".join(letter for index, letter in enumerate(value) if index not in stray)
+
+
+def _with_square_brackets(value: str) -> str:
+    bare, square = _without_quoted(value), {"(": "[", ")": "]"}
+    return "".join(square.get(plain, letter) for plain, letter in zip(bare, value, strict=True))
+
+
+def _with_colons(value: str) -> str:
+    return re.sub(r"([{,]\s*[\w.*?-]+)\s*=\s*", r"\1: ", value) if value.startswith("{") else value
+
+
+def _with_closed_brackets(value: str) -> str:
+    """The value with the brackets that are still open at its end closed."""
+    still_open: list[str] = []
+    for letter in value:
+        if letter in "[{(":
+            still_open.append({"[": "]", "{": "}", "(": ")"}[letter])
+        elif still_open and letter == still_open[-1]:
+            still_open.pop()
+    return f"{value.rstrip(',')}{''.join(reversed(still_open))}" if still_open else value
 
 
 def _unquoted_keys(value: str) -> str:
-    return _QUOTED_KEY.sub(lambda match: f"{match[1]}{match[2] or match[3] or ''}{match[4]}", value)
+    """The value without the quotes of its keys, but for those that would be read as something else."""
 
+    def unquoted(match: re.Match[str]) -> str:
+        name = match[2] or match[3] or ""
+        return f"{match[1]}{name}{match[4]}" if _can_be_key(name) else match[0]
 
-def _lacks_a_value(bare: str) -> bool:
-    """Whether a key in braces has no value: `{a}`, `{a:}`."""
-    # From the innermost brackets outwards: each closed bracket is replaced by a plain letter.
-    while match := re.search(r"\{([^\[\]{}]*)\}|\[[^\[\]{}]*\]", bare):
-        if any(pair.strip() and not pair.partition(":")[2].strip() for pair in (match[1] or "").split(",")):
-            return True
-        bare = f"{bare[: match.start()]}q{bare[match.end() :]}"
-    return False
-
-
-def _as_written(key: str, value: str) -> str:
-    """The end of a hint: the corrected override, if it can be parsed."""
-    text = f"{key}={value}"
-    if parse_or_none(text) is None:
-        return "."
-    return f': "{text}".' if "'" in text and not re.search(r'["$`\\!]', text) else f": {shlex.quote(text)}."
+    return _QUOTED_KEY.sub(unquoted, value)
 
 
 def _can_be_key(name: str) -> bool:
@@ -531,6 +517,25 @@ def _can_be_key(name: str) -> bool:
     value = read.value() if read is not None and not read.is_sweep_override() else None
     number = int(name) if re.fullmatch(r"-?(0|[1-9]\d*)", name) else None
     return isinstance(value, dict) and list(value) in ([name], [number])
+
+
+_OPEN_BRACKET = "A bracket is not closed, or one too many is"
+_STRAY_COMMA = re.compile(r"(?:^|(?<=[\[{(]))\s*,|,(?=\s*(?:[,\]})]|$))")
+_CORRECTIONS = (
+    _Correction("One = is too many", lambda value: value.removeprefix("=")),
+    _Correction("A list is written in [ ]", _with_square_brackets),
+    _Correction(_OPEN_BRACKET, _with_closed_brackets, may_be_string=True),
+    _Correction("One quote is too many", lambda value: value[:-1] if value[-1:] in ("'", '"') else value),
+    _Correction("Keys within { } take no quotes", _unquoted_keys),
+    _Correction("A backslash before a quote keeps it open", lambda value: value.replace("\\", "\\\\")),
+    _Correction("A value is missing beside a comma", _without_stray_commas, may_be_string=True),
+    _Correction("Within { } a key and its value are joined by a colon", _with_colons),
+)
+_WITHIN_BRACKETS = (
+    "Within brackets a string with letters beyond a-z or any of , : = ( ) [ ] {{ }} # & needs quotes of its own, as in "
+    "'{}=[\"a=b\"]'. Within {{ }} a key is a word, and each key has its value, as in {{KEY: VALUE}}; for another key, "
+    "say it in a YAML file."
+)
 
 
 def parse_or_none(text: str) -> Override | None:
