@@ -164,8 +164,8 @@ def test_a_mapping_for_a_group_sets_its_values(
 
 WITHIN_BRACKETS = (
     "Within brackets a string with letters beyond a-z or any of , : = ( ) [ ] { } # & needs quotes of its own, as in "
-    "'+x=[\"a=b\"]'. Within { } a key is a word, and each key has its value, as in {KEY: VALUE}; for another key, say it "
-    "in a YAML file."
+    "'+x=[\"a=b\"]'. Within { } a key is a word, and each key has its value, as in {KEY: VALUE}; for another key, "
+    "say it in a YAML file."
 )
 
 

@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config.fields import OPEN, KeyPath, leaves, sections, text_keys, unknown_key, whole_values
+from trainer_cli.config.fields import OPEN, KeyPath, leaves, sections, text_keys, unknown_key
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
@@ -34,7 +34,7 @@ from trainer_cli.config.overrides import (
     writer,
 )
 from trainer_cli.config.search_path import SearchPath, groups, label, options
-from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, Node
+from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, Node, resolve
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.core.auto import replace_auto
 from trainer_cli.core.elsewhere import hint_on
@@ -62,14 +62,8 @@ def restore_texts(root: Node) -> None:
 
 def validate(tree: ConfigTree, *, missing_ok: bool = False) -> tuple[TrainConfig, list[ConfigError]]:
     """The config, interpolations resolved, and all mistakes in it. `missing_ok`: values may still be `???`."""
-    values = tree.root.plain()
-    validation = _Validation(values, tree, missing_ok)
-    for path, node in tree.root.walk():
-        # OmegaConf keeps the value of an earlier file where a later one asks for it by `???`.
-        if node.text == MISSING != node.value:
-            validation.require(path)
-    # What refers to a value that is `auto` is computed with a number here, and again once the value is found.
-    config = validation.section(TrainConfig, values, OmegaConf.create(replace_auto(values)))
+    validation = _Validation(tree, missing_ok)
+    config = validation.section(TrainConfig, tree.root)
     assert isinstance(config, TrainConfig)
     return config, validation.mistakes
 
@@ -77,41 +71,42 @@ def validate(tree: ConfigTree, *, missing_ok: bool = False) -> tuple[TrainConfig
 class _Validation:
     """One pass over a config. `_wrong` holds the paths of the mistakes, each of which is reported once."""
 
-    def __init__(self, values: Mapping[str, Any], tree: ConfigTree, missing_ok: bool) -> None:
+    def __init__(self, tree: ConfigTree, missing_ok: bool) -> None:
         self.mistakes: list[ConfigError] = []
-        self._values = values
         self._tree = tree
         self._missing_ok = missing_ok
         self._wrong: set[KeyPath] = set()
+        # What refers to a value that is `auto` is computed with a number here, and again once the value is found.
+        self._resolving = OmegaConf.create(replace_auto(tree.root.plain()))
 
-    def section(self, section: type, values: Mapping[Any, Any], node: Any, path: KeyPath = ()) -> Any:
-        """Check a section and build its dataclass; `node` has the same values and resolves interpolations."""
+    def section(self, section: type, node: Node, path: KeyPath = ()) -> Any:
+        """Check a section and build its dataclass."""
         before = len(self.mistakes)
         known_fields = {config_field.name: config_field for config_field in dataclasses.fields(section)}
-        for name in map(str, values):
-            if name not in known_fields:
-                key_path = (*path, name)
-                below = values[name] if isinstance(values[name], Mapping) else {}
-                rest, value = next(whole_values(below), ((), values[name]))
-                source = self._tree.source_within(key_path)
-                mistake = unknown_key_error(key_path, [*known_fields], source, in_yaml(value), rest)
+        for name, child in node.value.items():
+            if str(name) not in known_fields:
+                key_path = (*path, str(name))
+                rest, leaf = next(((below, leaf) for below, leaf in child.walk() if not leaf.is_mapping), ((), child))
+                mistake = unknown_key_error(
+                    key_path, [*known_fields], self._tree.source_within(key_path), in_yaml(leaf.plain()), rest
+                )
                 self.mistakes.append(self._misplaced(key_path, mistake))
         # Only what is right: the dataclass fills in its default for the rest, and the checks continue.
         converted: dict[str, Any] = {}
         for name, config_field in known_fields.items():
-            if name not in values:
+            if (child := node.value.get(name)) is None:
                 continue
-            key_path, value = (*path, name), values[name]
+            key_path = (*path, name)
             if not (isinstance(config_field.type, type) and dataclasses.is_dataclass(config_field.type)):
-                if (resolved := self._value(config_field, value, node, key_path)) is not _NO_VALUE:
+                if (resolved := self._value(config_field, child, key_path)) is not _NO_VALUE:
                     converted[name] = resolved
-            elif isinstance(value, Mapping):
-                converted[name] = self.section(config_field.type, value, node[name], key_path)
+            elif child.is_mapping:
+                converted[name] = self.section(config_field.type, child, key_path)
             else:
                 first = f"{'.'.join(key_path)}.{dataclasses.fields(config_field.type)[0].name}"
-                is_switch = isinstance(value, bool) and first.endswith(".enabled")
-                hint = f"Write {first}={str(value).lower()}." if is_switch else f"Set its keys, such as {first}."
-                self._refuse(key_path, value, SECTION, hint)
+                is_switch = isinstance(child.value, bool) and first.endswith(".enabled")
+                hint = f"Write {first}={str(child.value).lower()}." if is_switch else f"Set its keys, such as {first}."
+                self._refuse(key_path, child.plain(), SECTION, hint)
         if path and len(self.mistakes) > before:
             return section()  # Contradictions between values are checked only if each value is right.
         try:
@@ -136,21 +131,21 @@ class _Validation:
             hint = f"Say where it belongs: write '{correction}'."
         return ConfigError(mistake.message, location=mistake.location, source=source, code=mistake.code, hint=hint)
 
-    def _value(self, config_field: dataclasses.Field[Any], value: Any, node: Any, path: KeyPath) -> Any:
+    def _value(self, config_field: dataclasses.Field[Any], node: Node, path: KeyPath) -> Any:
         """The resolved value of one key, of its type; _NO_VALUE where it is wrong or still to be given."""
-        if isinstance(value, str) and value == MISSING:
-            self.require(path)
+        if node.value == MISSING:
+            self._require(path)
             return _NO_VALUE
         kind = kind_of(config_field.type)
         # The schema declares these as Any or as mappings, so that their shape is checked here.
         if path[0] in (*OPEN, "ckpt"):
-            self._check_shape(path[0], value)
-        resolved = self._resolved(value, node, config_field.name, path)
+            self._check_shape(path[0], node.plain())
+        resolved = self._resolved(node, path)
         if kind is not None and path not in self._wrong:
-            resolved = self._converted(kind, value, resolved, path)
+            resolved = self._converted(kind, node.plain(), resolved, path)
             for mistake in kind.mistakes(resolved, ".".join(path)):
                 self._add_of_type(path, mistake, kind, resolved)
-        if isinstance(value, str) and any(f"${{{'.'.join(wrong)}}}" in value for wrong in self._wrong):
+        if node.is_interpolation and any(f"${{{'.'.join(wrong)}}}" in node.value for wrong in self._wrong):
             return _NO_VALUE  # The default `runs/${name}` is not to blame for a wrong name.
         if path not in self._wrong:
             try:
@@ -162,35 +157,31 @@ class _Validation:
         # By the member's name, which is what a config writes.
         return config_field.type[resolved] if isinstance(config_field.type, EnumMeta) else resolved
 
-    def _resolved(self, value: Any, node: Any, key: Any, path: KeyPath) -> Any:
+    def _resolved(self, node: Node, path: KeyPath) -> Any:
         """A value with interpolations resolved. Wrong items of a mapping or list are left out."""
-        if isinstance(value, Mapping):
-            inner = node[key]
-            resolved = {name: self._resolved(item, inner, name, (*path, str(name))) for name, item in value.items()}
-            return {name: item for name, item in resolved.items() if (*path, str(name)) not in self._wrong}
-        if isinstance(value, list):
-            # Of whole numbers alone, as of thousands of steps, none is an interpolation.
-            if set(map(type, value)) == {int} and min(value) in _INT64 and max(value) in _INT64:
-                return list(value)
-            inner = node[key]
-            items = [self._resolved(item, inner, index, (*path, str(index))) for index, item in enumerate(value)]
-            return [item for index, item in enumerate(items) if (*path, str(index)) not in self._wrong]
-        if isinstance(value, str) and "${" in value:
+        if isinstance(node.value, dict):
+            items = {key: self._resolved(child, (*path, str(key))) for key, child in node.value.items()}
+            return {key: item for key, item in items.items() if (*path, str(key)) not in self._wrong}
+        if isinstance(node.value, list):
+            children = [((*path, str(index)), child) for index, child in enumerate(node.value)]
+            pairs = [(child_path, self._resolved(child, child_path)) for child_path, child in children]
+            return [item for child_path, item in pairs if child_path not in self._wrong]
+        # OmegaConf keeps the value of an earlier file where a later one asks for it by `???`.
+        if node.text == MISSING or node.value == MISSING:
+            self._require(path)
+        value = node.value
+        if node.is_interpolation:
             try:
-                value = node[key]
-                value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+                value = resolve(self._resolving, path)
             except (OmegaConfBaseException, RecursionError) as error:
-                known_keys = [".".join(path) for path, _ in leaves(self._values, ())]
+                known_keys = [".".join(path) for path, leaf in self._tree.root.walk() if not leaf.is_mapping]
                 message, hint = explain_unresolved(error, value, known_keys)
                 self._report(path, f"{'.'.join(path)}: {message}", hint, code=Code.unresolved)
-                node[key] = None  # Other interpolations that refer to it resolve without further mistakes.
+                # Other interpolations that refer to it resolve without further mistakes.
+                OmegaConf.update(self._resolving, ".".join(path), None)
                 return None
-            for leaf_path, leaf in leaves(value, path):
-                self._check_number(leaf_path, leaf)
-            return value
-        if isinstance(value, str) and value == MISSING:
-            self.require(path)
-        self._check_number(path, value)
+        for leaf_path, leaf in leaves(value, path):
+            self._check_number(leaf_path, leaf)
         return value
 
     def _converted(self, kind: Kind, value: Any, resolved: Any, path: KeyPath) -> Any:
@@ -275,7 +266,7 @@ class _Validation:
             number = str(value) if abs(value) < 10**24 else "a number of too many digits"
             self._report(path, f"{key} is {number}, but it must fit into 64 bits")
 
-    def require(self, path: KeyPath) -> None:
+    def _require(self, path: KeyPath) -> None:
         """Report a key whose value must be given, unless values may be missing."""
         if not self._missing_ok:
             key = ".".join(path)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from trainer_cli.config.fields import DEFAULTS_OF_OPEN, NULL_IF_EMPTY, KeyPath, defaults, whole_values, why_may_change
-from trainer_cli.config.tree import ConfigTree, Node, Origin, fill_defaults
+from trainer_cli.config.tree import ConfigTree, Node, Origin, fill_defaults, resolve
 from trainer_cli.core.metric_modes import Mode, usual_mode
 from trainer_cli.core.types import in_yaml
 
@@ -177,11 +177,7 @@ def _digests(raw: Mapping[str, Any], salt: str) -> Iterator[tuple[KeyPath, str, 
     for path, text in whole_values(_with_vars(raw)):
         if not _RESOLVER.search(str(text)) or why_may_change(".".join(path)) is not None:
             continue
-        node: Any = resolving
-        for name in path:
-            # A key may be a number, of which a path has only the text.
-            node = node[next(key for key in node if str(key) == name)]
-        value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        value = resolve(resolving, path)
         # Salted, so that short secrets cannot be looked up in a table of digests.
         plain = json.dumps([salt, path, value], default=str)
         yield path, hashlib.sha256(plain.encode()).hexdigest()[:16], text

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config.fields import KeyPath
@@ -204,7 +205,7 @@ def _no_removal(root: Node, parent: Node | None, path: KeyPath, value: Any, *, h
         names = [".".join((*path[:-1], str(name))) for name in above]
         return override_error(f"there is no '{key}' to remove", did_you_mean(key, names).strip() or "Leave it out.")
     try:
-        current = resolve(root, path) if node.is_interpolation else node.plain()
+        current = resolve(OmegaConf.create(root.plain()), path) if node.is_interpolation else node.plain()
     except (OmegaConfBaseException, RecursionError) as error:
         return override_error(f"{key} is {node.value}, and is not removed: {str(error).splitlines()[0]}")
     if current in (None, MISSING):

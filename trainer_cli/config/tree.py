@@ -186,22 +186,25 @@ def merge(root: Node, new: Node, path: KeyPath = ()) -> None:
 def _dereferenced(root: Node, path: KeyPath, node: Node) -> Node:
     """The mapping or list that an interpolation refers to, into which OmegaConf merges; else the node itself."""
     try:
-        value = resolve(root, path)
+        value = resolve(OmegaConf.create(root.plain()), path, below=False)
     except (OmegaConfBaseException, RecursionError):
         return node
     return Node.of(value, node.origin) if isinstance(value, dict | list) else node
 
 
-def resolve(root: Node, path: KeyPath) -> Any:
-    """The plain value at a path, or what its interpolation refers to.
+def resolve(config: Any, path: KeyPath, *, below: bool = True) -> Any:
+    """The plain value at a path of OmegaConf's nodes, or what its interpolation refers to.
+
+    With `below`, the interpolations in that are resolved too.
 
     Raises:
         OmegaConfBaseException, RecursionError: it cannot be resolved.
     """
-    config: Any = OmegaConf.create(root.plain())
     for name in path:
-        config = config[name]
-    return OmegaConf.to_container(config) if OmegaConf.is_config(config) else config
+        # A key may be a number, of which a path has only the text.
+        keys = range(len(config)) if OmegaConf.is_list(config) else config
+        config = config[next(key for key in keys if str(key) == name)]
+    return OmegaConf.to_container(config, resolve=below) if OmegaConf.is_config(config) else config
 
 
 def fill_defaults(node: Node) -> Node:
