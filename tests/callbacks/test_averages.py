@@ -193,6 +193,16 @@ def test_evaluating_checkpoints_gives_what_the_training_measured(tmp_path: Path)
     assert bare.metrics == trainer(Noisy, optimizer=None).validate(loader(6, shuffle=False), paths[-1])["val"]
 
 
+@pytest.mark.parametrize("kind", AVERAGES)
+def test_the_trained_weights_of_a_checkpoint_are_evaluated_on_demand(kind: str, tmp_path: Path) -> None:
+    made = _fit({kind: AVERAGES[kind]()}, tmp_path)
+    val, newest = loader(6, shuffle=False), tmp_path / "step8"
+    average = made.validate(val, newest)
+    trained = made.validate(val, newest, load=LoadOptions(states=["model"], average=False))
+    assert trained == trainer(Noisy).validate(val, newest) != average
+    assert made.validate(val, newest) == average
+
+
 def test_a_fork_averages_from_the_weights_it_begins_with(tmp_path: Path) -> None:
     first = _fit({"ema": EMA(0.9)}, tmp_path)
     forked = EMA(0.9, every=100)

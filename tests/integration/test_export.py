@@ -84,6 +84,39 @@ def test_a_mistake_is_one_message(base: Path, arguments: list[str], code: int, s
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("verb", ["validate", "predict"])
+def test_the_trained_weights_are_evaluated_without_the_average(verb: str, place: Path) -> None:
+    results = []
+    for override in ((), ("load.average=false",), ("callbacks.ema=null",)):
+        done = train(verb, "ckpt=runs/base@latest", f"{verb}.folder=out", *override, cwd=place)
+        assert done.code == 0, done.err
+        assert ("average of ema" in done.out) == (verb == "validate" and not override)
+        [file] = (place / "out").rglob("*.jsonl")
+        record = json.loads(file.read_text().splitlines()[-1])
+        results.append({name: value for name, value in record.items() if name not in ("time", "average")})
+        if verb == "predict" and not override:
+            again = train(verb, "ckpt=runs/base@latest", "predict.folder=out", "load.average=false", cwd=place)
+            assert "were made with another load.average" in again.err
+        shutil.rmtree(place / "out")
+    assert results[1] == results[2] != results[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        (("ckpt", "export", "runs/base@latest", "--format", "torch", "load.average=false"), "Write --ema none"),
+        (("ckpt", "strip", "runs/base@latest", "-o", "s", "load.average=false"), "Write --ema none"),
+        (("validate", "ckpt=runs/base@latest", "--ema", "none"), "load.average=false takes the trained weights"),
+        (("predict", "ckpt=runs/base@latest", "--ema", "none"), "load.average=false takes the trained weights"),
+        (("fit", "name=b", "ckpt=runs/base@latest", "--ema", "none"), "load.average=false takes the trained weights"),
+    ],
+)
+def test_a_spelling_of_another_verb_is_refused_with_the_right_one(words: list[str], cure: str, place: Path) -> None:
+    done = train(*words, cwd=place)
+    assert done.code == 2
+    assert cure in message(done.err)
+
+
 def test_an_average_is_a_checkpoint_that_is_evaluated_and_forked(place: Path) -> None:
     done = train(
         "ckpt", "average", "runs/base@step10", "runs/base@step20", "-o", "runs/mean", "--ema", "none", cwd=place

@@ -119,6 +119,11 @@ def test_what_cannot_be_loaded_is_refused(
         load_model(**arguments)
 
 
+def test_the_key_of_the_commands_is_refused_with_the_argument(run: Path) -> None:
+    with pytest.raises(UserError, match="Give average='none'"):
+        load_model(f"{run}@latest", overrides=["load.average=false"])
+
+
 def test_a_class_of_another_place_is_trusted_only_when_named_and_another_class_of_its_name_is_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -464,3 +464,14 @@ def test_the_files_of_a_run_do_not_choose_which_code_is_imported(
             project_of(tmp_path / run)
     else:
         assert project_of(tmp_path / run) == (None if expected is None else tmp_path / str(expected))
+
+
+def test_a_run_that_a_loss_has_ended_is_compared_up_to_the_step_before(base: Path, tmp_path: Path) -> None:
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main(["fit", *BASE, f"run_dir={tmp_path / 'nan'}", "optimizer.lr=1e38"])
+    assert code == 1
+    assert "so the run ends at step" in errors.getvalue()
+    report = compare(base, tmp_path / "nan")
+    assert report.divergence is not None
+    assert report.divergence.steps == (1, 1)
+    assert any("optimizer.lr" in str(fact) for fact in report.facts)

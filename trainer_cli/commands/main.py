@@ -337,6 +337,8 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
         name = flag.partition("=")[0]
         owners = [action for action, subparser in actions.items() if name in subparser._option_string_actions]
         raise no_flag(flag, words, parser._option_string_actions, verb=verb, overrides=takes_overrides, owners=owners)
+    if any(word.startswith("load.average=") for word in unknown) and "--ema" in parser._option_string_actions:
+        raise UserError(f"train {verb} takes no key load.average", cure="Write --ema none for the trained weights.")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if takes_overrides and not all("=" in word or word.startswith("~") for word in parsed.overrides):

@@ -179,6 +179,7 @@ _ELSEWHERE = {
         "patience early_stopping.patience early_stopping_patience early_stop_patience"
     ),
     "callbacks=early_stopping": "early_stopping early_stop use_early_stopping earlystopping",
+    "load.average=false takes the trained weights of a checkpoint; no run averages without callbacks=ema.": "ema=none",
     "callbacks=ema callbacks.ema.decay={}": "ema_decay ema.decay",
     "callbacks=ema": "ema use_ema",
     "callbacks=swa": "swa use_swa",

@@ -50,8 +50,8 @@ class LoadOptions:
     key_mapping: Mapping[str, str] = field(default_factory=dict)
     """Glob of names in the checkpoint -> name in the model; each `*` of the name stands for what that `*` matched."""
     average: bool = True
-    """Of `states` [model]: load the average of EMA or SWA if evaluations of the checkpoint saw it, not the trained
-    weights."""
+    """Load the average of EMA or SWA if evaluations of the checkpoint saw it, not the trained weights: of `states`
+    [model] in a fit, and in evaluations and predictions."""
     allow_pickle: bool = False
     """Read files of other programs that can run any code when they are loaded."""
 

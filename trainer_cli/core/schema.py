@@ -317,8 +317,8 @@ class LoadConfig:
     key_mapping: dict[str, str] = checked(check_mapping, {})
     """Glob of names in the checkpoint -> name in the model, such as `{model.*: *}`; `*` is what it matched."""
     average: bool = True
-    """fit, states [model]: load the average of EMA or SWA if evaluations of the checkpoint saw it; false: the trained
-    weights."""
+    """Load the average of EMA or SWA if evaluations of the checkpoint saw it (fit: with states [model]); false: the
+    trained weights."""
     chunk_size: int | None = at_least(64 * 1024)
     """Bytes of each request in a download from an object store or a web server, of which 8 are made at a time; null:
     16777216 (16 MiB). Whatever is loaded, also at a resume."""

@@ -53,10 +53,12 @@ def load_model(
     Raises:
         CheckpointError: there is no valid checkpoint, or it holds no config.
         ConfigError: the config names a class that is not trusted, or the model cannot be built.
-        UserError: the weights do not fit the model.
+        UserError: the weights do not fit the model, or `overrides` has `load.average`.
     """
     # First: an unknown device is reported before a checkpoint is read.
     torch_device = pick_device(device)
+    if any(override.lstrip("+").startswith("load.average=") for override in overrides):
+        raise UserError("load.average is not read by load_model", where="overrides", cure="Give average='none'.")
     checkpoint = select_one(str(path))
     source, _ = config_of(checkpoint)
     if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):

@@ -199,6 +199,8 @@ class _Experiment:
         }
         if self.load.ignore_keys or self.load.key_mapping:
             facts["load"] = [list(self.load.ignore_keys), dict(self.load.key_mapping)]
+        if not self.load.average:
+            facts["load.average"] = False
         return PredictionFile(folder, name, writer, batches, facts)
 
 

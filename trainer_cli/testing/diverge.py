@@ -21,7 +21,7 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.core.naming import parse_step
 from trainer_cli.core.schema import TRAIN_PREFIX
-from trainer_cli.errors import CheckpointError, TrainError, UserError
+from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.runs.attempts import RunHistory, environment_of, read_history, split_attempt
 from trainer_cli.runs.folders import advise_run, manifest_of
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, split_steps
@@ -90,7 +90,9 @@ class _Run:
     @property
     def last_step(self) -> int:
         """The last step that can be replayed."""
-        reached = self.history.reached
+        reason = str(self.history.attempts[-1].get("reason") or "") if self.history.attempts else ""
+        # The step at which a loss that is not finite ended the run ends its replay, too, before anything is returned.
+        reached = self.history.reached - reason.startswith(NotFiniteError.__name__)
         return reached if self.until is None else min(reached, self.until)
 
     @property

@@ -212,10 +212,13 @@ def load_weights(
 
 
 def load_for_evaluation(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, path: Path) -> None:
-    """Load the model, and the state of every callback that changes evaluations, if the checkpoint has callbacks."""
+    """Load the model, and the state of every callback that changes evaluations, if the checkpoint has callbacks.
+
+    Without `options.average` such a callback gets no state: an average that has not begun changes no evaluation.
+    """
     fitting, report = _fit_model(trainer, state, options, cast=True, reshape_buffers=True)
     fittings = {"model": fitting}
-    saved = state.get("callbacks")
+    saved = state.get("callbacks") if options.average else {}
     for name, callback in trainer.callbacks.items():
         if callback.evaluates and saved is not None:
             fittings[f"callbacks.{name}"] = _fit_callback(callback, saved.get(name, {}))
