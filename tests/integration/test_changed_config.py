@@ -192,3 +192,90 @@ def test_a_checkpoint_that_is_not_there_or_whose_config_is_damaged_is_reported(p
     code, out, err = compared(place, "runs/base/checkpoints/step20")
     assert (code, out) == (3, "")
     assert "config.yaml" in err
+
+
+STOPPED_EARLY = {
+    "EarlyStopping": (
+        ["+callbacks.early._target_=trainer_cli.EarlyStopping", "+callbacks.early.metric=val/loss",
+         "+callbacks.early.patience=1", "+callbacks.early.min_delta=100.0"],
+        [["+callbacks.early.patience=9"], ["+callbacks.early.min_delta=0.0"],
+         ["+callbacks.early.metric=val/accuracy", "+callbacks.early.min_delta=0.0"]],
+    ),
+    "ThresholdStopper": (
+        ["+callbacks.early._target_=trainer_cli.ThresholdStopper", "+callbacks.early.metric=val/loss",
+         "+callbacks.early.threshold=100.0"],
+        [["+callbacks.early.threshold=0.0"], ["+callbacks.early.mode=max", "+callbacks.early.threshold=200.0"]],
+    ),
+    "EarlyExit": (
+        ["+callbacks.early._target_=trainer_cli.EarlyExit",
+         "+callbacks.early.conditions=[{_target_:ends.at_ten,_partial_:true}]"],
+        [["~callbacks.early"]],
+    ),
+}  # fmt: skip
+"""Callbacks that end a run before step 40, and changes with which they do not."""
+ALLOWED = "resume_allow=[callbacks.early,callbacks.early.*]"
+
+
+def changed(settings: list[str], change: list[str]) -> list[str]:
+    if change[0].startswith("~"):
+        return []
+    keys = [argument.partition("=")[0] for argument in change]
+    return [*(argument for argument in settings if argument.partition("=")[0] not in keys), *change]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of each callback that it has ended."""
+    folder = tmp_path_factory.mktemp("stopped")
+    (folder / "ends.py").write_text("def at_ten(trainer):\n    return trainer.progress.step >= 10\n")
+    for name, (settings, _) in STOPPED_EARLY.items():
+        done = train("fit", *SMALL, "loop.max_duration=40", f"name={name}", *settings, cwd=folder)
+        assert done.code == 0, done.err
+        assert json.loads((folder / "runs" / name / "summary.json").read_text())["ended_by"] == "early"
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [(name, change) for name, (_, changes) in STOPPED_EARLY.items() for change in changes]
+)
+@pytest.mark.parametrize("with_summary", [True, False])
+def test_a_run_that_a_callback_ended_goes_on_with_another_rule(
+    stopped: Path, tmp_path: Path, name: str, change: list[str], with_summary: bool
+) -> None:
+    place = tmp_path / "place"
+    shutil.copytree(stopped, place)
+    summary = place / "runs" / name / "summary.json"
+    if not with_summary:
+        # As an earlier version wrote it.
+        facts = json.loads(summary.read_text())
+        del facts["ended_by"]
+        summary.write_text(json.dumps(facts))
+    step = json.loads(summary.read_text())["step"]
+    assert step < 40
+    longer = [*SMALL, "loop.max_duration=40", f"name={name}", *changed(STOPPED_EARLY[name][0], change), ALLOWED]
+    planned = train("plan", *longer, cwd=place)
+    assert (planned.code, "a fit would do nothing" in planned.out) == (0, False), planned.out
+    done = train("fit", *longer, cwd=place)
+    assert done.code == 0, done.err
+    assert f"resuming at step {step}" in done.err
+    assert "finished at step 40: max_duration" in done.out
+
+
+@pytest.mark.parametrize("name", STOPPED_EARLY)
+def test_a_run_that_a_callback_ended_stays_finished_and_names_it(stopped: Path, name: str) -> None:
+    before = tree(stopped)
+    for verb in ("fit", "plan"):
+        again = train(verb, *SMALL, "loop.max_duration=40", f"name={name}", *STOPPED_EARLY[name][0], cwd=stopped)
+        assert again.code == 0, again.err
+        assert "callbacks.early has ended it" in again.out
+    assert tree(stopped) == before
+
+
+def test_a_sweep_starts_a_job_again_whose_callback_has_another_rule(tmp_path: Path) -> None:
+    settings = STOPPED_EARLY["EarlyStopping"][0]
+    sweep = ["fit", "-m", *SMALL, "loop.max_duration=40", "name=base", "seed=1,2"]
+    assert train(*sweep, *settings, cwd=tmp_path).code == 0
+    done = train(*sweep, *changed(settings, ["+callbacks.early.patience=9"]), ALLOWED, cwd=tmp_path)
+    assert done.code == 0, done.err
+    for summary in tmp_path.glob("runs/base/sweep/*/summary.json"):
+        assert json.loads(summary.read_text())["step"] == 40

@@ -85,8 +85,9 @@ _PART = "part_epochs"
 class EarlyStopping(Callback):
     """Finishes the run after `patience` evaluations without an improvement, or at the first after a `patience` that is
     a duration. A value that is not finite is never best. The run stays finished when started again. With a larger
-    `max_duration`, another metric or patience it trains up to the next evaluation that is not better. It does not act
-    before `loop.min_duration`. An evaluation or log that is made only because the run ends does not count.
+    `max_duration` or other settings it trains further: up to the next evaluation that is not better, until a larger
+    `patience` is over, or, with another metric, as if none had been evaluated. It does not act before
+    `loop.min_duration`. An evaluation or log that is made only because the run ends does not count.
 
     Args:
         metric: `LOADER/NAME` of an evaluation, such as `val/loss`; or `train/NAME` as it is logged: the mean over the
@@ -187,10 +188,13 @@ class EarlyStopping(Callback):
             trainer.stop(reason, by=self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, its position and the evaluations since then."""
-        return {"best": self.best, "since": self.since, "waited": self.waited}
+        """The metric, its best value, the position of that and the evaluations since then."""
+        return {"metric": self.metric, "best": self.best, "since": self.since, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        # Values of two metrics cannot be compared. An old checkpoint does not name its metric.
+        if state.get("metric", self.metric) != self.metric:
+            return
         self.best, self.since, self.waited = state["best"], state["since"], state.get("waited", 0)
         if "waited" not in state and isinstance(self.patience, int):
             log.warning(

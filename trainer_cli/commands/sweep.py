@@ -45,7 +45,7 @@ from trainer_cli.core.files import replace
 from trainer_cli.core.naming import SWEEP_FOLDER
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import ANEW, RESUME_WORDS, ParallelConfig
-from trainer_cli.core.stopping import reopens
+from trainer_cli.core.stopping import RecordedEnd
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.fork_server import own_command
@@ -123,7 +123,7 @@ class Planned:
     """The directory that the run would have outside the sweep."""
     frozen: str
     reopened: bool
-    """Whether a finished run trains further under a longer config."""
+    """Whether a finished run trains further under another config."""
     level: str
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     folders: Mapping[str, str] = field(default_factory=dict)
@@ -216,7 +216,8 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         refuse_anew(run, composed)
     elif run.exists_as_run():
         stored = accepted_changes(run, composed).stored.config
-        reopened = reopens(str(run.read_summary().get("reason")), stored.loop, config.loop)
+        summary = run.read_summary()
+        reopened = RecordedEnd.of(str(summary.get("reason")), summary).may_reopen(stored, config)
     else:
         # Only a new run: one that exists has its place already.
         refuse_nested(run.path)

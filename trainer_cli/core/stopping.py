@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
-from trainer_cli.core.schema import LoopConfig
+from trainer_cli.core.schema import LoopConfig, TrainConfig
 from trainer_cli.terminal import format_count
 
 _HARD_STOP = "hard_stop"
+_LENGTH = "max_duration of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: S
     """Why the training ends at this step, or None. A complete run is finished, even if a stop was requested."""
     # The order decides which reason is recorded: a complete run before a part of it, a part before a stop.
     if limits.max_duration.reached(now):
-        return Stop(f"max_duration of {limits.max_duration.duration} reached", finished=True)
+        return Stop(f"{_LENGTH}{limits.max_duration.duration} reached", finished=True)
     if stop_request is not None and stop_request.finished:
         return stop_request
     if limits.hard_stop is not None and limits.hard_stop.reached(now):
@@ -75,11 +78,44 @@ def reopens(reason: str, old: LoopConfig, new: LoopConfig) -> bool:
     return now.unit is not before.unit or now.value > before.value
 
 
-def how_to_reopen(reason: str) -> str:
-    """What reopens a run that is finished for this reason, for the user; see `reopens`."""
-    if reason.startswith(_HARD_STOP):
-        return "To train further, give a later loop.hard_stop, or loop.hard_stop=null"
-    return "To train further, give a larger loop.max_duration"
+@dataclass(frozen=True, slots=True)
+class RecordedEnd:
+    """Why a run is finished, as its files record it."""
+
+    reason: str
+    by: str | None = None
+    """The callback that decided it; None: none did, or it is unknown."""
+    is_known: bool = False
+    """Whether `by` is recorded. A checkpoint alone does not record it outside its states."""
+
+    @classmethod
+    def of(cls, reason: str, summary: Mapping[str, Any]) -> RecordedEnd:
+        """The end for this reason, with what the summary of the last attempt adds, if it ended for the same one."""
+        is_same = summary.get("status") == RunStatus.finished and summary.get("reason") == reason
+        by = summary.get("ended_by")
+        return cls(reason, by if is_same else None, is_same and "ended_by" in summary)
+
+    def may_reopen(self, old: TrainConfig, new: TrainConfig) -> bool:
+        """Whether a run may train further: see `reopens`; or the callback that decided the end has other settings.
+
+        Whether its `end_rule` is another one is known once the callback is made: `request_again` then decides.
+        """
+        if reopens(self.reason, old.loop, new.loop):
+            return True
+        if self.reason.startswith((_LENGTH, _HARD_STOP)):
+            return False
+        if not self.is_known:
+            return old.callbacks != new.callbacks
+        return self.by is not None and old.callbacks.get(self.by) != new.callbacks.get(self.by)
+
+    def how_to_reopen(self) -> str:
+        """What reopens the run, for the user."""
+        if self.reason.startswith(_HARD_STOP):
+            return "To train further, give a later loop.hard_stop, or loop.hard_stop=null"
+        longer = "give a larger loop.max_duration"
+        if self.by is None:
+            return f"To train further, {longer}"
+        return f"callbacks.{self.by} has ended it. To train further, change its settings or {longer}"
 
 
 def next_stop_step(limits: Limits, now: Progress, *, holds: bool = False) -> int:

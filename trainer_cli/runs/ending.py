@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed
 from trainer_cli.core.naming import parse_step
-from trainer_cli.core.stopping import how_to_reopen
 from trainer_cli.errors import without_secrets
 from trainer_cli.runs.metrics import best_rule, best_settings
 from trainer_cli.runs.run_dir import Outcome, RunDir
@@ -83,9 +82,9 @@ def _measured(metric: str, values: Mapping[str, float]) -> str:
 def print_already_finished(run: RunDir, done: Done) -> None:
     """Print that a finished run was started again."""
     clear_status()
-    _print(f"{run.path} is finished at step {done.step:,} ({done.reason}); nothing to do{done.note}.")
+    _print(f"{run.path} is finished at step {done.step:,} ({done.end.reason}); nothing to do{done.note}.")
     kept = run.read_summary().get("checkpoints")
-    _print(f"{how_to_reopen(done.reason)}{'; to evaluate:' if kept else '.'}")
+    _print(f"{done.end.how_to_reopen()}{'; to evaluate:' if kept else '.'}")
     if kept:
         _print(f"  {_validate_command(run, kept)}", wraps=False)
 

@@ -457,6 +457,7 @@ def _train(
                 wall_time_s=round(wall_s, 3),
                 best_metrics=best,
                 last_metrics=newest,
+                ended_by=None if result is None else result.ended_by,
                 average=evaluated_average(trainer.callbacks),
                 throughput={"samples_per_s": round(samples / max(wall_s, 1e-9), 2)},
                 checkpoints=_kept_checkpoints(trainer),

@@ -11,7 +11,6 @@ from typing import Any
 from trainer_cli.core.left_out import described
 from trainer_cli.core.policy import Kind
 from trainer_cli.core.simulation import Timeline
-from trainer_cli.core.stopping import how_to_reopen
 from trainer_cli.runs.failures import BestInterval
 from trainer_cli.runs.plan import Plan
 from trainer_cli.runs.start import Done
@@ -28,7 +27,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     return {
         "run_dir": str(plan.run_dir),
         "does": "nothing" if done else "start" if start_point.progress.step == 0 else "go on",
-        "reason": start.reason,
+        "reason": start.end.reason if isinstance(start, Done) else start.reason,
         "from": {
             "step": start_point.progress.step,
             "checkpoint": None if start_point.path is None else str(start_point.path),
@@ -69,9 +68,9 @@ def shown(plan: Plan) -> str:
     """The plan as text."""
     if isinstance(plan.start, Done):
         finished = (
-            f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.reason}); a fit would do nothing"
+            f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.end.reason}); a fit would do nothing"
             f"{plan.start.note}.\n"
-            f"{how_to_reopen(plan.start.reason)}."
+            f"{plan.start.end.how_to_reopen()}."
         )
         return "\n\n".join([finished, *_failures(plan.best_interval)])
     blocks = ["\n".join(map(_with_label, _summary(plan)))]
@@ -169,8 +168,8 @@ def sweep_table(plans: Mapping[str, Plan]) -> str:
 def _summary(plan: Plan) -> Iterator[str]:
     line, start_point, start = plan.timeline, plan.start_point, plan.start
     first = start_point.progress.step
-    yield f"{plan.run_dir}: {start.reason}"
     assert not isinstance(start, Done)
+    yield f"{plan.run_dir}: {start.reason}"
     if start_point.path is not None:
         yield (
             f"  resumes        {start_point.path} (step {first:,})" if first else f"  weights from   {start_point.path}"

@@ -279,22 +279,20 @@ def why_finished(entry: Entry, summary: dict[str, object]) -> str | None:
     return finished
 
 
-def unsaved_end(
-    catalog: Catalog, run_id: str, summary: dict[str, object], settings: CheckpointConfig
-) -> tuple[int, str] | None:
-    """Step and reason of an end that no checkpoint records, or None.
+def unsaved_end(catalog: Catalog, run_id: str, summary: dict[str, object], settings: CheckpointConfig) -> int | None:
+    """Step of an end that the summary records and no checkpoint, or None.
 
     The final checkpoint is missing if the weights were not finite, or if the config disabled the final save. A run
     whose final checkpoint was lost is not finished.
     """
-    step, reason = summary.get("step"), str(summary.get("reason"))
+    step = summary.get("step")
     if summary.get("status") != "finished" or not isinstance(step, int):
         return None
     last = next((entry for entry in catalog.newest_first(run_id) if entry.valid), None)
     # A checkpoint of that step that lacks states cannot be resumed: the summary alone records the end.
     if last is not None and last.step == step:
-        return None if last.resumable else (step, reason)
-    return None if settings.enabled and settings.save_final else (step, reason)
+        return None if last.resumable else step
+    return None if settings.enabled and settings.save_final else step
 
 
 def _choose_named(path: Path, entries: Sequence[Entry], catalog: Catalog, newer: Newer, check: Check) -> Choice:

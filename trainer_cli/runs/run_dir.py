@@ -62,6 +62,8 @@ class Outcome:
     """Metric -> its best value and step."""
     last_metrics: Mapping[str, float] = field(default_factory=dict)
     """Metric -> its newest value."""
+    ended_by: str | None = None
+    """Name of the callback that decided the end; None: none did."""
     average: str | None = None
     """Name of the callback whose average of the weights was evaluated; None: the trained weights were."""
     throughput: Mapping[str, float] = field(default_factory=dict)

@@ -29,7 +29,7 @@ from trainer_cli.core.load_options import WHOLE, LoadOptions
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import ANEW, LoadConfig, TrainConfig
-from trainer_cli.core.stopping import reopens
+from trainer_cli.core.stopping import RecordedEnd
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
@@ -86,7 +86,7 @@ class Done:
     """A run that is finished, also under this config."""
 
     step: int
-    reason: str
+    end: RecordedEnd
     note: str = ""
     """That the given length is below what is trained, in brackets, if it is."""
 
@@ -131,11 +131,12 @@ def start_existing(
     attempt = len(run.attempts) + 1
     catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder, run_id=run_id, attempt=attempt))
     summary = run.read_summary()
-    stays_finished = not reopens(str(summary.get("reason")), stored.config.loop, config.loop)
+    recorded = RecordedEnd.of(str(summary.get("reason")), summary)
+    stays_finished = not recorded.may_reopen(stored.config, config)
     if config.resume in ("auto", "must") and stays_finished:
         end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
         if end is not None:
-            return _done(*end, catalog.newest_valid(run_id), composed)
+            return _done(end, recorded, catalog.newest_valid(run_id), composed)
     # Not always the folder to resume from: a changed checkpoint.folder is still empty.
     save_folder = run.folder_for(config.checkpoint.folder)
     catalogs = _catalogs(run, catalog, run_id, attempt, config.checkpoint)
@@ -154,11 +155,11 @@ def start_existing(
     if ended and stays_finished and group.world_size == 1:
         # Nothing is loaded where the run stays finished, so right digests suffice: to decode it torch is imported.
         choice = find(check=verify, quarantine=False)
-        reason = _why_stays_finished(choice, summary, stored.config, config)
+        final = _why_stays_finished(choice, summary, stored.config, config)
         # Another choice left out later checkpoints, or the one of which it is a copy; these are reported below.
         is_last = choice.entry is not None and choice.entry.step == summary.get("step")
-        if is_last and choice.entry is not None and reason is not None and choice.catalog is catalogs[0]:
-            return _done(choice.entry.step, reason, choice.entry, composed)
+        if is_last and choice.entry is not None and final is not None and choice.catalog is catalogs[0]:
+            return _done(choice.entry.step, final, choice.entry, composed)
     choice = find(check=_check(meanwhile, group), quarantine=not read_only)
     finished = _why_stays_finished(choice, summary, stored.config, config)
     if choice.entry is None:
@@ -177,12 +178,12 @@ def start_existing(
         is_new=False,
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
         keep_settings=kept_settings(changes),
-        finished=finished,
+        finished=None if finished is None else finished.reason,
         stored_values=accepted.stored_values,
     )
 
 
-def _done(step: int, reason: str, last: Entry | None, composed: Composed) -> Done:
+def _done(step: int, end: RecordedEnd, last: Entry | None, composed: Composed) -> Done:
     """The end of a run, with what it does not follow: source files that have changed, and a length below its own."""
     note = ""
     if last is not None and last.manifest is not None:
@@ -193,7 +194,7 @@ def _done(step: int, reason: str, last: Entry | None, composed: Composed) -> Don
         given = replace(given, value=Fraction(math.ceil(given.value)))
         if progress is not None and Interval(given).passed(progress):
             note = f" (loop.max_duration={length} is below what is trained)"
-    return Done(step, reason, note)
+    return Done(step, end, note)
 
 
 def _start_anew(run: RunDir, composed: Composed) -> Start:
@@ -228,8 +229,8 @@ def refuse_anew(run: RunDir, composed: Composed) -> None:
 
 def _why_stays_finished(
     choice: Choice, summary: dict[str, object], stored: TrainConfig, config: TrainConfig
-) -> str | None:
-    """Why the run had ended at the chosen checkpoint; None if it had not, or if the config reopens it."""
+) -> RecordedEnd | None:
+    """How the run had ended at the chosen checkpoint; None if it had not, or if the config reopens it."""
     finished = None if choice.entry is None else why_finished(choice.entry, summary)
     if choice.entry is None or choice.entry.manifest is None or finished is None:
         return None
@@ -238,7 +239,8 @@ def _why_stays_finished(
         # the summary alone records is that of the last attempt, which has made no step after this checkpoint.
         source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
         stored = from_yaml(source, trusted=True, missing_ok=True).config
-    return None if reopens(finished, stored.loop, config.loop) else finished
+    end = RecordedEnd.of(finished, summary)
+    return None if end.may_reopen(stored, config) else end
 
 
 class Accepted(NamedTuple):
@@ -431,8 +433,9 @@ def _start_lost(
     changes = diff(stored.raw, composed.raw)
     refuse_changes(changes, composed, run.path)
     finished = choice.entry.manifest.finished
-    if finished is not None and not reopens(finished, stored.config.loop, composed.config.loop):
-        return _done(choice.entry.step, finished, choice.entry, composed)
+    end = None if finished is None else RecordedEnd(finished)
+    if end is not None and not end.may_reopen(stored.config, composed.config):
+        return _done(choice.entry.step, end, choice.entry, composed)
     options_of(choice.entry, choice.catalog.folder, composed.config.load)
     return Start(
         run,

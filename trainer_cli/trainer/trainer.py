@@ -330,7 +330,7 @@ class Trainer:
         # A resumed fit without a step is that of a finished run, whose end was logged before.
         writes_rest = not self.recording.first_step_recorded or self.step.step_idx >= 0
         self.recording.end_fit(stop.status, writes_rest=writes_rest)
-        return FitResult(stop.finished, stop.reason, self.progress.step, self.loading.last_metrics())
+        return FitResult(stop.finished, stop.reason, self.progress.step, self.loading.last_metrics(), stop.by)
 
     @checks_argument_names(
         "Trainer.validate",

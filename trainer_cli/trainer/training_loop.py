@@ -48,6 +48,8 @@ class FitResult:
     step: int
     metrics: dict[str, float]
     """The last record; of a finished run that was resumed, those of its last checkpoint."""
+    ended_by: str | None = None
+    """The name of the callback that decided the end, if one did."""
 
     def _repr_html_(self) -> str:
         """A table for a notebook."""
