@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -97,6 +98,18 @@ def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_
         assert float(message(project, "best val/loss")[key]) == ends["best_metrics"]["val/loss"]["value"]
         assert float(message(project, "last val/far")[key]) == ends["last_metrics"]["val/far"]
         assert names(project / message(project, "run_dir")[key] / "checkpoints")[-1] == "step20"
+    best = re.search(r"\* best val/loss of all jobs: \S+, of (\S+)", again.out)
+    assert best is not None
+    after = again.out[again.out.index("next: the best job, trained twice as long:") :].splitlines()
+    assert after[1:] == [
+        f"  train fit 'resume=\"runs/mine/sweep/{best[1]}\"' loop.max_duration=40st",
+        f"  train validate ckpt='runs/mine/sweep/{best[1]}/checkpoints/step*'",
+        "  train report runs/mine/sweep",
+    ]
+    longer = train(*shlex.split(after[1])[1:], cwd=project)
+    assert longer.code == 0, longer.err
+    assert "run_dir" not in longer.err
+    assert "finished at step 40" in longer.out
     table = [line.split() for line in again.out[again.out.rindex("model.width ") :].splitlines()[1:5]]
     assert [[cell for cell in line if cell != "*"][:4] for line in table] == [
         [width, seed, "finished", "20"] for width in "45" for seed in "12"

@@ -13,7 +13,7 @@ from faked import FAKE, attempts, fake, message
 from trainer_cli.commands.main import main
 from trainer_cli.commands.sweep import Planned, Sweep, exit_code, folder_of, job_file, plan
 from trainer_cli.core.run_status import RunStatus
-from trainer_cli.errors import ConfigError, ExitCode, RunDirectoryError
+from trainer_cli.errors import Code, ConfigError, ExitCode, RunDirectoryError
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.runs.supervise import Children
 
@@ -195,3 +195,27 @@ def test_a_config_that_changed_is_refused_before_any_job_begins_though_the_run_i
     assert [one.done for one in plan(["model=mlp", "seed=1,2", "loop.max_duration=99ep"])] == [False, False]
     with pytest.raises(ConfigError, match="seed=1: the config differs"):
         plan(["model=mlp", "seed=1,2", "optimizer.lr=0.5"])
+
+
+def test_a_change_that_all_jobs_refuse_is_said_once_with_help_that_fits_a_sweep() -> None:
+    for job in plan(["model=mlp", "seed=1,2"]):
+        job.run.create(job.frozen, [], {"run_id": "r"}).release()
+        write_json(job.run.summary_file, {"status": RunStatus.finished})
+    with pytest.raises(ConfigError) as refused:
+        plan(["model=mlp", "seed=1,2", "optimizer.lr=0.5"])
+    error = refused.value
+    assert error.code != Code.several
+    assert "run_dir" not in error.what
+    assert error.cure is not None
+    assert "ckpt=" not in error.cure
+    assert "resume_allow=[optimizer.lr]" in error.cure
+    assert "name=OTHER" in error.cure
+
+
+def test_a_mistake_of_some_jobs_keeps_its_help() -> None:
+    (job, _) = plan(["model=mlp", "seed=1,2"])
+    job.run.create(job.frozen, [], {"run_id": "r"}).release()
+    write_json(job.run.summary_file, {"status": RunStatus.finished})
+    with pytest.raises(ConfigError, match="seed=1: the config differs") as refused:
+        plan(["model=mlp", "seed=1,2", "optimizer.lr=0.5"])
+    assert "resume_allow=[optimizer.lr]" in str(refused.value.cure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from trainer_cli.commands.sweep_table import (
     write_failure,
 )
 from trainer_cli.errors import ConfigError
+from trainer_cli.runs.metrics import BestSettings, best_settings, shared_settings
 from trainer_cli.runs.run_dir import RunDir, write_json
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def job(folder: Path, *statuses: str, **facts: Any) -> RunDir:
@@ -131,7 +138,7 @@ def test_the_table_marks_the_best_job_and_says_why_others_failed() -> None:
         row("4", "failed", reason="exit code 2"),
         row("5", "not begun"),
     ]
-    assert as_table(rows).splitlines() == [
+    assert as_table(rows, BestSettings()).splitlines() == [
         "   seed  model  status     step  best val/loss  seconds",
         "   1     mlp    finished     10            0.5      1.2",
         "*  2     mlp    finished     10           0.25      2.0",
@@ -143,13 +150,48 @@ def test_the_table_marks_the_best_job_and_says_why_others_failed() -> None:
     ]
 
 
+METRICS = "step  best iid/loss  best shifted/loss  best shifted/r2"
+
+
+@pytest.mark.parametrize(
+    ("columns", "header", "left_out"),
+    [
+        (120, f"optimizer.lr  model.hidden  status     {METRICS}  seconds", []),
+        (100, f"lr    hidden  status     {METRICS}  seconds", []),
+        (80, "lr    hidden  status     step  best iid/loss  best shifted/loss  seconds", ["best shifted/r2"]),
+        (44, "lr    hidden   step  best shifted/loss",
+         ["best iid/loss", "best shifted/r2", "seconds", "status"]),
+    ],
+)  # fmt: skip
+def test_a_narrow_terminal_gets_the_swept_values_the_step_and_the_metric_that_decides(
+    columns: int, header: str, left_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("iid/loss", "shifted/loss", "shifted/r2")
+    best = {name: {"value": 0.5, "step": 10, "mode": "max" if "r2" in name else "min"} for name in names}
+    rows = [
+        JobStatus(
+            lr, {"optimizer.lr": lr, "model.hidden": "[8]"}, Path(lr), "finished", step=1890, seconds=1.0, best=best
+        )
+        for lr in ("1e-3", "3e-3")
+    ]
+    monkeypatch.setattr("sys.stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = as_table(rows, BestSettings(watched=(("shifted/loss", None),)))
+    assert text.split("\n", 1)[0].strip() == header
+    assert ("left out, as they do not fit" in text) == bool(left_out)
+    noted = " ".join(text.split("left out, as they do not fit: ")[-1].split("\n* best")[0].split())
+    assert not left_out or sorted(noted.split(", ")) == sorted(left_out)
+    assert "1,890" in text
+
+
 def test_a_reason_that_jobs_share_apart_from_their_folders_is_shown_once() -> None:
     rows = [
         *(row(key, "failed", reason=f"the loss is NaN, see runs/x/sweep/{key}/train.log") for key in "abcdef"),
         row("g", "failed", reason="exit code 2"),
         row("h", "stopped", reason="exit code 2"),
     ]
-    _, shown = as_table(rows).split("h     mlp    stopped\n")
+    _, shown = as_table(rows, BestSettings()).split("h     mlp    stopped\n")
     assert shown.splitlines() == [
         "failed: a: the loss is NaN, see runs/x/sweep/a/train.log",
         "  the same: b, c, d and 2 more",
@@ -161,10 +203,10 @@ def test_a_reason_that_jobs_share_apart_from_their_folders_is_shown_once() -> No
 @pytest.mark.parametrize(
     ("rules", "marked", "note"),
     [
-        (["{metric: val/f1, mode: max}"] * 3, ["a", "c"], "* best val/f1 of all jobs: 0.9, of a and 1 more"),
-        (["{metric: null, mode: min}"] * 3, ["b"], "* best val/loss of all jobs: 0.1, of b"),
+        ([{"metric": "val/f1", "mode": "max"}] * 3, ["a", "c"], "* best val/f1 of all jobs: 0.9, of a and 1 more"),
+        ([{"metric": None, "mode": "min"}] * 3, ["b"], "* best val/loss of all jobs: 0.1, of b"),
         (
-            ["{metric: val/f1, mode: max}", "{metric: null}", "{metric: null}"],
+            [{"metric": "val/f1", "mode": "max"}, {"metric": None}, {"metric": None}],
             ["b"],
             "* best val/loss of all jobs: 0.1, of b",
         ),
@@ -172,18 +214,18 @@ def test_a_reason_that_jobs_share_apart_from_their_folders_is_shown_once() -> No
     ids=["the rule of all", "no rule", "different rules"],
 )
 def test_the_best_jobs_are_marked_by_the_rule_of_their_runs(
-    rules: list[str], marked: list[str], note: str, tmp_path: Path
+    rules: list[dict[str, Any]], marked: list[str], note: str, tmp_path: Path
 ) -> None:
     rows = []
-    for key, f1, loss, rule in zip("abc", (0.9, 0.8, 0.9), (0.5, 0.1, 0.6), rules, strict=True):
-        (tmp_path / key).mkdir()
-        (tmp_path / key / "config.yaml").write_text(f"checkpoint: {{keep_best: {rule}}}\n")
+    for key, f1, loss in zip("abc", (0.9, 0.8, 0.9), (0.5, 0.1, 0.6), strict=True):
         best = {
             "val/loss": {"value": loss, "step": 1, "mode": "min"},
             "val/f1": {"value": f1, "step": 1, "mode": "max"},
         }
         rows.append(JobStatus(key, {"seed": key}, tmp_path / key, "finished", best=best))
-    lines = as_table(rows).splitlines()
+    # Those of the configs, also of jobs that have no directory yet.
+    settings = shared_settings(best_settings({"checkpoint": {"keep_best": rule}}) for rule in rules)
+    lines = as_table(rows, settings).splitlines()
     assert [line.split()[1] for line in lines if line.startswith("*  ")] == marked
     assert note in lines
 
@@ -206,7 +248,8 @@ def test_jobs_of_different_lengths_are_compared_with_a_note(
         (tmp_path / key / "config.yaml").write_text(f"loop: {{max_duration: {length}}}\n")
         best = {} if key == without_best else {"val/loss": {"value": 0.5, "step": 1, "mode": "min"}}
         rows.append(JobStatus(key, {"seed": key}, tmp_path / key, "finished", best=best))
-    assert [line for line in as_table(rows).splitlines() if "max_duration" in line] == ([] if note is None else [note])
+    lines = as_table(rows, BestSettings()).splitlines()
+    assert [line for line in lines if "max_duration" in line] == ([] if note is None else [note])
 
 
 def test_the_csv_has_every_job_every_metric_and_the_place(tmp_path: Path) -> None:

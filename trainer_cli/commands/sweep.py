@@ -17,10 +17,11 @@ import hashlib
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from trainer_cli.commands.sweep_table import (
     JobStatus,
     as_sentence,
     as_table,
+    best_jobs,
     job_status,
     recorded_error,
     write_csv,
@@ -42,13 +44,16 @@ from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.files import replace
+from trainer_cli.core.intervals import Duration
 from trainer_cli.core.naming import SWEEP_FOLDER
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import ANEW, RESUME_WORDS, ParallelConfig
 from trainer_cli.core.stopping import RecordedEnd
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
+from trainer_cli.runs.ending import validate_command
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.fork_server import own_command
+from trainer_cli.runs.metrics import BestSettings, best_settings, shared_settings
 from trainer_cli.runs.run_dir import RunDir, describe_moved, make_directory
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import accepted_changes, refuse_anew, refuse_no_optimizer
@@ -99,7 +104,9 @@ def sweep(
             "%s is a run, too: while it holds this sweep, resume=anew does not move it; name=OTHER keeps them apart",
             folder.parent,
         )
-    display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}) if is_terminal(sys.stderr) else None
+    display = None
+    if is_terminal(sys.stderr):
+        display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}, settings_of(planned))
     if submission is None:
         with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
             return Sweep(planned, command, at_once, cores, children, display).run()
@@ -132,6 +139,10 @@ class Planned:
     """Whether `resume=anew` moves the run away that it has."""
     next: str = ""
     """What to do while jobs of the sweep are not finished."""
+    longer: str = ""
+    """Twice the length of the training, for `loop.max_duration`."""
+    best: BestSettings = field(default_factory=BestSettings)
+    """What the config says about which run is best."""
 
     @property
     def key(self) -> str:
@@ -166,8 +177,8 @@ def plan(arguments: Sequence[str], *, config_dir: Path | None = None, config_nam
             composed = compose(job.overrides, config_dir=config_dir, config_name=config_name)
             planned.append(_plan_job(job, composed))
         except TrainError as error:
-            # By their text: a hundred jobs with one mistake are one message.
-            mistakes.setdefault(str(error), []).append((job, error))
+            # By their text, apart from the job's own directory: a hundred jobs with one mistake are one message.
+            mistakes.setdefault(str(error).replace(f"/{SWEEP_FOLDER}/{job.key}", ""), []).append((job, error))
     for failed in mistakes.values():
         # A mistake of every job is not one of the swept values.
         if len(failed) == len(all_jobs):
@@ -215,7 +226,9 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
     if begins_anew:
         refuse_anew(run, composed)
     elif run.exists_as_run():
-        stored = accepted_changes(run, composed).stored.config
+        # The config of the job, with its own directory.
+        of_job = with_values(composed, {"run_dir": str(run.path)})
+        stored = accepted_changes(run, of_job, in_sweep=True).stored.config
         summary = run.read_summary()
         reopened = RecordedEnd.of(str(summary.get("reason")), summary).may_reopen(stored, config)
     else:
@@ -238,7 +251,14 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         _folders(config.checkpoint),
         begins_anew,
         to_resume,
+        _twice(Duration.parse(config.loop.max_duration)),
+        best_settings(asdict(config)),
     )
+
+
+def _twice(length: Duration) -> str:
+    number = 2 * length.value
+    return f"{number if number.denominator == 1 else float(number)}{length.unit.value}"
 
 
 def _folders(checkpoint: CheckpointConfig) -> dict[str, str]:
@@ -250,7 +270,10 @@ def _join_mistakes(failed: Sequence[tuple[Job, TrainError]]) -> ConfigError:
     """One error for all jobs with the same mistake, with the swept values of the first."""
     job, error = failed[0]
     more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-    return ConfigError(f"{_swept_values(job)}{more}: {error}")
+    source = error.source if isinstance(error, UserError) else None
+    return ConfigError(
+        f"{_swept_values(job)}{more}: {error.what}", location=error.where, source=source, hint=error.cure
+    )
 
 
 def _swept_values(job: Job) -> str:
@@ -284,6 +307,11 @@ def _refuse_equal(planned: Sequence[Planned]) -> None:
                 source=COMMAND_LINE,
                 hint="Sweep a key that nothing else sets.",
             )
+
+
+def settings_of(planned: Sequence[Planned]) -> BestSettings:
+    """What the configs of all jobs say about which is best, also of those that have not begun."""
+    return shared_settings(job.best for job in planned)
 
 
 @dataclass(slots=True)
@@ -336,11 +364,15 @@ class Sweep:
                     # After an error child processes may still run: they stop when this process ends.
                     self._write()
             rows = self._rows()
-            lines = [as_table(rows), f"results: {self.folder / 'sweep.csv'}"]
+            settings = settings_of(self.planned)
+            lines = [as_table(rows, settings), f"results: {self.folder / 'sweep.csv'}"]
             if any(not row.finished for row in rows):
                 lines.append(self.planned[0].next)
             shown = wrapped_message("\n".join(lines), line_width(sys.stdout))
             print(f"\n{shown}", flush=True)
+            if all(row.finished for row in rows):
+                # Not wrapped: commands are copied as a whole.
+                print(self._next(best_jobs(rows, settings)[1]), flush=True)
             incomplete = any(job.key not in self.codes for job in waiting)
             stopped = signals.stop_request is not None
             return exit_code(list(self.codes.values()), stopped=stopped, incomplete=incomplete)
@@ -390,7 +422,7 @@ class Sweep:
     def _on_ended(self, job: Planned, code: int) -> None:
         self.codes[job.key] = code
         if code in (ExitCode.DONE, *_SAVED):
-            self._report(job, as_sentence(self._row(job)))
+            self._report(job, as_sentence(self._row(job), settings_of(self.planned)))
             return
         error = recorded_error(self._file(job, "yaml"))
         write_failure(self._file(job, "failure"), code, job.run, error)
@@ -404,6 +436,20 @@ class Sweep:
             reason,
             f" (output: {output})" if output.is_file() else "",
         )
+
+    def _next(self, best: Sequence[JobStatus]) -> str:
+        """The next commands after a complete sweep: two for the best job, and the report of all."""
+        commands = []
+        if best:
+            job = next(job for job in self.planned if job.key == best[0].key)
+            # The parser of overrides reads the second `=` in quotes alone.
+            resume = shlex.quote(f'resume="{job.run.path}"')
+            commands.append(f"train fit {resume} loop.max_duration={job.longer}")
+            if kept := job.run.read_summary().get("checkpoints"):
+                commands.append(validate_command(job.run, kept))
+        commands.append(f"train report {shlex.quote(str(self.folder))}")
+        which = " the best job, trained twice as long:" if best else ""
+        return "\n  ".join([f"next:{which}", *commands])
 
     def _report(self, job: Planned, event: str) -> None:
         """Print a line about a job, unless the table on the terminal shows it."""

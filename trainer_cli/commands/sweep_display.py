@@ -8,35 +8,43 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from trainer_cli.commands.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus
+from trainer_cli.commands.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus, short_names
 from trainer_cli.core.metric_modes import Mode
 from trainer_cli.core.policy import BestRule
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.marks import is_validation_metric
 from trainer_cli.loggers.progress_bar import BarStyle
-from trainer_cli.runs.folders import run_config
-from trainer_cli.runs.metrics import BestSettings, GrowingFile, best_rule, best_settings, parse_json_lines
+from trainer_cli.runs.metrics import BestSettings, GrowingFile, best_rule, parse_json_lines
 from trainer_cli.runs.record import RunReader, RunView
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_clock, format_count, padded, painted
+from trainer_cli.terminal import (
+    LOADING_TORCH,
+    cell_width,
+    cut_begin,
+    cut_end,
+    format_clock,
+    format_count,
+    padded,
+    painted,
+)
 
 _DRAW_S = 1.0
 _MOST_RECORDS = 100_000
 _LONGEST_BAR = 30
 _FEWEST_JOBS = 3
 _ORDER = (RunStatus.running, QUEUED, RunStatus.failed, RunStatus.killed, RunStatus.stopped, RunStatus.finished)
+_STARTING = "starting"
 _HEADER = ("job", "state", "step", "best", "ETA")
 
 
 class _RunningJob:
     """Follows the files of a job that runs."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
+    def __init__(self, run: RunDir, settings: BestSettings) -> None:
         self._reader = RunReader(run.path)
         self._records = GrowingFile(run.metrics_file, _MOST_RECORDS)
-        self._settings = BestSettings()
+        self._settings = settings
         self.best: dict[str, float] = {}
         """Validation metric -> its best value so far, if its mode is known."""
         self.view: RunView | None = None
@@ -50,8 +58,6 @@ class _RunningJob:
             return
         if new.restarted:
             self.best.clear()
-        if new.lines and not self.best:
-            self._settings = best_settings(run_config(self._run.path))
         for record in parse_json_lines(new.lines):
             for name, value in record.items():
                 if is_validation_metric(name) and isinstance(value, int | float) and math.isfinite(value):
@@ -62,11 +68,6 @@ class _RunningJob:
         if mode is not None:
             choose = max if mode is Mode.max else min
             self.best[name] = choose(value, self.best.get(name, value))
-
-    @property
-    def rule(self) -> BestRule | None:
-        """The metric that decides which job is best."""
-        return best_rule(self._settings, self.best)
 
     @property
     def share(self) -> float:
@@ -80,15 +81,17 @@ class SweepDisplay:
 
     Args:
         runs: run of each job by its name, in the order of the sweep.
+        settings: what the configs of all jobs say about which is best.
     """
 
-    def __init__(self, stream: TextIO, runs: Mapping[str, RunDir]) -> None:
-        self._stream, self._runs = stream, runs
+    def __init__(self, stream: TextIO, runs: Mapping[str, RunDir], settings: BestSettings) -> None:
+        self._stream, self._runs, self._settings = stream, runs, settings
         self._lines = BottomLines(stream)
         self._style = BarStyle(stream)
         self._rows: Sequence[JobStatus] = ()
         self._running: dict[str, _RunningJob] = {}
         self._began: float | None = None
+        self._has_started = False
         self._first_share = 0.0
         self._drawn_at = -math.inf
 
@@ -96,7 +99,8 @@ class SweepDisplay:
         """Take over the states of the jobs, in the order of the sweep."""
         self._rows = rows
         running = [row.key for row in rows if row.status == RunStatus.running]
-        self._running = {key: self._running.get(key) or _RunningJob(self._runs[key]) for key in running}
+        self._running = {key: self._running.get(key) or _RunningJob(self._runs[key], self._settings) for key in running}
+        self._has_started = self._has_started or bool(running)
         self._drawn_at = -math.inf
 
     def draw_if_due(self) -> None:
@@ -122,24 +126,30 @@ class SweepDisplay:
 
     def text(self, seconds: float, width: int, height: int) -> list[str]:
         """The lines at a moment: header, jobs and bar. Jobs without room are counted in the last line of jobs."""
-        most = min(len(self._rows), max(height // 2 - 2, _FEWEST_JOBS))
         rows = sorted(self._rows, key=lambda row: _ORDER.index(row.status) if row.status in _ORDER else len(_ORDER))
-        shown = rows if len(rows) <= most else rows[: most - 1]
-        rules = [rule for job in self._running.values() if (rule := job.rule) is not None]
-        rule = rules[0] if rules else best_rule(BestSettings(), (name for row in rows for name in row.best))
+        # A job that has not begun has nothing to show but its name.
+        begun = [row for row in rows if row.status != NOT_BEGUN]
+        most = max(height // 2 - 2, _FEWEST_JOBS)
+        shown = begun if len(begun) + (len(begun) < len(rows)) <= most else begun[: most - 1]
+        measured = {name for job in self._running.values() for name in job.best}
+        rule = best_rule(self._settings, measured.union(*(row.best for row in rows)))
         cells = [self._cells(row, rule) for row in shown]
         header = list(_HEADER if rule is None else (*_HEADER[:3], f"best {rule.metric}", _HEADER[4]))
         widths = [max(map(cell_width, column)) for column in zip(header, *cells, strict=True)]
         widths[0] = max(min(widths[0], width - sum(widths[1:]) - 2 * len(widths)), 8)
-        lines = [painted(_join(header, widths), "dim", self._stream)]
+        for texts, name in zip(cells, _names(shown, self._rows, widths[0]), strict=True):
+            texts[0] = name
+        widths[0] = max([cell_width(header[0]), *(min(cell_width(texts[0]), widths[0]) for texts in cells)])
+        lines = [painted(_join(header, widths), "dim", self._stream)] if shown else []
         for texts in cells:
             line, state = cut_end(_join(texts, widths), width), texts[1]
             colour = STATE_COLOURS.get(state, "dim")
             lines.append(line.replace(f"  {state}", f"  {painted(state, colour, self._stream)}", 1))
-        if len(shown) < len(rows):
-            hidden = Counter(row.status for row in rows[len(shown) :])
-            states = ", ".join(f"{count:,} {status}" for status, count in hidden.items())
-            lines.append(painted(cut_end(f"… and {hidden.total():,} more: {states}", width), "dim", self._stream))
+        hidden = Counter(row.status for row in rows)
+        hidden.subtract(row.status for row in shown)
+        if states := ", ".join(f"{count:,} {status}" for status, count in hidden.items() if count):
+            more = f"… and {hidden.total():,} more: {states}" if shown else states
+            lines.append(painted(cut_end(more, width), "dim", self._stream))
         return [*lines, self._bar(seconds, width)]
 
     def _cells(self, row: JobStatus, rule: BestRule | None) -> list[str]:
@@ -149,9 +159,11 @@ class SweepDisplay:
         total = "" if view is None or view.total_steps is None else f"/{view.total_steps:,}"
         values = job.best if job is not None else {name: best.get("value") for name, best in row.best.items()}
         best = None if rule is None else values.get(rule.metric)
+        # The process imports torch, and makes data and model.
+        is_starting = row.status == RunStatus.running and (view is None or view.step is None)
         return [
             row.key,
-            row.status,
+            _STARTING if is_starting else row.status,
             "" if step is None else f"{step:,}{total}",
             f"{best:.4g}" if isinstance(best, int | float) else "",
             format_clock(view.eta_s) if view is not None and view.eta_s is not None else "",
@@ -172,7 +184,9 @@ class SweepDisplay:
         )
         counts = Counter(row.status for row in self._rows)
         # Each with its rank; the highest rank is left out first where the terminal is narrow.
-        parts = [(0, f"{ended}/{format_count(len(self._rows), 'job')}"), (2, f"{int(100 * share)}%")]
+        # Before the first job runs, the server of the forks imports torch.
+        starting = [] if self._has_started else [(0, LOADING_TORCH)]
+        parts = [*starting, (0, f"{ended}/{format_count(len(self._rows), 'job')}"), (2, f"{int(100 * share)}%")]
         parts += [
             (rank, f"{counts[status]:,} {status}")
             for rank, status in ((4, RunStatus.running), (1, RunStatus.failed), (1, RunStatus.killed))
@@ -186,6 +200,26 @@ class SweepDisplay:
             parts.remove(max(parts))
         words = cut_end("  ".join(text for _, text in parts), max(width - length - 1, 0))
         return f"{self._style.bar(share, length)} {words}"
+
+
+def _names(shown: Sequence[JobStatus], rows: Sequence[JobStatus], width: int) -> list[str]:
+    """The names of the jobs that are shown: whole if they fit, else by what differs between all jobs: short keys and
+    values, or values alone."""
+    names = [row.key for row in shown]
+    if max(map(cell_width, names), default=0) <= width:
+        return names
+    keys = list(dict.fromkeys(key for row in rows for key in row.swept))
+    differing = [key for key in keys if len({row.swept.get(key) for row in rows}) > 1]
+    short = short_names(keys)
+    shortened = [
+        [",".join(f"{short[key]}={row.swept.get(key, '')}" for key in differing) for row in shown],
+        [",".join(row.swept.get(key, "") for key in differing) for row in shown],
+    ]
+    return (
+        next((names for names in shortened if max(map(cell_width, names)) <= width), shortened[-1])
+        if differing
+        else names
+    )
 
 
 def _join(texts: Sequence[str], widths: Sequence[int]) -> str:

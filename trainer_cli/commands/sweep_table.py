@@ -7,9 +7,9 @@ import csv
 import io
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.core.files import replace
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.folders import run_config
-from trainer_cli.runs.metrics import best_rule, best_settings, shared_settings
+from trainer_cli.runs.metrics import BestSettings, best_rule
 from trainer_cli.runs.run_dir import RunDir, write_json
-from trainer_cli.terminal import format_first, table
+from trainer_cli.terminal import format_first, left_out_of_table, line_width, table, wrapped
 
 NOT_BEGUN, QUEUED = "not begun", "queued"
 STATE_COLOURS: Mapping[str, str] = {
@@ -155,34 +155,64 @@ def write_csv(file: Path, rows: Sequence[JobStatus]) -> None:
     replace(file, [text.getvalue().encode()])
 
 
-def as_table(rows: Sequence[JobStatus]) -> str:
-    """Format the rows: swept values, status, step, the best of each metric, seconds; then why jobs are unfinished."""
+def as_table(rows: Sequence[JobStatus], settings: BestSettings) -> str:
+    """Format the rows: swept values, status, step, the best of each metric, seconds; then why jobs are unfinished.
+
+    A narrow terminal gets the swept values, by the last parts of their keys, the step and the metric that decides.
+
+    Args:
+        settings: what the configs of all jobs say about which is best.
+    """
     keys, metrics = _keys(rows), _metrics(rows)
-    with_best = [name for name in metrics if any(name in row.best for row in rows)]
-    configs = [run_config(row.run_dir) for row in rows]
-    settings = shared_settings(map(best_settings, configs))
-    rule = best_rule(settings, with_best)
-    others = filter(settings.may_decide, with_best)
-    ranked = rule.metric if rule is not None else next(others, None)
-    winners = [] if ranked is None else _winners(rows, ranked)
+    ranked, winners = best_jobs(rows, settings)
     best = [f"best {name}" for name in metrics]
     cells = []
     for row in rows:
         numbers = ["" if (value := _best(row, name)) is None else f"{value:.4g}" for name in metrics]
-        step = "" if row.step is None else str(row.step)
+        step = "" if row.step is None else f"{row.step:,}"
         seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
         swept = [row.swept.get(key, "") for key in keys]
         cells.append(["*" if row in winners else "", *swept, row.status, step, *numbers, seconds])
-    header = ["", *keys, "status", "step", *best, "seconds"]
-    shown = [table(header, cells, right=["step", *best, "seconds"], colours={**STATE_COLOURS, "*": "green"})]
+    numbers = ["step", *best, "seconds"]
+    header = ["", *keys, "status", *numbers]
+    least = [*(f"best {name}" for name in reversed(metrics) if name != ranked), "seconds"]
+    if all(row.finished for row in rows):
+        least.append("status")
+    if left_out_of_table(header, cells, least):
+        header[1 : 1 + len(keys)] = short_names(keys, reserved=header[1 + len(keys) :]).values()
+    shown = [table(header, cells, right=numbers, least_important=least, colours={**STATE_COLOURS, "*": "green"})]
+    if left_out := left_out_of_table(header, cells, least):
+        shown.append(wrapped(f"left out, as they do not fit: {', '.join(left_out)}", line_width(sys.stdout)))
     if winners:
         more = f" and {len(winners) - 1} more" if len(winners) > 1 else ""
         shown.append(f"* best {ranked} of all jobs: {_best(winners[0], str(ranked)):.4g}, of {winners[0].key}{more}")
-        compared = compress(configs, (ranked in row.best for row in rows))
+        compared = (run_config(row.run_dir) for row in rows if ranked in row.best)
         lengths = dict.fromkeys(map(_length, compared))
         if len(lengths) > 1:
             shown.append(f"  compared although loop.max_duration differs: {format_first(list(lengths), 4)}")
     return "\n".join([*shown, *_reasons(rows)])
+
+
+def best_jobs(rows: Sequence[JobStatus], settings: BestSettings) -> tuple[str | None, list[JobStatus]]:
+    """The metric that decides which job is best, and the best jobs; None and none if nothing was measured."""
+    measured = [name for name in _metrics(rows) if any(name in row.best for row in rows)]
+    rule = best_rule(settings, measured)
+    ranked = rule.metric if rule is not None else next(filter(settings.may_decide, measured), None)
+    return ranked, [] if ranked is None else _winners(rows, ranked)
+
+
+def short_names(keys: Sequence[str], reserved: Sequence[str] = ()) -> dict[str, str]:
+    """Key -> its last parts, as few as tell it from the other keys and are no `reserved` name."""
+
+    def end(key: str, count: int) -> str:
+        return ".".join(key.split(".")[-count:])
+
+    names = {}
+    for key in keys:
+        counts = range(1, key.count(".") + 1)
+        unique = (end(key, n) for n in counts if [end(other, n) for other in keys].count(end(key, n)) == 1)
+        names[key] = next((name for name in unique if name not in reserved), key)
+    return names
 
 
 def _reasons(rows: Sequence[JobStatus]) -> Iterator[str]:
@@ -197,9 +227,9 @@ def _reasons(rows: Sequence[JobStatus]) -> Iterator[str]:
             yield f"  the same: {format_first([row.key for row in others], 3)}"
 
 
-def as_sentence(row: JobStatus) -> str:
+def as_sentence(row: JobStatus, settings: BestSettings) -> str:
     """How a job ended, on one line: `finished at step 90: its best val/loss 0.1302, 2.1 s`."""
-    rule = best_rule(best_settings(run_config(row.run_dir)), row.best)
+    rule = best_rule(settings, row.best)
     best = "" if rule is None else f": its best {rule.metric} {_best(row, rule.metric):.4g}"
     step = "" if row.step is None else f" at step {row.step:,}"
     return f"{row.status}{step}{best}{'' if row.seconds is None else f', {row.seconds:.1f} s'}"

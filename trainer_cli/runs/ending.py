@@ -86,7 +86,7 @@ def print_already_finished(run: RunDir, done: Done) -> None:
     kept = run.read_summary().get("checkpoints")
     _print(f"{done.end.how_to_reopen()}{'; to evaluate:' if kept else '.'}")
     if kept:
-        _print(f"  {_validate_command(run, kept)}", wraps=False)
+        _print(f"  {validate_command(run, kept)}", wraps=False)
 
 
 def print_outcome(
@@ -130,7 +130,7 @@ def print_outcome(
         names = [f"{checkpoint['name']} ({checkpoint['why']})" for checkpoint in rarest]
         _print(f"  {'checkpoints':<16} {format_first(names, 4)}")
     if outcome.status == "finished":
-        commands = [_validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
+        commands = [validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
         commands.append(f"train serve {shlex.quote(str(run.path.parent))}")
         _print("\n  ".join(["next:", *commands]), wraps=False)
     else:
@@ -148,7 +148,7 @@ def _print(text: str, *, wraps: bool = True) -> None:
     print(wrapped(text, columns(sys.stdout) - 1) if wraps and is_terminal(sys.stdout) else text)
 
 
-def _validate_command(run: RunDir, kept: Sequence[Mapping[str, Any]]) -> str:
+def validate_command(run: RunDir, kept: Sequence[Mapping[str, Any]]) -> str:
     """The command that evaluates the run: by a glob, unless its checkpoints have another folder or name."""
     names = [checkpoint["name"] for checkpoint in kept]
     has_default_names = any(parse_step(name) is not None for name in names)

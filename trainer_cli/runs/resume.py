@@ -67,7 +67,11 @@ def stored_config(composed: Composed, run_id: str) -> str:
 
 def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Change]:
     """The changes from the config that a run was trained with."""
-    return [*diff(stored.raw, composed.raw), *changed_env_values(run.read_config(), composed.raw, run.run_id)]
+    changes = diff(stored.raw, composed.raw)
+    if os.path.normpath(stored.config.run_dir) == os.path.normpath(composed.config.run_dir):
+        # Written in another way, such as by `${name}`.
+        changes = [change for change in changes if change.key != "run_dir"]
+    return [*changes, *changed_env_values(run.read_config(), composed.raw, run.run_id)]
 
 
 def holds_training(run: RunDir, folder: Path, now: CheckpointConfig, stored: TrainConfig) -> bool:
@@ -121,8 +125,11 @@ def _not_removed(run: RunDir) -> list[Life]:
     return [life for life in lives(read_lines(run.history_file)) if life.removed_at is None]
 
 
-def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path) -> None:
+def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path, *, in_sweep: bool = False) -> None:
     """Refuse changes that a resume does not accept (config/fields.py and `resume_allow`).
+
+    Args:
+        in_sweep: whether the command is one of a sweep, whose jobs cannot begin with the weights of one run.
 
     Raises:
         ConfigError: with a table of the changes, the source of each new value, and what to do.
@@ -152,13 +159,20 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
         is_of_model = any(change.path[0] == "model" for change in refused)
         fits = ", if the parameters keep their names and shapes" if is_of_model else ""
         allow = f"To continue anyway, add {leave}{fits}."
+    trash = RunDir(run_dir).trash
+    if in_sweep:
+        others = (
+            "To train this as another sweep, add name=OTHER. "
+            f"To begin all runs anew, add resume=anew: they are moved to {trash}, and nothing is deleted."
+        )
+    else:
+        others = (
+            f"To train this as another run, add name=OTHER, and {ckpt_argument(weights)} to begin it with the weights "
+            f"of this one. To begin this run anew, add resume=anew: it is moved to {trash}, and nothing is deleted."
+        )
     raise ConfigError(
         f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
-        hint=(
-            f"{allow} To train this as another run, add "
-            f"name=OTHER, and {ckpt_argument(weights)} to begin it with the weights of this one. "
-            f"To begin this run anew, add resume=anew: it is moved to {RunDir(run_dir).trash}, and nothing is deleted."
-        ),
+        hint=f"{allow} {others}",
     )
 
 

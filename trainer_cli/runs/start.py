@@ -258,8 +258,11 @@ class Accepted(NamedTuple):
     """See `holds_training`."""
 
 
-def accepted_changes(run: RunDir, composed: Composed) -> Accepted:
+def accepted_changes(run: RunDir, composed: Composed, *, in_sweep: bool = False) -> Accepted:
     """Compare a config with the one that a run was trained with.
+
+    Args:
+        in_sweep: see `refuse_changes`.
 
     Raises:
         ConfigError: a resume does not accept the changes.
@@ -272,7 +275,7 @@ def accepted_changes(run: RunDir, composed: Composed) -> Accepted:
     stored_values = values_found(composed, stored)
     composed = with_values(composed, stored_values)
     changes = changes_since(run, stored, composed)
-    refuse_changes(changes, composed, run.path)
+    refuse_changes(changes, composed, run.path, in_sweep=in_sweep)
     return Accepted(stored, changes, folder, stored_values, begins_anew=False)
 
 
