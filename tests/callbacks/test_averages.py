@@ -116,6 +116,21 @@ def test_an_average_that_is_long_for_the_run_is_a_warning_at_its_beginning(
     assert (warned or "") in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("steps", "every", "decay", "advised"),
+    [(250, 1, 0.99, "0.98"), (299, 1, 0.99, "0.98"), (300, 1, 0.999, "0.99"), (1000, 1, 0.999, "0.99"),
+     (10, 1, 0.9, "0.7"), (8, 2, 0.5, "0"), (4000, 1, 0.9999, "0.99"), (2, 1, 0.9, "0")],
+)  # fmt: skip
+def test_the_advised_decay_gives_no_warning(
+    steps: int, every: int, decay: float, advised: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    EMA(decay, every=every)._warn_if_long(0, 0, steps)
+    assert f"such as {advised}, averages" in caplog.text
+    caplog.clear()
+    EMA(float(advised), every=every)._warn_if_long(0, 0, steps)
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize(("start", "every", "steps"), [("2ep", "1ep", [6, 9, 12]), (5, 2, [5, 6, 8, 10, 12])])
 def test_an_swa_is_the_average_of_torch(start: Any, every: Any, steps: list[int]) -> None:
     class AsTorch(Callback):

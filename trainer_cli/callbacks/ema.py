@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -94,17 +95,31 @@ class EMA(Callback):
 
     def _warn_if_long(self, step: int, start: int, planned: int | None) -> None:
         """Warn at the beginning of a run if the average would hold its first weights to the end."""
-        span = round(self.every / (1 - self.decay))
         # A decay of 0 is that of SWA, whose weights count equally.
-        if self.decay and step == 0 and planned is not None and _SHORTEST_RUN * span > planned - start > 0:
+        if self.decay and step == 0 and planned is not None and planned > start:
+            span, steps = self._span(self.decay), planned - start
+            if _SHORTEST_RUN * span <= steps:
+                return
             log.warning(
                 "the average of %s spans about %s steps, and it has %s, so that it is mostly of the first weights: "
-                "a smaller decay, such as %.2g, averages the last ones",
+                "a smaller decay, such as %g, averages the last ones",
                 type(self).__name__,
                 f"{span:,}",
-                format_count(planned - start, "step"),
-                max(0.0, 1 - _SHORTEST_RUN * self.every / (planned - start)),
+                format_count(steps, "step"),
+                self._decay_for(steps),
             )
+
+    def _span(self, decay: float) -> int:
+        """About how many steps an average of a decay spans."""
+        return round(self.every / (1 - decay))
+
+    def _decay_for(self, steps: int) -> float:
+        """The largest decay of the fewest digits whose average is short enough for a run of these steps; 0 if none
+        is."""
+        largest = 1 - _SHORTEST_RUN * self.every / steps
+        rounded = (math.floor(largest * 10**digits) / 10**digits for digits in range(2, 8))
+        fits = (decay for decay in rounded if decay > 0 and _SHORTEST_RUN * self._span(decay) <= steps)
+        return next(fits, 0.0)
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         if not self._average:
