@@ -560,9 +560,15 @@ def test_a_metric_that_a_callback_only_claims_to_log_is_refused_after_the_first_
     assert made.progress.step == 2
 
 
+def checked(callback: Any) -> Any:
+    """As before the first step, once it is known that its metric exists."""
+    callback.check_wanted_metrics("callbacks.mine")
+    return callback
+
+
 WATCHERS: dict[str, Callable[..., Any]] = {
-    "EarlyStopping": lambda metric, **mode: EarlyStopping(metric, **mode).mode,
-    "ThresholdStopper": lambda metric, **mode: ThresholdStopper(metric, 1.0, **mode).mode,
+    "EarlyStopping": lambda metric, **mode: checked(EarlyStopping(metric, **mode)).mode,
+    "ThresholdStopper": lambda metric, **mode: checked(ThresholdStopper(metric, 1.0, **mode)).mode,
     "keep_best": lambda metric, **mode: KeepBestConfig(metric=metric, **mode).mode,
     "ReduceLROnPlateau": lambda metric, **mode: (
         scheduler_factory(ReduceLROnPlateau, TrainingLoop(max_duration=3), metric=metric, **mode)(
@@ -595,3 +601,30 @@ def test_a_metric_of_unknown_direction_asks_for_the_mode(kind: str, metric: str,
     with pytest.raises(ConfigError, match=rf"{metric}.*mode=min or .*mode=max\. ?{hint}"):
         WATCHERS[kind](metric)
     assert WATCHERS[kind](metric, mode="max") == "max"
+
+
+@pytest.mark.parametrize(
+    ("metric", "cause"),
+    [
+        ("val/rsq", r"callbacks\.stopping\.metric is 'val/rsq', which no validation loader or callback reports"),
+        ("vall/loss", r"there is no validation loader 'vall'.* Write val/loss\.$"),
+        ("vall/rsq", r"there is no validation loader 'vall'.* Write val/rsq\.$"),
+        ("val/own", r"does not tell .*callbacks\.stopping\.mode.* Set \+\+callbacks\.stopping\.mode=min or "),
+    ],
+)
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ThresholdStopper"])
+def test_a_metric_that_does_not_exist_is_the_mistake_before_its_mode(kind: str, metric: str, cause: str) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, batch: Any) -> dict[str, torch.Tensor]:
+            loss = self.layer.weight.sum()
+            return {"loss": loss, "own": loss.detach()}
+
+    callback = EarlyStopping(metric) if kind == "EarlyStopping" else ThresholdStopper(metric, 1.0)
+    made = trainer(Own(), callbacks={"stopping": callback}, settings={"max_duration": 4})
+    with pytest.raises(UserError, match=cause):
+        made.fit(loader(10, 4), loader(6))
+    assert made.progress.step == 0

@@ -448,3 +448,12 @@ def test_a_sweep_is_planned_with_a_row_for_each_job(place: Path) -> None:
     assert not (place / "runs/swept").exists()
     several = train("plan", *BASE, "loop.max_duration=40,60", cwd=place)
     assert (several.code, "To run each: `train fit -m " in several.err) == (2, True)
+
+
+def test_a_metric_of_a_loader_that_does_not_exist_is_refused_by_a_plan(place: Path) -> None:
+    stop = ("+callbacks.stop._target_=trainer_cli.EarlyStopping", "+callbacks.stop.metric=vall/loss")
+    for verb in ("plan", "fit"):
+        done = train(verb, *BASE, "name=other", *stop, cwd=place)
+        assert done.code == 2, done.out
+        assert "callbacks.stop.metric is 'vall/loss', but there is no validation loader 'vall'" in done.err
+        assert "Write val/loss." in done.err

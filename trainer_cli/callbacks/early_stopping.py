@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trainer_cli.core.intervals import Duration, Interval, Unit
-from trainer_cli.core.metric_modes import choose_mode
+from trainer_cli.core.metric_modes import Mode, choose_mode, usual_mode
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.errors import ConfigError
 from trainer_cli.terminal import format_count
@@ -115,7 +115,7 @@ class EarlyStopping(Callback):
             raise ConfigError(
                 f"check_finite is {check_finite!r}, but it must be true or false", location="check_finite"
             )
-        self.metric, self.mode = metric, choose_mode(metric, mode, "mode").value
+        self.metric, self.mode = metric, _mode_if_known(metric, mode)
         self.min_delta, self.check_finite = float(min_delta), check_finite
         self.patience = self._patience = _read_patience(patience)
         self.best: float | None = None
@@ -127,6 +127,9 @@ class EarlyStopping(Callback):
 
     def wanted_metrics(self) -> Mapping[str, str]:
         return {"metric": self.metric}
+
+    def check_wanted_metrics(self, where: str) -> None:
+        choose_mode(self.metric, self.mode, f"{where}.mode")
 
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
@@ -258,6 +261,13 @@ class EarlyStopping(Callback):
         return Fraction(count - since.setdefault(_COUNTS[unit], count))
 
 
+def _mode_if_known(metric: str, mode: str) -> str:
+    """The mode, or auto for a metric of unknown mode: whether such a metric exists is known once it was evaluated."""
+    if mode == Mode.auto and usual_mode(metric) is None:
+        return Mode.auto.value
+    return choose_mode(metric, mode, "mode").value
+
+
 def _read_patience(value: int | str) -> int | Duration:
     """A number of evaluations, or a duration with a unit."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -295,10 +305,13 @@ class ThresholdStopper(Callback):
     def __init__(self, metric: str, threshold: float, mode: str = "auto") -> None:
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
             raise ConfigError(f"threshold is {threshold!r}, but it must be a finite number", location="threshold")
-        self.metric, self.threshold, self.mode = metric, float(threshold), choose_mode(metric, mode, "mode").value
+        self.metric, self.threshold, self.mode = metric, float(threshold), _mode_if_known(metric, mode)
 
     def wanted_metrics(self) -> Mapping[str, str]:
         return {"metric": self.metric}
+
+    def check_wanted_metrics(self, where: str) -> None:
+        choose_mode(self.metric, self.mode, f"{where}.mode")
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         self._look(trainer, metrics)

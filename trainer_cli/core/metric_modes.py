@@ -63,7 +63,8 @@ def choose_mode(metric: str, mode: str, key: str) -> Mode:
         raise ConfigError(
             f"the name of the metric {metric!r} does not tell whether its smallest or its largest value is best",
             location=key,
-            hint=f"Set {key}=min or {key}=max.{did_you_mean(metric.rpartition('/')[2], MODES)}",
+            # With `++` also where a component in the config does not name its mode yet.
+            hint=f"Set ++{key}=min or ++{key}=max.{did_you_mean(metric.rpartition('/')[2], MODES)}",
         )
     if mode not in tuple(Mode):
         raise ConfigError(f"{key} is {mode!r}, but it must be auto, min or max", location=key)

@@ -11,6 +11,7 @@ from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.core.left_out import without
 from trainer_cli.core.progress import Progress
+from trainer_cli.trainer.evaluate import refuse_absent_loaders
 from trainer_cli.trainer.messages import ROOT, SILENT
 from trainer_cli.trainer.state import capture
 
@@ -86,6 +87,7 @@ def _prepared_trainer(builder: Builder, data: Data, *, values: bool = False) -> 
     trainer = builder.shapes(data, values=values)
     trainer.loop.prepare(trainer, data.train)
     trainer.make_schedulers()
+    refuse_absent_loaders(trainer, data.val)
     return trainer
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SAVER = "checkpoint"
+_PACKAGE = "trainer_cli"
 _EVALUATION = ("on_enter_validate_all", "on_enter_evaluation", "on_enter_validate", "run_validation")
 
 
@@ -330,12 +331,41 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
         # Otherwise it is found at the first evaluation, which may be at the end of the training.
         if length_of(loader) == 0:
             raise UserError(f"the validation loader '{name}' has no batches", cure="Check data and data.batch_size.")
+    refuse_absent_loaders(trainer, val_loaders)
     needed = _needed_metrics(trainer)
     of_training = {setting: metric for setting, metric in needed.items() if metric.startswith(TRAIN_PREFIX)}
     trainer.loop.training_log.expect_metrics(of_training, trainer.loop.log_interval)
     needed = {setting: metric for setting, metric in needed.items() if setting not in of_training}
-    if not needed and trainer.loop.settings.eval_sanity_steps is None:
+    if needed or trainer.loop.settings.eval_sanity_steps is not None:
+        _check_reported(trainer, val_loaders, needed)
+    # After the check that they exist: the mode of a mistyped metric is not what is wrong.
+    for name, callback in trainer.callbacks.items():
+        callback.check_wanted_metrics(f"callbacks.{name}")
+
+
+def refuse_absent_loaders(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
+    """Refuse a needed metric of a validation loader that does not exist, as far as no callback of another package may
+    log it.
+
+    Raises:
+        UserError: naming the setting and the loaders.
+    """
+    kinds = [type(each).__module__.partition(".")[0] for each in (trainer.step, *trainer.callbacks.values())]
+    if not val_loaders or trainer.hooks["run_validation"] or any(kind != _PACKAGE for kind in kinds):
         return
+    for setting, metric in _needed_metrics(trainer).items():
+        loader, _, name = metric.rpartition("/")
+        if not loader or metric.startswith(TRAIN_PREFIX) or loader_of(metric, val_loaders) in val_loaders:
+            continue
+        named = [f"{loader}/{name}" for loader in val_loaders]
+        raise UserError(
+            f"{setting} is '{metric}', but there is no validation loader '{loader}'",
+            cure=f"Write {' or '.join(named)}.",
+        )
+
+
+def _check_reported(trainer: Trainer, val_loaders: Mapping[str, Any], needed: Mapping[str, str]) -> None:
+    """Evaluate on the first batches, and refuse a needed metric that nothing reports."""
     try:
         with _undone(trainer):
             reported = _find_reported_metrics(trainer, val_loaders, set(needed.values()))

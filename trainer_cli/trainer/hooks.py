@@ -132,6 +132,10 @@ class Callback(CheckedArguments):
         """Setting -> the metric that it needs: `LOADER/NAME` of an evaluation, or `train/NAME` of the logs."""
         return {}
 
+    def check_wanted_metrics(self, where: str) -> None:
+        """Called before the first step, once it is known that the metrics of `wanted_metrics` exist: raise a UserError
+        if one cannot be used. `where` is the key of the callback, such as callbacks.early."""
+
     def logged_metrics(self) -> Iterable[str]:
         """The metrics that it logs in `on_after_evaluation`, such as `val/perplexity`: a setting may then name them,
         and one that no evaluation logs is refused before the first step instead of after the first evaluation."""
@@ -332,7 +336,7 @@ class CheckpointSaver(Protocol):
 
 _NO_HOOKS = (
     "state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics", "logged_metrics",
-    "end_rule", "validation_hooks", "measures_only",
+    "check_wanted_metrics", "end_rule", "validation_hooks", "measures_only",
 )  # fmt: skip
 VOCABULARY: tuple[str, ...] = tuple(
     name for name in vars(Callback) if not name.startswith("_") and name not in _NO_HOOKS
