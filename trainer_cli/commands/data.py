@@ -17,7 +17,7 @@ from trainer_cli.runs.import_torch import showing_import
 from trainer_cli.runs.sample_view import as_dict, lines_of, lines_of_uses, name_of, use_as_dict
 from trainer_cli.runs.samples import StepSamples
 from trainer_cli.runs.step_samples import find_sample, read_step_samples
-from trainer_cli.terminal import format_count, line_width, print_json, wrapped
+from trainer_cli.terminal import format_count, format_first, line_width, print_json, wrapped
 
 EXAMPLES = """examples:
   train data runs/digits 437              the samples of step 437: index, position in the epoch, rank and batch
@@ -117,13 +117,28 @@ def _show(
         # First: it is what most look for.
         listed = bad[:_MOST_BAD] + [f"and {len(bad) - _MOST_BAD:,} more"] * (len(bad) > _MOST_BAD)
         top = [f"  not finite  {line}" for line in listed or ["nothing"] * (not raised)]
+        contents_facts = [facts for batch in facts["batches"] for facts in batch.get("contents", [])]
+        top += [f"  integers    {line}" for line in _integers(contents_facts)]
         yield facts, [title, *(f"  raised  {line}" for line in raised), *top, *lines]
+
+
+def _integers(contents: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line with the range of each integer of the samples, and the sample that has its largest value."""
+    names = dict.fromkeys(name for facts in contents for name in facts["integers"])
+    texts = []
+    for name in names:
+        found = [(*facts["integers"][name], facts["name"]) for facts in contents if name in facts["integers"]]
+        least, (_, largest, sample) = min(low for low, _, _ in found), max(found, key=lambda entry: entry[1])
+        of = f" (sample {sample})" if sample != "the batch" and least < largest else ""
+        texts.append(f"{name} from {least:,} to {largest:,}{of}".lstrip())
+    if texts:
+        yield format_first(texts, _MOST_BAD)
 
 
 def _show_sample(
     loader: Any, step: StepSamples, content: tuple[Any, Any], folder: Path
 ) -> tuple[dict[str, Any], list[str]]:
-    from trainer_cli.runs.sample_content import count_not_finite, lines_of_content, save_images
+    from trainer_cli.runs.sample_content import count_not_finite, integer_ranges, lines_of_content, save_images
 
     sample, value = content
     name = "the batch" if sample is None else name_of(sample)
@@ -132,7 +147,14 @@ def _show_sample(
     file = f"step{step.step}-{re.sub('[^A-Za-z0-9_.-]', '_', name)}"
     images = [str(path) for path in save_images(value, folder, file)]
     counts = count_not_finite(value)
-    facts = {"name": name, "values": values, "not_finite": counts, "text": text, "images": images}
+    facts = {
+        "name": name,
+        "values": values,
+        "not_finite": counts,
+        "integers": integer_ranges(value),
+        "text": text,
+        "images": images,
+    }
     lines = [f"    {name}", *(f"      {line}" for line in values)]
     lines += [f"      | {one_line(line)}" for line in (text or "").splitlines()]
     return facts, lines + [f"      saved as {path}" for path in images]

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from bdb import BdbQuit
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from trainer_cli.runs.replay import Replayed, ReplayPlan
     from trainer_cli.runs.samples import StepSamples
     from trainer_cli.testing.divergence import Row
+    from trainer_cli.testing.sample_trace import BlamedSamples
+    from trainer_cli.trainer.hooks import Callback
 
 EXAMPLES = """examples:
   train replay runs/digits 437                     what happened in step 437
@@ -129,17 +131,23 @@ def parse_steps(text: str, *, keeps: bool) -> tuple[int, int]:
 def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, steps: range, group: ProcessGroup) -> int:
     """Make the steps and print, on rank 0, what happened in them."""
     from trainer_cli.runs.replay import replay
+    from trainer_cli.testing.sample_trace import SampleTrace
     from trainer_cli.testing.step_trace import StepTrace
 
     if group.is_main and not args.quiet and not args.json:
         print(f"{plan.run}: {plan}", file=sys.stderr, flush=True)
     trace = StepTrace(steps, digests=args.digests, per_sample=args.per_sample, debugs=args.pdb)
+    callbacks: dict[str, Callback] = {} if args.quiet and not args.digests else {"step_trace": trace}
+    sample_trace = SampleTrace(steps)
+    # Digests would include what it computes.
+    if not args.quiet and not args.digests:
+        callbacks["sample_trace"] = sample_trace
     try:
         replayed = replay(
             plan,
             composed,
             keep=[plan.last] if args.keep else (),
-            callbacks={} if args.quiet and not args.digests else {"step_trace": trace},
+            callbacks=callbacks,
             group=group,
             config_dir=args.config_dir,
         )
@@ -148,15 +156,15 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
     except Exception:
         # A step that fails is looked at for the sake of what it did before.
         if group.is_main and not args.json:
-            _print_steps(trace.rows, _read_samples(args, trace.rows), per_sample=args.per_sample)
+            _print_steps(trace.rows, _read_samples(args, trace.rows), sample_trace.blamed, per_sample=args.per_sample)
         raise
     if not group.is_main:
         return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
     samples = _read_samples(args, trace.rows)
     if args.json:
-        print_json(_as_dict(replayed, trace.rows, samples, digests=args.digests))
+        print_json(_as_dict(replayed, trace.rows, samples, sample_trace.blamed, digests=args.digests))
     else:
-        _print_steps(trace.rows, samples, per_sample=args.per_sample)
+        _print_steps(trace.rows, samples, sample_trace.blamed, per_sample=args.per_sample)
         print(replayed)
         for path in replayed.kept.values():
             print(f"kept: {path}")
@@ -180,7 +188,13 @@ def _read_samples(args: argparse.Namespace, rows: Sequence[Row]) -> dict[int, St
         return {}
 
 
-def _print_steps(rows: Iterable[Row], samples: Mapping[int, StepSamples], *, per_sample: bool) -> None:
+def _print_steps(
+    rows: Iterable[Row],
+    samples: Mapping[int, StepSamples],
+    blamed: Mapping[int, BlamedSamples],
+    *,
+    per_sample: bool,
+) -> None:
     for row in rows:
         print(f"step {row.step} (epoch {row.epoch}, batch {row.batch_idx})")
         if row.step in samples:
@@ -201,9 +215,48 @@ def _print_steps(rows: Iterable[Row], samples: Mapping[int, StepSamples], *, per
             facts += [("", f"{name} {norm:.6g}") for name, norm in row.grad_norms.items()]
         # The batch first: what the model makes of it follows from it.
         bad += [row.not_finite] if row.not_finite is not None else []
+        blamed_samples = blamed.get(row.step)
+        bad += [] if blamed_samples is None else _not_finite_in_evaluation(blamed_samples)
         facts += zip(("not finite", *[""] * len(bad)), bad or ["nothing"], strict=False)
+        raised = [] if blamed_samples is None else _raised(blamed_samples, samples.get(row.step))
+        facts += [("failed", text) for text in raised]
         lines = "\n".join(f"  {title:<11} {text}" for title, text in facts)
         print(wrapped_report(lines, line_width(sys.stdout)), end="\n\n", flush=True)
+
+
+def _not_finite_in_evaluation(blamed: BlamedSamples) -> Iterator[str]:
+    """What of the evaluation after a step is not finite: its metrics, and the samples to blame."""
+    if not blamed.metrics:
+        return
+    yield ", ".join(blamed.metrics) + ("" if blamed.batches else ", though no batch alone gives such a value")
+    for batch in blamed.batches:
+        names = batch["names"]
+        for name, rows in batch["not_finite"].items():
+            yield f"{batch['loader']}, batch {name}{_rows(rows, names)}"
+        if "sample_losses" in batch:
+            yield f"{batch['loader']}, loss {_sample_losses(batch['sample_losses'], names, whole=False)}"
+
+
+def _raised(blamed: BlamedSamples, samples: StepSamples | None) -> Iterator[str]:
+    """The samples that alone raise the exception that ended a step, or the evaluation after it."""
+    if (failed := blamed.failed) is not None:
+        yield from _lines_of_errors(failed, names_of(samples, failed["rank"], failed["number"]))
+    for batch in blamed.batches:
+        if "raised" in batch:
+            yield from (f"{batch['loader']}, {line}" for line in _lines_of_errors(batch, batch["names"]))
+
+
+def _lines_of_errors(batch: Mapping[str, Any], names: Sequence[str] | None) -> Iterator[str]:
+    """For each exception that samples of a batch raise alone, which ones do."""
+    errors: Mapping[int, str] = batch["raised"]
+    rows_of: dict[str, list[int]] = {}
+    for row, error in errors.items():
+        rows_of.setdefault(error.removesuffix("."), []).append(row)
+    rest = batch["samples"] - len(errors)
+    end = f"; the other {rest:,} do not" if rest else ""
+    for error, rows in rows_of.items():
+        verb = "raises" if len(rows) == 1 else "raise"
+        yield f"{_rows(rows, names).removeprefix(', ')} {verb} {error}{end}"
 
 
 def _rows(indices: Sequence[int], names: Sequence[str] | None) -> str:
@@ -233,7 +286,12 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _as_dict(
-    replayed: Replayed, rows: Iterable[Row], samples: Mapping[int, StepSamples], *, digests: bool
+    replayed: Replayed,
+    rows: Iterable[Row],
+    samples: Mapping[int, StepSamples],
+    blamed: Mapping[int, BlamedSamples],
+    *,
+    digests: bool,
 ) -> dict[str, Any]:
     plan = replayed.plan
     return {
@@ -243,6 +301,7 @@ def _as_dict(
         "steps": [
             {key: value for key, value in asdict(row).items() if digests or key not in _DIGESTS}
             | {"samples": as_dict(samples[row.step]) if row.step in samples else None}
+            | {"blamed": asdict(blamed[row.step]) if row.step in blamed else None}
             for row in rows
         ],
         "equal": replayed.equal,

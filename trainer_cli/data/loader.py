@@ -363,6 +363,10 @@ class Loader:
             # A rank without a sample loads the first one, for its padding batch.
             yield (epoch, first, end) if first < end else (epoch, start, start + 1)
 
+    def positions_of(self, number: int) -> tuple[int, int]:
+        """The positions (first, end) in an epoch of the samples of this rank's batch `number`, counted from 0."""
+        return self._share(number * self.samples_per_batch)
+
     def _share(self, start: int) -> tuple[int, int]:
         """The positions (first, end) of this rank in the samples of all ranks that begin at `start`."""
         count = min(self.samples_per_batch, self.length - start)

@@ -199,11 +199,22 @@ class Bisection:
             )
         if self._test(low):
             self._forget_command()
-            raise UserError(f"the condition holds at step {low} already, the first one of the search")
+            raise UserError(
+                f"the condition holds at step {low} already, the first one of the search", cure=self._suggest(low)
+            )
         kept = [entry.step for entry in self.records.checkpoints if self.records.is_on_course(entry)]
         step = search(low, high, kept, self._test)
         self._remove_replayed({step - 1, step})
         return Found(step, len(self._values))
+
+    def _suggest(self, low: int) -> str:
+        """What to do where the condition holds from the beginning."""
+        step = next((step for step in sorted(self._metric) if step > low), None)
+        if self.condition is None or self.condition.sign is not None or step is None:
+            return f"--first chooses a later step than {low} at which it does not hold."
+        # Trained weights are not the cause, so a sample of the set is.
+        replayed = f"train replay {shlex.quote(str(self.run.path))} {step}"
+        return f"No step began it, so look at the samples that are evaluated: `{replayed}` names them."
 
     def _find_in_training(self, condition: Condition, low: int, high: int) -> Found:
         """The first of the steps after `low` in whose batches the condition holds: a record is a mean over several."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,16 @@ from trainer_cli.runs.replay_plan import earliest_start
 from trainer_cli.runs.risen_loss import LOSS, find_risen_loss, is_before_rise, read_losses
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import format_count
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.metric_logger import EVALUATING
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
+_EVALUATING = f"while {EVALUATING} at step"
+"""Begins the note of an exception of an evaluation."""
 _SMALLER_RATE = "optimizer.lr=… 'resume_allow=[optimizer.lr]'"
 _OTHER_JOBS = "optimizer.lr is swept: replace this value by a smaller one, which is another job."
 
@@ -83,6 +87,8 @@ def suggest_replay(error: Exception, run: Path, trainer: Trainer) -> None:
         # A worker's notes are lines of the message.
         is_of_sample = LOADING in "\n".join([str(error), *getattr(error, "__notes__", ())])
         text = None if steps is None else describe_commands(run, *steps, loads=not is_of_sample)
+        if not isinstance(error, TrainError) and _EVALUATING in "\n".join(getattr(error, "__notes__", [])):
+            text = None if is_of_sample else describe_evaluation(run, trainer.progress.step)
     except (TrainError, OSError) as problem:
         # The run's error must not be replaced by one of its files.
         log.debug("the failed step was not looked up: %s", problem)
@@ -137,6 +143,40 @@ def describe_commands(run: Path, first: int, last: int, *, loads: bool = True) -
     words = f"{name} {first}"
     shows = " --show` shows" if loads else "` lists"
     return f"`train replay {words}` computes the step again, and `train data {words}{shows} the samples."
+
+
+def describe_evaluation(run: Path, step: int) -> str | None:
+    """A sentence with the command that looks at the evaluation after a step; None if it cannot be replayed."""
+    start = earliest_start(RunDir(run))
+    if start is None or start >= step:
+        return None
+    return f"`train replay {shlex.quote(str(run))} {step}` evaluates again, and names the sample."
+
+
+class EvaluationCheck(Callback):
+    """Warns of each validation metric the first time that it is not finite, with the command that names the sample."""
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._named = run, set[str]()
+
+    def logged_metrics(self) -> Iterable[str]:
+        # It states that `on_after_evaluation` logs none.
+        return ()
+
+    def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        new = {name: value for name, value in metrics.items() if name not in self._named and not math.isfinite(value)}
+        self._named.update(new)
+        group = trainer.strategy.group
+        if not new or not group.is_main:
+            return
+        step = trainer.progress.step
+        try:
+            command = describe_evaluation(self._run, step) if group.machines == 1 else None
+        except (TrainError, OSError) as problem:
+            log.debug("the evaluation was not looked up: %s", problem)
+            command = None
+        values = ", ".join(f"{name} is {value}" for name, value in new.items())
+        log.warning("%s at step %d%s", values, step, "" if command is None else f": {command}")
 
 
 def _failed_steps(error: Exception, run: Path, step: int, failed_step: int | None) -> tuple[int, int] | None:

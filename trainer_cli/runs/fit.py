@@ -348,6 +348,7 @@ def _build(composed: Composed, start: Start, group: ProcessGroup, config_text: s
     import_torch()
     composed.check_targets()
     from trainer_cli.runs.build import Builder, make_identity
+    from trainer_cli.runs.failed_step import EvaluationCheck
 
     # Before the data: ranks of one tensor-parallel group read the same samples.
     group.divide_layers(composed.config.parallel.tensor_size)
@@ -367,7 +368,13 @@ def _build(composed: Composed, start: Start, group: ProcessGroup, config_text: s
     )
     if group.is_main:
         show_status("building the model …")
-    trainer = builder.trainer(data, identity=identity, run_dir=start.run.path, hparams=hparams(composed.raw))
+    trainer = builder.trainer(
+        data,
+        identity=identity,
+        run_dir=start.run.path,
+        hparams=hparams(composed.raw),
+        observers={"evaluation_check": EvaluationCheck(start.run.path)},
+    )
     # With logging.level=error no message clears it.
     clear_status()
     return trainer, data, origin

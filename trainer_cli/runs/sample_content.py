@@ -24,6 +24,7 @@ _MOST_VALUES = 12
 _MOST_LETTERS = 2000
 _LEAST_SIDE = 4
 """Smaller arrays are no images."""
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class SampleLoader:
@@ -82,6 +83,17 @@ def count_not_finite(value: Any) -> dict[str, int]:
             if count := tensor.numel() - int(tensor.isfinite().sum()):
                 counts[name] = count
     return counts
+
+
+def integer_ranges(value: Any) -> dict[str, tuple[int, int]]:
+    """Name -> the least and the largest value of each integer, and tensor or array of integers, of a sample."""
+    ranges: dict[str, tuple[int, int]] = {}
+    for name, leaf in named_leaves(value):
+        if isinstance(leaf, torch.Tensor | np.ndarray | np.integer | int) and not isinstance(leaf, bool):
+            tensor = torch.as_tensor(leaf)
+            if tensor.numel() and tensor.dtype in _INTEGERS:
+                ranges[name] = int(tensor.min()), int(tensor.max())
+    return ranges
 
 
 def _of_array(tensor: torch.Tensor) -> str:

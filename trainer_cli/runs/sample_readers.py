@@ -10,7 +10,9 @@ from typing import Any
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.mixture import MixedDataset
 from trainer_cli.data.text import PackedRows
-from trainer_cli.data.walk_indices import IndexWalk
+from trainer_cli.data.user_loader import generators_of
+from trainer_cli.data.walk_indices import IndexWalk, has_indices
+from trainer_cli.runs.sample_view import name_of
 from trainer_cli.runs.samples import Document, Sample, has_name
 
 
@@ -69,6 +71,18 @@ class WalkReader:
         entries = chain.from_iterable(batches) if self._counts_samples else batches
         index_lists = [[entry] if self._counts_samples else entry for entry in entries]
         return [number for number, indices in enumerate(index_lists) if name in map(str, indices)]
+
+
+def names_in_batch(loader: Any, number: int) -> list[str] | None:
+    """The names of the samples of the batch `number`, from 0, of an evaluation, row by row; None if the loader does not
+    tell them."""
+    if isinstance(loader, Loader):
+        (samples,) = KeyReader(loader, is_few=False).read(0, *loader.positions_of(number))
+        return [name_of(sample) for sample in samples]
+    # A generator of the sampler has drawn this order already, and its state from before is unknown.
+    if not has_indices(loader) or generators_of(loader.loader):
+        return None
+    return [str(index) for index in IndexWalk(loader, number + 1).read(0)[number]]
 
 
 def locate(dataset: Any, key: Any, sources: tuple[str, ...] = ()) -> Sample:

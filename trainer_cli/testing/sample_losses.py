@@ -1,4 +1,5 @@
-"""The samples of a batch to blame for a loss that is not finite: rows with NaN, and the loss of each sample alone."""
+"""The samples of a batch to blame for a loss that is not finite or for an exception: rows with NaN, and what the model
+makes of each sample alone."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from trainer_cli.checkpoint.format.dtensor import is_dtensor
 from trainer_cli.checkpoint.model_state import capture_rng, restore_rng, unwrapped
-from trainer_cli.errors import UserError
+from trainer_cli.errors import UserError, one_line
 from trainer_cli.parallel.torch_compat import local
 from trainer_cli.trainer.metrics import leading_size, named_leaves, read_outputs, tensors_of
 from trainer_cli.trainer.microbatch import split_batch
@@ -37,12 +38,24 @@ def rows_not_finite(batch: Any) -> dict[str, list[int]]:
 
 def losses_or_reason(trainer: Trainer, batch: Any, before: ForwardState | None) -> list[float] | str:
     try:
-        return losses_of_samples(trainer, batch, before)
+        outcomes = outcomes_of_samples(trainer, batch, before)
     except UserError as error:
         return error.what
-    except Exception as error:
+    losses = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+    if len(losses) < len(outcomes):
         # The user's model may take whole batches alone.
-        return f"a sample alone is no batch for the model: {type(error).__name__}: {error}"
+        raised = next(outcome for outcome in outcomes if isinstance(outcome, str))
+        return f"a sample alone is no batch for the model: {raised}"
+    return losses
+
+
+def errors_of_samples(trainer: Trainer, batch: Any) -> dict[int, str]:
+    """The row of each sample that alone raises an exception, and the exception; none if the batch cannot be split."""
+    try:
+        outcomes = outcomes_of_samples(trainer, batch)
+    except UserError:
+        return {}
+    return {row: outcome for row, outcome in enumerate(outcomes) if isinstance(outcome, str)}
 
 
 def given_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
@@ -53,8 +66,9 @@ def given_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
     return None
 
 
-def losses_of_samples(trainer: Trainer, batch: Any, before: ForwardState | None = None) -> list[float]:
-    """The loss of each sample of a batch alone, at the present weights in evaluation mode. Nothing is changed.
+def outcomes_of_samples(trainer: Trainer, batch: Any, before: ForwardState | None = None) -> list[float | str]:
+    """The loss of each sample of a batch alone, or the exception that it raises as text, at the present weights in
+    evaluation mode. Nothing is changed.
 
     Args:
         before: the buffers to use instead of the present ones, such as those of before a batch with NaN, which its
@@ -67,7 +81,7 @@ def losses_of_samples(trainer: Trainer, batch: Any, before: ForwardState | None 
         raise UserError("--per-sample needs the whole model in each process", cure="Leave it out with parallel=fsdp.")
     model = unwrapped(trainer.model)
     state, rng = ForwardState(model, parameters=True), capture_rng()
-    losses: list[float] = []
+    outcomes: list[float | str] = []
     try:
         if before is not None:
             before.restore()
@@ -75,9 +89,24 @@ def losses_of_samples(trainer: Trainer, batch: Any, before: ForwardState | None 
             model.eval()
             for sample, _ in split_batch(batch, leading_size(batch) or 1, 1):
                 args, kwargs = make_arguments(trainer.model_call, sample)
-                with trainer.precision.autocast(trainer.device) or nullcontext():
-                    losses.append(float(read_outputs(model(*args, **kwargs))[0]))
+                try:
+                    with trainer.precision.autocast(trainer.device) or nullcontext():
+                        outcomes.append(float(read_outputs(model(*args, **kwargs))[0]))
+                except Exception as error:
+                    outcomes.append(one_line(f"{type(error).__name__}: {error}"))
     finally:
         state.restore()
         restore_rng(rng)
-    return losses
+    return outcomes
+
+
+def numbers_in(outputs: Mapping[str, Any]) -> dict[str, float]:
+    """The outputs besides the loss that are single numbers."""
+    numbers = {name: value.detach() if isinstance(value, Tensor) else value for name, value in outputs.items()}
+    return {str(name): float(value) for name, value in numbers.items() if name != "loss" and _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)

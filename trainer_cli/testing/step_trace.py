@@ -20,7 +20,7 @@ from trainer_cli.parallel.torch_compat import foreach_norm, local, whole
 from trainer_cli.runs.replay_records import is_clocked
 from trainer_cli.testing.digests import Digests
 from trainer_cli.testing.divergence import OF_RANK, Row, Stage
-from trainer_cli.testing.sample_losses import given_losses, losses_or_reason, rows_not_finite
+from trainer_cli.testing.sample_losses import given_losses, losses_or_reason, numbers_in, rows_not_finite
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import leading_size, read_outputs, tensors_of
 from trainer_cli.trainer.model_call import ForwardState, describe_batch
@@ -43,7 +43,7 @@ class StepTrace(Callback):
         steps: the numbers of the steps, counted from 1.
         digests: also digest all that the steps begin with and compute, and make a last row, without batches, of the
             state after the last step.
-        per_sample: also take the loss of each sample, see `losses_of_samples`; without it only where the loss of the
+        per_sample: also take the loss of each sample, see `outcomes_of_samples`; without it only where the loss of the
             batch is not finite.
         debugs: stop in the debugger before each batch, with `trainer`, `model` and `batch`.
     """
@@ -119,7 +119,7 @@ class StepTrace(Callback):
             "samples": trainer.step.batch_size,
             "batch": describe_batch(batch),
             "loss": float(loss.detach()),
-            **_numbers_in(named),
+            **numbers_in(named),
             **({"not_finite": self._bad_rows} if self._bad_rows else {}),
         }
         if self._sample_losses is not None:
@@ -275,15 +275,3 @@ def merge_ranks(ranks: Sequence[Row]) -> Row:
             first = merged.values.setdefault(stage, {})
             first.update({f"{name}{OF_RANK}{rank})": text for name, text in values.items() if first.get(name) != text})
     return merged
-
-
-def _numbers_in(outputs: Mapping[str, Any]) -> dict[str, float]:
-    """The outputs besides the loss that are single numbers."""
-    numbers = {name: value.detach() if isinstance(value, Tensor) else value for name, value in outputs.items()}
-    return {str(name): float(value) for name, value in numbers.items() if name != "loss" and _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return isinstance(value, int | float) and not isinstance(value, bool)
