@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.strategy import Single, Strategy
 from trainer_cli.trainer import setup, state
 from trainer_cli.trainer.callback_set import CallbackSet, load_first_state
+from trainer_cli.trainer.ctrl_c import CtrlC
 from trainer_cli.trainer.evaluate import Evaluations, LoaderMetrics, evaluate_all, sanity_check
 from trainer_cli.trainer.freezing import Freezing, Patterns
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver
@@ -269,6 +271,7 @@ class Trainer:
             UserError: no optimizer, an empty loader, a model or a loader that breaks its contract.
             CheckpointError: the checkpoint named is not valid, or does not fit.
             NotFiniteError: the loss, or the weights at the end, are not finite.
+            KeyboardInterrupt: after the first Ctrl-C, with a `checkpoint` once the step is made and saved.
         """
         setup.check_type("load", load, LoadOptions)
         setup.check_texts("keep_settings", keep_settings)
@@ -283,22 +286,13 @@ class Trainer:
         self._val_loaders = val = setup.name_loaders(val_loader, settings)
         setup.check_data(train, val)
         self.loop.evaluations.check(val)
-        # None asks for a training from the beginning; a trainer as it was made is at one.
-        if self.loading.is_untouched:
-            # An earlier trainer may have had the same loop.
-            self.loop.reset()
-        elif ckpt_path is None:
-            self._reset()
-        elif self.loop is not self._fitted_loop:
-            self.loop.follow(self._fitted_loop)
-        self._fitted_loop = self.loop
-        self.loading.restore_generators()
-        # Gradients that an interrupted fit left would be added to the first step's.
-        for optimizer in self.optimizers.values():
-            optimizer.zero_grad()
+        self._prepare_loop(anew=ckpt_path is None)
         self.loading.is_untouched, self.fitting, self.recording.loaders = False, True, tuple(val)
+        ctrl_c = CtrlC(partial(self.stop, "Ctrl-C", finished=False))
         try:
             with ExitStack() as stack:
+                if self.checkpoint is not None:
+                    stack.enter_context(ctrl_c)
                 stack.enter_context(self.logging.shown())
                 for loader in (train, *val.values()):
                     if (close := getattr(loader, "close", None)) is not None:
@@ -330,7 +324,25 @@ class Trainer:
         # A resumed fit without a step is that of a finished run, whose end was logged before.
         writes_rest = not self.recording.first_step_recorded or self.step.step_idx >= 0
         self.recording.end_fit(stop.status, writes_rest=writes_rest)
+        if ctrl_c.came:
+            raise KeyboardInterrupt(f"stopped at step {self.progress.step}")
         return FitResult(stop.finished, stop.reason, self.progress.step, self.loading.last_metrics(), stop.by)
+
+    def _prepare_loop(self, *, anew: bool) -> None:
+        """Give the loop the state that this fit begins with, and drop the gradients of an earlier one."""
+        # None asks for a training from the beginning; a trainer as it was made is at one.
+        if self.loading.is_untouched:
+            # An earlier trainer may have had the same loop.
+            self.loop.reset()
+        elif anew:
+            self._reset()
+        elif self.loop is not self._fitted_loop:
+            self.loop.follow(self._fitted_loop)
+        self._fitted_loop = self.loop
+        self.loading.restore_generators()
+        # Gradients that an interrupted fit left would be added to the first step's.
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
 
     @checks_argument_names(
         "Trainer.validate",
