@@ -60,8 +60,8 @@ class StorageContract:
     def test_an_empty_storage_has_no_names(self, storage):
         assert storage.names() == []
         assert storage.sweep() == []
-        assert storage.free_bytes() is None or storage.free_bytes() > 0
-        assert storage.removed_bytes() == 0
+        assert storage.local.free_bytes() is None or storage.local.free_bytes() > 0
+        assert storage.local.removed_bytes() == 0
 
     def test_a_written_folder_is_there_with_its_files(self, storage):
         put(storage, "step1", a=b"alpha", b=b"")

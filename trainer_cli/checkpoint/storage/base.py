@@ -12,6 +12,7 @@ from trainer_cli.core.checkpoint_config import DigestAlgorithm
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.disk import Bytes
     from trainer_cli.checkpoint.storage.folder import StagedFolder
+    from trainer_cli.checkpoint.storage.local import LocalStorage
 
 
 class UnsyncedError(OSError):
@@ -68,6 +69,8 @@ class Storage(Protocol):
 
     root: Path
     """The folder of the checkpoints: a local path, or the URL of an object store."""
+    local: LocalStorage
+    """The storage on the disk of this machine to which checkpoints are written first."""
 
     def names(self, earlier: Collection[str] = ()) -> list[str]:
         """The folders with a plain name, valid checkpoints or not.
@@ -165,16 +168,4 @@ class Storage(Protocol):
 
         Returns the names of those that are not, after the timeout or because the storage cannot be reached.
         """
-        ...
-
-    def free_bytes(self) -> int | None:
-        """Number of bytes that can still be written, or None if unknown."""
-        ...
-
-    def free_files(self) -> int | None:
-        """Number of files that can still be created, or None if unknown or unlimited."""
-        ...
-
-    def removed_bytes(self) -> int:
-        """Size in bytes of checkpoints that are removed, and whose files are still to be deleted."""
         ...

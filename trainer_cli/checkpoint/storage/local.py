@@ -74,6 +74,7 @@ class LocalStorage:
         if not is_run_id(run_id):
             raise ValueError(f"run id {run_id!r} cannot be part of a folder's name")
         self.root = Path(root)
+        self.local = self
         self.run_id = run_id
         self.attempt = attempt
         self.disk = disk or Disk()
@@ -303,12 +304,15 @@ class LocalStorage:
         return []
 
     def free_bytes(self) -> int | None:
+        """Number of bytes that can still be written, or None if unknown."""
         return self._free(self.disk.free_bytes)
 
     def free_files(self) -> int | None:
+        """Number of files that can still be created, or None if unknown or unlimited."""
         return self._free(self.disk.free_files)
 
     def removed_bytes(self) -> int:
+        """Size in bytes of checkpoints that are removed, and whose files are still to be deleted."""
         size_bytes = 0
         # Another thread may be deleting them.
         with suppress(OSError):

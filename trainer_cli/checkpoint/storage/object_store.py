@@ -317,15 +317,6 @@ class ObjectStorage:
             self.uploader.add(name)
         return swept
 
-    def free_bytes(self) -> int | None:
-        return self.local.free_bytes()
-
-    def free_files(self) -> int | None:
-        return self.local.free_files()
-
-    def removed_bytes(self) -> int:
-        return self.local.removed_bytes()
-
     def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
         self.uploader.retry()
         return self.uploader.wait(timeout_s)
