@@ -105,6 +105,15 @@ class Storage(Protocol):
         """
         ...
 
+    def send(self, name: str, manifest: bytes, source: ReadableFolder) -> None:
+        """Write a checkpoint of another storage, its manifest last.
+
+        Raises:
+            DamagedCheckpoint: a file differs from its entry in the manifest. So a damaged checkpoint has no valid copy.
+            FileExistsError: another checkpoint has that name.
+        """
+        ...
+
     def reading(self, name: str) -> AbstractContextManager[ReadableFolder]:
         """A folder with a manifest, locked against removal. FileNotFoundError if there is no such folder."""
         ...

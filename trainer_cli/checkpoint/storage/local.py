@@ -14,7 +14,8 @@ from functools import partial
 from operator import call
 from pathlib import Path
 
-from trainer_cli.checkpoint.storage.base import UnsyncedError
+from trainer_cli.checkpoint.storage.base import ReadableFolder, UnsyncedError
+from trainer_cli.checkpoint.storage.copying import read_blocks, write_copy
 from trainer_cli.checkpoint.storage.disk import READ_ONLY, Disk, delete_tree, exists, is_folder, is_same_file
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, StagedFolder, open_source, write_file
 from trainer_cli.checkpoint.storage.manifest_lock import (
@@ -26,6 +27,7 @@ from trainer_cli.checkpoint.storage.manifest_lock import (
 )
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.files import REFUSED
+from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import (
     LATEST_LINK,
     MANIFEST_FILE,
@@ -128,6 +130,11 @@ class LocalStorage:
         if hidden is None or hidden.kind is not Hidden.tmp:
             raise ValueError(f"{hidden_name!r} is not the name of a folder that is being written")
         return StagedFolder(self.root / hidden_name, self.disk, digest)
+
+    def send(self, name: str, manifest: bytes, source: ReadableFolder) -> None:
+        entries = Manifest.parse(manifest).files.items()
+        files = ((file, read_blocks(source, file, entry.size_bytes)) for file, entry in entries)
+        write_copy(self, name, manifest, files, str(source.path))
 
     def separate(self, rank: int) -> None:
         """Nothing: all machines must see the root."""
