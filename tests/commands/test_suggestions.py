@@ -53,7 +53,8 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("plan runs/a seed=1", "Did you mean 'resume=runs/a'?"),
         ("fit runs/a/checkpoints/step1", "Did you mean 'ckpt=runs/a/checkpoints/step1'?"),
         ("config optimizer=sgd optimizer.betas=1", "optimizer has lr, momentum, weight_decay, nesterov. To add it,"),
-        ("config optimizer.betsa=1", "Did you mean 'optimizer.betas'?"),
+        ("config optimizer.foreach=true", "To add it, write '+optimizer.foreach=true'."),
+        ("config optimizer.betsa=1", "Did you mean 'optimizer.betas=1'?"),
         ("config optimizer._target_=torch.optim.SGD optimizer.betsa=1", "(command line). To add it,"),
         ("--experiment=digits fit", "Write train VERB first"),
         ("fit digit", "Did you mean 'digits'?"),
@@ -77,7 +78,7 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("fit --loop.max_duration 3ep", "Did you mean 'loop.max_duration=3ep'?"),
         ("fit --epochs 5", "Did you mean 'loop.max_duration=5ep'?"),
         ("fit --max-steps=5", "Did you mean 'loop.max_duration=5'?"),
-        ("fit --seed --batch-size", "Did you mean 'seed=VALUE'?"),
+        ("fit --seed", "Did you mean 'seed=VALUE'?"),
         ("fit --confg-dir x", "Did you mean '--config-dir'?"),
         ("fit --zzz", "Values are given as key=value, without dashes. See train fit --help."),
         ("list --zzz", "See train list --help."),
@@ -132,6 +133,45 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("fit gone.yaml", "Write key=value, or the name of an experiment: mine, char_gpt, "),
         ("complete fish", "(choose from"),
         ("docs resum", "invalid choice: 'resum'. Did you mean 'resume'?"),
+        # Verbs and arguments of other tools, translated together
+        ("test mine --ckpt_path runs/a/step5", "Did you mean 'train validate ckpt=runs/a/step5'?"),
+        ("val model=runs/a/step5", "Did you mean 'train validate ckpt=runs/a/step5'?"),
+        ("test mine", "Did you mean 'train validate ckpt=mine'?"),
+        (
+            "export model=runs/a/step5 format=onnx",
+            "'train ckpt export runs/a/step5 --format safetensors -o FILE'? ONNX",
+        ),
+        ("model=mine data=spiral epochs=3", "Did you mean 'train fit mine data=spiral loop.max_duration=3ep'?"),
+        ("train mine --epochs 3", "Did you mean 'train fit mine loop.max_duration=3ep'?"),
+        # Words of other tools, and what the schema refuses of them
+        ("fit mine batch=-1", "-1 is no batch size: data.batch_size=32 sets one, data.batch_size=auto"),
+        ("fit mine batch=0", "It is 'data.batch_size' here. data.batch_size is 0, but it must be a whole number of"),
+        ("fit mine epochs=abc", "It is 'loop.max_duration' here. loop.max_duration: 'abcep' is not a duration"),
+        ("fit mine parallel.backend=gloo", "nccl on GPUs, gloo on the CPU. Leave it out"),
+        ("fit mine load_best_model_at_end=true", "Nothing is loaded at the end, the run keeps its last weights: RUN@b"),
+        ("fit mine metric_for_best_model=accuracy", "Did you mean 'checkpoint.keep_best.metric=val/accuracy'?"),
+        ("fit mine metric_for_best_model=val/f1", "Did you mean 'checkpoint.keep_best.metric=val/f1'?"),
+        ("fit mine validation_split=0.2", "its `val` is the dataset for validation"),
+        ("fit mine loss=mse", "The model's forward returns the loss: change it there"),
+        ("fit mine metrics=[accuracy]", "The model's forward may return further values beside the loss"),
+        ("fit mine callbacks=model_checkpoint", "Did you mean 'checkpoint.keep_best.metric=val/loss'? The metric may"),
+        ("fit mine save_best_only=true", "`checkpoint.keep_best.metric=val/loss checkpoint.max_checkpoints=1`"),
+        ("fit mine imgsz=640", "give it to your own class as data.NAME=640."),
+        ("fit mine shuffle=false", "Training data is shuffled and validation data is not: leave it out."),
+        ("fit model=yolo", "No model for detection is shipped: `train docs own-model`"),
+        ("fit mine optimizer=rmsprop", "write optimizer=null 'optimizer={_target_: torch.optim.RMSprop, lr: 0.001}'."),
+        ("fit mine parallel=deepspeed", "option of parallel called 'deepspeed' (command line). Did you mean 'parallel"),
+        ("fit mine callbacks=nope", "there is no callback called 'nope'"),
+        (
+            "fit mine callbacks=early_stopping callbacks.early_stopping.restore_best_weights=true",
+            "checkpoint.keep_best.metric=METRIC keeps it.",
+        ),
+        # Values
+        ("fit mine model.hidden=[64, 64]", "has split 'model.hidden=[64, 64]' at its spaces (command line). Put it in"),
+        ("fit mine optimizer.lr=", "optimizer.lr= has no value (command line). Write optimizer.lr=VALUE"),
+        ("fit mine ~scheduler scheduler.warmup=2ep", "~scheduler on this command line removes the scheduler"),
+        ("fit mine loop.max_duration=10epochz", "Did you mean 'loop.max_duration=10ep'?"),
+        ("fit mine optimzer.lr=0.1", "there is no key 'optimzer.lr' (command line). Did you mean 'optimizer.lr=0.1'?"),
         ("new", "train new needs DIR. For example: train new mine"),
     ],
 )
@@ -148,6 +188,28 @@ def test_a_likely_mistake_is_one_line_with_its_cure(
     assert captured.out == ""
     assert re.fullmatch(r"error: .*\n(  --> .*\n)?(help: .*\n)?", captured.err)
     assert cure in message(captured.err)
+
+
+@pytest.mark.parametrize(
+    ("command", "cures"),
+    [
+        (
+            "fit mine --trainer.accelerator=gpu --trainer.strategy=ddp_find_unused_parameters_true",
+            ["'device=cuda'", "`parallel=ddp parallel.find_unused_parameters=true`"],
+        ),
+        ("fit mine --num_train_epochs 3 --output_dir out", ["'loop.max_duration=3ep'", "'run_dir=out'"]),
+        ("fit mine --learning_rate 1e-4 batch=8", ["'optimizer.lr=1e-4'", "'data.batch_size=8'"]),
+        ("fit mine optimizer=Adam optimizer.learning_rate=0.001", ["'optimizer=adam'", "'optimizer.lr=0.001'"]),
+        ("model=mine optimzer.lr=0.1", ["'train fit'", "'optimizer.lr=0.1'"]),
+    ],
+)
+def test_flags_choices_and_keys_are_reported_together(
+    made: Path, capsys: pytest.CaptureFixture[str], command: str, cures: list[str]
+) -> None:
+    assert main(command.split()) == 2
+    error = capsys.readouterr().err
+    assert re.findall(r"help: Did you mean (.*?)\?", error) == cures
+    assert f"Found {len(cures)} mistakes." in error
 
 
 @pytest.mark.parametrize("word", [*choices._VERBS_ELSEWHERE])

@@ -28,7 +28,8 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
         "help: Write name='\"1.5\"' if a string is meant.\n")),
     Code.wrong_value: (["config", "loop.max_duration=3days"], "", (
         "error: loop.max_duration: '3days' is not a duration; expected a number of steps, or a string such as 500st, "
-        "3ep, 0.25ep, 1e9tok, 2048sp, 90s, 30min, 1h30m\n  --> command line\n")),
+        "3ep, 0.25ep, 1e9tok, 2048sp, 90s, 30min, 1h30m\n  --> command line\n"
+        "help: Did you mean 'loop.max_duration=3d'?\n")),
     Code.not_given: (["fit", "+experiment=char_gpt"], "", (
         "error: data.path must be given\n  --> trainer_cli/configs/data/characters.yaml:4\n"
         "help: Add data.path=VALUE to the command line.\n")),

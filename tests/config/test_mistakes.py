@@ -44,8 +44,8 @@ ROWS = [
     typed("resume_training=true", KEY, "there is no key", left_out),
     typed("resume=true", TYPE, "resume is true, but it must be auto, never, must, anew or a path", left_out),
     typed("device=0", TYPE, "device is 0", shown()),
-    typed("imgsz=640", KEY, "there is no key", "`train config NAME` the arguments of your own classes."),
-    body("imgsz: 640", KEY, "there is no key", "`train config NAME` the arguments of your own classes."),
+    typed("zzzz=640", KEY, "there is no key", "`train config NAME` the arguments of your own classes."),
+    body("zzzz: 640", KEY, "there is no key", "`train config NAME` the arguments of your own classes."),
     typed("trainer.foo=3", KEY, "there is no key", "Did you mean 'loop'?"),
     typed("model.name=cnn", KEY, "there is no key", "Did you mean 'model=cnn'? To add it, write '+model.name=cnn'."),
     typed("model=unet", OPTION, "no model called", "A file configs/model/unet.yaml would be one."),
@@ -54,7 +54,7 @@ ROWS = [
          line=1),
     body("fp16: true", KEY, "there is no key", "Did you mean '- override /precision: fp16'?"),
     body("device: 0", TYPE, "device is 0", line()),
-    typed("+precision=bf16-mixed", OPTION, "no precision called", shown()),
+    typed("+precision=bf16-mixed", OPTION, "no option of precision called", shown()),
     typed("precision.dtype=float16", TYPE, "one of fp32, bf16, fp16", part("float16")),
     # Keys and choices
     *[typed(f"{sign}loop.max_step=3", KEY, "no key 'loop.max_step'", "'loop.max_duration=3'")

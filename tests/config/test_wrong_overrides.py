@@ -130,7 +130,7 @@ ROWS = [
     # Keys
     *family(typed(line, LINE, "is not a key: keys are words", shown()) for line in (
         ".seed=1", "seed.=1", "model..hidden=[1]", "+model..x=1", "model[hidden]=[1]", "seed =1", "'seed'=1", '"seed"=1', "model.'hidden'=[1]", "-seed=1", "--seed=1")),
-    typed("$seed=1", KEY, "no key '$seed'", part("$seed")),
+    typed("$seed=1", KEY, "no key '$seed'", shown()),
     typed("seed==1", LINE, "cannot read", shown()),
     typed("seed:1", LINE, "is not an override", shown()),
     typed("seed: 1", LINE, "is not an override", shown()),
@@ -139,10 +139,10 @@ ROWS = [
     typed("model.hidden[0]=3", LINE, "A single item cannot be set", edited("model.hidden=[...]", "hidden[0]=3", "hidden=[3]")),
     typed("model.hidden.0=3", LINE, "not set singly", edited("model.hidden+=ITEM", "hidden.0=3", "hidden+=3")),
     typed("+model.*bias.x=1", LINE, "is written in braces", shown()),
-    typed("SEED=1", KEY, "no key 'SEED'", part("SEED")),
+    typed("SEED=1", KEY, "no key 'SEED'", shown()),
     typed("loop.max_step=1", KEY, "no key 'loop.max_step'", shown()),
-    typed("loop-max_duration=1", KEY, "no key 'loop-max_duration'", part("loop-max_duration")),
-    typed("loop_max_duration=1", KEY, "no key 'loop_max_duration'", part("loop_max_duration")),
+    typed("loop-max_duration=1", KEY, "no key 'loop-max_duration'", shown()),
+    typed("loop_max_duration=1", KEY, "no key 'loop_max_duration'", shown()),
     typed("loop/max_duration=1", Code.unknown_option, "no group 'loop/max_duration'", shown()),
     typed("optimizer.nope=1", KEY, "no key 'optimizer.nope'", shown(after="To add it, write ")),
     typed("model.x.y=1", KEY, "no key 'model.x.y'", shown()),

@@ -171,7 +171,7 @@ OF_THE_PROJECT = {
         "Did you mean 'hidden'?",
     ),
     "data without train": ([*OWN_DATA, "data._target_=mine.wrong.NoTrain"], "(NoTrain) has no 'train' (data"),
-    "data without samples": ([*OWN_DATA, "data._target_=mine.wrong.Empty"], "0 samples", "(data"),
+    "data without samples": ([*OWN_DATA, "data._target_=mine.wrong.Empty"], "the train dataset is empty", "(data"),
     "a file that is not there": (
         [*OWN_DATA, "data._target_=mine.wrong.Late", "+data.size=7"],
         "mine.wrong.Late refused its arguments: no file of size 7 (data",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import types
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from trainer_cli.config import search_path
 from trainer_cli.config.fields import whole_values
-from trainer_cli.core.elsewhere import hint_on
+from trainer_cli.core.elsewhere import plain, written_here
 from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE, in_runs
 from trainer_cli.core.patterns import did_you_mean, nearest
-from trainer_cli.errors import UserError
+from trainer_cli.errors import Code, ConfigError, ConfigErrors, UserError
 
 if TYPE_CHECKING:
     from trainer_cli.config.fields import ConfigKey
@@ -127,11 +128,18 @@ def _defaults(content: Mapping[Any, Any]) -> dict[str, str]:
 
 _MAX_SUGGESTIONS = 8
 """Experiments that a suggestion names."""
+_NAMES_OF_WEIGHTS = (
+    "model", "weights", "checkpoint", "checkpoint_path", "ckpt_path", "load_checkpoint", "load_from", "pretrained",
+    "resume", "resume_from", "resume_from_checkpoint", "model_name_or_path",
+)  # fmt: skip
+"""Keys and flags of other tools that name the checkpoint to evaluate or to export."""
 _PATH_SIGNS = ("/", "*", "@")
 _FILES = (".yaml", ".yml", ".py")
+_EXPORT = "export"
+_ONNX = "ONNX is not written: torch.onnx.export does it in Python, from the model with these weights."
 _VERBS_ELSEWHERE = {
     **{word: (f"train ckpt {word}", "", "RUN") for word in ("ls", "show", "verify", "pin", "unpin", "rm", "prune")},
-    "export": ("train ckpt export", "", "runs/NAME@best --format safetensors -o FILE"),
+    _EXPORT: ("train ckpt export", "", "runs/NAME@best --format safetensors -o FILE"),
     **dict.fromkeys(("train", "run", "start", "launch"), ("train fit", "", "")),
     **dict.fromkeys(("resume", "continue", "restart"), ("train fit", "resume=", "RUN")),
     **dict.fromkeys(("fork", "branch", "finetune"), ("train fit NAME name=OTHER", "ckpt=", "RUN@latest")),
@@ -163,7 +171,7 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     """The error for a first word that is not a verb: an override, an experiment, a flag, or a misspelling."""
     command = shlex.join(arguments)
     if "=" in word and not word.startswith("-"):
-        return UserError(f"{word!r} is not a verb", cure=f"Did you mean 'train fit {command}'?")
+        return _refuse_verb(f"{word!r} is not a verb", "train fit", _translate_arguments(arguments, ""))
     names = list(verbs)
     if word.startswith("-"):
         verb = next((argument for argument in arguments if argument in names), "fit")
@@ -176,7 +184,9 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
         cure = cure.replace("key=value, or", "'train fit NAME' with", 1)
         a_file = ", but a file" if Path(word).is_file() else ""
         return UserError(f"{word!r} is not a verb{a_file}", cure=cure)
-    cure = _translate_verb(word, arguments[1:]) or did_you_mean(word, names).strip() or _suggest_help(word)
+    if (error := _verb_elsewhere(word, arguments[1:])) is not None:
+        return error
+    cure = did_you_mean(word, names).strip() or _suggest_help(word)
     if not cure and word in Choices.of().options(EXPERIMENT):
         return UserError(f"{word!r} is an experiment, not a verb", cure=f"Did you mean 'train fit {command}'?")
     return UserError(f"there is no verb {word!r}", cure=cure or f"Available: {', '.join(names)}.")
@@ -200,26 +210,90 @@ def _suggest_help(word: str) -> str:
     return f"{', '.join(shown)}, and `train config {experiment}` shows its values."
 
 
-def _translate_verb(word: str, arguments: Sequence[str]) -> str | None:
-    """The suggestion for a verb of other tools, or an action without its verb, with the user's arguments."""
+def _verb_elsewhere(word: str, arguments: Sequence[str]) -> UserError | None:
+    """The error for a verb of other tools, or an action without its verb, with the command here; None for others."""
     if word.lower() not in _VERBS_ELSEWHERE:
         return None
     command, key, missing = _VERBS_ELSEWHERE[word.lower()]
-    # Overrides and flags follow the argument as they are.
-    words = [
-        f"{key}{argument}" if "=" not in argument and argument[0] not in "-+~" else argument
-        for argument in arguments
-        if argument
-    ]
-    if word.lower() == "export" and words and not any(argument.startswith("-") for argument in words):
-        words = [words[0], "--format", "safetensors", "-o", *(words[1:] or ["FILE"])]
-    arguments_text = shlex.join(words) or f"{key}{missing}"
+    message = f"there is no verb {word!r}"
+    words, notes = _translate_arguments(arguments, "ckpt=" if word.lower() == _EXPORT else key)
+    if word.lower() == _EXPORT:
+        words = [argument.removeprefix("ckpt=") for argument in words]
+        if words and not any(argument.startswith("-") for argument in words):
+            # A second word is the file; keys set nothing here.
+            places = [argument for argument in words if "=" not in argument]
+            words = [*(places[:1] or ["CKPT"]), "--format", "safetensors", "-o", *(places[1:2] or ["FILE"])]
+            if any("onnx" in argument.lower() for argument in arguments):
+                notes = [_ONNX]
+    words = words or [f"{key}{missing}"]
+    if command == "train fit" and arguments:
+        return _refuse_verb(message, command, (words, notes))
+    # What is missing stands in quotes where it needs them.
+    text = shlex.join(words) if arguments else " ".join(words)
     parts = [part.partition(": ") for part in command.split("|")]
-    lines = [f"{one} {arguments_text}".rstrip() for one, _, _ in parts]
+    lines = [f"{one} {text}".rstrip() for one, _, _ in parts]
     if lines[1:]:
-        return f"{', '.join(f'`{line}` {purpose}' for line, (_, _, purpose) in zip(lines, parts, strict=True))}."
-    mark = "`" if "'" in lines[0] else "'"
-    return f"Did you mean {mark}{lines[0]}{mark}?"
+        purposes = [f"`{line}` {purpose}" for line, (_, _, purpose) in zip(lines, parts, strict=True)]
+        return UserError(message, cure=f"{', '.join(purposes)}.")
+    return UserError(message, cure=" ".join([_ask(lines[0]), *notes]))
+
+
+def _refuse_verb(message: str, command: str, translated: tuple[list[str], list[str]]) -> UserError:
+    """The error for a command without its verb: `command` with the words, if they compose, else with their mistakes."""
+    from trainer_cli.config.compose import compose
+
+    words, notes = translated
+    overrides = experiment_by_name([word for word in words if not word.startswith("-")], None)
+    try:
+        compose(overrides, missing_ok=True)
+    except ConfigErrors as errors:
+        return ConfigErrors([ConfigError(message, hint=_ask(command)), *errors.mistakes])
+    except ConfigError as error:
+        return ConfigErrors([ConfigError(message, hint=_ask(command)), error])
+    return UserError(message, cure=" ".join([_ask(shlex.join([*command.split(), *words])), *notes]))
+
+
+def _ask(command: str) -> str:
+    mark = "`" if "'" in command else "'"
+    return f"Did you mean {mark}{command}{mark}?"
+
+
+def _translate_arguments(arguments: Sequence[str], key: str) -> tuple[list[str], list[str]]:
+    """The arguments of a verb of other tools as they are written here, and sentences on those with no such form.
+
+    Args:
+        key: how the argument of the verb is given here: as the value of this key; empty for a word alone.
+    """
+    choices = Choices.of()
+    experiments, models = choices.options(EXPERIMENT), choices.options("model")
+    words: list[str] = []
+    notes: list[str] = []
+    rest = [argument for argument in arguments if argument]
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        if not equals and not word.startswith("--"):
+            words.append(word if word[0] in "-+~" else f"{key}{word}")
+            continue
+        is_value = not equals and bool(rest) and not rest[0].startswith("-") and "=" not in rest[0]
+        given = value if equals else rest[0] if is_value else None
+        ours = written_here(name, given, below=word.startswith("--"))
+        if key == "ckpt=" and given and plain(name) in _NAMES_OF_WEIGHTS:
+            ours = f"ckpt={given}"
+        elif name == "model" and given in experiments and given not in models:
+            ours = given
+        if ours is None:
+            words.append(word)
+            continue
+        rest = rest[is_value:]
+        one = ours.partition(" | ")[0]
+        (notes if ours.endswith(".") else words).extend([ours] if ours.endswith(".") else one.split(" "))
+    # The name of an experiment beside a checkpoint, which holds its config.
+    named = [f"ckpt={name}" for name in experiments]
+    if key == "ckpt=" and any(word.startswith("ckpt=") and word not in named for word in words):
+        words = [word for word in words if word not in named]
+    best = {f"ckpt={name}": f"ckpt={run}@best" for name in experiments for run in [in_runs(name)] if run is not None}
+    return [best.get(word, word) for word in words], notes
 
 
 def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> UserError:
@@ -236,55 +310,87 @@ def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> Us
     return UserError(f"train {verb} has no action {word!r}", cure=did_you_mean(word, names).strip() or cure)
 
 
-def no_flag(
-    flag: str,
-    arguments: Sequence[str],
+def wrong_flags(
+    unknown: Sequence[str],
+    words: Sequence[str],
     flags: Iterable[str],
     *,
     verb: str,
-    overrides: bool,
-    owners: Sequence[str] = (),
-) -> UserError:
-    """The error for an unknown flag: mostly a key that is written as a flag (`--experiment digits`).
+    owners: Mapping[str, Sequence[str]],
+    parsed: Namespace,
+) -> list[ConfigError]:
+    """The errors for unknown flags, mostly keys that are written as flags (`--experiment digits`), and for the wrong
+    overrides beside them.
 
     Args:
+        unknown: the unknown flags, as they were given, and words that argparse has left with them.
+        words: the arguments of the verb.
         flags: the flags of the verb.
-        overrides: whether the verb takes overrides.
-        owners: other actions of the verb that have the flag.
+        owners: other actions of the verb that have a flag.
+        parsed: the arguments that are known; its `overrides`, if the verb takes them, hold the values of the flags.
     """
-    name, equals, value = flag.partition("=")
-    message = f"train {verb} has no flag {name}"
-    if owners:
-        return UserError(message, cure=f"It is one of {', '.join(owners)}; see train {verb} --help.")
+    takes_overrides = hasattr(parsed, "overrides")
+    words_left = [word for word in unknown if not word.startswith("-")]
+    others = [*parsed.overrides, *words_left] if takes_overrides else words_left
+    mistakes = []
+    for flag in (word for word in unknown if word.startswith("-")):
+        value = _value_of(flag, words)
+        if value is not None and "=" not in flag and value in others:
+            others.remove(value)
+        name = flag.partition("=")[0]
+        if named := owners.get(name):
+            cure = f"It is one of {', '.join(named)}; see train {verb} --help."
+        else:
+            cure = _suggest_for_flag(name, value, words, list(flags), verb, overrides=takes_overrides)
+        mistakes.append(ConfigError(f"train {verb} has no flag {name}", code=Code.override, hint=cure))
+    if takes_overrides and not getattr(parsed, "multirun", False):
+        from trainer_cli.config.check import find_wrong_overrides
+        from trainer_cli.config.overrides import parse_overrides
+
+        line = parse_overrides([word for word in experiment_by_name(others, parsed.config_dir) if "=" in word])
+        search = search_path.SearchPath.of(parsed.config_dir, getattr(parsed, "config_name", "config"), None)
+        mistakes += [*line.mistakes, *(mistake for _, mistake in find_wrong_overrides(search, line))]
+    return mistakes
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str | None:
+    """The value of an unknown flag: after its `=`, or the next word, if that may be one."""
+    _, equals, value = flag.partition("=")
+    if equals:
+        return value
+    following = words[words.index(flag) + 1 :] if flag in words else ()
+    return following[0] if following and not following[0].startswith("-") and "=" not in following[0] else None
+
+
+def _suggest_for_flag(
+    name: str, given: str | None, words: Sequence[str], flags: Sequence[str], verb: str, *, overrides: bool
+) -> str:
+    """What is meant by an unknown flag. `overrides`: whether the verb takes overrides, of which it may be one."""
     key = name.lstrip("-").replace("-", "_")
     if overrides and key:
-        following_value: str | None = value
-        if not equals:
-            following = arguments[arguments.index(flag) + 1 :] if flag in arguments else ()
-            is_value = following and not following[0].startswith("-") and "=" not in following[0]
-            following_value = following[0] if is_value else None
-        if hint := hint_on(key, following_value, below=False):
-            return UserError(message, cure=hint)
-        value = "VALUE" if following_value is None else following_value
-        settings = [*Choices.of().settings("config", arguments), *keys()]
+        from trainer_cli.config.overrides import hint_on_setting
+
+        if hint := hint_on_setting(key, given, below=False):
+            return hint
+        value = "VALUE" if given is None else given
+        settings = [*Choices.of().settings("config", words), *keys()]
         if key in settings or key in Choices.of().groups:
-            return UserError(message, cure=f"Did you mean '{spell(key, value)}'?")
+            return f"Did you mean '{spell(key, value)}'?"
         if key in ("config", "c", "cfg", "config_file") and (
             suggestion := _suggest_file(Path(value), Choices.of(), has_config_name="--config-name" in flags)
         ):
-            suggestion = suggestion.replace("Did you mean '", f"Did you mean 'train {verb} ", 1)
-            return UserError(message, cure=suggestion)
-        if hint := hint_on(key, following_value):
-            return UserError(message, cure=hint)
+            return suggestion.replace("Did you mean '", f"Did you mean 'train {verb} ", 1)
+        if hint := hint_on_setting(key, given):
+            return hint
         # A key without its section, such as --lr.
         owners = [setting for setting in settings if setting.rpartition(".")[2] == key]
         if owners:
             listed = " or ".join(f"'{owner}={value}'" for owner in owners[:3])
-            return UserError(message, cure=f"Did you mean {listed}?")
+            return f"Did you mean {listed}?"
     cure = did_you_mean(name, flags).strip()
     if not cure and overrides:
         cure = f"Values are given as key=value, without dashes. See train {verb} --help."
-    return UserError(message, cure=cure or f"See train {verb} --help.")
+    return cure or f"See train {verb} --help."
 
 
 def experiment_by_name(words: Sequence[str], config_dir: Path | None) -> list[str]:

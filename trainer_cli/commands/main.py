@@ -28,6 +28,7 @@ from trainer_cli.errors import (
     UserError,
     disk_cure,
     forget_secrets,
+    raise_all,
     without_secrets,
 )
 from trainer_cli.terminal import (
@@ -329,14 +330,16 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
     # argparse cannot parse actions intermixed; only --help gets here with them.
     parse = parser.parse_known_args if actions_of(parser) else parser.parse_known_intermixed_args
     parsed, unknown = parse(words)
-    flag = next((word for word in unknown if word.startswith("-")), None)
     takes_overrides = hasattr(parsed, "overrides")
-    if flag is not None:
-        from trainer_cli.commands.choices import no_flag
+    if any(word.startswith("-") for word in unknown):
+        from trainer_cli.commands.choices import wrong_flags
 
-        name = flag.partition("=")[0]
-        owners = [action for action, subparser in actions.items() if name in subparser._option_string_actions]
-        raise no_flag(flag, words, parser._option_string_actions, verb=verb, overrides=takes_overrides, owners=owners)
+        owners = {
+            flag: [action for action, subparser in actions.items() if flag in subparser._option_string_actions]
+            for flag in (word.partition("=")[0] for word in unknown)
+        }
+        flags = parser._option_string_actions
+        raise_all(wrong_flags(unknown, words, flags, verb=verb, owners=owners, parsed=parsed))
     if any(word.startswith("load.average=") for word in unknown) and "--ema" in parser._option_string_actions:
         raise UserError(f"train {verb} takes no key load.average", cure="Write --ema none for the trained weights.")
     if unknown:

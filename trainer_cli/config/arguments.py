@@ -13,15 +13,14 @@ from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
-from trainer_cli.config.fields import DATA_KEYS, SEVERAL
+from trainer_cli.config.fields import DATA_KEYS, LEAST_OF_DATA, SEVERAL, check_data_count
 from trainer_cli.config.targets import Trust, check_name, check_path, import_target
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree
-from trainer_cli.core.auto import AUTO, check_auto, is_auto_batch_size
+from trainer_cli.core.auto import AUTO, check_auto
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.intervals import Duration
 from trainer_cli.core.patterns import nearest
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval, TrainConfig
-from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.types import MISSING, OPTIMIZER, Parameter, call_parameters, misfits, names_optimizer
 from trainer_cli.errors import Code, ConfigError
 
@@ -34,7 +33,6 @@ _NAMED = ("optimizer", "scheduler")
 SPECIAL = ("_target_", "_partial_", "_args_")
 SCHEDULER_KEYS = ("interval", "metric", "groups")
 """Keys of a schedule's node that the trainer reads and the constructor does not get."""
-_AT_LEAST = {"batch_size": 1, "val_batch_size": 1, GLOBAL_BATCH_SIZE: 1, "num_workers": 0, "overfit_batches": 1}
 FROM_DATA = "from_data"
 SAVER = "checkpoint"
 SAVER_KEYS = (*(field.name for field in fields(CheckpointConfig)), "folder", "identity")
@@ -296,14 +294,11 @@ class _Checker:
             )
         arguments = {key: value for key, value in node.items() if key not in DATA_KEYS}
         yield from self._component("data", arguments, named_elsewhere=of_loader)
-        for key, least in _AT_LEAST.items():
-            value = node.get(key)
-            if key == "batch_size" and is_auto_batch_size(value):
-                continue
-            if value is not None and value != MISSING and (type(value) is not int or value < least):
-                auto = ", or auto, or auto:LIMIT" if key == "batch_size" and isinstance(value, str) else ""
-                message = f"data.{key} is {value!r}, but it must be a whole number of at least {least}{auto}"
-                yield ConfigError(message, location=f"data.{key}")
+        for key in LEAST_OF_DATA:
+            try:
+                check_data_count(key, node.get(key))
+            except ConfigError as error:
+                yield error
         drop_last = node.get("drop_last")
         if drop_last not in (None, MISSING) and not isinstance(drop_last, bool):
             message = f"data.drop_last is {drop_last!r}, but it must be true or false"

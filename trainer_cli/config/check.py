@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import EnumMeta
@@ -25,20 +26,19 @@ from trainer_cli.config.overrides import (
     HOW_TO_OVERRIDE,
     CommandLine,
     as_text,
+    hint_on_setting,
     line_of,
     override_error,
     path_of,
     strip_quotes,
     unknown_key_error,
     unknown_option_error,
-    writer,
 )
 from trainer_cli.config.search_path import SearchPath, groups, label, options
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, Node, resolve
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.core.auto import replace_auto
-from trainer_cli.core.elsewhere import hint_on
-from trainer_cli.core.field_rules import check_field
+from trainer_cli.core.field_rules import check_rules
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import RESUME_WORDS, TrainConfig
 from trainer_cli.core.types import IN_QUOTES, MISSING, SECTION, Kind, in_yaml, kind_of, name_of, shown
@@ -149,7 +149,7 @@ class _Validation:
             return _NO_VALUE  # The default `runs/${name}` is not to blame for a wrong name.
         if path not in self._wrong:
             try:
-                check_field(config_field, ".".join(path), resolved)
+                check_rules(config_field.metadata, ".".join(path), resolved)
             except ConfigError as error:
                 self._add(path, error)
         if path in self._wrong:
@@ -277,7 +277,7 @@ class _Validation:
         source = self._tree.source(path)
         hint = mistake.hint
         if not (hint or "").startswith("Did you mean"):
-            hint = hint_on(".".join(path), in_yaml(value), below=False, written=writer(source)) or hint
+            hint = hint_on_setting(".".join(path), in_yaml(value), source=source, below=False) or hint
         if path == ("resume",):
             self._refuse(path, value, f"{', '.join(RESUME_WORDS)} or a path", hint or "")
             return
@@ -289,7 +289,10 @@ class _Validation:
         self._report(path, f"{'.'.join(path)} is {shown(value)}, but it must be {kind}", hint, code=Code.wrong_type)
 
     def _add(self, path: KeyPath, error: ConfigError) -> None:
-        self._report(path, error.message, error.hint or "", code=error.code)
+        hint, key = error.hint or "", ".".join(path)
+        if self._tree.source(path) == COMMAND_LINE and re.fullmatch(r"Did you mean '[^'=]*'\?", hint):
+            hint = hint.replace("'", f"'{key}=", 1)
+        self._report(path, error.message, hint, code=error.code)
 
     def _report(
         self, path: KeyPath, message: str, hint: str = "", *, source: str = "", code: Code = Code.wrong_value
@@ -365,10 +368,10 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
             f"there are no experiments: no folder experiment/ in {search.listed()}", code=Code.unknown_option
         )
     elif path[:1] == ("hydra",) or key.startswith("hydra/"):
-        hint = hint_on(key, line.partition("=")[2], below=False) or "Hydra only composes the config here."
+        hint = hint_on_setting(key, line.partition("=")[2], below=False) or "Hydra only composes the config here."
         yield override_error(f"{line} has no effect", hint, Code.no_effect)
     elif search.is_choice(override):
-        yield from _wrong_options(search, override)
+        yield from find_wrong_choice(search, override)
     elif key == "experiment" or ("/" in key and search.is_group(key)):
         message = f"{key} is a group, and takes the name of an option"
         yield override_error(
@@ -385,6 +388,9 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
         yield override_error(f"there is no group '{key}'", hint, Code.unknown_option)
     elif unknown := unknown_key(path):
         yield _no_key(search, path, line, *unknown)
+    elif path[0] in OPEN and line == f"{key}=":
+        hint = f"Write {key}=VALUE, {key}=null for none, or {key}={as_text('')} for the empty string."
+        yield override_error(f"{line} has no value", hint)
     elif not override.is_delete():
         yield from _misleading(path, value_in_quotes(override), is_open=path[0] in OPEN)
 
@@ -426,7 +432,8 @@ def _text_not(key: str, text: str, difference: str, plain: str) -> ConfigError:
     return override_error(f"{key}: {text} is a string here, and {difference}", hint, Code.wrong_type)
 
 
-def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigError]:
+def find_wrong_choice(search: SearchPath, override: Override) -> Iterator[ConfigError]:
+    """The mistakes in the choice of a group's options."""
     key, line, value = override.key_or_group, line_of(override), override.value()
     if override.is_delete():
         return

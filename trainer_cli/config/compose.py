@@ -22,14 +22,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import arguments, override_values
-from trainer_cli.config.check import find_wrong_overrides, restore_texts, validate
+from trainer_cli.config.check import find_wrong_choice, find_wrong_overrides, restore_texts, switches_off, validate
 from trainer_cli.config.diff import ABSENT, Absent, Change, diff
 from trainer_cli.config.fields import KeyPath, check_ephemeral_interval, check_left_out, check_resume_allow
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles, find_choices, find_overruled, split_package
 from trainer_cli.config.hydra_errors import translate_error
 from trainer_cli.config.modules import refuse_shadows
-from trainer_cli.config.overrides import Append, CommandLine, line_of, override_error, parse_overrides
+from trainer_cli.config.overrides import Append, CommandLine, line_of, mend_choice, override_error, parse_overrides
 from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import (
     PACKAGE,
@@ -80,6 +80,13 @@ class Composed(NamedTuple):
         """`file:line`, `command line` or `default` for a dotted key."""
         return self.tree.source(tuple(key.split(".")))
 
+    def _where_with_overrides(self, key: str) -> str:
+        """`where`, with the overrides that set keys below it, of which none sets it whole."""
+        node, source = self.tree.root.at(tuple(key.split("."))), self.where(key)
+        leaves = [] if node is None else [leaf.origin for path, leaf in node.walk() if path]
+        words = dict.fromkeys(origin.words for origin in leaves if origin.source == COMMAND_LINE)
+        return f"{COMMAND_LINE}: {' '.join(words)}" if words and source == COMMAND_LINE else source
+
     def naming_again(self, text: str) -> str:
         """A text about the same command, given again: there `resume=anew` would move the run away once more."""
         if any(override.lstrip("+") == f"resume={ANEW}" for override in self.overrides):
@@ -100,7 +107,7 @@ class Composed(NamedTuple):
             if isinstance(error, TrainError):
                 key = error.where if isinstance(error, UserError) and error.source is None else None
                 if key and self.tree.root.at((key.partition(".")[0],)):
-                    error.source = self.where(key)
+                    error.source = self._where_with_overrides(key)
                 error.cure = error.cure and self.naming_again(error.cure)
             if notes := getattr(error, "__notes__", None):
                 notes[:] = map(self.naming_again, notes)
@@ -346,6 +353,10 @@ def _check_line(search: SearchPath, line: CommandLine) -> _Line:
     refused_lines = {text for text, _ in mistakes_by_line}
     choices = [override for override in line.overrides if search.is_choice(override)]
     kept = [override for override in choices if line_of(override) not in refused_lines]
+    # In place of an option that does not exist the one that is meant, so that the keys below it are checked too.
+    refused = [override for override in choices if override not in kept]
+    mended = [mend_choice(override, list(options(search.dirs, override.key_or_group))) for override in refused]
+    kept += [override for override in mended if override is not None and not any(find_wrong_choice(search, override))]
     values = [
         override for override in line.overrides if override not in choices and line_of(override) not in refused_lines
     ]
@@ -380,7 +391,8 @@ def _compose_draft(search: SearchPath, command: CommandLine) -> _Draft:
 def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments: Sequence[str] = ()) -> _Draft:
     """Apply the overrides, then fill in `ckpt`, `name` and the schema's defaults."""
     tree = draft.tree
-    mistakes = override_values.apply(tree, line.values, search)
+    switches = {choice.key_or_group: line_of(choice) for choice in line.choices if switches_off(choice)}
+    mistakes = override_values.apply(tree, line.values, search, switches)
     if line.command.ckpt_given:
         # Not by Hydra's grammar, to which a glob such as step[12]* is a list or no value at all.
         ckpt = line.command.ckpt

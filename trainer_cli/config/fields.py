@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.core import schema
+from trainer_cli.core.auto import is_auto_batch_size
 from trainer_cli.core.checkpoint_config import AUTO
+from trainer_cli.core.field_rules import check_rules
 from trainer_cli.core.intervals import Duration, Interval, StepCounts
 from trainer_cli.core.left_out import KEY, can_resume, check_leave_out, described, left_out
 from trainer_cli.core.patterns import alternatives, did_you_mean, matches
 from trainer_cli.core.policy import SaveRules, check_ephemeral
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
-from trainer_cli.core.types import Kind, kind_of
-from trainer_cli.errors import Code, ConfigError
+from trainer_cli.core.types import MISSING, Kind, kind_of
+from trainer_cli.errors import Code, ConfigError, raise_all
 
 KeyPath = tuple[str, ...]
 
@@ -80,6 +82,10 @@ DATA_KEYS = (
     "worker_timeout", "overfit_batches", "drop_last",
 )  # fmt: skip
 """Keys of `data` for our loaders, which the data object does not get."""
+LEAST_OF_DATA: Mapping[str, int] = {
+    "batch_size": 1, "val_batch_size": 1, GLOBAL_BATCH_SIZE: 1, "num_workers": 0, "overfit_batches": 1,
+}  # fmt: skip
+"""Key of DATA_KEYS that holds a whole number -> the least that it may be."""
 BY_GLOBAL_BATCH_SIZE = ("data.batch_size", "loop.grad_accum_steps")
 """Keys that may change if `data.global_batch_size` fixes the samples per step."""
 SEVERAL = ("callbacks", "loggers")
@@ -154,6 +160,40 @@ def text_keys() -> frozenset[KeyPath]:
 def kind_at(key: str) -> Kind | None:
     """What the value of a key may be; None for a key that is not in the schema, and where it may be anything."""
     return next((kind_of(entry.kind) for entry in fields() if entry.key == key), None)
+
+
+def why_refused(key: str, value: Any) -> str | None:
+    """Why a plain value is refused for a key of the schema, or for one of `data`; None if it is not, or the key may
+    have any value."""
+    section, _, name = key.partition(".")
+    entry = next((entry for entry in fields() if entry.key == key and not entry.is_section), None)
+    try:
+        if section == "data" and name in LEAST_OF_DATA:
+            check_data_count(name, value)
+        elif entry is not None and (kind := kind_of(entry.kind)) is not None:
+            # A whole number is read as a string where only a string may be.
+            text = str(value) if type(value) is int and "str" in kind.names else value
+            raise_all(list(kind.mistakes(text, key)))
+        if entry is not None:
+            check_rules(entry.rules, key, value)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
+def check_data_count(name: str, value: Any) -> None:
+    """Check a number of `data` that our loaders read.
+
+    Raises:
+        ConfigError: it is no whole number, or below the least.
+    """
+    if name == "batch_size" and is_auto_batch_size(value):
+        return
+    least = LEAST_OF_DATA[name]
+    if value is not None and value != MISSING and (type(value) is not int or value < least):
+        auto = ", or auto, or auto:LIMIT" if name == "batch_size" and isinstance(value, str) else ""
+        message = f"data.{name} is {value!r}, but it must be a whole number of at least {least}{auto}"
+        raise ConfigError(message, location=f"data.{name}")
 
 
 def defaults() -> dict[str, Any]:

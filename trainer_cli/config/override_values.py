@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config.fields import KeyPath
 from trainer_cli.config.hydra_compat import SCHEMA
-from trainer_cli.config.overrides import Append, line_of, override_error, path_of
+from trainer_cli.config.overrides import (
+    Append,
+    did_you_mean_override,
+    hint_on_setting,
+    line_of,
+    override_error,
+    path_of,
+)
 from trainer_cli.config.search_path import SearchPath, options
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, Origin, merge, name_kind, resolve
-from trainer_cli.core.elsewhere import hint_on
 from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.core.types import MISSING, in_yaml
 from trainer_cli.errors import Code, ConfigError
@@ -24,15 +30,20 @@ _MAX_LISTED = 12
 """Keys of a section that a message lists."""
 
 
-def apply(tree: ConfigTree, overrides: Sequence[Override], search: SearchPath) -> list[ConfigError]:
-    """Apply overrides to the tree, each as Hydra does. Returns a mistake for each refused one."""
+def apply(
+    tree: ConfigTree, overrides: Sequence[Override], search: SearchPath, switches: Mapping[str, str] | None = None
+) -> list[ConfigError]:
+    """Apply overrides to the tree, each as Hydra does. Returns a mistake for each refused one.
+
+    `switches`: section -> the choice of this command line that switches it off, such as `~scheduler`.
+    """
     mistakes: list[ConfigError] = []
     for override in overrides:
         if _names_components(override):
             override = replace(override, type=OverrideType.ADD)
         path, line = path_of(override), line_of(override)
         # Hydra would accept some of these with a surprising result, and explain others badly.
-        if (mistake := _why_refused(tree.root, override, search)) is not None:
+        if (mistake := _why_refused(tree.root, override, search, switches or {})) is not None:
             mistakes.append(mistake)
         elif override.is_delete():
             section = tree.root.at(path[:-1])
@@ -61,7 +72,7 @@ def _names_components(override: Override) -> bool:
     return isinstance(value, dict) and all(isinstance(node, dict) and "_target_" in node for node in value.values())
 
 
-def _why_refused(root: Node, override: Override, search: SearchPath) -> ConfigError | None:
+def _why_refused(root: Node, override: Override, search: SearchPath, switches: Mapping[str, str]) -> ConfigError | None:
     """The mistake if an override does not fit the values so far, or None."""
     path, line, value = path_of(override), line_of(override), override.value()
     key, adds = ".".join(path), override.is_add() or override.is_force_add()
@@ -74,6 +85,10 @@ def _why_refused(root: Node, override: Override, search: SearchPath) -> ConfigEr
             return _of_an_interpolation(line, ".".join(path[:depth]), parent.value)
     if override.is_delete():
         return _no_removal(root, parent, path, value, has_value="=" in line)
+    section = root.get(path[0])
+    if not adds and path[0] in switches and len(path) > 1 and (section is None or section.value is None):
+        message = f"{line} has no effect: {switches[path[0]]} on this command line removes the {path[0]}"
+        return override_error(message, f"Leave out '{switches[path[0]]}', or '{line}'.", Code.no_effect)
     if not adds and (problem := _no_value(root, path, line, search)) is not None:
         return problem
     current = parent.value.get(path[-1]) if parent is not None and parent.is_mapping else None
@@ -161,12 +176,13 @@ def _no_value(root: Node, path: KeyPath, line: str, search: SearchPath) -> Confi
             hint = f"Choose one first, as in {prefix}=NAME." if is_null and depth == 1 else f"Write {prefix}=VALUE."
             return override_error(f"{line}: {prefix} is {'null' if is_null else 'not a mapping'}", hint)
         if name not in node.value:
-            meant = _suggest_key(path, depth, node)
+            meant = _suggest_key(path, depth, node, line.partition("=")[2])
             # A setting of another section, or in the notation of its value; a name that is near here counts more.
-            setting = hint_on(".".join(path), line.partition("=")[2])
-            if not meant.startswith("Did") or setting.startswith(f"{meant[:-2]}="):
+            setting = hint_on_setting(".".join(path), line.partition("=")[2])
+            is_same_key = setting.partition("=")[0] == meant.partition("=")[0].removesuffix("'?")
+            if not meant.startswith("Did") or is_same_key:
                 meant = setting or meant
-            hint = f"{meant} To add it, write '+{line}'.".strip()
+            hint = f"{meant} To add it, write '+{line}'.".strip() if _may_add(node, path[:depth], meant) else meant
             if depth == 1 and prefix in ("callbacks", "loggers") and len(path) > 2:
                 key, value = ".".join(path[2:]), line.partition("=")[2]
                 node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"
@@ -179,7 +195,15 @@ def _no_value(root: Node, path: KeyPath, line: str, search: SearchPath) -> Confi
     return None
 
 
-def _suggest_key(path: KeyPath, depth: int, node: Node) -> str:
+def _may_add(node: Node, path: KeyPath, meant: str) -> bool:
+    """Whether a key that a node lacks may be an argument of its class: of torch's and our own classes the configs and
+    the table of other trainers name the usual ones, so what is `meant` is likelier."""
+    target = node.get("_target_")
+    is_own = target is None or not str(target.value).startswith(("torch.", "trainer_cli."))
+    return is_own or not meant or meant.startswith(f"{'.'.join(path)} has ")
+
+
+def _suggest_key(path: KeyPath, depth: int, node: Node, value: str) -> str:
     """A suggestion for the unknown key at a depth of the path: the nearest of its section, else all of them.
 
     Empty if an override has replaced the class of the section: its other keys are arguments of the former class.
@@ -191,7 +215,7 @@ def _suggest_key(path: KeyPath, depth: int, node: Node) -> str:
     prefix = ".".join(path[:depth])
     # Of the last name alone: a common beginning makes any two keys of a section alike.
     if (near := nearest(path[depth], names)) is not None:
-        return f"Did you mean '{'.'.join((*path[:depth], near))}'?"
+        return did_you_mean_override(".".join((*path[:depth], near, *path[depth + 1 :])), value)
     listed = [name for name in names if name != "_target_"]
     return f"{prefix} has {', '.join(listed)}." if prefix and 0 < len(listed) <= _MAX_LISTED else ""
 

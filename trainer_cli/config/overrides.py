@@ -18,17 +18,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, Sweep
 from hydra.errors import HydraException
 
-from trainer_cli.config.fields import DATA_KEYS, OPEN, KeyPath, kind_at, sections, unknown_key
+from trainer_cli.config.fields import DATA_KEYS, OPEN, SEVERAL, KeyPath, kind_at, sections, unknown_key, why_refused
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.core.bounds import DEEPEST
-from trainer_cli.core.elsewhere import hint_on
+from trainer_cli.core.elsewhere import hint_on, plain
 from trainer_cli.core.patterns import find_key, find_name, nearest
 from trainer_cli.errors import Code, ConfigError, raise_all
 
 _USUAL = ("optimizer.lr", "optimizer.weight_decay", "data.batch_size", "data.num_workers")
 """Keys of open sections that most components have, for suggestions."""
+_TORCH_OPTIMIZERS = (
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop",
+    "Rprop", "SGD", "SparseAdam",
+)  # fmt: skip
+"""Classes of torch.optim, by name: importing it takes seconds."""
 _MAX_KNOWN = 16
 """Keys that a hint lists."""
 
@@ -74,13 +79,14 @@ def unknown_key_error(
         value: its value as text, or that of the key below it.
         rest: the names below `path`.
     """
-    key = ".".join(path)
+    # On the command line the whole key, so that two of one section do not read alike; in a file all below it is wrong.
+    key = ".".join((*path, *rest) if source == COMMAND_LINE else path)
     # A section with a misspelt name is no section of another program.
     typo = get_close_matches(path[-1], known_keys, n=1, cutoff=0.8) if rest else []
-    hint = "" if typo else hint_on(".".join((*path, *rest)), value, written=writer(source))
-    meant = ".".join((*path[:-1], *typo)) if typo else _find_meant(path, rest, known_keys, source)
+    hint = "" if typo else hint_on_setting(".".join((*path, *rest)), value, source=source)
+    meant = ".".join((*path[:-1], *typo, *rest)) if typo else _find_meant(path, rest, known_keys, source)
     if not hint and meant:
-        hint = f"Did you mean '{meant}'?"
+        hint = did_you_mean_override(meant, value if source == COMMAND_LINE else None)
     if not hint:
         section = ".".join(path[:-1])
         hint = f"Known here: {', '.join(known_keys)}."
@@ -88,6 +94,15 @@ def unknown_key_error(
             own = "" if section else ", and `train config NAME` the arguments of your own classes"
             hint = f"`train config --fields{section and f' {section}'}` lists the keys{own}."
     return ConfigError(f"there is no key '{key}'", location=key, source=source, code=Code.unknown_key, hint=hint)
+
+
+def did_you_mean_override(key: str, value: str | None) -> str:
+    """The question that suggests a key, with the value that was given where the key takes it."""
+    line = f"{key}={value}"
+    # What a group may be is not known here, and a section takes no value.
+    is_read = value and parse_or_none(line) is not None and shlex.quote(line) in (line, f"'{line}'")
+    takes_value = key not in OPEN and tuple(key.split(".")) not in sections()
+    return f"Did you mean '{line if takes_value and is_read and _why_refused(line) is None else key}'?"
 
 
 def _find_meant(path: KeyPath, rest: KeyPath, known_keys: Sequence[str], source: str) -> str | None:
@@ -125,6 +140,28 @@ def writer(source: str) -> Callable[[str], str]:
     return str if source == COMMAND_LINE else in_file
 
 
+def hint_on_setting(word: str, value: str | None, *, source: str = COMMAND_LINE, below: bool = True) -> str:
+    """The hint on a setting of other trainers (`hint_on`), without suggestions that the schema refuses."""
+    return hint_on(word, value, below=below, written=writer(source), refused=_why_refused if value else lambda _: None)
+
+
+def _why_refused(overrides: str) -> str | None:
+    """Why a suggestion of one or several overrides is refused by the schema, whatever the config; None if it is not."""
+    for word in re.split(r" (?=[\w.]+=)", overrides):
+        override = None if word[0] in "+-" else parse_or_none(word)
+        if override is None or override.is_sweep_override() or _is_choice_of_group(override):
+            continue
+        value = override.value()
+        # In capitals: a word that the reader replaces.
+        if not str(value).isupper() and (reason := why_refused(override.key_or_group, value)) is not None:
+            return reason
+    return None
+
+
+def _is_choice_of_group(override: Override) -> bool:
+    return override.key_or_group in OPEN or (override.key_or_group,) in sections()
+
+
 def unknown_option_error(
     group: str, option: str, known_options: Sequence[str], source: str, line: str = ""
 ) -> ConfigError:
@@ -133,16 +170,48 @@ def unknown_option_error(
     Args:
         line: the override that names it, if one does.
     """
-    near = nearest(option, known_options) or nearest(option.removesuffix(".yaml").rpartition("/")[2], known_options)
-    if near is not None:
-        written = re.sub(rf"(?<=[=,\[]){re.escape(option)}(?![^,\]])", near, line)
-        suggestion = f"Did you mean '{written or near}'?"
+    near = _near_option(group, option, known_options)
+    target = _torch_optimizer(group, option) if near is None and source == COMMAND_LINE else None
+    if target is not None:
+        suggestion = f"torch has it: write optimizer=null 'optimizer={{_target_: {target}, lr: 0.001}}'."
+    elif near is not None:
+        suggestion = f"Did you mean '{_with_option(line, option, near) or near}'?"
     else:
-        suggestion = hint_on(group, option, below=False, written=writer(source))
+        suggestion = hint_on_setting(group, option, below=False, source=source)
     hint = f"{suggestion} Available: {', '.join(known_options) or 'none'}.".strip()
-    if not suggestion and option.isidentifier():
+    if suggestion.startswith("Did you mean") and near is None and f"{group}=" not in suggestion:
+        hint = suggestion  # It is no option of this group.
+    is_closed = (group,) in sections()
+    if not suggestion and option.isidentifier() and not is_closed:
         hint += f" A file configs/{group}/{option}.yaml would be one."
-    return ConfigError(f"there is no {group} called {option!r}", source=source, code=Code.unknown_option, hint=hint)
+    noun = f"option of {group}" if is_closed else group.removesuffix("s") if group in SEVERAL else group
+    return ConfigError(f"there is no {noun} called {option!r}", source=source, code=Code.unknown_option, hint=hint)
+
+
+def mend_choice(override: Override, known_options: Sequence[str]) -> Override | None:
+    """The choice that is meant by one of options that do not exist; None if no option is near."""
+    line, value = line_of(override), override.value()
+    for option in map(str, value if isinstance(value, list) else [value]):
+        near = None if option in known_options else _near_option(override.key_or_group, option, known_options)
+        line = line if near is None else _with_option(line, option, near)
+    return parse_or_none(line) if line != line_of(override) else None
+
+
+def _torch_optimizer(group: str, option: str) -> str | None:
+    """The class of torch that is an optimizer of this name, whatever its case; None if there is none."""
+    names = {plain(name): name for name in _TORCH_OPTIMIZERS} if group == "optimizer" else {}
+    return f"torch.optim.{names[plain(option)]}" if plain(option) in names else None
+
+
+def _near_option(group: str, option: str, known_options: Sequence[str]) -> str | None:
+    if (same := find_name(option, known_options)) is not None or _torch_optimizer(group, option) is not None:
+        return same
+    return nearest(option, known_options) or nearest(option.removesuffix(".yaml").rpartition("/")[2], known_options)
+
+
+def _with_option(line: str, option: str, other: str) -> str:
+    """An override that chooses `other` in place of `option`."""
+    return re.sub(rf"(?<=[=,\[]){re.escape(option)}(?![^,\]])", other, line)
 
 
 def line_of(override: Override) -> str:
@@ -182,7 +251,11 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
     ckpt_given, ckpt_is_single = False, True
     # One for all arguments: each builds a table of Hydra's functions.
     parser = OverridesParser.create()
-    for argument in arguments:
+    for argument in join_split(arguments):
+        if " " in argument and argument not in arguments:
+            message = f"the shell has split {argument!r} at its spaces"
+            line.mistakes.append(override_error(message, f"Put it in quotes: {shlex.quote(argument)}."))
+            continue
         if not _is_text(argument):
             message = f"{argument!r} holds bytes that are not characters of {sys.getfilesystemencoding()}"
             line.mistakes.append(override_error(message, "Write it in UTF-8, under a locale such as LC_ALL=C.UTF-8."))
@@ -234,6 +307,27 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
     # A single name stays a string, as a config file has it.
     ckpt = patterns if not ckpt_is_single or len(patterns) > 1 else (patterns[0] if patterns else None)
     return CommandLine(line.overrides, ckpt, ckpt_given, line.appends, line.mistakes)
+
+
+def join_split(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the parts of a list or mapping that a shell has split at its spaces joined again."""
+    joined: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if "=" in word and _OPENING.match(word.partition("=")[2]) and _is_text(word) and _is_open(word):
+            # The shortest that can be read: the words after it are arguments of their own.
+            lengths = (length for length in range(1, len(rest) + 1) if not _is_open(" ".join([word, *rest[:length]])))
+            length = next(lengths, 0)
+            text = " ".join([word, *rest[:length]])
+            if length and parse_or_none(text) is not None:
+                word, rest = text, rest[length:]
+        joined.append(word)
+    return joined
+
+
+def _is_open(text: str) -> bool:
+    return _with_closed_brackets(text) != text
 
 
 def _implied_sign(key: str) -> str:

@@ -49,10 +49,19 @@ _ELSEWHERE = {
     "checkpoint.enabled=false": "enable_checkpointing=false save_strategy=no checkpoint=false checkpoint=none",
     "checkpoint.max_checkpoints={}": "save_total_limit total_limit keep_last max_to_keep keep_last_n",
     "checkpoint.keep_best.metric=val/loss checkpoint.keep_best.count={} checkpoint.max_checkpoints=1": "save_top_k",
+    "checkpoint.keep_best.metric=val/loss checkpoint.max_checkpoints=1": "save_best_only=true",
     "checkpoint.keep_best.metric=val/loss": (
-        "save_best=true save_best_only=true save_best_model=true load_best_model_at_end=true save_strategy=best"
+        "save_best=true save_best_model=true save_strategy=best callbacks=model_checkpoint callbacks=modelcheckpoint"
     ),
-    "checkpoint.keep_best.metric={}": "monitor metric_for_best_model best_metric",
+    "Nothing is loaded at the end, the run keeps its last weights: RUN@best names the best checkpoint, as in train "
+    "validate ckpt=RUN@best, and checkpoint.keep_best.metric=METRIC keeps it.": (
+        "load_best_model_at_end=true restore_best_weights=true restore_best=true"
+    ),
+    "checkpoint.keep_best.metric=val/loss | checkpoint.keep_best.metric=train/loss": (
+        "monitor=loss metric_for_best_model=loss best_metric=loss"
+    ),
+    "checkpoint.keep_best.metric={}": ("monitor=*/* metric_for_best_model=*/* best_metric=*/*"),
+    "checkpoint.keep_best.metric=val/{}": "monitor metric_for_best_model best_metric",
     "checkpoint.keep_best.mode={}": "mode=min mode=max",
     "checkpoint.keep_best.mode=max": "greater_is_better=true",
     "checkpoint.keep_best.mode=min": "greater_is_better=false",
@@ -78,6 +87,29 @@ _ELSEWHERE = {
         "overwrite overwrite_output_dir exist_ok force force_restart from_scratch"
     ),
     # Data
+    "-1 is no batch size: data.batch_size=32 sets one, data.batch_size=auto finds the largest that fits into memory, "
+    "and loop.microbatch=auto halves what is computed at once when memory runs out.": (
+        "batch=-1 batch_size=-1 bs=-1 per_device_train_batch_size=-1"
+    ),
+    "The data says what is held back: its `val` is the dataset for validation, as torch.utils.data.random_split makes "
+    "one from a part; `train docs data` shows it. Leave it out.": (
+        "validation_split val_split test_size val_size valid_size split_ratio val_fraction validation_fraction"
+    ),
+    "The model's forward returns the loss: change it there (`train docs own-model`), and leave this out.": (
+        "loss loss_fn loss_function criterion objective"
+    ),
+    "The model's forward may return further values beside the loss, and each is a metric (`train docs own-model`); the "
+    "callback trainer_cli.Metrics takes those of torchmetrics. Leave it out.": "metrics metric_fn compute_metrics",
+    "Training data is shuffled and validation data is not: leave it out. A dataset in a fixed order is an "
+    "IterableDataset (`train docs data`).": "shuffle",
+    "The size of images is that of the samples, which the data makes: leave it out, or give it to your own class as "
+    "data.NAME={}.": "imgsz image_size img_size input_size",
+    "No model for detection is shipped: `train docs own-model` shows how to use one of your own.": (
+        "model=yolo* model=rtdetr* model=*rcnn* model=detr* model=ssd*"
+    ),
+    "No such data set is shipped: `train docs data` shows how to use one of your own.": (
+        "data=coco* data=imagenet* data=cifar* data=mnist* data=voc* data=*.yaml"
+    ),
     "data.batch_size={}": (
         "batch bs batch_size per_device_train_batch_size micro_batch_size train_batch_size "
         "train_micro_batch_size_per_gpu"
@@ -91,7 +123,7 @@ _ELSEWHERE = {
     "optimizer.betas=[{},0.999]": "adam_beta1",
     "optimizer.betas=[0.9,{}]": "adam_beta2",
     "optimizer.eps={}": "adam_epsilon",
-    "optimizer=adamw": "optim=adamw* opt=adamw*",
+    "optimizer=adamw": "optimizer=adamw* optim=adamw* opt=adamw*",
     "optimizer=adam": "optim=adam* opt=adam*",
     "optimizer={}": "optim opt optimizer.name optimizer.type",
     "model={}": "model.name model.type arch",
@@ -131,6 +163,9 @@ _ELSEWHERE = {
     "+callbacks.anomalies={_target_: trainer_cli.AnomalyDetection}": "detect_anomaly=true",
     "parallel.activation_checkpointing=true": "gradient_checkpointing=true activation_checkpointing=true",
     # Devices and processes
+    "The device decides: nccl on GPUs, gloo on the CPU. Leave it out, and choose the device: device=cpu.": (
+        "parallel.backend process_group_backend dist_backend ddp_backend distributed_backend"
+    ),
     "device=cpu": "use_cpu=true no_cuda=true cpu=true gpus=0 cuda=false use_cuda=false accelerator=cpu",
     "device=cuda": (
         "device=0 device=gpu device=cuda:0 accelerator=gpu accelerator=cuda gpus=1 devices=1 devices=auto "
@@ -144,8 +179,12 @@ _ELSEWHERE = {
     "parallel=ddp parallel.processes_per_node={}": (
         "gpus devices nproc_per_node num_processes n_gpus num_gpus ngpus n_gpu nproc world_size gpus_per_node"
     ),
+    "parallel=ddp parallel.find_unused_parameters=true": "strategy=ddp_find_unused_parameters_true",
     "parallel=ddp": "strategy=ddp* trainer=ddp* distributed=true ddp=true multi_gpu=true strategy=*ddp",
-    "parallel=fsdp": "strategy=fsdp* trainer=fsdp* use_fsdp=true fsdp strategy=deepspeed* trainer=deepspeed deepspeed",
+    "parallel=fsdp": (
+        "strategy=fsdp* trainer=fsdp* use_fsdp=true fsdp strategy=deepspeed* trainer=deepspeed deepspeed "
+        "parallel=deepspeed* parallel=zero* parallel=fsdp2"
+    ),
     "parallel=ddp parallel.find_unused_parameters={}": "ddp_find_unused_parameters",
     "parallel.timeout={}s": "ddp_timeout",
     "parallel=single": "strategy=auto trainer=cpu trainer=gpu trainer=default",
@@ -257,17 +296,30 @@ def written_here(word: str, value: str | None, *, below: bool = True) -> str | N
     return None
 
 
-def hint_on(word: str, value: str | None, *, below: bool = True, written: Callable[[str], str] = str) -> str:
+def hint_on(
+    word: str,
+    value: str | None,
+    *,
+    below: bool = True,
+    written: Callable[[str], str] = str,
+    refused: Callable[[str], str | None] = lambda overrides: None,
+) -> str:
     """The hint that names what `written_here` returns, or an empty text.
 
     Args:
         written: how overrides are written where the hint is read.
+        refused: why overrides would be refused. Such a suggestion is left out; if all are, the hint is the reason.
     """
     ours = written_here(word, value, below=below)
     if ours is None or ours.endswith("."):
         return ours or ""
+    reasons = {one: refused(one) for one in ours.split(" | ")}
+    taken = [one for one, reason in reasons.items() if reason is None]
+    if not taken:
+        one, reason = next(iter(reasons.items()))
+        return f"It is '{one.rpartition(' ')[2].partition('=')[0]}' here. {reason}."
     # Several words of a shell stand in no quotes, which would make them one.
-    marks = ["`" if "'" in one or (" " in one and one[0] not in "+-") else "'" for one in ours.split(" | ")]
-    alternatives = zip(marks, map(written, ours.split(" | ")), strict=True)
+    marks = ["`" if "'" in one or (" " in one and one[0] not in "+-") else "'" for one in taken]
+    alternatives = zip(marks, map(written, taken), strict=True)
     own = " The metric may also be one of your own, such as small/loss." if "metric=val/loss" in ours else ""
     return f"Did you mean {' or '.join(f'{mark}{one}{mark}' for mark, one in alternatives)}?{own}"

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from trainer_cli.core.argument_names import unknown_argument
-from trainer_cli.core.intervals import Duration, Unit
+from trainer_cli.core.intervals import Duration, Unit, suggest_duration
 from trainer_cli.core.patterns import why_no_pattern
 from trainer_cli.core.types import ConstructorSignature, converted, in_yaml, shown
 from trainer_cli.errors import Code, ConfigError
@@ -139,13 +139,12 @@ def checked_values(section: type, values: Mapping[str, Any], path: str = "") -> 
         if field.name in values:
             key = f"{path}.{field.name}".lstrip(".")
             checked[field.name] = converted(field.type, values[field.name], key)
-            check_field(field, key, checked[field.name])
+            check_rules(field.metadata, key, checked[field.name])
     return checked
 
 
-def check_field(field: dataclasses.Field[Any], key: str, value: Any) -> None:
-    """Raise the ConfigError of the rule that a field was declared with."""
-    rules = field.metadata
+def check_rules(rules: Mapping[str, Any], key: str, value: Any) -> None:
+    """Raise the ConfigError of the rule that a field was declared with: `rules` is its metadata."""
     if "at_least" in rules:
         check_at_least(key, value, rules["at_least"])
     if "units" in rules and value not in rules["words"]:
@@ -211,7 +210,9 @@ def parse_duration(key: str, value: Any, words: tuple[str, ...] = ()) -> Duratio
     try:
         return Duration.parse(value)
     except ValueError as error:
-        raise ConfigError(f"{key}: {', or '.join((str(error), *words))}", location=key) from None
+        near = suggest_duration(value)
+        hint = None if near is None else f"Did you mean '{near}'?"
+        raise ConfigError(f"{key}: {', or '.join((str(error), *words))}", location=key, hint=hint) from None
 
 
 def check_at_least(key: str, value: float | None, least: float) -> None:

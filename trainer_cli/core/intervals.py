@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import StrEnum
 from fractions import Fraction
 
@@ -37,6 +38,11 @@ _WORDS = {
     "dur": Unit.RUN,
 }  # fmt: skip
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1, "sec": 1}
+_LONG = {
+    "second": "s", "seconds": "s", "minute": "min", "minutes": "min", "hour": "h", "hours": "h", "day": "d",
+    "days": "d", "iteration": "st", "iterations": "st", "iter": "st", "iters": "st", "batches": "st",
+}  # fmt: skip
+"""Words that are no units -> the unit that they mean."""
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d{1,3})?)\s*([a-z]+)", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|sec|s)", re.IGNORECASE)
 # Exponents of any size would make fractions of thousands of digits, slow at every step.
@@ -105,6 +111,19 @@ def _read(text: str) -> tuple[Fraction, Unit]:
     if parts and "".join(n + u for n, u in parts) == re.sub(r"\s+", "", stripped):
         return sum((Fraction(n) * _SECONDS[u.lower()] for n, u in parts), Fraction(0)), Unit.SECOND
     raise ValueError(f"{text!r} is not a duration; expected {EXAMPLES}")
+
+
+def suggest_duration(text: object) -> str | None:
+    """The duration that a text with a misspelt unit means, such as `10ep` for `10 epochz`; None if none is near."""
+    match = _COUNT.fullmatch(str(text).strip())
+    units = {**_LONG, **{word: str(unit) for word, unit in _WORDS.items()}}
+    near = get_close_matches(match[2].lower(), units, n=1, cutoff=0.7) if match else []
+    duration = f"{match[1]}{units[near[0]]}" if match and near else ""
+    try:
+        Duration.parse(duration)
+    except ValueError:
+        return None
+    return duration
 
 
 _LAST_STEP = 2**63

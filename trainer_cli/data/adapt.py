@@ -32,6 +32,7 @@ def as_loader(
     persistent_workers: bool | None = None,
     worker_timeout: float | str | None = None,
     where: str = "data",
+    name: str = "",
     rank: int = 0,
     world_size: int = 1,
 ) -> AnyLoader:
@@ -47,6 +48,7 @@ def as_loader(
             for an IterableDataset without `state_dict`.
         worker_timeout: limit of the wait for a batch from the workers, in seconds or as `30s` or `5min`; None: ten
             minutes.
+        name: what the messages call the dataset, such as `train`.
 
     Raises:
         UserError: the object is not a dataset or an iterable, or a setting would have no effect on it.
@@ -77,6 +79,9 @@ def as_loader(
     if isinstance(data, IterableDataset):
         return _share(StreamLoader(data, **batching), **ranks)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, DataLoader):
+        if len(data) == 0:
+            cure = f"The length of {class_name(data)} is 0: check the settings that choose its samples."
+            raise UserError(f"the {name} dataset is empty".replace("  ", " "), where=where, cure=cure)
         return Loader(data, shuffle=shuffle, **batching, **ranks)
     if not hasattr(data, "__iter__"):
         raise UserError(

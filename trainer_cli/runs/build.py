@@ -148,12 +148,13 @@ class Builder:
         if overfit is not None:
             train_set = _few(source.train, overfit * int(settings.get("batch_size") or 32), seed)
             val_sets, val_batch_size = dict.fromkeys(val_sets or {"val": None}, train_set), None
-        train = as_loader(train_set, shuffle=overfit is None, seed=seed, drop_last=drop_last, **settings)
+        train = as_loader(train_set, shuffle=overfit is None, seed=seed, drop_last=drop_last, name="train", **settings)
         # After the training loader, which has its own batch size.
         if val_batch_size is not None:
             settings["batch_size"] = val_batch_size
         loaders = {
-            str(name): as_loader(val_set, shuffle=False, seed=seed, **settings) for name, val_set in val_sets.items()
+            str(name): as_loader(val_set, shuffle=False, seed=seed, name=str(name), **settings)
+            for name, val_set in val_sets.items()
         }
         return Data(source, train, loaders)
 
