@@ -304,7 +304,7 @@ BAD = {
     "runs/nothing": "there is no 'runs/nothing'",
     "runs/nothing@latest": "runs/nothing@latest: there is no runs/nothing (--diff). The current folder is empty.",
     "seed='1": 'cannot read "seed=\'1": No closing quotation (--diff)',
-    "sed=1": "there is no key 'sed' (command line). Did you mean 'seed'?",
+    "sed=1": "there is no key 'sed' (command line). Did you mean 'seed=1'?",
     ".": ". is neither a run directory nor a checkpoint (--diff). Name a run directory",
 }
 

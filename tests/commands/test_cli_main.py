@@ -379,3 +379,17 @@ def test_docs_lists_every_page_and_prints_one(capsys: pytest.CaptureFixture[str]
     assert listed.endswith(f"folder: {ROOT / 'docs'}\n")
     assert main(["docs", "moving/lightning"]) == 0
     assert capsys.readouterr().out == (ROOT / "docs/moving/lightning.md").read_text("utf-8")
+
+
+def test_torchrun_shows_a_refusal_as_the_root_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    assert main(["config", "digits", "sed=1"]) == 2
+    assert "there is no key 'sed'" in capsys.readouterr().err
+    shown = str(ChildFailedError("trainer_cli", {0: ProcessFailure(0, 1, 2, str(file))}))
+    cause = shown.partition("Root Cause")[2]
+    assert "traceback : there is no key 'sed' (command line). Did you mean 'seed=1'?" in cause

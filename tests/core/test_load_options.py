@@ -100,6 +100,7 @@ def test_only_the_keys_of_the_chosen_states_are_read(states: list[str], keys: li
         (["net.block.fc.w"], [], ["net.positions"], r"'load.ignore_keys=[net.positions]' load.strict=false."),
         (["net.w"], [], ["net.positions"], r"'load.ignore_keys=[net.*]'."),
         (["network.fc.w"], [], ["net.positions"], r"'load.ignore_keys=[net.*]' load.strict=false."),
+        (["layers.6.w", "layers.2.w"], ["layers.1.w"], ["layers.4.w"], "The model must have the layers"),
         ([], ["layers.4.w"], ["layers.0.w"], r"'load.ignore_keys=[layers.0.*]' load.strict=false."),
     ],
 )

@@ -25,6 +25,8 @@ EXAMPLES = """examples:
   train fit resume=runs/digits loop.max_duration=40ep
   train fit --json digits
   train fit -m --jobs 2 digits optimizer.lr=1e-3,3e-3 'seed=range(3)'
+  train fit digits parallel=ddp parallel.processes_per_node=2
+  torchrun --nproc-per-node 2 -m trainer_cli fit digits parallel=ddp
   train fit -m --submit slurm --submit partition=gpu --submit timeout_min=60 digits seed=1,2
 
 `train list` shows what there is to choose, `train config --fields` every key with its default and meaning.

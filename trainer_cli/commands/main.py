@@ -142,9 +142,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except TrainError as error:
         # Here, as below: most commands end without an error.
-        from trainer_cli.commands.print_errors import print_error
+        from trainer_cli.commands.print_errors import print_error, record_for_torchrun
 
         print_error(error, whole=_wants_traceback())
+        record_for_torchrun(error)
         return int(error.exit_code)
     except KeyboardInterrupt as interrupt:
         clear_status()
@@ -248,6 +249,7 @@ def _dispatch(arguments: list[str]) -> int:
         _refuse_missing_folder()
     verb = {**VERBS, **_INTERNAL}.get(word)
     if verb is None:
+        _refuse_missing_folder()
         from trainer_cli.commands.choices import no_verb
 
         raise no_verb(word, arguments, VERBS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import sysconfig
+import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -40,6 +43,18 @@ def print_error(error: TrainError, *, whole: bool = False) -> None:
     if len(mistakes) > 1:
         blocks.append(f"Found {len(mistakes)} mistakes.")
     print("\n\n".join(blocks), file=sys.stderr)
+
+
+def record_for_torchrun(error: TrainError) -> None:
+    """Write the error into the file from which torchrun takes the root cause of a failed process, in the format of
+    `torch.distributed.elastic.multiprocessing.errors.record`."""
+    if not (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        return
+    text = without_secrets(str(error))
+    extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
+    # torchrun shows a process without this file too.
+    with suppress(OSError):
+        Path(file).write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}), "utf-8")
 
 
 def _lines(error: TrainError) -> Iterator[str]:

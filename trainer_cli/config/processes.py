@@ -57,7 +57,7 @@ def check_strategy(parallel: ParallelConfig, dtype: Dtype, world_size: int) -> N
         raise ConfigError(
             f"there are {world_size} processes, but parallel.strategy is {parallel.strategy}",
             location="parallel.strategy",
-            hint="Choose parallel=ddp or parallel=fsdp, or start one process.",
+            hint="Add parallel=ddp or parallel=fsdp to the command, or start one process.",
         )
 
 

@@ -230,6 +230,9 @@ class LoadReport:
 
 def advice(report: LoadReport) -> str:
     """The cure for weights that do not fit."""
+    if report.reshaped and len(report.one_sided) > len(report.loaded) + len(report.reshaped):
+        # Few layers are in both: it is another model, of which hardly anything would be loaded.
+        return OTHER_MODEL
     if report.reshaped:
         globs = ",".join(report.globs_of_reshaped)
         more = " load.strict=false" if report.needs_not_strict else ""

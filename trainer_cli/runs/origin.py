@@ -118,7 +118,11 @@ def compare_resumed(
     Raises:
         ConfigError: samples differ, though `data` did not change, and `resume_allow` does not allow it.
     """
-    report_source(name, other_source(manifest.source, composed.project_root))
+    ways = (
+        f"; metrics before and after {name} may not be comparable: name=OTHER ckpt={composed.config.run_dir}@latest "
+        "begins another run with these weights, resume=anew begins this one anew"
+    )
+    report_source(name, other_source(manifest.source, composed.project_root), ways)
     if not _changes_samples(changes):
         _compare_samples(composed, name, manifest, loaders, now)
 
@@ -362,8 +366,8 @@ def _other_data(name: str, differing: Sequence[str]) -> str:
     return f"the data is not what {name} was trained with: {format_first(differing)} {differ}"
 
 
-def report_source(name: str, differing: Mapping[str, str]) -> None:
+def report_source(name: str, differing: Mapping[str, str], advice: str = "") -> None:
     """Report the source files of a checkpoint that differ in this project, as `other_source` returns them."""
     if differing:
         files = [f"{file} ({how})" for file, how in differing.items()]
-        log.warning("the source is not what %s was trained with: %s", name, format_first(files))
+        log.warning("the source is not what %s was trained with: %s", name, format_first(files) + advice)

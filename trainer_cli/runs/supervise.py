@@ -154,8 +154,8 @@ def _fit_in_processes(
         )
     elif config.parallel.strategy == "ddp" and config.parallel.processes_per_node is None:
         print(
-            "train: warning: parallel=ddp trains in this process alone: set parallel.processes_per_node, or start the "
-            "processes by torchrun or srun",
+            "train: warning: parallel=ddp trains in this process alone: for two add parallel.processes_per_node=2, or "
+            "start torchrun --nproc-per-node 2 -m trainer_cli fit NAME parallel=ddp",
             file=sys.stderr,
         )
     if config.parallel.strategy == "fsdp":

@@ -34,7 +34,7 @@ from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.url_path import as_path, is_url
-from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError, without_secrets
+from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UnfitStateError, UserError, without_secrets
 from trainer_cli.runs.folders import config_of, run_holding, run_that_saved
 from trainer_cli.runs.metrics import best_settings, shared_settings
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
@@ -383,6 +383,9 @@ class _Validation:
                         self._report_removed(path)
                         continue
                     message = without_secrets(str(error))
+                    chosen = [line for line in self.overrides if line.lstrip("+").startswith(("model=", "data="))]
+                    if chosen and isinstance(error, UnfitStateError):
+                        message += f" Without {' '.join(chosen)} it is evaluated with its own."
                     log.error("%s", message if message.startswith(name) else f"{name}: {message}")
                     self.failures.append(error.exit_code)
                 else:
