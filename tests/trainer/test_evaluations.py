@@ -400,3 +400,30 @@ def test_an_evaluation_only_because_a_run_ends_changes_nothing_of_a_longer_one(
     # A stop puts this evaluation off, and the training is longer when it is made.
     fit("stopped", StopInEvaluation(4), **end)
     assert same(fit("stopped"), whole) == []
+
+
+@pytest.mark.parametrize(
+    ("samples", "names", "warned"),
+    [
+        (6, ["r2"], ["val/r2"]),
+        (6, ["r2", "F1", "accuracy"], ["val/r2", "val/F1"]),
+        (6, ["accuracy", "mse"], []),
+        # Of one batch the mean is the value.
+        (2, ["r2"], []),
+    ],
+)
+def test_a_mean_over_batches_that_is_not_the_value_over_the_set_is_named_once(
+    samples: int, names: list[str], warned: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, batch: Any) -> dict[str, Any]:
+            return {"loss": self.layer.weight.sum(), **dict.fromkeys(names, 0.5)}
+
+    made = trainer(Own(), settings={"max_duration": 4, "eval_interval": 2})
+    made.fit(loader(8, 2), {"val": loader(samples, 2)})
+    lines = [record.getMessage() for record in caplog.records if "the mean of the values" in record.getMessage()]
+    assert [line.partition(":")[0] for line in lines] == ([", ".join(warned)] if warned else [])

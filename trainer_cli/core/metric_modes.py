@@ -45,10 +45,28 @@ MODES: Mapping[str, Mode] = {
 """Whether the smallest or the largest value of a metric is best, by its name after the loader's and before `@`."""
 
 
+_NO_MEANS = frozenset((
+    "ap", "auc", "auprc", "auroc", "average_precision", "balanced_accuracy", "bleu", "cer", "chrf", "ece", "eer", "f1",
+    "f1_macro", "f1_micro", "f1_score", "f1_weighted", "fid", "kappa", "kid", "macro_f1", "map", "map_50", "map_75",
+    "matthews_corrcoef", "mcc", "mean_iou", "micro_f1", "miou", "nrmse", "pearson", "pr_auc",
+    "precision", "r2", "r2_score", "recall", "rmse", "rmsle", "roc_auc", "root_mean_squared_error", "sacrebleu",
+    "spearman", "weighted_f1", "wer",
+))  # fmt: skip
+
+
+def is_no_mean(metric: str) -> bool:
+    """Whether a metric of this name, such as val/r2, is over a whole set another value than its mean over batches."""
+    return _last_part(metric) in _NO_MEANS
+
+
 def usual_mode(metric: str) -> Mode | None:
     """Whether the smallest or the largest value of a metric is best by its name, such as val/accuracy; None if that is
     unknown."""
-    return MODES.get(metric.rpartition("/")[2].partition("@")[0].lower())
+    return MODES.get(_last_part(metric))
+
+
+def _last_part(metric: str) -> str:
+    return metric.rpartition("/")[2].partition("@")[0].lower()
 
 
 def choose_mode(metric: str, mode: str, key: str) -> Mode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 
 from trainer_cli.core.argument_names import checks_argument_names
 from trainer_cli.core.intervals import Interval
+from trainer_cli.core.metric_modes import is_no_mean
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import LoopConfig
 from trainer_cli.data.loader import PaddingBatch
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.loggers.marks import loader_of
+from trainer_cli.terminal import format_first
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.metrics import (
     WeightedMeans,
@@ -35,6 +38,8 @@ from trainer_cli.trainer.prefetch import close_at_the_end
 if TYPE_CHECKING:
     from trainer_cli.parallel.process_group import ProcessGroup
     from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 
 _NO_DATA = "There is no validation data: give some, or name a training metric, such as train/loss."
@@ -60,6 +65,8 @@ class Evaluations:
         """Setting -> the metric that a callback must log after the first evaluation."""
         self.buffers_named = False
         """Whether the log has named buffers of the model that were restored after an evaluation."""
+        self.means_named = False
+        """Whether the log has named metrics that are means over batches, see `warn_of_means`."""
         self.interval: Interval | None = None
         self._intervals: dict[str, Interval | None] = {}
 
@@ -91,6 +98,17 @@ class Evaluations:
             if name not in names:
                 cure = did_you_mean(name, names).strip() or f"Available: {', '.join(names) or 'none'}."
                 raise UserError(f"there is no validation loader '{name}'", where="loop.eval_loaders", cure=cure)
+
+    def warn_of_means(self, metrics: Iterable[str]) -> None:
+        """Warn, once, of metrics that are means over batches, but by their names something else over a whole set."""
+        names = [name for name in metrics if is_no_mean(name)]
+        if names and not self.means_named:
+            self.means_named = True
+            log.warning(
+                "%s: the mean of the values of the batches, which the model returns, and not the value over the whole "
+                "set. The callback trainer_cli.Metrics computes that: `train docs own-model`",
+                format_first(names, 4),
+            )
 
     def check_expected(self, metrics: Mapping[str, float], due: Due) -> None:
         """Check the expected metrics with those of an evaluation, once.
@@ -308,7 +326,11 @@ class ValidationLoop:
         if batch_idx < 0:
             raise UserError(f"the validation loader '{name}' gave no batch")
         group = trainer.strategy.group
-        means = {**meter.means(group), **self._compute_returned(meter.gathering, group)}
+        means = meter.means(group)
+        # Of one batch the mean is the value itself.
+        if batch_idx > 0:
+            trainer.loop.evaluations.warn_of_means(f"{name}/{metric}" for metric in means)
+        means = {**means, **self._compute_returned(meter.gathering, group)}
         if not means and not (batch_end or step_end or hooks["on_after_forward"]):
             raise UserError(
                 f"the evaluation on '{name}' reports nothing: the model returned {type(raw).__name__} without a loss "
