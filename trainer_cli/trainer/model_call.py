@@ -8,11 +8,13 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.checkpoint.model_state import unwrapped
 from trainer_cli.core.schema import ModelCall
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.torch_compat import local
@@ -166,6 +168,22 @@ def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any
     forward = f"{name}.forward"
     reason = str(error).removeprefix(f"{forward}() ")
     return UserError(f"{forward} cannot be called with a batch: {reason}\n{shown}", cure=cure)
+
+
+def returned_nothing(model: nn.Module) -> UserError:
+    """The error for a model whose forward returns None, with the place of that forward."""
+    model = unwrapped(model)
+    code = getattr(type(model).forward, "__code__", None)
+    place = ""
+    if code is not None:
+        file = Path(code.co_filename)
+        file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        place = f", {file}:{code.co_firstlineno},"
+    return UserError(
+        f"the model returned NoneType, expected a loss, (loss, outputs), or a mapping with 'loss': "
+        f"{type(model).__name__}.forward{place} returns nothing",
+        cure="End it with `return loss`, `return loss, outputs`, or `return {'loss': loss, …}`.",
+    )
 
 
 def describe_batch(batch: Any) -> str:

@@ -16,9 +16,10 @@ from trainer_cli.parallel.torch_compat import foreach_div_, local
 from trainer_cli.trainer.label_count import label_counter
 from trainer_cli.trainer.metrics import Number, is_known_zero, read_outputs, returned_weight
 from trainer_cli.trainer.microbatch import Microbatches, join_outputs
-from trainer_cli.trainer.model_call import explain_error, make_arguments
+from trainer_cli.trainer.model_call import explain_error, make_arguments, returned_nothing
 from trainer_cli.trainer.optimizer_modes import explain_missing_closure
 from trainer_cli.trainer.optimizers import OptimizerEntry, check_members
+from trainer_cli.trainer.tensor_errors import help_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -162,6 +163,12 @@ class TrainStep:
             if (explained := explain_error(error, self.model, batch, args, kwargs)) is error:
                 raise
             raise explained from None
+        except (RuntimeError, IndexError) as error:
+            if (line := help_for(error, self.model, batch)) is not None:
+                error.add_note(line)
+            raise
+        if outputs is None:
+            raise returned_nothing(self.model)
         for call in self._after_forward:
             call(self.trainer, self.model, outputs, batch)
         self._has_called = self._averages = True
