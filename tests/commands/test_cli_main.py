@@ -393,3 +393,24 @@ def test_torchrun_shows_a_refusal_as_the_root_cause(
     shown = str(ChildFailedError("trainer_cli", {0: ProcessFailure(0, 1, 2, str(file))}))
     cause = shown.partition("Root Cause")[2]
     assert "traceback : there is no key 'sed' (command line). Did you mean 'seed=1'?" in cause
+
+
+@pytest.mark.parametrize("word", ["patience", "Metrics", "early stopping", "resume_allow"])
+def test_docs_lists_the_pages_that_mention_a_word_the_most_first(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs", word]) == 0
+    lines = capsys.readouterr().out.splitlines()[3:]
+    folder = ROOT / "docs"
+    counts = {
+        page.relative_to(folder).with_suffix("").as_posix(): page.read_text("utf-8").lower().count(word.lower())
+        for page in (*folder.glob("*.md"), *folder.glob("moving/*.md"))
+    }
+    shown = [(line.split()[0], int(line.split()[1])) for line in lines]
+    assert dict(shown) == {name: count for name, count in counts.items() if count}
+    assert [count for _, count in shown] == sorted((count for _, count in shown), reverse=True)
+
+
+def test_a_word_that_no_page_mentions_is_refused_with_the_nearest_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs", "own-modell"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no page 'own-modell', and none mentions it" in error
+    assert "Did you mean 'own-model'?" in error

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 from trainer_cli.commands.choices import EXPERIMENT, Choices, keys, values_of
+from trainer_cli.commands.docs import find_pages
 from trainer_cli.commands.main import VERBS, actions_of, parser_of
 from trainer_cli.config import search_path
 from trainer_cli.core.schema import RESUME_WORDS
@@ -185,6 +186,8 @@ def _values_of(action: argparse.Action, current: str, before: Sequence[str], cwd
     elif action.dest == "submit":
         yield from map(Candidate, SUBMIT)
         yield from (file for file in _files(current, cwd) if file.word.endswith((".yaml", ".yml", "/")))
+    elif action.dest == "page":
+        yield from map(Candidate, find_pages())
     elif action.type is Path:
         yield from _files(current, cwd, folders=action.dest.endswith("dir"))
 
