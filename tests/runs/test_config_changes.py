@@ -56,6 +56,12 @@ def test_the_table_reports_each_change_where_it_comes_from_and_whether_it_may_be
     assert lines[-2].startswith("  may change (where the run ends)")
 
 
+def test_a_value_of_another_type_is_a_mistake_and_no_change_to_allow(old: Composed) -> None:
+    text = message(old, "optimizer.lr=fast", "seed=7")
+    assert "optimizer.lr is 'fast', but it must be a number" in text
+    assert "resume_allow" not in text
+
+
 def test_the_ways_out_are_named(old: Composed) -> None:
     text = message(old, "optimizer.lr=0.5", "deterministic=true", "loop.log_interval=7")
     assert "add 'resume_allow=[deterministic,optimizer.lr]'. To" in text

@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config.fields import KeyPath
+from trainer_cli.config.fields import DATA_KEYS, KeyPath
 from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.overrides import (
     Append,
@@ -114,8 +114,9 @@ def _no_merge(current: Node, value: Any, path: KeyPath, override: Override) -> C
         if name in current.value:
             mistake = _no_merge(current.value[name], item, (*path, str(name)), override)
         elif not (override.is_add() or override.is_force_add()):
-            hint = did_you_mean(f"{key}.{name}", [f"{key}.{other_kind}" for other_kind in current.value]).strip()
-            hint = f"{hint} To add it, write '+{line}'.".strip()
+            hint = hint_on_setting(f"{key}.{name}", str(item)) if isinstance(item, str) else ""
+            near = did_you_mean(f"{key}.{name}", [f"{key}.{other_kind}" for other_kind in current.value]).strip()
+            hint = f"{hint or near} To add it, write '+{line}'.".strip()
             if "_target_" in value and path == path_of(override):
                 hint += f" To replace the whole {key}, put {key}=null before it."
             mistake = override_error(f"there is no key '{key}.{name}'", hint, Code.unknown_key)
@@ -183,6 +184,11 @@ def _no_value(root: Node, path: KeyPath, line: str, search: SearchPath) -> Confi
             if not meant.startswith("Did") or is_same_key:
                 meant = setting or meant
             hint = f"{meant} To add it, write '+{line}'.".strip() if _may_add(node, path[:depth], meant) else meant
+            target = node.value.get("_target_")
+            if path == ("data", "shuffle"):
+                hint = "Training is always shuffled, by the seed: for an order of your own give a DataLoader."
+            elif hint != meant and meant.startswith(f"{prefix} has") and target is not None:
+                hint = f"{hint.removesuffix('.')}, if {target.value} takes it."
             if depth == 1 and prefix in ("callbacks", "loggers") and len(path) > 2:
                 key, value = ".".join(path[2:]), line.partition("=")[2]
                 node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"
@@ -212,6 +218,7 @@ def _suggest_key(path: KeyPath, depth: int, node: Node, value: str) -> str:
     if target is not None and target.origin.source == COMMAND_LINE:
         return ""
     names = [str(name) for name in node.value]
+    names += [name for name in DATA_KEYS if path[:depth] == ("data",) and name not in names]
     prefix = ".".join(path[:depth])
     # Of the last name alone: a common beginning makes any two keys of a section alike.
     if (near := nearest(path[depth], names)) is not None:

@@ -33,7 +33,7 @@ _ELSEWHERE = {
     "loop.eval_at_start={}": "eval_on_start val_before_train",
     "loop.log_interval=1ep": "logging_strategy=epoch",
     "loop.log_interval={}": "log_every_n_steps logging_steps log_every log_freq log_steps print_freq",
-    "loop.limit_train_batches={}": "max_train_batches",
+    "loop.limit_train_batches={}": "max_train_batches limit_train_batches",
     "debug=fast": "fast_dev_run dry_run smoke_test debug=true debug=1",
     "data.overfit_batches={}": "overfit_batches",
     "`train fit` trains, `train validate` evaluates, and `train predict` predicts: leave it out.": (
@@ -168,13 +168,14 @@ _ELSEWHERE = {
     ),
     "device=cpu": "use_cpu=true no_cuda=true cpu=true gpus=0 cuda=false use_cuda=false accelerator=cpu",
     "device=cuda": (
-        "device=0 device=gpu device=cuda:0 accelerator=gpu accelerator=cuda gpus=1 devices=1 devices=auto "
+        "device=0 device=gpu device=cuda:0 accelerator=gpu accelerator=cuda gpus=1 "
         "devices=[[]0] cuda=true use_cuda=true gpu=true gpu=0 use_gpu=true no_cuda=false"
     ),
     "A process takes the first GPU that it sees: CUDA_VISIBLE_DEVICES={} before the command chooses.": (
         "device=[1-9] gpu=[1-9] gpu_id gpu_ids cuda_visible_devices"
     ),
     "A process takes the first GPU that it sees: CUDA_VISIBLE_DEVICES before the command chooses.": "device=cuda:*",
+    "device=auto": "devices=1 devices=auto",
     "device={}": "accelerator",
     "parallel=ddp parallel.processes_per_node={}": (
         "gpus devices nproc_per_node num_processes n_gpus num_gpus ngpus n_gpu nproc world_size gpus_per_node"

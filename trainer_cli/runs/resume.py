@@ -138,11 +138,11 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path,
     refused = [change for change, why in verdicts if why is None]
     if not refused:
         return
-    # An argument that no class takes is a mistake, whatever a resume allows.
-    if added := [
-        name for name in SECTIONS if any(change.path[0] == name and change.old is ABSENT for change in changes)
+    # An argument that a class does not take, or of another type, is a mistake, whatever a resume allows.
+    if changed := [
+        name for name in SECTIONS if any(change.path[0] == name and change.new is not ABSENT for change in changes)
     ]:
-        composed.check_targets(added)
+        composed.check_targets(changed)
     # The refused changes first: they are what the user must act on. The sort is stable.
     verdicts.sort(key=lambda verdict: verdict[1] is not None)
     tree = composed.tree
