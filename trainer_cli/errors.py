@@ -31,6 +31,8 @@ from typing import Any
 
 LOST = "lost:"
 """Beginning of the note of an error that says how much of the training is lost."""
+HELP = "help:"
+"""Beginning of the note of an error that says what to do, if it is known though the error is not of this package."""
 
 
 class ExitCode(IntEnum):

@@ -197,6 +197,22 @@ def test_ls_shows_each_checkpoint_of_a_run_with_what_matters(ckpt: Ckpt) -> None
     assert ["0.5" in rows[0].split(), "0.25" in rows[1].split()] == [True, True]
 
 
+def test_ls_marks_the_last_end_of_a_run_that_was_extended_as_final(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begin(tmp_path, "longer", config("longer"))
+    for step in (10, 20, 30):
+        facts: dict[str, Any] = {"finished": None if step == 10 else "max_duration reached"}
+        save(
+            tmp_path, f"runs/longer/checkpoints/step{step}", {"model": {}},
+            run_id="longer", attempt=1, step=step, **facts,
+        )  # fmt: skip
+    assert main(["ckpt", "ls", "runs/longer"]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert ["final" in row for row in rows] == [False, False, True]
+
+
 @pytest.mark.parametrize(("columns", "missing"), [(80, []), (60, ["size"]), (42, ["size", "age", "reason"])])
 def test_ls_shows_each_checkpoint_on_one_line_of_a_terminal(
     columns: int, missing: list[str], ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,14 @@ import pytest
 from trainer_cli.config import override_values
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.config.fields import DATA_KEYS
-from trainer_cli.config.overrides import Append, closes_at_end, hint_on_syntax, parse_overrides, read_overrides
+from trainer_cli.config.overrides import (
+    Append,
+    closes_at_end,
+    describe_replaced_options,
+    hint_on_syntax,
+    parse_overrides,
+    read_overrides,
+)
 from trainer_cli.config.tree import Node
 from trainer_cli.errors import ConfigError
 
@@ -216,3 +223,30 @@ def test_a_text_that_only_begins_with_a_bracket_needs_both_pairs_of_quotes(value
 )
 def test_the_bracket_that_opens_a_text_is_the_one_that_ends_it(text: str, closes: bool) -> None:
     assert closes_at_end(text) is closes
+
+
+@pytest.mark.parametrize(
+    ("words", "sentences"),
+    [
+        (
+            "callbacks=ema callbacks=early_stopping",
+            ["callbacks=ema has no effect: callbacks=early_stopping replaces it; for all write "
+             "'callbacks=[ema,early_stopping]'"],
+        ),
+        (
+            "callbacks=[ema,swa] seed=1 callbacks=[swa,norms]",
+            ["callbacks=[ema,swa] has no effect: callbacks=[swa,norms] replaces it; for all write "
+             "'callbacks=[ema,swa,norms]'"],
+        ),
+        ("optimizer=sgd optimizer=adamw", ["optimizer=sgd has no effect: optimizer=adamw replaces it"]),
+        ("callbacks=ema callbacks=[ema,swa]", []),
+        ("callbacks=ema callbacks=ema", []),
+        ("callbacks=ema callbacks.ema.decay=0.5", []),
+        ("model=null model={_target_: mine.Net}", []),
+        ("model=cnn model=null", []),
+        ("seed=1 seed=2", []),
+    ],
+)  # fmt: skip
+def test_a_choice_that_a_later_one_replaces_is_named(words: str, sentences: list[str]) -> None:
+    arguments = words.replace(": ", ":").split()
+    assert list(describe_replaced_options(arguments)) == sentences

@@ -282,6 +282,13 @@ def test_an_error_in_collating_names_the_samples() -> None:
     assert caught.value.__notes__ == ["while collating samples [0, 1] of epoch 1"]
 
 
+def test_samples_that_torch_cannot_collate_are_an_error_with_the_key_to_set() -> None:
+    ragged = [torch.zeros(2), torch.zeros(3)]
+    with pytest.raises(RuntimeError, match="equal size") as caught:
+        next(Loader(ragged, 2, shuffle=False, seed=0).iterate(1))
+    assert caught.value.__notes__[-1].startswith("help: data.collate_fn=MODULE.FUNCTION makes a batch")
+
+
 def test_the_state_says_where_and_of_what_and_may_be_taken_up_with_other_batches_and_workers() -> None:
     state = Loader(Plain(), 4, shuffle=True, seed=5).state_dict(2, 64)
     assert state == {

@@ -166,12 +166,14 @@ def _listing(items: Sequence[Item], now: float) -> str:
     shown = [key for key in measured if not key.startswith("train/")]
     metrics = sorted(shown, key=lambda key: rule is None or key != rule.metric)
     # A name such as step500 says the step already.
+    # A run that was given a longer max_duration has been finished before.
+    final = {item.run: item.path for item in items if item.finished}
     plain = all(item.path.name == f"step{item.entry.step}" for item in items)
     rows = []
     for item in items:
         manifest, saved_at = item.entry.manifest, item.saved_at
         values = {} if manifest is None else manifest.metrics
-        marks = {"pinned": item.entry.pinned, "best": item.best, "final": item.finished}
+        marks = {"pinned": item.entry.pinned, "best": item.best, "final": final.get(item.run) == item.path}
         rows.append(
             [
                 item.path.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from trainer_cli.commands.main import (
     tolerate_lost_output,
 )
 from trainer_cli.core.ranks import ranks_in
-from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.errors import ExitCode, UserError, one_line
 
 if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         stop_with_parent()
     from trainer_cli.commands.report_at_end import ReportAtEnd
     from trainer_cli.commands.summary_at_end import SummaryAtEnd
+    from trainer_cli.config.overrides import describe_replaced_options
     from trainer_cli.runs.replay_named import provide_fork
     from trainer_cli.runs.supervise import compose_fit, fit_in_processes
 
@@ -87,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
         provide_fork(composed.config, replays=not args.no_replay, config_dir=args.config_dir)
         if not args.supervised:
+            for sentence in describe_replaced_options(args.overrides):
+                print(f"warning: {one_line(sentence)}", file=sys.stderr)
             # The parent of a supervised process writes it, after the last attempt. Of several ranks the main one
             # composes.
             report.expect(composed.config)

@@ -16,13 +16,16 @@ from types import TracebackType
 from typing import NamedTuple
 
 import trainer_cli
-from trainer_cli.errors import LOST, ConfigErrors, TrainError, without_secrets
+from trainer_cli.errors import HELP, LOST, ConfigErrors, TrainError, without_secrets
 from trainer_cli.terminal import clear_status, line_width, painted, wrapped_message
 
 _OURS = ("trainer_cli", "hydra", "omegaconf")
 """This package, and packages that only it calls: an error inside them is a fault of this package too."""
 _MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 """Functions by which torch calls each module."""
+_COLOURS = {LOST: "yellow", HELP: "cyan"}
+"""Of the label that begins a note."""
+_LEFT_OUT = "Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.\n"
 _OF_WORKER = "Original Traceback (most recent call last):\n"
 """In the message of an error that a data worker has sent, what its own traceback follows."""
 _FRAME = re.compile(
@@ -111,9 +114,9 @@ def print_crash(error: BaseException, *, whole: bool = False) -> None:
         place = f"{_shown_path(own[-1]['file'])}:{own[-1]['line']}, in {own[-1]['function']}{line}"
         lines.append(_place_line(place))
     for note in crash.notes:
-        label = LOST if note.startswith(LOST) else ""
+        label = next((label for label in _COLOURS if note.startswith(label)), "")
         text = wrapped_message(without_secrets(note), line_width(sys.stderr))
-        lines.append(f"{painted(label, 'yellow', sys.stderr)}{text.removeprefix(label)}" if label else text)
+        lines.append(f"{painted(label, _COLOURS[label], sys.stderr)}{text.removeprefix(label)}" if label else text)
     print("\n".join(lines), file=sys.stderr)
 
 
@@ -125,7 +128,7 @@ def _read_crash(error: BaseException, *, whole: bool) -> _Crash:
         # torch calls each module through two functions, which would fill a deep model's traceback.
         frames = [frame for frame in summary.stack if frame.name not in _MODULE_CALLS]
         summary.stack = traceback.StackSummary.from_list(frames)
-        first = "Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.\n"
+        first = _LEFT_OUT
     end, notes = "".join(summary.format_exception_only()), list(getattr(error, "__notes__", ()))
     text = f"{first}{''.join(summary.format())}".removesuffix(end)
     caught, is_of_worker, of_worker = str(error).partition(_OF_WORKER)
@@ -140,6 +143,12 @@ def _read_crash(error: BaseException, *, whole: bool) -> _Crash:
             return _Crash(
                 f"{caught}{_OF_WORKER}{of_worker[own.start() : stop]}", message, [*more, *notes], frames_of_worker
             )
+        if frames_of_worker and f"\n{HELP}" in of_worker:
+            message, *more = of_worker[frames_of_worker[-1].end() :].rstrip().split("\n")
+            return _Crash(_LEFT_OUT, message, [*more, *notes], [])
+    if begin is None and not whole and any(note.startswith(HELP) for note in notes):
+        # What to do is known, and no call is the user's.
+        text = _LEFT_OUT
     message = end.rstrip().removesuffix("\n".join(notes)).rstrip()
     return _Crash(text, message, notes, list(_FRAME.finditer(text)))
 

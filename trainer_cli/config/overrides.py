@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from itertools import product
@@ -46,6 +46,10 @@ class Append(NamedTuple):
     line: str
     quoted: Any = None
     """The value with its quotes."""
+
+
+_JOINED = ("callbacks", "loggers")
+"""Groups of which a run may have several options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +332,23 @@ def join_split(arguments: Sequence[str]) -> list[str]:
 
 def _is_open(text: str) -> bool:
     return _with_closed_brackets(text) != text
+
+
+def describe_replaced_options(arguments: Sequence[str]) -> Iterator[str]:
+    """A sentence for each choice of a group, such as `callbacks=ema`, that a later choice of the group replaces."""
+    chosen: dict[str, tuple[str, list[str]]] = {}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        group = key.lstrip("+")
+        options = [option.strip() for option in value.removeprefix("[").removesuffix("]").split(",")]
+        is_choice = group in OPEN and all(option.isidentifier() and option != "null" for option in options)
+        if not is_choice:
+            continue
+        before, earlier = chosen.get(group, (argument, options))
+        if lost := [option for option in earlier if option not in options]:
+            both = "" if group not in _JOINED else f"; for all write '{group}=[{','.join([*lost, *options])}]'"
+            yield f"{before} has no effect: {argument} replaces it{both}"
+        chosen[group] = argument, options
 
 
 def _implied_sign(key: str) -> str:

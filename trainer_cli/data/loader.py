@@ -27,13 +27,18 @@ from trainer_cli.data.random_state import (
 )
 from trainer_cli.data.sample_order import SampleOrder
 from trainer_cli.data.workers import Workers, pinned
-from trainer_cli.errors import UserError
+from trainer_cli.errors import HELP, UserError
 from trainer_cli.terminal import format_count
 
 _INNER = ("dataset", "datasets", "sampler", "batch_sampler")
 """Attributes in which DataLoader, Subset, ConcatDataset, BatchSampler and others hold datasets and samplers."""
 
 
+COLLATING = "while collating"
+_OWN_COLLATE = (
+    f"{HELP} data.collate_fn=MODULE.FUNCTION makes a batch of a list of samples, for example by padding them to one "
+    "length; in Python it is collate_fn of the loader."
+)
 LOADING = "while loading"
 """Beginning of the note that names the samples, or the batch, whose loading has failed."""
 _MOST_ENTRIES = 100
@@ -467,7 +472,9 @@ class KeyedSource:
         try:
             return self.collate(samples)
         except Exception as error:
-            error.add_note(f"while collating samples {list(keys)} of epoch {epoch}")
+            error.add_note(f"{COLLATING} samples {list(keys)} of epoch {epoch}")
+            if self.collate is default_collate:
+                error.add_note(_OWN_COLLATE)
             raise
 
     def _load_together(self, keys: Sequence[Any], epoch: int) -> Any:
