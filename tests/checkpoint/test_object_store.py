@@ -308,6 +308,20 @@ def test_a_checkpoint_that_was_damaged_before_it_was_sent_is_not_in_the_store(
     assert later.finish_uploads() == []
 
 
+def test_a_checkpoint_whose_sending_was_cut_short_is_sent_by_the_next_start(tmp_path: Path, url: str) -> None:
+    def die(*arguments: Any) -> bool:
+        raise ValueError("killed")
+
+    storage = ObjectStorage(url, cache=tmp_path, run_id="r")
+    storage.client.upload_new = die  # type: ignore[method-assign]
+    save(storage, 1)
+    assert storage.finish_uploads() == ["step1"]
+    later = ObjectStorage(url, cache=tmp_path, run_id="r", attempt=2)
+    later.sweep()
+    assert later.finish_uploads() == []
+    assert "step1/manifest.json" in objects(url)
+
+
 def test_what_is_changed_while_a_checkpoint_is_sent_reaches_the_store(tmp_path: Path, url: str) -> None:
     storage, amended = ObjectStorage(url, cache=tmp_path, run_id="r"), b""
     usual = storage.client.put_new
