@@ -46,7 +46,9 @@ class LossCheck:
         else:
             # The log shall show the loss that ends the training.
             trainer.recording.flush()
-            message = f"the loss is not finite since step {self._since}, so the run ends at step {step}"
+            between = step - self._since
+            earlier = f" or earlier (it is logged every {between} steps)" if between > 1 else ""
+            message = f"the loss is not finite since step {self._since}{earlier}, so the run ends at step {step}"
             raise not_finite(trainer, message)
 
 
