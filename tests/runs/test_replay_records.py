@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.loggers.base import Record
 from trainer_cli.runs.replay_records import RecordComparison
 
 
 def compared(recorded: dict[str, Any], replayed: dict[str, Any], without: tuple[str, ...] = ()) -> list[str]:
-    comparison = RecordComparison([{"step": 4, "epoch": 0.5, "time": 1.0, **recorded}], without)
-    comparison.add({"step": 4, "epoch": 0.5, "time": 2.0, **replayed})
-    return [difference.key for difference in comparison.differences(0, 4)]
+    lines = [{"step": 4, "epoch": 0.5, "time": 1.0, **recorded}]
+    comparison = RecordComparison(lines, after=0, without=without)
+    comparison.log(Record(4, 0.5, 2.0, replayed))
+    return [difference.key for difference in comparison.differences(4)]
 
 
 @pytest.mark.parametrize(
@@ -41,19 +43,20 @@ def test_metrics_at_steps_that_the_clock_chose_are_left_out() -> None:
 
 def test_records_of_one_step_are_one_and_empty_ones_prove_nothing() -> None:
     comparison = RecordComparison(
-        [{"step": 2, "train/loss": 1.0}, {"step": 2, "end": 3.0}, {"step": 3, "time": 1.0, "train/samples_per_s": 2.0}]
+        [{"step": 2, "train/loss": 1.0}, {"step": 2, "end": 3.0}, {"step": 3, "time": 1.0, "train/samples_per_s": 2.0}],
+        after=0,
     )
-    assert comparison.steps(0, 3) == [2]
-    comparison.add({"step": 2, "train/loss": 1.0})
+    assert comparison.steps(3) == [2]
+    comparison.log(Record(2, 0.5, 0.0, {"train/loss": 1.0}))
     # At the step of a save, what is logged at the end of the run is still to come.
-    assert not list(comparison.differences(0, 2, ended=False))
-    assert [str(difference) for difference in comparison.differences(0, 2)] == [
+    assert not list(comparison.differences(2, ended=False))
+    assert [str(difference) for difference in comparison.differences(2)] == [
         "step 2: end is missing, and the run recorded 3.0"
     ]
-    comparison.add({"step": 2, "end": 3.0})
-    assert not list(comparison.differences(0, 3))
+    comparison.log(Record(2, 0.5, 0.0, {"end": 3.0}))
+    assert not list(comparison.differences(3))
 
 
 def test_records_before_the_first_step_of_the_replay_are_left_out() -> None:
-    comparison = RecordComparison([{"step": step, "train/loss": 1.0} for step in (1, 2, 3)])
-    assert comparison.steps(1, 2) == [2]
+    comparison = RecordComparison([{"step": step, "train/loss": 1.0} for step in (1, 2, 3)], after=1)
+    assert (comparison.steps(2), comparison.steps()) == ([2], [2, 3])

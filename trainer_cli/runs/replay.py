@@ -16,10 +16,9 @@ import logging
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +41,7 @@ from trainer_cli.runs.folders import checkpoints_of, config_of, manifest_of
 from trainer_cli.runs.import_torch import import_torch, showing_import
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, ReplayPlan, find_step, plan_replay
-from trainer_cli.runs.replay_records import RecordComparison, RecordDifference, ReplayLogger
+from trainer_cli.runs.replay_records import RecordComparison, RecordDifference
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.start import fork_path, kept_settings, load_options
 from trainer_cli.terminal import format_count
@@ -161,36 +160,11 @@ def replay(
 def _plan_evidence(plan: ReplayPlan, config: TrainConfig) -> ReplayPlan | None:
     """The plan up to the first record or kept checkpoint after the last step; None without any that can be reached."""
     kept = [entry.step for entry, _ in read_history(plan.run).entries if entry.step > plan.last]
-    recorded = RecordComparison(plan.records, _not_comparable(config)).steps(plan.last, sys.maxsize)
+    recorded = RecordComparison(plan.records, after=plan.last, without=_not_comparable(config)).steps()
     try:
         return plan_replay(plan.run, min([*kept, *recorded]), first=plan.start_step + 1)
     except (ValueError, UserError, CheckpointError):
         return None
-
-
-@dataclass(slots=True)
-class _Evidence:
-    """What shows whether the numbers of a replay are those of the run. Rank 0 alone has the records."""
-
-    plan: ReplayPlan
-    comparison: RecordComparison
-    doubts: list[str] = field(default_factory=list)
-    """What is not as in the run, and may change numbers."""
-
-    @property
-    def first(self) -> int:
-        """The step after which records are compared: those of a checkpoint that was loaded are the run's own."""
-        return self.plan.start_step if self.plan.start is not None else -1
-
-    def is_equal(self, step: int) -> bool | None:
-        """Whether the records up to a step are those of the run; None if none of them settles a doubt."""
-        if any(self.comparison.differences(self.first, step, ended=False)):
-            return False
-        return True if not self.doubts or self.comparison.steps(self.first, step) else None
-
-    def exists(self, step: int) -> bool:
-        """Whether a record or a kept checkpoint is among the steps to make, up to one of them."""
-        return bool(self.comparison.steps(self.first, step)) or any(kept <= step for kept in self.plan.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +191,9 @@ class _Replay:
         _use_threads(environment.get("threads"))
         with naming_project(plan.run, self.config_dir):
             composed.check_targets(_REPLAYED_SECTIONS)
-        evidence = _Evidence(plan, RecordComparison(plan.records, _not_comparable(config)))
+        # The records of a checkpoint that is loaded are the run's own.
+        after = plan.start_step if plan.start is not None else -1
+        comparison = RecordComparison(plan.records, after=after, without=_not_comparable(config))
         with ExitStack() as stack:
             if group.is_main:
                 stack.enter_context(_held(run, plan, keeps=bool(self.keep)))
@@ -225,14 +201,14 @@ class _Replay:
                 group.checking("while data and model were made"),
                 naming_project(plan.run, self.config_dir),
             ):
-                data, saver, trainer = self._build(run, config, evidence)
+                data, saver, trainer = self._build(run, config, comparison)
             other_environment = [f"the run had {fact}" for fact in _other_environment(environment, trainer)]
             if other_environment and group.is_main:
                 log.warning("%s: the comparison shows whether its numbers are the same", ", ".join(other_environment))
             if self.keep and not self.is_shown:
-                evidence.doubts += [*_changes(plan, composed), *other_environment]
-                if evidence.doubts and not group.on_main(lambda: evidence.exists(min(self.keep))):
-                    return Replayed(plan, 0, (), {}, {}, evidence.doubts)
+                saver.doubts = [*_changes(plan, composed), *other_environment]
+                if saver.doubts and not group.on_main(lambda: saver.can_show(min(self.keep))):
+                    return Replayed(plan, 0, (), {}, {}, saver.doubts)
             path, load = plan.start, WHOLE
             if path is None:
                 path, load = group.on_main(lambda: fork_path(composed)), load_options(config.load)
@@ -249,9 +225,11 @@ class _Replay:
                 raise TrainError(
                     f"the replay of {plan.run} ended at step {result.step}, before step {plan.last}: {result.reason}"
                 )
-            return self._conclude(saver, evidence)
+            return self._conclude(saver, comparison)
 
-    def _build(self, run: RunDir, config: TrainConfig, evidence: _Evidence) -> tuple[Data, ReplaySaver, Trainer]:
+    def _build(
+        self, run: RunDir, config: TrainConfig, comparison: RecordComparison
+    ) -> tuple[Data, ReplaySaver, Trainer]:
         """Build what trains."""
         from trainer_cli.runs.build import Builder as NewBuilder
         from trainer_cli.runs.build import make_identity
@@ -271,10 +249,10 @@ class _Replay:
             plan,
             _new_checkpointer(plan, config),
             identity,
+            comparison,
             folder=checkpoints_of(run.path),
             replayed=run.replayed_folder,
             keep=self.keep,
-            is_equal=evidence.is_equal,
         )
         trainer = builder.trainer(
             data,
@@ -282,25 +260,21 @@ class _Replay:
             run_dir=run.replayed_folder,
             hparams=hparams(composed.raw),
             saver=saver,
-            loggers={NAME: ReplayLogger(evidence.comparison)} if group.is_main else {},
+            loggers={NAME: comparison} if group.is_main else {},
             observers=self.callbacks,
         )
         return data, saver, trainer
 
-    def _conclude(self, saver: ReplaySaver, evidence: _Evidence) -> Replayed:
-        plan, comparison = self.plan, evidence.comparison
+    def _conclude(self, saver: ReplaySaver, comparison: RecordComparison) -> Replayed:
+        last, start_step = self.plan.last, self.plan.start_step
         outcome = Replayed(
-            plan,
-            records=len(comparison.steps(evidence.first, plan.last)),
-            differences=list(comparison.differences(evidence.first, plan.last)),
-            states=saver.states,
-            kept=saver.kept,
+            self.plan, len(comparison.steps(last)), list(comparison.differences(last)), saver.states, saver.kept
         )
         # Rank 0 alone has the records.
         outcome = self.group.broadcast(outcome)
         # A checkpoint that was to be compared may have been removed meanwhile.
-        is_kept = all(step in saver.kept for step in self.keep if step > plan.start_step)
-        return replace(outcome, doubts=() if is_kept or not outcome.equal else evidence.doubts)
+        is_kept = all(step in saver.kept for step in self.keep if step > start_step)
+        return replace(outcome, doubts=() if is_kept or not outcome.equal else saver.doubts)
 
 
 def _config_of_replay(config: TrainConfig) -> TrainConfig:

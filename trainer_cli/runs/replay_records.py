@@ -30,32 +30,34 @@ class RecordDifference:
         return f"step {self.step}: {self.key} is {replayed}, and the run recorded {self.recorded}"
 
 
-class RecordComparison:
-    """The records of a run, and those of a replay.
+class RecordComparison(Logger):
+    """The records of a run, and those of a replay, whose logger this is.
 
     Args:
         records: lines of `metrics.jsonl`.
+        after: the step after which records are compared.
         without: further globs of keys that are not compared.
     """
 
-    def __init__(self, records: Iterable[Mapping[str, Any]], without: Iterable[str] = ()) -> None:
-        self._without = tuple(without)
+    def __init__(self, records: Iterable[Mapping[str, Any]], *, after: int, without: Iterable[str] = ()) -> None:
+        self._after, self._without = after, tuple(without)
         self._recorded = by_step(records)
         self._replayed: dict[int, dict[str, Any]] = {}
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Add a record of the replay. A step may have several, which count as one."""
-        self._replayed.setdefault(int(record["step"]), {}).update(record)
+    def log(self, record: Record) -> None:
+        if record.metrics or not record.has_media:
+            # As `metrics.jsonl` would hold it. A step may have several, which count as one.
+            self._replayed.setdefault(record.step, {}).update(json.loads(encode(record)))
 
-    def steps(self, after: int, last: int) -> list[int]:
-        """The steps later than `after`, up to `last`, whose records hold something to compare."""
+    def steps(self, last: int | None = None) -> list[int]:
+        """The steps, up to `last`, whose records hold something to compare."""
         return sorted(
             step
             for step, record in self._recorded.items()
-            if after < step <= last and set(self._keys(record)) - _COUNTS
+            if step > self._after and (last is None or step <= last) and set(self._keys(record)) - _COUNTS
         )
 
-    def differences(self, after: int, last: int, *, ended: bool = True) -> Iterator[RecordDifference]:
+    def differences(self, last: int, *, ended: bool = True) -> Iterator[RecordDifference]:
         """The first difference of each record that differs, by step.
 
         What the replay records besides is ignored: callbacks may have been added to it.
@@ -63,7 +65,7 @@ class RecordComparison:
         Args:
             ended: False: more may be added to the replayed record of the last step.
         """
-        for step in self.steps(after, last):
+        for step in self.steps(last):
             recorded, replayed = self._recorded[step], self._replayed.get(step, {})
             for key in self._keys(recorded):
                 if key not in replayed and step == last and not ended:
@@ -88,14 +90,3 @@ def by_step(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
         if isinstance(step := record.get("step"), int):
             steps.setdefault(step, {}).update(record)
     return steps
-
-
-class ReplayLogger(Logger):
-    """Adds each record to a comparison, as `metrics.jsonl` would hold it."""
-
-    def __init__(self, comparison: RecordComparison) -> None:
-        self._comparison = comparison
-
-    def log(self, record: Record) -> None:
-        if record.metrics or not record.has_media:
-            self._comparison.add(json.loads(encode(record)))

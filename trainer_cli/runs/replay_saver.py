@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from trainer_cli.core.shards import PER_RANK
 from trainer_cli.core.stopping import Stop
 from trainer_cli.errors import UserError
 from trainer_cli.runs.replay_plan import ReplayPlan
+from trainer_cli.runs.replay_records import RecordComparison
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ class ReplaySaver(Callback):
     Args:
         folder: of the run's checkpoints.
         replayed: the folder of replayed checkpoints.
-        is_equal: whether the records up to the step are those of the run; None: none of them settles a doubt about it,
-            so that only a kept checkpoint can. Called on rank 0.
+        comparison: of the records. Rank 0 alone has them.
     """
 
     save_requested = False
@@ -55,19 +55,21 @@ class ReplaySaver(Callback):
         plan: ReplayPlan,
         checkpointer: Checkpointer,
         identity: RunIdentity,
+        comparison: RecordComparison,
         *,
         folder: Path,
         replayed: Path,
         keep: Collection[int],
-        is_equal: Callable[[int], bool | None],
     ) -> None:
         self._plan, self.checkpointer, self._identity = plan, checkpointer, identity
-        self.folder, self._replayed, self._is_equal = folder, replayed, is_equal
+        self.folder, self._replayed, self._comparison = folder, replayed, comparison
         self._keep = {step for step in keep if plan.start_step <= step <= plan.last}
         self.states: dict[int, str | None] = {}
         """Step of each kept checkpoint -> the first part of the state that differs; None: all is equal."""
         self.kept: dict[int, Path] = {}
         """Step -> the checkpoint that was written."""
+        self.doubts: Sequence[str] = ()
+        """What is not as in the run, and may change numbers, unless records or kept states show that it does not."""
 
     def setup(self, trainer: Trainer) -> None:
         self.checkpointer.join(trainer.strategy.group)
@@ -117,18 +119,27 @@ class ReplaySaver(Callback):
         names = (name for key in sorted(keys) for name in differing(kept[key], live[key], key, rank=group.rank))
         return next(filter(None, group.gather(next(names, None))), None)
 
+    def can_show(self, step: int) -> bool:
+        """Whether a record or a kept checkpoint is among the steps up to one of them. Called on rank 0."""
+        return bool(self._comparison.steps(step)) or any(kept <= step for kept in self._plan.kept)
+
+    def _is_shown(self, step: int) -> bool:
+        """Whether the state after a step may be kept as that of the run. Called on rank 0."""
+        if any(self.states.values()) or any(self._comparison.differences(step, ended=False)):
+            return False
+        return not self.doubts or bool(self.states or self._comparison.steps(step))
+
     def _save(self, trainer: Trainer) -> None:
         """Write the present state, unless a record or a kept state up to this step differs. Collective."""
         group, step = trainer.strategy.group, trainer.progress.step
         # On a device records wait for later ones.
         trainer.metric_logger.settle()
-        equal = group.on_main(lambda: self._is_equal(step))
-        # Where neither has shown that the numbers are those of the run, the end of the replay names the step.
-        if equal is False or any(self.states.values()) or not (equal or self.states):
-            return
-        self.kept[step] = self._replayed / f"step{step}"
-        metadata = self._identity.describe(trainer, Kind.replayed, f"replayed from {self._plan.began_with}")
-        self.checkpointer.save(trainer.checkpoint_state, self.kept[step], metadata=metadata, trained=trainer.trained)
+        if group.on_main(lambda: self._is_shown(step)):
+            self.kept[step] = self._replayed / f"step{step}"
+            metadata = self._identity.describe(trainer, Kind.replayed, f"replayed from {self._plan.began_with}")
+            self.checkpointer.save(
+                trainer.checkpoint_state, self.kept[step], metadata=metadata, trained=trainer.trained
+            )
 
 
 def _hold(path: Path, locks: ExitStack) -> bool:
