@@ -174,6 +174,27 @@ def test_the_step_of_a_poisoned_sample_is_found(
     assert lines[-2:] == [f"  train replay {run} {bad_step}", f"  train data {run} {bad_step} --show"]
 
 
+def test_a_batch_is_found_after_a_resume_with_another_config(
+    poisoned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [
+        "model=null", "data=null", "model={_target_: poison.Line}", "data={_target_: poison.Data, batch_size: 4}",
+        "optimizer=sgd", "optimizer.lr=1e-9", "scheduler=null", "seed=0", "loop.log_interval=100", "run_dir=longer",
+        "loop.eval_interval=null", "checkpoint.save_interval=12", "logging.console=off", "loggers.tensorboard=null",
+    ]  # fmt: skip
+    for end in (12, 24):
+        assert main(["fit", *settings, f"loop.max_duration={end}"]) == 0
+    bad_step = next(find_sample(Path("longer"), "13")).step
+    assert 12 < bad_step <= 20
+    capsys.readouterr()
+    words = ["bisect", "longer", "train/loss > 1e6", "--first", "9", "--last", "24", "--json"]
+    lines = [json.loads(line) for line in Path("longer/metrics.jsonl").read_text().splitlines()]
+    Path("longer/metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines if line["step"] > 12))
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["step"], [test["step"] for test in found["tests"]]) == (bad_step, list(range(10, bad_step + 1)))
+
+
 def test_a_command_decides_by_its_exit_code(poisoned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("probe.py").write_text("import sys\nsys.exit(int(sys.argv[1]) >= 24)\n")
     probe = f"{sys.executable} probe.py {{step}}"

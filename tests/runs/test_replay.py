@@ -208,6 +208,13 @@ def test_a_run_that_was_not_begun_here_needs_a_checkpoint(run: Path) -> None:
         plan_replay(run, 40)
 
 
+def test_steps_before_the_first_known_attempt_are_made(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    summary["attempts"][0] |= {"start_step": 30, "status": "finished"}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert plan_replay(run, 40, first=FIXED[0] + 1).start_step == FIXED[0] < 30
+
+
 def test_a_run_in_training_is_replayed_up_to_its_newest_checkpoint(run: Path) -> None:
     remove(run, STEPS)
     with RunDir(run).lock():

@@ -28,11 +28,12 @@ from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.errors import CheckpointError, TrainError, UserError
+from trainer_cli.runs.attempts import read_history
 from trainer_cli.runs.course import read_records
 from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_named import provide_steps
-from trainer_cli.runs.replay_plan import find_step
+from trainer_cli.runs.replay_plan import find_step, split_steps
 from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.replayed import SEARCHES
 from trainer_cli.runs.run_dir import RunDir, write_json
@@ -219,10 +220,14 @@ class Bisection:
     def _find_in_training(self, condition: Condition, low: int, high: int) -> Found:
         """The first of the steps after `low` in whose batches the condition holds: a record is a mean over several."""
         words = [*self._overrides, *([] if self._config_dir is None else ["--config-dir", str(self._config_dir)])]
-        steps = replay_in_process(self.run.path, low + 1, high, words, quiet=False)["steps"]
+        rows = (
+            row
+            for first, last in split_steps(read_history(self.run.path), low + 1, high)
+            for row in replay_in_process(self.run.path, first, last, words, quiet=False)["steps"]
+        )
         name = condition.metric.removeprefix(TRAIN_PREFIX)
-        for count, view in enumerate(steps, 1):
-            batches = view["batches"]
+        for count, row in enumerate(rows, 1):
+            batches = row["batches"]
             try:
                 # JSON holds NaN as text.
                 values = [float(batch[name]) for batch in batches]
@@ -231,9 +236,9 @@ class Bisection:
                 raise UserError(f"no step measures {condition.metric!r}", cure=cure) from None
             sizes = [batch["samples"] for batch in batches]
             value = sum(map(operator.mul, values, sizes)) / max(1, sum(sizes))
-            self._show(Tested(view["step"], condition.holds(value), value))
+            self._show(Tested(row["step"], condition.holds(value), value))
             if condition.holds(value):
-                return Found(view["step"], count)
+                return Found(row["step"], count)
         raise UserError(
             f"the condition holds at none of the steps {low + 1} to {high}",
             cure="A record is a mean over several steps; --first and --last choose other steps.",

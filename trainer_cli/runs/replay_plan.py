@@ -147,9 +147,12 @@ def boundary_between(history: RunHistory, start_step: int, last: int) -> tuple[i
     later = attempt_number(history.attempts, last)
     while start_step < (began := int(attempts.get(later, {}).get("start_step") or 0)):
         earlier = attempt_number(history.attempts, began)
+        if earlier == later:
+            # A summary that was lost knows no attempt before it.
+            return None
         # At its end a run logs and evaluates what it otherwise would later.
         is_finished = attempts.get(earlier, {}).get("status") == RunStatus.finished
-        if began < last and (is_finished or _trains_otherwise(history, earlier, later)):
+        if is_finished or _trains_otherwise(history, earlier, later):
             why = "continued the finished run" if is_finished else "has another config than the one before"
             return began, f"attempt {later}, which {why}, began at step {began}"
         later = earlier
