@@ -1,6 +1,6 @@
-"""How good the tests of the policy, the trainer and the saver are: each small change must make one of them fail.
+"""How good the tests of policy, trainer, saver and replay are: each small change must make one of them fail.
 
-    python scripts/mutants.py [policy | trainer | saver | NAME …]
+    python scripts/mutants.py [policy | trainer | saver | replay | NAME …]
 
 Each mutant is one text of a file put in the place of another, in a copy of the project. The tests named for it are run
 against it, one file after another. Prints which mutants were killed, and by what; exit 1 if one survives. Not part of
@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from replay_mutants import OF_REPLAY
 from saver_mutants import OF_SAVER
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -401,9 +402,9 @@ POLICY_TESTS = ("tests/core/test_policy.py", "tests/checkpoint/test_histories.py
 MUTANTS = {
     **{name: Mutant(POLICY, old, new, POLICY_TESTS) for name, (old, new) in OF_POLICY.items()},
     **OF_TRAINER,
-    **{name: Mutant(*fields) for name, fields in OF_SAVER.items()},
+    **{name: Mutant(*fields) for name, fields in (OF_SAVER | OF_REPLAY).items()},
 }
-GROUPS = {"policy": [*OF_POLICY], "trainer": [*OF_TRAINER], "saver": [*OF_SAVER]}
+GROUPS = {"policy": [*OF_POLICY], "trainer": [*OF_TRAINER], "saver": [*OF_SAVER], "replay": [*OF_REPLAY]}
 
 
 def main(names: list[str]) -> int:

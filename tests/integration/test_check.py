@@ -13,7 +13,7 @@ from command import LIMIT_S, is_alive, running
 
 from trainer_cli.commands.main import main
 from trainer_cli.testing import resume
-from trainer_cli.testing.attempts import Forked
+from trainer_cli.testing.attempts import ForkedProbes
 
 CALLBACK = """
 from trainer_cli import Callback
@@ -47,15 +47,15 @@ LESS = ("+experiment=digits_mlp", "~scheduler", "--steps", "6")
 
 
 @pytest.fixture(scope="module")
-def forked() -> Iterator[Forked]:
+def forked() -> Iterator[ForkedProbes]:
     """The two interpreters that the processes of a check are forked from, which import torch for seconds."""
-    forked = Forked(Path.cwd())
+    forked = ForkedProbes(Path.cwd())
     yield forked
     forked.close()
 
 
 @pytest.fixture
-def _forks_of_one_start(forked: Forked, monkeypatch: pytest.MonkeyPatch) -> None:
+def _forks_of_one_start(forked: ForkedProbes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks in this process share the interpreters."""
 
     class Processes:

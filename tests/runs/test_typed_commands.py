@@ -22,7 +22,7 @@ from trainer_cli.runs.ending import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.testing.divergence import Divergence, Stage, Value
-from trainer_cli.testing.divergence_report import Report
+from trainer_cli.testing.divergence_report import DivergenceReport
 
 NAMES = (
     "plain", "a b", " a", "a ", "a[1]", "[b]", "it's", 'say "x"', "'a'", '"a"', "$HOME", "${HOME}", "$(id)",
@@ -119,7 +119,7 @@ def _lead(hint: str) -> str:
 
 def report_of_divergence(run: Path) -> str:
     first = Divergence((3, 3), Stage.loss, (Value("loss", "1", "2"),))
-    return str(Report(runs=(run, run), divergence=first))
+    return str(DivergenceReport(runs=(run, run), divergence=first))
 
 
 def request_for_a_step(run: Path) -> str:

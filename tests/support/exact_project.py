@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainer_cli.testing.report import Report
+from trainer_cli.testing.report import ResumeReport
 
-Check = Callable[..., Report]
+Check = Callable[..., ResumeReport]
 """The check of that project with this code added, and these overrides."""
 
 POINTS = '''

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.config.compose import compose
-from trainer_cli.testing.attempts import Forked, Run
-from trainer_cli.testing.report import Report
+from trainer_cli.testing.attempts import ForkedProbes, Run
+from trainer_cli.testing.report import ResumeReport
 from trainer_cli.testing.resume import check_resume
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,7 +23,7 @@ from exact_project import EXPERIMENT, PARTS, Check
 class In:
     """Runs probes in one folder by processes that many tests share."""
 
-    def __init__(self, forked: Forked, cwd: Path, imports: Sequence[str] = ()) -> None:
+    def __init__(self, forked: ForkedProbes, cwd: Path, imports: Sequence[str] = ()) -> None:
         self._forked, self._cwd, self._imports = forked, cwd, imports
 
     def __call__(self, plan: Path, output: Path) -> int:
@@ -36,7 +36,7 @@ class In:
 @pytest.fixture(scope="session")
 def run_in() -> Iterator[Callable[..., Run]]:
     """For a folder and the heavy modules that are needed, what runs a probe there."""
-    forked = Forked(Path.cwd())
+    forked = ForkedProbes(Path.cwd())
     yield partial(In, forked)
     forked.close()
 
@@ -63,7 +63,7 @@ def check(
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
 
-    def of(code: str = "", *overrides: str, steps: int = 12) -> Report:
+    def of(code: str = "", *overrides: str, steps: int = 12) -> ResumeReport:
         folder = project(code)
         monkeypatch.chdir(folder)
         heavy = ["trainer_cli.parallel.fsdp"] if "parallel=fsdp" in overrides else []

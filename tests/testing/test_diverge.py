@@ -22,8 +22,8 @@ from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError
 from trainer_cli.runs.step_samples import read_step_samples
 from trainer_cli.testing.diverge import find_divergence, project_of
-from trainer_cli.testing.divergence import Row, Stage, first_divergence
-from trainer_cli.testing.divergence_report import Fact, Report
+from trainer_cli.testing.divergence import Stage, StepRow, first_divergence
+from trainer_cli.testing.divergence_report import DivergenceReport, Fact
 from trainer_cli.testing.step_trace import merge_ranks
 
 STEPS = 6
@@ -62,7 +62,7 @@ def replay(run: Path, first: int, last: int) -> Mapping[str, Any]:
     return _REPLAYED[key]
 
 
-def compare(first: Path, second: Path, **options: Any) -> Report:
+def compare(first: Path, second: Path, **options: Any) -> DivergenceReport:
     return find_divergence(first, second, replay=replay, overrides=["trust=[parting_parts]"], **options)
 
 
@@ -376,12 +376,12 @@ def test_mistakes_are_one_message(base: Path, tmp_path: Path) -> None:
         find_divergence(base, other)
 
 
-def row(step: int, seen: int, samples: str, *, batches: int = 1, **values: str) -> Row:
+def row(step: int, seen: int, samples: str, *, batches: int = 1, **values: str) -> StepRow:
     stages: dict[str, dict[str, str]] = {Stage[name]: {name: text} for name, text in values.items()}
-    return Row(step, seen, batches=[{}] * batches, rows={"batch": list(samples)}, values=stages)
+    return StepRow(step, seen, batches=[{}] * batches, rows={"batch": list(samples)}, values=stages)
 
 
-def final(step: int, seen: int, **values: str) -> Row:
+def final(step: int, seen: int, **values: str) -> StepRow:
     return row(step, seen, "", batches=0, **values)
 
 

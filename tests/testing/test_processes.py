@@ -12,8 +12,8 @@ import pytest
 from command import is_alive
 
 from trainer_cli.config.compose import compose
-from trainer_cli.testing.attempts import Forked, Fresh, Run, freeze
-from trainer_cli.testing.trace import Plan
+from trainer_cli.testing.attempts import ForkedProbes, FreshProbes, Run, freeze
+from trainer_cli.testing.trace import ProbePlan
 
 PICKY = "class Picky(Line):\n    def __init__(self):\n        raise ValueError('not so')\n"
 ENDLESS = """
@@ -36,13 +36,13 @@ class Compiled(Line):
         import torch._dynamo
 """
 # New interpreters are for systems where a fork is not safe.
-KINDS = pytest.mark.parametrize("kind", [Forked, pytest.param(Fresh, marks=pytest.mark.campaign)])
+KINDS = pytest.mark.parametrize("kind", [ForkedProbes, pytest.param(FreshProbes, marks=pytest.mark.campaign)])
 
 
 def plan_of(folder: Path, *overrides: str) -> Path:
     """The plan of one straight process."""
     config = freeze(compose(["experiment=mine", *overrides], cwd=folder), folder, steps=6, plan=folder / "plan")
-    Plan(config, folder / "trace").write(folder / "plan")
+    ProbePlan(config, folder / "trace").write(folder / "plan")
     return folder / "plan"
 
 

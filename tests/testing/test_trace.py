@@ -6,27 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.testing.attempts import Attempt
-from trainer_cli.testing.trace import Kind, Record, Trace, Writer, differences, first_difference, read
+from trainer_cli.testing.attempts import ProbeAttempt
+from trainer_cli.testing.trace import Trace, TraceKind, TraceRecord, TraceWriter, differences, first_difference, read
 
 STRAIGHT = Trace(
     [
         record
         for step in range(4)
         for record in (
-            Record(Kind.state, step, 0, {"model.weight": f"w{step}"}),
-            Record(Kind.hidden, step, 0, {"model.calls": str(step)}),
-            Record(Kind.batch, step, 1, {"batch[0]": f"b{step}"}),
-            Record(Kind.loss, step, 1, {"loss": f"l{step}"}),
+            TraceRecord(TraceKind.hidden, step, 0, {"model.calls": str(step)}),
+            TraceRecord(TraceKind.state, step, 0, {"model.weight": f"w{step}"}),
+            TraceRecord(TraceKind.batch, step, 1, {"batch[0]": f"b{step}"}),
+            TraceRecord(TraceKind.loss, step, 1, {"loss": f"l{step}"}),
         )
     ]
 )
 
 
-def changed(begin: int, kind: Kind, step: int, value: str = "other") -> Trace:
+def changed(begin: int, kind: TraceKind, step: int, value: str = "other") -> Trace:
     """The straight trace from a record on, with one value changed."""
     records = [
-        Record(one.kind, one.step, one.batch, dict.fromkeys(one.values, value))
+        TraceRecord(one.kind, one.step, one.batch, dict.fromkeys(one.values, value))
         if (one.kind, one.step) == (kind, step)
         else one
         for one in STRAIGHT.records[begin:]
@@ -42,53 +42,56 @@ def test_equal_traces_have_no_difference(begin: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "step", "moment", "at_step"),
     [
-        (Kind.state, 1, "as restored, before step 2", 2),
-        (Kind.state, 2, "after step 2", 2),
-        (Kind.batch, 1, "step 2, batch", 2),
-        (Kind.loss, 3, "step 4, loss", 4),
+        (TraceKind.state, 1, "as restored, before step 2", 2),
+        (TraceKind.state, 2, "after step 2", 2),
+        (TraceKind.batch, 1, "step 2, batch", 2),
+        (TraceKind.loss, 3, "step 4, loss", 4),
     ],
 )
-def test_a_difference_says_when(kind: Kind, step: int, moment: str, at_step: int) -> None:
+def test_a_difference_says_when(kind: TraceKind, step: int, moment: str, at_step: int) -> None:
     difference = first_difference(differences(STRAIGHT, changed(4, kind, step), resumed=True))
     assert difference is not None
     assert (difference.moment, difference.at_step) == (moment, at_step)
 
 
 def test_hidden_things_alone_are_no_verdict() -> None:
-    assert first_difference(differences(STRAIGHT, changed(4, Kind.hidden, 2), resumed=True)) is None
+    assert first_difference(differences(STRAIGHT, changed(4, TraceKind.hidden, 2), resumed=True)) is None
 
 
-def test_a_difference_comes_with_the_hidden_one_of_its_step() -> None:
-    other = changed(4, Kind.loss, 2)
-    hidden = changed(4, Kind.hidden, 2, "0")
-    both = Trace([h if h.kind is Kind.hidden else o for h, o in zip(hidden.records, other.records, strict=True)])
+@pytest.mark.parametrize("kind", [TraceKind.state, TraceKind.loss])
+def test_a_difference_comes_with_the_hidden_one_of_its_step(kind: TraceKind) -> None:
+    other = changed(4, kind, 2)
+    hidden = changed(4, TraceKind.hidden, 2, "0")
+    both = Trace([h if h.kind is TraceKind.hidden else o for h, o in zip(hidden.records, other.records, strict=True)])
     difference = first_difference(differences(STRAIGHT, both, resumed=True))
     assert difference is not None
     assert [(value.name, value.straight, value.other) for value in difference.hidden] == [("model.calls", "2", "0")]
 
 
 def test_a_moment_that_is_missing_is_a_difference() -> None:
-    other = Trace([record for record in STRAIGHT.records if (record.kind, record.step) != (Kind.batch, 2)])
+    other = Trace([record for record in STRAIGHT.records if (record.kind, record.step) != (TraceKind.batch, 2)])
     difference = first_difference(differences(STRAIGHT, other, resumed=False))
     assert difference is not None
     assert difference.values[0].name == "what happens"
-    assert (difference.kind, difference.step) == (Kind.loss, 2)
+    assert (difference.kind, difference.step) == (TraceKind.loss, 2)
 
 
 def test_what_is_ignored_does_not_differ() -> None:
-    assert first_difference(differences(STRAIGHT, changed(0, Kind.loss, 2), resumed=False, ignored={"loss"})) is None
+    assert (
+        first_difference(differences(STRAIGHT, changed(0, TraceKind.loss, 2), resumed=False, ignored={"loss"})) is None
+    )
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "trace")
+    writer = TraceWriter(tmp_path / "trace")
     writer.facts(device="cpu")
-    writer.record(Kind.loss, 3, 1, {"loss": "1.0"})
+    writer.record(TraceKind.loss, 3, 1, {"loss": "1.0"})
     writer.stopped(step=3)
     writer.close()
     with (tmp_path / "trace").open("a") as file:
         file.write('{"kind": "loss", "st')
     found = read(tmp_path / "trace")
-    assert list(found.records) == [Record(Kind.loss, 3, 1, {"loss": "1.0"})]
+    assert list(found.records) == [TraceRecord(TraceKind.loss, 3, 1, {"loss": "1.0"})]
     assert (found.facts, found.stopped) == ({"device": "cpu"}, {"step": 3})
     assert found.last_step == 4
 
@@ -99,19 +102,19 @@ def test_a_process_that_wrote_nothing_has_an_empty_trace(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("loaded", "came_back"), [("w1", True), ("other", False), (None, False)])
 def test_what_was_loaded_tells_what_came_back_and_was_changed(loaded: str | None, came_back: bool) -> None:
-    resumed = Trace(changed(4, Kind.state, 1).records, loaded={} if loaded is None else {"model.weight": loaded})
+    resumed = Trace(changed(4, TraceKind.state, 1).records, loaded={} if loaded is None else {"model.weight": loaded})
     difference = first_difference(differences(STRAIGHT, resumed, resumed=True))
     assert difference is not None
     assert difference.came_back is came_back
 
 
 def test_a_trace_has_what_was_loaded(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "trace")
-    writer.record(Kind.loaded, 1, 0, {"model.weight": "w1"})
-    writer.record(Kind.state, 1, 0, {"model.weight": "w2"})
+    writer = TraceWriter(tmp_path / "trace")
+    writer.record(TraceKind.loaded, 1, 0, {"model.weight": "w1"})
+    writer.record(TraceKind.state, 1, 0, {"model.weight": "w2"})
     writer.close()
     trace = read(tmp_path / "trace")
-    assert (trace.loaded, [record.kind for record in trace.records]) == ({"model.weight": "w1"}, [Kind.state])
+    assert (trace.loaded, [record.kind for record in trace.records]) == ({"model.weight": "w1"}, [TraceKind.state])
 
 
 TRACEBACK = """2026-01-01 resuming
@@ -132,4 +135,4 @@ in on_fit_start of callback 'at' (AtStart)
     ],
 )
 def test_a_failed_process_is_described_by_its_error(output: str, message: str) -> None:
-    assert Attempt(None, 1, Trace(), output).message == message
+    assert ProbeAttempt(None, 1, Trace(), output).message == message

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer_cli.parallel.process_group import ProcessGroup
     from trainer_cli.runs.replay import Replayed, ReplayPlan
     from trainer_cli.runs.samples import StepSamples
-    from trainer_cli.testing.divergence import Row
+    from trainer_cli.testing.divergence import StepRow
     from trainer_cli.testing.sample_trace import BlamedSamples
     from trainer_cli.trainer.hooks import Callback
 
@@ -171,7 +171,7 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
     return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
 
 
-def _read_samples(args: argparse.Namespace, rows: Sequence[Row]) -> dict[int, StepSamples]:
+def _read_samples(args: argparse.Namespace, rows: Sequence[StepRow]) -> dict[int, StepSamples]:
     """The samples of the steps; without those that are unknown from the order of the data alone."""
     if args.quiet or not rows:
         return {}
@@ -189,7 +189,7 @@ def _read_samples(args: argparse.Namespace, rows: Sequence[Row]) -> dict[int, St
 
 
 def _print_steps(
-    rows: Iterable[Row],
+    rows: Iterable[StepRow],
     samples: Mapping[int, StepSamples],
     blamed: Mapping[int, BlamedSamples],
     *,
@@ -287,7 +287,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 def _as_dict(
     replayed: Replayed,
-    rows: Iterable[Row],
+    rows: Iterable[StepRow],
     samples: Mapping[int, StepSamples],
     blamed: Mapping[int, BlamedSamples],
     *,

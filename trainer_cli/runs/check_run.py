@@ -36,7 +36,7 @@ CHECK_FILE = "check.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ReplayedStretch:
     """The outcome of making steps again, from the checkpoint of step `start` to that of step `last`."""
 
     start: int
@@ -56,7 +56,7 @@ class RunCheck:
     """Outcomes of the replayed stretches of a run, and facts about the run."""
 
     run: Path
-    stretches: Sequence[Stretch]
+    stretches: Sequence[ReplayedStretch]
     of: int
     """Number of stretches that the run has."""
     facts: Mapping[str, Any]
@@ -160,13 +160,13 @@ def spread_evenly(stretches: Sequence[tuple[int, int]], count: int | None) -> li
     return [stretches[total * (index + 1) // count - 1] for index in range(count)]
 
 
-def _make_again(run: Path, start: int, last: int) -> Stretch:
+def _make_again(run: Path, start: int, last: int) -> ReplayedStretch:
     """Make the steps in a process of its own, so that nothing of one stretch reaches the next."""
     try:
         outcome = replay_in_process(run, start + 1, last)
     except (UserError, CheckpointError) as error:
-        return Stretch(start, last, problem=f"cannot be made: {error}")
-    return Stretch(start, last, outcome["records"], _problem(run, outcome, start, last))
+        return ReplayedStretch(start, last, problem=f"cannot be made: {error}")
+    return ReplayedStretch(start, last, outcome["records"], _problem(run, outcome, start, last))
 
 
 def _problem(run: Path, outcome: Mapping[str, Any], start: int, last: int) -> str | None:

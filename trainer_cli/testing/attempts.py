@@ -42,7 +42,7 @@ from trainer_cli.runs.start import values_found
 from trainer_cli.testing import digests as calls
 from trainer_cli.testing import trace
 from trainer_cli.testing.digests import Call
-from trainer_cli.testing.trace import OWN_FAILURE, SAVED_STEP, Plan, Stop, Trace, When
+from trainer_cli.testing.trace import OWN_FAILURE, SAVED_STEP, ProbePlan, ProbeStop, Trace, When
 
 ERROR = "train: error: "
 
@@ -52,7 +52,7 @@ def main(path: str) -> int:
     from trainer_cli.parallel.process_group import from_environment
     from trainer_cli.runs.fit import fit
 
-    plan = Plan.read(path)
+    plan = ProbePlan.read(path)
     try:
         composed = from_yaml(
             # Samples that differ after a resume are what the check looks for.
@@ -145,10 +145,10 @@ class Run(Protocol):
 def processes(cwd: Path) -> Run:
     """The implementation of this system, for a current folder."""
     # On macOS a fork of a process that has loaded its frameworks may not use them.
-    return Forked(cwd) if sys.platform == "linux" else Fresh(cwd)
+    return ForkedProbes(cwd) if sys.platform == "linux" else FreshProbes(cwd)
 
 
-class Forked:
+class ForkedProbes:
     """Forks of two interpreters, one probe at a time from each."""
 
     def __init__(self, cwd: Path) -> None:
@@ -185,7 +185,7 @@ class Forked:
                     pipe.close()  # type: ignore[union-attr]
 
 
-class Fresh:
+class FreshProbes:
     """An interpreter for each."""
 
     def __init__(self, cwd: Path) -> None:
@@ -273,10 +273,10 @@ _TRACEBACK = "Traceback (most recent call last):\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ProbeAttempt:
     """One process: where it should stop, how it ended, and its trace."""
 
-    stop: Stop | None
+    stop: ProbeStop | None
     code: int
     trace: Trace
     output: str
@@ -325,26 +325,26 @@ class Attempt:
 class Chain:
     """A run and its stops. `attempts` ends where one did not come to its planned end."""
 
-    stops: Sequence[Stop]
-    attempts: Sequence[Attempt]
+    stops: Sequence[ProbeStop]
+    attempts: Sequence[ProbeAttempt]
     calls: Sequence[Call] = ()
 
     @property
-    def planned(self) -> list[Stop | None]:
+    def planned(self) -> list[ProbeStop | None]:
         """The stop of each attempt; the last has none."""
         return planned(self.stops)
 
-    def around(self, stop: Stop) -> list[Attempt]:
+    def around(self, stop: ProbeStop) -> list[ProbeAttempt]:
         """The attempt that ends with this stop, and those up to the next one that trains."""
         first = self.planned.index(stop)
         return list(self.attempts[first : first + 2 + stop.twice])
 
 
-def planned(stops: Sequence[Stop]) -> list[Stop | None]:
+def planned(stops: Sequence[ProbeStop]) -> list[ProbeStop | None]:
     """The stop of each attempt that a run needs."""
-    by_attempt: list[Stop | None] = []
+    by_attempt: list[ProbeStop | None] = []
     for stop in stops:
-        by_attempt += [stop, Stop(When.at_once)] if stop.twice else [stop]
+        by_attempt += [stop, ProbeStop(When.at_once)] if stop.twice else [stop]
     return [*by_attempt, None]
 
 
@@ -368,7 +368,7 @@ class Runner:
     def chain(
         self,
         name: str,
-        stops: Sequence[Stop] = (),
+        stops: Sequence[ProbeStop] = (),
         *,
         notes: bool = False,
         resumed: Callable[[Chain], bool] = lambda chain: True,
@@ -384,16 +384,16 @@ class Runner:
         saved = [SAVED_STEP] if any(stop.when is When.accumulating for stop in stops) else []
         plan_file, noted = folder / "plan.json", folder / "calls.jsonl"
         config = freeze(self._composed, folder, steps=self._steps, plan=plan_file, fixed_steps=saved, **changes)
-        attempts: list[Attempt] = []
+        attempts: list[ProbeAttempt] = []
         for number, stop in enumerate(planned(stops)):
-            plan = Plan(config, folder / f"trace{number}.jsonl", self._config_dir, stop, noted if notes else None)
+            plan = ProbePlan(config, folder / f"trace{number}.jsonl", self._config_dir, stop, noted if notes else None)
             plan.write(plan_file)
             output = folder / f"output{number}.txt"
             self.started += 1
             self._show(f"process {self.started}: {name}")
             code = self._run(plan_file, output)
             text = output.read_text("utf-8", errors="replace")
-            attempts.append(Attempt(stop, code, trace.read(plan.trace), text))
+            attempts.append(ProbeAttempt(stop, code, trace.read(plan.trace), text))
             if not attempts[-1].came or not resumed(Chain(stops, attempts)):
                 break
         return Chain(stops, attempts, calls.read(noted))

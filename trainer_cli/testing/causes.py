@@ -8,14 +8,14 @@ from typing import Any
 
 from trainer_cli.terminal import format_first
 from trainer_cli.testing.digests import NOT_PERSISTENT, Asks, Call
-from trainer_cli.testing.trace import Difference, Kind, Value
+from trainer_cli.testing.trace import TraceDifference, TraceKind, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What is known of a difference."""
 
-    difference: Difference
+    difference: TraceDifference
     repeats: bool
     """Two runs without a stop differ as well."""
     resumed: bool = True
@@ -42,12 +42,12 @@ class Cause:
 
 
 _ORDER = {
-    Kind.batch: ("data", "globals", "callbacks", "model", "optimizer"),
-    Kind.evaluation: ("model", "data", "globals", "callbacks", "optimizer"),
-    Kind.loss: ("model", "globals", "callbacks", "data", "optimizer"),
-    Kind.gradients: ("model", "globals", "callbacks", "optimizer", "data"),
-    Kind.state: ("optimizer", "callbacks", "globals", "model", "data"),
-    Kind.hidden: ("model", "optimizer", "callbacks", "data", "globals"),
+    TraceKind.batch: ("data", "globals", "callbacks", "model", "optimizer"),
+    TraceKind.evaluation: ("model", "data", "globals", "callbacks", "optimizer"),
+    TraceKind.loss: ("model", "globals", "callbacks", "data", "optimizer"),
+    TraceKind.gradients: ("model", "globals", "callbacks", "optimizer", "data"),
+    TraceKind.state: ("optimizer", "callbacks", "globals", "model", "data"),
+    TraceKind.hidden: ("model", "optimizer", "callbacks", "data", "globals"),
 }
 """Which part's hidden state most likely explains a difference of a kind, first to last."""
 
@@ -143,11 +143,11 @@ def described(value: Value) -> str:
     return f"{value.name} ({noun}): {value.straight} in the straight run, {value.other} here"
 
 
-def best_hidden(difference: Difference) -> Value | None:
+def best_hidden(difference: TraceDifference) -> Value | None:
     """The hidden thing that explains the difference best."""
     order = _ORDER[difference.kind]
-    if difference.kind is Kind.evaluation and difference.values[0].name.startswith("batch"):
-        order = _ORDER[Kind.batch]
+    if difference.kind is TraceKind.evaluation and difference.values[0].name.startswith("batch"):
+        order = _ORDER[TraceKind.batch]
     # A generator first: whatever draws from it differs as well.
     ranked = sorted(difference.hidden, key=lambda value: (order.index(owner(value.name)), not is_generator(value)))
     return ranked[0] if ranked else None
@@ -197,10 +197,10 @@ def _after_a_resume(evidence: Evidence) -> Cause:
     first = difference.values[0].name
     state = shown(difference.values)
     # Saved state that comes back different needs no evidence of what is hidden.
-    if difference.restored and difference.kind is Kind.state:
+    if difference.restored and difference.kind is TraceKind.state:
         return _not_restored(first, state, difference, evidence.facts.get("starts", ()))
     hidden = best_hidden(difference)
-    of_data = difference.kind is Kind.batch or first.startswith("batch")
+    of_data = difference.kind is TraceKind.batch or first.startswith("batch")
     worker = _of(evidence.calls, Asks.worker)
     if of_data and evidence.exact_without_workers and evidence.workers:
         calls_of_workers = f", {_listed(worker)}" if worker else ""
@@ -255,7 +255,7 @@ def _after_a_resume(evidence: Evidence) -> Cause:
     )
 
 
-def _not_restored(name: str, state: str, difference: Difference, starts: Sequence[str]) -> Cause:
+def _not_restored(name: str, state: str, difference: TraceDifference, starts: Sequence[str]) -> Cause:
     section = name.partition(".")[0]
     if name.endswith(NOT_PERSISTENT):
         return Cause(

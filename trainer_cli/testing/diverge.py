@@ -30,8 +30,17 @@ from trainer_cli.runs.replay_records import by_step, is_clocked
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_selector
 from trainer_cli.terminal import format_count, format_first
-from trainer_cli.testing.divergence import Divergence, Row, Stage, first_divergence, read_rows
-from trainer_cli.testing.divergence_report import LENGTH, STEP_SIZES, Fact, Records, Report, States, explain, is_below
+from trainer_cli.testing.divergence import Divergence, Stage, StepRow, first_divergence, read_rows
+from trainer_cli.testing.divergence_report import (
+    LENGTH,
+    STEP_SIZES,
+    DivergenceReport,
+    Fact,
+    Records,
+    States,
+    explain,
+    is_below,
+)
 
 _FACTS = ("device", "threads", "processes", "python", "platform")
 _ENDS_OF_EPOCHS = 0.1
@@ -42,7 +51,7 @@ _ENDS_OF_EPOCHS = 0.1
 class Replays:
     """What `train replay` gave for one run."""
 
-    rows: Sequence[Row]
+    rows: Sequence[StepRow]
     problem: str | None
     """The first record or state that is not that of the run."""
 
@@ -112,7 +121,7 @@ def find_divergence(
     config_dir: Path | None = None,
     show: Callable[[str], None] = lambda text: None,
     replay: Replayer | None = None,
-) -> Report:
+) -> DivergenceReport:
     """Compare two runs.
 
     Args:
@@ -149,7 +158,7 @@ class _Search:
     def paths(self) -> tuple[Path, Path]:
         return self.runs[0].path, self.runs[1].path
 
-    def report(self, until: int | None) -> Report:
+    def report(self, until: int | None) -> DivergenceReport:
         first, second = self.runs
         last = min(step for step in (first.last_step, second.last_step, until) if step is not None)
         if first.path.resolve() == second.path.resolve():
@@ -157,7 +166,7 @@ class _Search:
         facts = list(_facts(first, second))
         if last < 1:
             raise UserError("no step was made by both runs", where=str(second.path))
-        report = Report(runs=self.paths, facts=facts, last=last)
+        report = DivergenceReport(runs=self.paths, facts=facts, last=last)
         sizes = first.samples_per_step, second.samples_per_step
         if _step_sizes_differ(first, second, facts) and not math.isclose(*sizes, rel_tol=_ENDS_OF_EPOCHS):
             return self._compare_uneven(report, sizes)
@@ -169,7 +178,7 @@ class _Search:
             return report
         return self._compare_steps(report, records, states)
 
-    def _compare_steps(self, report: Report, records: Records, states: States) -> Report:
+    def _compare_steps(self, report: DivergenceReport, records: Records, states: States) -> DivergenceReport:
         """Replay both runs from where they are known to be equal to the first difference that is recorded."""
         equal = states.equal or 0
         # A difference at step 0 is seen before step 1.
@@ -187,7 +196,7 @@ class _Search:
             notes.append("the steps are equal, so that the difference is in the evaluation or in what callbacks log")
         return self._explain(replace(report, notes=[*report.notes, *notes], divergence=divergence))
 
-    def _compare_uneven(self, report: Report, sizes: tuple[float, float]) -> Report:
+    def _compare_uneven(self, report: DivergenceReport, sizes: tuple[float, float]) -> DivergenceReport:
         """Compare runs whose steps have different numbers of samples: twice up to where both have seen as many."""
         samples = 2 * math.lcm(*(max(1, round(size)) for size in sizes))
         lasts = [min(report.last, math.ceil(samples / size)) for size in sizes]
@@ -201,7 +210,7 @@ class _Search:
         notes = [*self._not_reproducible(replays), note]
         return self._explain(replace(report, notes=notes, divergence=divergence, last=lasts[0]))
 
-    def _explain(self, report: Report) -> Report:
+    def _explain(self, report: DivergenceReport) -> DivergenceReport:
         divergence = report.divergence
         if divergence is not None and divergence.stage is Stage.samples:
             report = replace(report, samples=list(self._sample_lines(divergence)))
@@ -211,7 +220,7 @@ class _Search:
         """Replay the steps of the first run, and those of the second."""
         replays = []
         for run, (begin, last) in zip(self.runs, steps, strict=True):
-            rows: dict[int, Row] = {}
+            rows: dict[int, StepRow] = {}
             problem = None
             for first, end in split_steps(run.history, begin, last):
                 self.show(f"replays steps {first:,} to {end:,} of {run.path}")
@@ -295,7 +304,7 @@ def _no_step_of_both(first: _Run, second: _Run, last: int) -> Iterator[str]:
             yield f"no step was made by both: the later attempt began at step {max(starts)}, where the other ended"
 
 
-def _compare_itself(first: _Run, second: _Run, last: int) -> Report:
+def _compare_itself(first: _Run, second: _Run, last: int) -> DivergenceReport:
     """The report on a run that is named twice.
 
     Raises:
@@ -309,7 +318,7 @@ def _compare_itself(first: _Run, second: _Run, last: int) -> Report:
             cure=f"`train ckpt diff {shlex.join(names)}` compares their states; `train replay {shlex.quote(str(path))} "
             f"{last + 1}` shows what the next step changes.",
         )
-    return Report(runs=(path, second.path), notes=["both are the same run"], last=last)
+    return DivergenceReport(runs=(path, second.path), notes=["both are the same run"], last=last)
 
 
 def _facts(first: _Run, second: _Run) -> Iterator[Fact]:

@@ -45,7 +45,7 @@ _OF_STEP = (Stage.random, *STATE, Stage.gradients, Stage.clipped)
 
 
 @dataclass(slots=True)
-class Row:
+class StepRow:
     """One optimizer step; without batches the state after the last step."""
 
     step: int
@@ -122,12 +122,12 @@ class Divergence:
         return format_first(names, _MOST_NAMES)
 
 
-def read_rows(replayed: Mapping[str, Any]) -> list[Row]:
+def read_rows(replayed: Mapping[str, Any]) -> list[StepRow]:
     """The rows in the JSON of `train replay --digests`."""
-    return [Row(**{name: entry[name] for name in Row.__dataclass_fields__}) for entry in replayed["steps"]]
+    return [StepRow(**{name: entry[name] for name in StepRow.__dataclass_fields__}) for entry in replayed["steps"]]
 
 
-def first_divergence(first: Sequence[Row], second: Sequence[Row]) -> Divergence | None:
+def first_divergence(first: Sequence[StepRow], second: Sequence[StepRow]) -> Divergence | None:
     """The first difference of the rows of two runs; None if none differs."""
     positions = list(_aligned(first, second))
     uneven = False
@@ -159,7 +159,7 @@ def first_divergence(first: Sequence[Row], second: Sequence[Row]) -> Divergence 
     return None
 
 
-def _aligned(first: Sequence[Row], second: Sequence[Row]) -> Iterator[tuple[int, int]]:
+def _aligned(first: Sequence[StepRow], second: Sequence[StepRow]) -> Iterator[tuple[int, int]]:
     """Indices of the rows of both at which equally many samples had been seen."""
     index = other = 0
     while index < len(first) and other < len(second):
@@ -170,7 +170,7 @@ def _aligned(first: Sequence[Row], second: Sequence[Row]) -> Iterator[tuple[int,
         index, other = index + (ahead <= 0), other + (ahead >= 0)
 
 
-def _differing(left: Row, right: Row, stages: Sequence[Stage]) -> dict[Stage, tuple[Value, ...]]:
+def _differing(left: StepRow, right: StepRow, stages: Sequence[Stage]) -> dict[Stage, tuple[Value, ...]]:
     differing: dict[Stage, tuple[Value, ...]] = {
         stage: tuple(differing_values(_shared(left, right, stage), _shared(right, left, stage)))
         for stage in stages
@@ -181,7 +181,7 @@ def _differing(left: Row, right: Row, stages: Sequence[Stage]) -> dict[Stage, tu
     return {stage: values for stage, values in differing.items() if values}
 
 
-def _shared(row: Row, other: Row, stage: Stage) -> Mapping[str, str]:
+def _shared(row: StepRow, other: StepRow, stage: Stage) -> Mapping[str, str]:
     """The values of a stage; those of rank 0 alone if the other run has another number of ranks."""
     values = row.values.get(stage, {})
     if row.ranks == other.ranks:
@@ -202,12 +202,12 @@ def _values_of_rows(left: Mapping[str, Sequence[str]], right: Mapping[str, Seque
                 break
 
 
-def _differing_rows(left: Row, right: Row) -> tuple[int, ...]:
+def _differing_rows(left: StepRow, right: StepRow) -> tuple[int, ...]:
     rows, other_rows = _transposed([left]), _transposed([right])
     return tuple(position for position, pair in enumerate(zip(rows, other_rows, strict=False)) if pair[0] != pair[1])
 
 
-def _differing_samples(steps: Sequence[Row], other_steps: Sequence[Row]) -> dict[Stage, tuple[Value, ...]]:
+def _differing_samples(steps: Sequence[StepRow], other_steps: Sequence[StepRow]) -> dict[Stage, tuple[Value, ...]]:
     """Compare the samples of several steps in any order: batches of another size divide them differently."""
     rows, other_rows = sorted(_transposed(steps)), sorted(_transposed(other_steps))
     if rows == other_rows:
@@ -216,7 +216,7 @@ def _differing_samples(steps: Sequence[Row], other_steps: Sequence[Row]) -> dict
     return {Stage.samples: (value,)}
 
 
-def _transposed(steps: Sequence[Row]) -> list[tuple[str, ...]]:
+def _transposed(steps: Sequence[StepRow]) -> list[tuple[str, ...]]:
     """For each sample its digests in all leaves."""
     return [row for step in steps for row in zip(*step.rows.values(), strict=False)]
 

@@ -88,7 +88,7 @@ class States:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DivergenceReport:
     """The outcome of a comparison."""
 
     runs: tuple[Path, Path]
@@ -159,7 +159,7 @@ class Report:
         yield from ("next:", f"  train replay {words}", f"  train data {words} --show")
 
 
-def explain(report: Report) -> Report:
+def explain(report: DivergenceReport) -> DivergenceReport:
     """The report with the facts that can explain its first difference."""
     divergence = report.divergence
     if divergence is None:

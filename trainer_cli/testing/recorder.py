@@ -15,7 +15,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.errors import TrainError
 from trainer_cli.testing.digests import Digests
-from trainer_cli.testing.trace import OWN_FAILURE, Kind, Plan, When, Writer
+from trainer_cli.testing.trace import OWN_FAILURE, ProbePlan, TraceKind, TraceWriter, When
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class Recorder(Callback):
     """
 
     def __init__(self, plan: str) -> None:
-        self._plan = Plan.read(plan)
-        self._trace = Writer(self._plan.trace)
+        self._plan = ProbePlan.read(plan)
+        self._trace = TraceWriter(self._plan.trace)
         self._digests = Digests()
         self._step = -1
         self._batch = 0
@@ -98,10 +98,10 @@ class Recorder(Callback):
             self._write_state(trainer)
         self._batch += 1
         with own_work("a batch"):
-            self._trace.record(Kind.batch, self._step, self._batch, dict(self._digests.tree(batch, "batch")))
+            self._trace.record(TraceKind.batch, self._step, self._batch, dict(self._digests.tree(batch, "batch")))
 
     def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
-        self._trace.record(Kind.loss, self._step, self._batch, dict(self._digests.tree(loss, "loss")))
+        self._trace.record(TraceKind.loss, self._step, self._batch, dict(self._digests.tree(loss, "loss")))
 
     def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
         stop = self._plan.stop
@@ -114,7 +114,7 @@ class Recorder(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         gradients = {f"gradient of {name}": value.grad for name, value in model.named_parameters()}
         values = {name: str(self._digests.digest(value)) for name, value in gradients.items()}
-        self._trace.record(Kind.gradients, self._step, self._batch, values)
+        self._trace.record(TraceKind.gradients, self._step, self._batch, values)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         progress = trainer.progress
@@ -146,13 +146,13 @@ class Recorder(Callback):
         self._seen += 1
         with own_work("a batch of an evaluation"):
             values = dict(self._digests.tree(batch, f"batch of {self._evaluated}"))
-        self._trace.record(Kind.evaluation, trainer.progress.step, self._seen, values)
+        self._trace.record(TraceKind.evaluation, trainer.progress.step, self._seen, values)
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
         if trainer.sanity_checking:
             return
         values = dict(self._digests.tree(loop.metrics, self._evaluated))
-        self._trace.record(Kind.evaluation, trainer.progress.step, self._seen + 1, values)
+        self._trace.record(TraceKind.evaluation, trainer.progress.step, self._seen + 1, values)
 
     def run_validation(self, trainer: Trainer, is_last: bool) -> None:
         if not is_last and not trainer.sanity_checking and self._is_wanted(trainer, When.evaluated):
@@ -163,12 +163,12 @@ class Recorder(Callback):
         step = trainer.progress.step
         with own_work("the state that is saved"):
             values = {**dict(self._state(trainer)), **dict(self._hidden(trainer))}
-        self._trace.record(Kind.saved, step, 0, values)
+        self._trace.record(TraceKind.saved, step, 0, values)
 
     def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
         # A difference here was not restored; one that only comes later was made after the load.
         with own_work("the state that was loaded"):
-            self._trace.record(Kind.loaded, trainer.progress.step, 0, dict(self._state(trainer)))
+            self._trace.record(TraceKind.loaded, trainer.progress.step, 0, dict(self._state(trainer)))
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
         # A stopped process ends elsewhere than the straight run, which has no such moment.
@@ -181,10 +181,11 @@ class Recorder(Callback):
     def _write_state(self, trainer: Trainer, moment: int = 0) -> None:
         """Record all state between two steps: before the next one, or before the evaluation."""
         step = trainer.progress.step
-        with own_work("the state"):
-            self._trace.record(Kind.state, step, moment, dict(self._state(trainer)))
+        # First what explains a difference, then what may differ.
         with own_work("what no checkpoint holds"):
-            self._trace.record(Kind.hidden, step, moment, dict(self._hidden(trainer)))
+            self._trace.record(TraceKind.hidden, step, moment, dict(self._hidden(trainer)))
+        with own_work("the state"):
+            self._trace.record(TraceKind.state, step, moment, dict(self._state(trainer)))
 
     def _state(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
         """The state that a checkpoint holds, and buffers that are not persistent."""

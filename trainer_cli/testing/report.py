@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainer_cli.terminal import format_count, table
-from trainer_cli.testing.attempts import Attempt, Chain
+from trainer_cli.testing.attempts import Chain, ProbeAttempt
 from trainer_cli.testing.causes import Cause, is_state
 from trainer_cli.testing.trace import (
-    Difference,
-    Kind,
-    Stop,
+    ProbeStop,
     Trace,
+    TraceDifference,
+    TraceKind,
     Value,
     When,
     before_the_stop,
@@ -23,7 +23,7 @@ from trainer_cli.testing.trace import (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StopRow:
     """One stop: where it was, which steps after it were compared, and the result."""
 
     stop: str
@@ -48,14 +48,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ResumeReport:
     """The outcome of a check."""
 
     name: str
     steps: int
     steps_per_epoch: int | None
     device: str
-    rows: Sequence[Row]
+    rows: Sequence[StopRow]
     finding: Finding | None
     remarks: Sequence[str]
     processes: int = 0
@@ -109,12 +109,12 @@ _TITLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDifference:
     """A difference, the run that showed it, and the stop before; without a stop the process was its first."""
 
-    difference: Difference
+    difference: TraceDifference
     chain: Chain
-    stop: Stop | None
+    stop: ProbeStop | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,28 +131,32 @@ class Comparison:
             value.name
             for difference in differences(straight, repeat, resumed=False)
             for value in difference.values
-            if difference.kind is Kind.hidden or _may_be_a_time(value)
+            if difference.kind is TraceKind.hidden or _may_be_a_time(value)
         }
         return cls(straight, frozenset(noise))
 
-    def first(self, other: Trace, *, resumed: bool, with_noise: bool = False) -> Difference | None:
+    def first(self, other: Trace, *, resumed: bool, with_noise: bool = False) -> TraceDifference | None:
         """The first difference of a process that counts."""
         ignored = self._ignored(hidden=not with_noise)
         return first_difference(differences(self.straight, other, resumed=resumed, ignored=ignored))
 
-    def found(self, chain: Chain) -> list[Found]:
+    def found(self, chain: Chain) -> list[FoundDifference]:
         """The first difference of each process of a run, with the stop after which it arose."""
-        result: list[Found] = []
-        before: Attempt | None = None
-        earlier: Stop | None = None
+        result: list[FoundDifference] = []
+        before: ProbeAttempt | None = None
+        earlier: ProbeStop | None = None
         for stop, attempt in _after_each(chain):
             difference = self.first(attempt.trace, resumed=stop is not None)
             if difference is not None:
                 arose = None
-                if before is not None and difference.restored and difference.kind is Kind.state:
+                if before is not None and difference.restored and difference.kind is TraceKind.state:
                     # Loading is not to blame where the checkpoint was saved with the difference.
                     arose = before_the_stop(self.straight, before.trace, difference, self._ignored())
-                result.append(Found(difference, chain, stop) if arose is None else Found(arose, chain, earlier))
+                result.append(
+                    FoundDifference(difference, chain, stop)
+                    if arose is None
+                    else FoundDifference(arose, chain, earlier)
+                )
             before, earlier = attempt, stop
         return result
 
@@ -165,39 +169,39 @@ class Comparison:
         lost: dict[str, Value] = {}
         for stop, attempt in _after_each(chain):
             hidden: tuple[Value, ...] = ()
-            hidden_steps = [record.step for record in attempt.trace.records if record.kind is Kind.hidden]
+            hidden_steps = [record.step for record in attempt.trace.records if record.kind is TraceKind.hidden]
             last = max(hidden_steps, default=None)
             for difference in differences(self.straight, attempt.trace, resumed=True, ignored=self._ignored()):
-                if difference.kind is Kind.hidden and difference.step == last:
+                if difference.kind is TraceKind.hidden and difference.step == last:
                     hidden = difference.values
             if stop is not None:
                 lost.update({value.name: value for value in hidden if is_state(value)})
         return list(lost.values())
 
-    def rows(self, chain: Chain) -> list[Row]:
+    def rows(self, chain: Chain) -> list[StopRow]:
         """A row for each stop of a run."""
         return [self._row(chain, stop) for stop in chain.stops]
 
-    def _row(self, chain: Chain, stop: Stop) -> Row:
+    def _row(self, chain: Chain, stop: ProbeStop) -> StopRow:
         title, around = title_of(stop), chain.around(stop)
         if not around:
-            return Row(title, "-", "-", "not tried", None)
+            return StopRow(title, "-", "-", "not tried", None)
         position = around[0].trace.stopped
         at = "step {step}, epoch {epoch}, batch {batch}".format(**position) if position else "-"
         failed = next((attempt for attempt in around if attempt.failed), None)
         if failed is not None:
-            return Row(title, at, "-", "fails", False)
+            return StopRow(title, at, "-", "fails", False)
         # The runner gave the run up after an earlier difference.
         if around[0].came and len(around) < 2 + stop.twice:
-            return Row(title, at, "-", "not tried", None)
+            return StopRow(title, at, "-", "not tried", None)
         if not around[0].came:
-            return Row(title, at, "-", "not reached: the run ended before", None)
+            return StopRow(title, at, "-", "not reached: the run ended before", None)
         after = around[-1].trace
         if not after.records:
-            return Row(title, at, "-", "nothing to compare", None)
+            return StopRow(title, at, "-", "nothing to compare", None)
         difference = self.first(after, resumed=True)
         result = "exact" if difference is None else f"differs from step {difference.at_step} on"
-        return Row(title, at, f"steps {after.records[0].step + 1} to {after.last_step}", result, difference is None)
+        return StopRow(title, at, f"steps {after.records[0].step + 1} to {after.last_step}", result, difference is None)
 
     def _ignored(self, *, hidden: bool = True) -> frozenset[str]:
         return self.noise if hidden else frozenset(name for name in self.noise if name.startswith("callbacks."))
@@ -206,7 +210,7 @@ class Comparison:
 def failure(chains: Sequence[Chain]) -> Finding | None:
     """The first process that ended by an error that a run without a stop does not raise."""
     for chain in chains:
-        stop: Stop | None = None
+        stop: ProbeStop | None = None
         for attempt in chain.attempts:
             if attempt.failed:
                 return _failed(attempt, stop)
@@ -214,12 +218,12 @@ def failure(chains: Sequence[Chain]) -> Finding | None:
     return None
 
 
-def title_of(stop: Stop) -> str:
+def title_of(stop: ProbeStop) -> str:
     """The words for a stop in the report."""
     return _TITLES[stop.when]
 
 
-def _failed(attempt: Attempt, stop: Stop | None) -> Finding:
+def _failed(attempt: ProbeAttempt, stop: ProbeStop | None) -> Finding:
     resumed = stop is not None
     cure = (
         "What load_state_dict and on_load_checkpoint take must be what state_dict and on_save_checkpoint give."
@@ -234,10 +238,10 @@ def _failed(attempt: Attempt, stop: Stop | None) -> Finding:
     )
 
 
-def _after_each(chain: Chain) -> list[tuple[Stop | None, Attempt]]:
+def _after_each(chain: Chain) -> list[tuple[ProbeStop | None, ProbeAttempt]]:
     """Each process that trained, with the last stop before it."""
-    pairs: list[tuple[Stop | None, Attempt]] = []
-    stop: Stop | None = None
+    pairs: list[tuple[ProbeStop | None, ProbeAttempt]] = []
+    stop: ProbeStop | None = None
     for attempt in chain.attempts:
         if attempt.trace.records:
             pairs.append((stop, attempt))

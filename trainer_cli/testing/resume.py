@@ -24,8 +24,8 @@ from trainer_cli.terminal import format_count
 from trainer_cli.testing.attempts import Chain, Run, Runner, processes, scratch
 from trainer_cli.testing.causes import Evidence, described, explain, saving, shown
 from trainer_cli.testing.digests import Asks
-from trainer_cli.testing.report import Comparison, Finding, Found, Report, failure, title_of
-from trainer_cli.testing.trace import SAVED_STEP, Kind, Stop, When, chains
+from trainer_cli.testing.report import Comparison, Finding, FoundDifference, ResumeReport, failure, title_of
+from trainer_cli.testing.trace import SAVED_STEP, ProbeStop, TraceKind, When, chains
 
 STEPS = 12
 LEAST_STEPS = 6
@@ -54,7 +54,7 @@ def check_resume(
     cwd: Path | None = None,
     show: Callable[[str], None] = lambda text: None,
     run: Run | None = None,
-) -> Report:
+) -> ResumeReport:
     """Stop and resume an experiment in every way, and compare with a run without a stop.
 
     Raises:
@@ -74,7 +74,7 @@ def check_resume(
             run.close()
 
 
-def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
+def _checked(composed: Composed, runner: Runner, steps: int) -> ResumeReport:
     attempt = runner.chain("straight").attempts[0]
     if attempt.failed:
         raise attempt.error()
@@ -111,7 +111,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
         difference = comparison.first(again, resumed=False, with_noise=True)
         candidates = [found_difference for chain in finished for found_difference in comparison.found(chain)]
         if difference is not None:
-            finding = _explained(composed, runner, Found(difference, repeat, None), repeat, repeats=True)
+            finding = _explained(composed, runner, FoundDifference(difference, repeat, None), repeat, repeats=True)
         elif candidates:
             first = min(candidates, key=lambda candidate: candidate.difference.at_step)
             finding = _explained(composed, runner, first, repeat, repeats=_before_any_save(first))
@@ -122,7 +122,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
                 for chain in finished[:1]
                 for value in comparison.lasting(chain)
             ]
-    return Report(
+    return ResumeReport(
         name=composed.config.name or "default",
         steps=straight.last_step,
         steps_per_epoch=straight.facts["steps_per_epoch"],
@@ -133,7 +133,9 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
     )
 
 
-def _explained(composed: Composed, runner: Runner, shown_by: Found, repeat: Chain, *, repeats: bool) -> Finding:
+def _explained(
+    composed: Composed, runner: Runner, shown_by: FoundDifference, repeat: Chain, *, repeats: bool
+) -> Finding:
     """The cause of a difference; where more must be known for it, the processes that tell it are run."""
     difference = shown_by.difference
     data = composed.config.data
@@ -160,7 +162,7 @@ def _explained(composed: Composed, runner: Runner, shown_by: Found, repeat: Chai
     return Finding(after, difference.at_step, difference.moment, shows, explain(evidence))
 
 
-def _is_exact(runner: Runner, name: str, stops: Sequence[Stop], **changes: Any) -> bool | None:
+def _is_exact(runner: Runner, name: str, stops: Sequence[ProbeStop], **changes: Any) -> bool | None:
     """Whether the same, with these changes, is exact; None if it does not even train."""
     straight = runner.chain(f"{name}-straight", **changes)
     other = runner.chain(f"{name}-other", stops, **changes)
@@ -169,10 +171,10 @@ def _is_exact(runner: Runner, name: str, stops: Sequence[Stop], **changes: Any) 
     return not Comparison(straight.attempts[0].trace).found(other)
 
 
-def _before_any_save(shown_by: Found) -> bool:
+def _before_any_save(shown_by: FoundDifference) -> bool:
     """It differed before anything was stopped or saved, although another straight run did not."""
     if shown_by.stop is not None:
         return False
     saves = any(stop.when is When.accumulating for stop in shown_by.chain.stops)
     difference = shown_by.difference
-    return not saves or difference.at_step < SAVED_STEP + (difference.kind is not Kind.state)
+    return not saves or difference.at_step < SAVED_STEP + (difference.kind is not TraceKind.state)

@@ -19,7 +19,7 @@ from trainer_cli.core.policy import Occasion
 from trainer_cli.parallel.torch_compat import foreach_norm, local, whole
 from trainer_cli.runs.replay_records import is_clocked
 from trainer_cli.testing.digests import Digests
-from trainer_cli.testing.divergence import OF_RANK, Row, Stage
+from trainer_cli.testing.divergence import OF_RANK, Stage, StepRow
 from trainer_cli.testing.sample_losses import given_losses, losses_or_reason, numbers_in, rows_not_finite
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import leading_size, read_outputs, tensors_of
@@ -52,8 +52,8 @@ class StepTrace(Callback):
         self._steps = steps
         self._digests = Digests() if digests else None
         self._per_sample, self._debugs = per_sample, debugs
-        self._made: dict[int, Row] = {}
-        self._row: Row | None = None
+        self._made: dict[int, StepRow] = {}
+        self._row: StepRow | None = None
         self._watched = ExitStack()
         self._before: ForwardState | None = None
         self._batch: Any = None
@@ -61,7 +61,7 @@ class StepTrace(Callback):
         self._sample_losses: list[float] | str | None = None
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StepRow]:
         """The steps that have been made, and the one in which an error was raised."""
         return list(self._made.values())
 
@@ -176,12 +176,14 @@ class StepTrace(Callback):
             self._made[self._row.step] = self._row
             self._row = None
 
-    def _begin(self, trainer: Trainer) -> Row:
+    def _begin(self, trainer: Trainer) -> StepRow:
         progress = trainer.progress
         values = {} if self._digests is None else _state(self._digests, trainer)
-        return Row(progress.step + 1, progress.samples, epoch=progress.epoch, batch_idx=progress.batch, values=values)
+        return StepRow(
+            progress.step + 1, progress.samples, epoch=progress.epoch, batch_idx=progress.batch, values=values
+        )
 
-    def _end(self, trainer: Trainer, row: Row) -> None:
+    def _end(self, trainer: Trainer, row: StepRow) -> None:
         self._made[row.step] = merge_ranks(trainer.strategy.group.gather(row))
 
     def _look(self, name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -259,7 +261,7 @@ def _stage_of(name: str, parameters: set[str]) -> Stage:
     return Stage.callbacks if section == "callbacks" else Stage.other
 
 
-def merge_ranks(ranks: Sequence[Row]) -> Row:
+def merge_ranks(ranks: Sequence[StepRow]) -> StepRow:
     """The rows of all ranks as one: batches and samples by rank, and of values what differs from rank 0 by its name."""
     merged = replace(
         ranks[0],

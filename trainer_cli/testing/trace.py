@@ -2,7 +2,7 @@
 
 A trace is a file of JSON lines in causal order, so the first line that differs is where it began:
 
-    before each step   state (all that a checkpoint holds), then hidden (what it does not hold)
+    before each step   hidden (what no checkpoint holds), then state (all that it holds)
     for each batch     batch, loss
     then               gradients, and the state before the next step
     at an evaluation   its batches and its metrics
@@ -37,7 +37,7 @@ class When(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class ProbeStop:
     """Where a process is stopped: at the first such place after `after` of its steps, at the latest at step `by`."""
 
     when: When
@@ -47,16 +47,16 @@ class Stop:
     """After the restart it is stopped again at once, and restarted."""
 
 
-def chains(steps: int) -> tuple[tuple[Stop, ...], ...]:
+def chains(steps: int) -> tuple[tuple[ProbeStop, ...], ...]:
     """Independent runs with several stops each, which together cover every place."""
     signalled = (
-        Stop(When.mid_epoch, after=3, by=steps // 3),
-        Stop(When.second_epoch, after=2, by=2 * steps // 3, twice=True),
+        ProbeStop(When.mid_epoch, after=3, by=steps // 3),
+        ProbeStop(When.second_epoch, after=2, by=2 * steps // 3, twice=True),
     )
     killed = (
-        Stop(When.accumulating, after=SAVED_STEP + 1, by=SAVED_STEP + 4),
-        Stop(When.epoch_end, after=1, by=steps // 2),
-        Stop(When.evaluated, after=2, by=steps - 1),
+        ProbeStop(When.accumulating, after=SAVED_STEP + 1, by=SAVED_STEP + 4),
+        ProbeStop(When.epoch_end, after=1, by=steps // 2),
+        ProbeStop(When.evaluated, after=2, by=steps - 1),
     )
     return signalled, killed
 
@@ -66,14 +66,14 @@ SAVED_STEP = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProbePlan:
     """The work of one process, passed to it as a file."""
 
     config: Path
     """The whole config, composed once for all processes."""
     trace: Path
     config_dir: Path | None = None
-    stop: Stop | None = None
+    stop: ProbeStop | None = None
     calls: Path | None = None
     """The file for calls of clocks and unseeded generators; None: they are not recorded."""
 
@@ -82,26 +82,26 @@ class Plan:
         path.write_text(json.dumps(asdict(self), default=str), "utf-8")
 
     @classmethod
-    def read(cls, path: str | Path) -> Plan:
+    def read(cls, path: str | Path) -> ProbePlan:
         """Take it from a file."""
         content = json.loads(Path(path).read_text("utf-8"))
         paths = {key: None if content[key] is None else Path(content[key]) for key in ("config_dir", "calls")}
         stop = content["stop"]
         if stop is not None:
-            stop = Stop(**{**stop, "when": When(stop["when"])})
+            stop = ProbeStop(**{**stop, "when": When(stop["when"])})
         return cls(Path(content["config"]), Path(content["trace"]), stop=stop, **paths)
 
 
-class Kind(StrEnum):
+class TraceKind(StrEnum):
     """What a record is of."""
 
     saved = "saved"
     """The state that goes into a checkpoint, and what is hidden then; not part of the order of the others."""
     loaded = "loaded"
     """The state right after a checkpoint was loaded; not part of the order either."""
-    state = "state"
     hidden = "hidden"
     """Python attributes, generators and other things that are in no checkpoint. Evidence, never a verdict."""
+    state = "state"
     batch = "batch"
     loss = "loss"
     gradients = "gradients"
@@ -109,16 +109,16 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TraceRecord:
     """Digests by name, at one moment. `step` counts the steps made; `batch` those of the step, or the evaluation."""
 
-    kind: Kind
+    kind: TraceKind
     step: int
     batch: int
     values: Mapping[str, str]
 
     @property
-    def key(self) -> tuple[Kind, int, int]:
+    def key(self) -> tuple[TraceKind, int, int]:
         """Which moment it is: the same in every run of the training."""
         return self.kind, self.step, self.batch
 
@@ -127,7 +127,7 @@ class Record:
 class Trace:
     """All that a process wrote down. `facts` are of its start, `stopped` of the place where it was stopped."""
 
-    records: Sequence[Record] = ()
+    records: Sequence[TraceRecord] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     stopped: Mapping[str, int] = field(default_factory=dict)
     saved: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
@@ -138,15 +138,17 @@ class Trace:
     def values_at(self, step: int) -> Mapping[str, str]:
         """All state, and what is hidden, between a step and the next; empty if that was not recorded."""
         moments = [
-            record for record in self.records if record.step == step and record.kind in (Kind.state, Kind.hidden)
+            record
+            for record in self.records
+            if record.step == step and record.kind in (TraceKind.state, TraceKind.hidden)
         ]
         last = {record.kind: record.values for record in moments}
-        return {**last.get(Kind.state, {}), **last.get(Kind.hidden, {})}
+        return {**last.get(TraceKind.state, {}), **last.get(TraceKind.hidden, {})}
 
     @property
     def last_step(self) -> int:
         """The last step that it records."""
-        after = (Kind.state, Kind.hidden, Kind.evaluation)
+        after = (TraceKind.state, TraceKind.hidden, TraceKind.evaluation)
         return max((record.step + (record.kind not in after) for record in self.records), default=0)
 
 
@@ -160,10 +162,10 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TraceDifference:
     """What differs at one moment, and what of the hidden had differed just before."""
 
-    kind: Kind
+    kind: TraceKind
     step: int
     batch: int
     restored: bool
@@ -178,21 +180,21 @@ class Difference:
         """The step, counted from 1, that shows it first."""
         return (
             self.step
-            if self.kind is Kind.evaluation or (self.kind is Kind.state and not self.restored)
+            if self.kind is TraceKind.evaluation or (self.kind is TraceKind.state and not self.restored)
             else (self.step + 1)
         )
 
     @property
     def moment(self) -> str:
         """When, in words."""
-        if self.kind is Kind.evaluation:
+        if self.kind is TraceKind.evaluation:
             return f"the evaluation after step {self.step}"
-        if self.kind is Kind.state:
+        if self.kind is TraceKind.state:
             return f"as restored, before step {self.step + 1}" if self.restored else f"after step {self.step}"
         return f"step {self.step + 1}, {self.kind}"
 
 
-class Writer:
+class TraceWriter:
     """Writes a trace, each line whole before anything else happens: the process may be killed at any time."""
 
     def __init__(self, path: Path) -> None:
@@ -203,7 +205,7 @@ class Writer:
         """What this process is."""
         self._write({"facts": facts})
 
-    def record(self, kind: Kind, step: int, batch: int, values: Mapping[str, str]) -> None:
+    def record(self, kind: TraceKind, step: int, batch: int, values: Mapping[str, str]) -> None:
         """One moment."""
         self._write({"kind": kind, "step": step, "batch": batch, "values": values})
 
@@ -221,7 +223,7 @@ class Writer:
 
 def read(path: Path) -> Trace:
     """The trace in a file; what a kill cut short is left out."""
-    records: list[Record] = []
+    records: list[TraceRecord] = []
     facts: dict[str, Any] = {}
     stopped: dict[str, int] = {}
     saved: dict[int, dict[str, str]] = {}
@@ -234,17 +236,19 @@ def read(path: Path) -> Trace:
             continue
         facts.update(entry.get("facts", {}))
         stopped.update(entry.get("stopped", {}))
-        if entry.get("kind") == Kind.saved:
+        if entry.get("kind") == TraceKind.saved:
             # Several savers at one step each add what they hold.
             saved[entry["step"]] = {**saved.get(entry["step"], {}), **entry["values"]}
-        elif entry.get("kind") == Kind.loaded:
+        elif entry.get("kind") == TraceKind.loaded:
             loaded = entry["values"]
         elif "kind" in entry:
-            records.append(Record(Kind(entry["kind"]), entry["step"], entry["batch"], entry["values"]))
+            records.append(TraceRecord(TraceKind(entry["kind"]), entry["step"], entry["batch"], entry["values"]))
     return Trace(records, facts, stopped, saved, loaded)
 
 
-def differences(straight: Trace, other: Trace, *, resumed: bool, ignored: Collection[str] = ()) -> Iterator[Difference]:
+def differences(
+    straight: Trace, other: Trace, *, resumed: bool, ignored: Collection[str] = ()
+) -> Iterator[TraceDifference]:
     """Each moment at which another process's trace differs from the straight one's, from its beginning on.
 
     Where a moment is missing or too many, that is the last difference listed.
@@ -262,40 +266,30 @@ def differences(straight: Trace, other: Trace, *, resumed: bool, ignored: Collec
             # The traces are out of step from here on, so a comparison of what follows would mean nothing.
             event = "nothing more" if expected is None else f"{expected.kind} at step {expected.step}"
             moment = Value("what happens", event, f"{record.kind} at step {record.step}")
-            yield Difference(record.kind, record.step, record.batch, restored, (moment,))
+            yield TraceDifference(record.kind, record.step, record.batch, restored, (moment,))
             return
         values = tuple(differing_values(expected.values, record.values, ignored))
-        if record.kind is Kind.hidden:
+        if record.kind is TraceKind.hidden:
             hidden = values
         if values:
             came_back = restored and other.loaded.get(values[0].name) == values[0].straight
-            yield Difference(record.kind, record.step, record.batch, restored, values, hidden, came_back)
+            yield TraceDifference(record.kind, record.step, record.batch, restored, values, hidden, came_back)
         # The first batch ends what was restored: from there on it was computed.
-        if record.kind not in (Kind.state, Kind.hidden):
+        if record.kind not in (TraceKind.state, TraceKind.hidden):
             restored = False
 
 
-def first_difference(candidates: Iterator[Difference]) -> Difference | None:
+def first_difference(candidates: Iterator[TraceDifference]) -> TraceDifference | None:
     """The first difference of recorded state or results, with the hidden state that differed at that moment.
 
     A difference of hidden state alone does not count: it may never be used.
     """
-    for difference in candidates:
-        if difference.kind is Kind.hidden:
-            continue
-        if difference.hidden:
-            return difference
-        # Hidden state is recorded right after the state of the same moment.
-        following = next(candidates, None)
-        if following is not None and following.kind is Kind.hidden and following.step == difference.step:
-            return replace(difference, hidden=following.values)
-        return difference
-    return None
+    return next((difference for difference in candidates if difference.kind is not TraceKind.hidden), None)
 
 
 def before_the_stop(
-    straight: Trace, stopped: Trace, difference: Difference, ignored: Collection[str] = ()
-) -> Difference | None:
+    straight: Trace, stopped: Trace, difference: TraceDifference, ignored: Collection[str] = ()
+) -> TraceDifference | None:
     """The difference that a resumed process began with, if its checkpoint was saved with it: it arose before the stop.
 
     Args:
@@ -311,7 +305,7 @@ def before_the_stop(
     values = tuple(value for value in candidates if value.name in names)
     if not values:
         return None
-    state = {name for record in straight.records if record.kind is Kind.state for name in record.values}
+    state = {name for record in straight.records if record.kind is TraceKind.state for name in record.values}
     hidden = tuple(value for value in candidates if value.name not in state)
     return replace(difference, restored=False, values=values, hidden=hidden)
 
