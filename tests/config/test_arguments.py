@@ -122,9 +122,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"param_groups": {"*bias": {"lr": "high"}}}, "param_groups.*bias.lr is 'high', but it must be a number"),
     (
         {"scheduler": {**STEP_LR, "interval": "batch"}},
-        "is 'batch' (default). Choose one of step, epoch, evaluation",
+        "is 'batch', but it must be one of step, epoch, evaluation",
     ),
-    ({"scheduler": {**STEP_LR, "metric": 3}}, "scheduler.metric is 3, but it must be the name of a metric"),
+    (
+        {"scheduler": {**STEP_LR, "metric": 3}},
+        "it must be a string (default). It takes the name of a metric",
+    ),
     ({"scheduler": {**PLATEAU, "warmup": 1.5}}, "scheduler.warmup is 1.5"),
     ({"scheduler": {**PLATEAU, "warmup": "5%"}}, "scheduler.warmup is '5%', but it must be a whole number"),
     ({"scheduler": {**PLATEAU, "warmup": "1 epoc"}}, "Or a duration, such as 500st or 1ep."),

@@ -236,8 +236,8 @@ ROWS = [
     *family(body(f"model._target_: {wrong}", Code.target, "is not a dotted name", edited("package.module.Name", wrong, "mine.Net")) for wrong in ("3", "null", "''", "nope", ".mine", "mine..Net", "[a]", "mine.Net()")),
     body("model._target_: mine.Nett", Code.target, "has no 'Nett'", edited("'Net'", "Nett", "Net")),
     body("model._target_: os.system", Code.target, "is blocked", value("os.system", "mine.Net")),
-    *family(body(f"model._args_: {wrong}", Code.argument, "it must be a list", value(wrong, "[]")) for wrong in ("3", "{a: 1}")),
-    *family(body(f"model._partial_: {wrong}", Code.argument, "it must be true or false", value(wrong, "false")) for wrong in ("3", "x")),
+    *family(body(f"model._args_: {wrong}", TYPE, "it must be a list", value(wrong, "[]")) for wrong in ("3", "{a: 1}")),
+    *family(body(f"model._partial_: {wrong}", TYPE, "it must be true or false", value(wrong, "false")) for wrong in ("3", "x")),
 ]  # fmt: skip
 
 

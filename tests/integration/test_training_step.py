@@ -83,7 +83,10 @@ def test_two_optimizers_train_one_loss(project: Path) -> None:
     ("override", "said"),
     [
         ("optimizer.generator.params='gen.*'", "optimizer.generator.params: 'gen.*' matches no trained parameter"),
-        ("optimizer.generator.params=3", "optimizer.generator.params is 3, but it must be a glob of parameter names"),
+        (
+            "optimizer.generator.params=3",
+            "generator.params is 3, but it must be a string or a list of strings",
+        ),
         ("optimizer.discriminator.params='*'", "is in two optimizers, generator and discriminator"),
         ("optimizer.generator.params='generator.0.*'", "no optimizer has the parameter generator.2.weight"),
         ("+optimizer.generator.lrr=1", "optimizer.generator.lrr"),

@@ -21,7 +21,7 @@ from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.intervals import Duration
 from trainer_cli.core.patterns import nearest
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval, TrainConfig
-from trainer_cli.core.types import MISSING, OPTIMIZER, Parameter, call_parameters, misfits, names_optimizer
+from trainer_cli.core.types import MISSING, OPTIMIZER, Parameter, call_parameters, kind_of, misfits, names_optimizer
 from trainer_cli.errors import Code, ConfigError
 
 SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "callbacks", "loggers")
@@ -31,7 +31,15 @@ EVALUATED = ("model", "data", "step", "callbacks")
 _NAMED = ("optimizer", "scheduler")
 """Sections that hold one node, or several by name."""
 SPECIAL = ("_target_", "_partial_", "_args_")
-SCHEDULER_KEYS = ("interval", "metric", "groups")
+_TEXTS = str | list[str]
+_SPECIAL_KINDS = {"_partial_": (bool, ""), "_args_": (list, "")}
+_OPTIMIZER_KINDS = {"params": (_TEXTS, "It takes a glob of parameter names, or a list of them.")}
+_SCHEDULER_KINDS = {
+    "interval": (SchedulerInterval, ""),
+    "metric": (str, "It takes the name of a metric, such as val/loss."),
+    "groups": (_TEXTS, "It takes the tag of parameter groups, or a list of tags."),
+}
+SCHEDULER_KEYS = tuple(_SCHEDULER_KINDS)
 """Keys of a schedule's node that the trainer reads and the constructor does not get."""
 FROM_DATA = "from_data"
 SAVER = "checkpoint"
@@ -78,18 +86,18 @@ def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
             yield ConfigError(
                 f"{where}.{key} is not known", location=where, code=Code.argument, hint=f"Known: {', '.join(SPECIAL)}."
             )
-    if not isinstance(node.get("_partial_", False), bool):
-        yield ConfigError(
-            f"{where}._partial_ is {node['_partial_']!r}, but it must be true or false",
-            location=f"{where}._partial_",
-            code=Code.argument,
-        )
-    if not isinstance(node.get("_args_", []), list | tuple):
-        yield ConfigError(
-            f"{where}._args_ is {node['_args_']!r}, but it must be a list",
-            location=f"{where}._args_",
-            code=Code.argument,
-        )
+    yield from _check_kinds(node, where, _SPECIAL_KINDS)
+
+
+def _check_kinds(node: Mapping[str, Any], where: str, kinds: Mapping[str, tuple[Any, str]]) -> Iterator[ConfigError]:
+    """Check values that no constructor gets: of each key the annotation, and what it means."""
+    for key, (annotation, hint) in kinds.items():
+        value, kind = node.get(key), kind_of(annotation)
+        assert kind is not None
+        if value is not None and value != MISSING:
+            for error in kind.mistakes(value, f"{where}.{key}"):
+                error.cure = error.cure or hint or None
+                yield error
 
 
 def node_error(value: Any, where: str) -> ConfigError:
@@ -245,12 +253,7 @@ class _Checker:
             yield ConfigError(
                 f"optimizer has the name {name!r}, but a name has only letters, digits and _", location=where
             )
-        params = node.get("params")
-        if params is not None and not (
-            isinstance(params, str) or (isinstance(params, list) and all(isinstance(glob, str) for glob in params))
-        ):
-            message = f"{where}.params is {params!r}, but it must be a glob of parameter names, or a list of them"
-            yield ConfigError(message, location=f"{where}.params")
+        yield from _check_kinds(node, where, _OPTIMIZER_KINDS)
         yield from self._component(
             where, {key: value for key, value in node.items() if key != "params"}, positional_count=1
         )
@@ -259,21 +262,7 @@ class _Checker:
         if not isinstance(node, Mapping):
             yield from self._component(where, node, positional_count=1, schedule=True)
             return
-        interval, metric = node.get("interval"), node.get("metric")
-        if interval is not None and interval not in set(SchedulerInterval):
-            yield ConfigError(
-                f"{where}.interval is {interval!r}",
-                location=f"{where}.interval",
-                hint=f"Choose one of {', '.join(SchedulerInterval)}.",
-            )
-        if metric is not None and not isinstance(metric, str):
-            message = f"{where}.metric is {metric!r}, but it must be the name of a metric, such as val/loss"
-            yield ConfigError(message, location=f"{where}.metric")
-        groups = node.get("groups")
-        is_list_of_tags = isinstance(groups, list) and all(isinstance(tag, str) for tag in groups)
-        if groups is not None and not isinstance(groups, str) and not is_list_of_tags:
-            message = f"{where}.groups is {groups!r}, but it must be the tag of parameter groups, or a list of tags"
-            yield ConfigError(message, location=f"{where}.groups")
+        yield from _check_kinds(node, where, _SCHEDULER_KINDS)
         arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
         yield from self._component(where, arguments, positional_count=1, schedule=True)
 
@@ -299,10 +288,7 @@ class _Checker:
                 check_data_count(key, node.get(key))
             except ConfigError as error:
                 yield error
-        drop_last = node.get("drop_last")
-        if drop_last not in (None, MISSING) and not isinstance(drop_last, bool):
-            message = f"data.drop_last is {drop_last!r}, but it must be true or false"
-            yield ConfigError(message, location="data.drop_last")
+        yield from _check_kinds(node, "data", {"drop_last": (bool, "")})
         collate, where = node.get("collate_fn"), "data.collate_fn"
         if isinstance(collate, str):
             yield from self._target(collate, where)[1]
