@@ -88,7 +88,7 @@ class _Validation:
                 key_path = (*path, str(name))
                 rest, leaf = next(((below, leaf) for below, leaf in child.walk() if not leaf.is_mapping), ((), child))
                 mistake = unknown_key_error(
-                    key_path, [*known_fields], self._tree.source_within(key_path), in_yaml(leaf.plain()), rest
+                    key_path, [*known_fields], self._tree.source(key_path), in_yaml(leaf.plain()), rest
                 )
                 self.mistakes.append(self._misplaced(key_path, mistake))
         # Only what is right: the dataclass fills in its default for the rest, and the checks continue.

@@ -140,7 +140,7 @@ def _unquoted(value: Any) -> Any:
     return value.text if isinstance(value, QuotedString) else value
 
 
-_NO_TEXT = Node(None)
+_ABSENT = Node(None)
 
 
 class MergeError(Exception):
@@ -235,18 +235,19 @@ class ConfigTree:
     def source(self, key: KeyPath) -> str:
         """`file:line`, `command line` or `default`: of the key, of one below it, or of the nearest above.
 
-        A component that only its group's file sets has the line of its target, else that of the choice.
+        A component that only its group's file sets has the line of its target, and another package that of the first
+        value in it.
         """
-        node = self.root.at(key)
-        below = () if node is None else (child.origin.source for _, child in node.walk())
-        if COMMAND_LINE in below or any(path[: len(key)] == key for path in self.removed):
+        node = self.root.at(key) or _ABSENT
+        if any(child.origin.source == COMMAND_LINE for _, child in node.walk()):
             return COMMAND_LINE
-        above = (self.root.at(key[:length]) for length in range(len(key), 0, -1))
-        target = self.root.at((*key, "_target_"))
-        sources = (node.origin.source for node in (*above, target) if node is not None)
+        if any(path[: len(key)] == key for path in self.removed):
+            return COMMAND_LINE
+        above = [self.root.at(key[:length]) for length in range(len(key), 0, -1)]
+        sources = [found.origin.source for found in (*above, node.get("_target_")) if found is not None]
         choice = self._chosen_above(key)
         default = choice.origin.source if choice is not None else DEFAULT
-        return next((source for source in sources if source != DEFAULT), default)
+        return next((source for source in (*sources, node.where) if source != DEFAULT), default)
 
     def exact(self, key: KeyPath) -> Origin:
         """What set this very value: itself, or a value above it that is not a mapping; else the choice of its group."""
@@ -262,14 +263,9 @@ class ConfigTree:
         sources = {".".join(path): self.exact(path).source for path, _ in whole_values(values)}
         return {key: source for key, source in sources.items() if source != DEFAULT}
 
-    def source_within(self, key: KeyPath) -> str:
-        """Like `source`, but for a key that no file names, such as a package, that of the first value below it."""
-        node = self.root.at(key)
-        return self.source(key) if node is None or node.origin != _NOWHERE or node.where == DEFAULT else node.where
-
     def written(self, key: KeyPath, number: float) -> str:
         """A number as it was written: `1_0` for 10. Its plain form if the text is unknown."""
-        return (self.root.at(key) or _NO_TEXT).written(number)
+        return (self.root.at(key) or _ABSENT).written(number)
 
     def gone(self, key: KeyPath) -> Origin | None:
         """What removed a value: `~key`, or the choice of another option above it."""
