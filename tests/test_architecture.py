@@ -35,9 +35,9 @@ FLOORS = (
 """The folders of the package, from the lowest: a module imports only from its own folder or a lower floor."""
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 PORTS = [f"{ROOT}.checkpoint.{part}" for part in ("storage", "format")]
-NOT_PURE = ("core.files", "core.gc_pause", "core.memory", "core.url_path")
-"""The durable replacement of files, the pause of the garbage collection, the memory of the process, and paths with `~`,
-which every floor uses."""
+NOT_PURE = ("core.files", "core.gc_pause", "core.json_lines", "core.memory", "core.url_path")
+"""The durable replacement of files, the reading of files that grow, the pause of the garbage collection, the memory of
+the process, and paths with `~`, which every floor uses."""
 # What would bring torch, a clock, the disk, other processes or chance into a pure module.
 IMPURE = {
     "torch", "numpy", "time", "datetime", "os", "io", "shutil", "tempfile", "socket", "subprocess",

@@ -19,6 +19,7 @@ from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.core.json_lines import read_rows
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.testing.faults import FaultyDisk
@@ -130,7 +131,7 @@ def test_each_save_and_removal_is_recorded_with_its_reason(tmp_path: Path, save_
     identity = RunIdentity(run_id="abc", history_file=file)
     rules = {"identity": identity, "save_async": save_async, "save_interval": 4, "ephemeral_save_interval": 3}
     attempt(tmp_path / "checkpoints", 9, **rules)
-    rows = [(life.name, life.kind, life.reason, life.removed_reason) for life in lives(file.read_bytes().splitlines())]
+    rows = [(life.name, life.kind, life.reason, life.removed_reason) for life in lives(read_rows(file))]
     assert rows == [
         ("step0", "regular", "before the first step", None),
         ("step3", "ephemeral", "every 3 steps, ephemeral", "ephemeral, and step4 is newer"),

@@ -24,6 +24,7 @@ from trainer_cli.checkpoint.history import lives
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.main import main
+from trainer_cli.core.json_lines import read_rows
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.policy import Kind
 from trainer_cli.runs.run_dir import RunDir
@@ -657,7 +658,7 @@ def test_one_that_is_being_read_stays_and_the_others_go(ckpt: Ckpt, root: Path) 
 def recorded(root: Path) -> dict[str, str | None]:
     """The removals that the run records, and why."""
     file = root / "runs" / "fine" / "checkpoints.jsonl"
-    return {one.name: one.removed_reason for one in lives(file.read_bytes().splitlines())}
+    return {one.name: one.removed_reason for one in lives(read_rows(file))}
 
 
 def with_rules(root: Path, name: str, text: str) -> None:

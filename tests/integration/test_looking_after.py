@@ -15,6 +15,7 @@ from printed import message
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.history import lives
+from trainer_cli.core.json_lines import read_rows
 
 RUN = (*SMALL, "loop.max_duration=40", "run_dir=run", "+callbacks.interrupt._target_=interrupts.Interrupt")
 
@@ -35,7 +36,7 @@ def test_going_back_is_asked_about_done_and_not_done_again_by_the_same_command(r
     assert stopped.code == 75
     assert "went back to step 20: removed step30, step40" in stopped.err
     assert names(folder) == ["step0", "step10", "step20", "step30", "step35"]
-    history = lives((tmp_path / "run/checkpoints.jsonl").read_bytes().splitlines())
+    history = lives(read_rows(tmp_path / "run/checkpoints.jsonl"))
     removed = {one.step: one.removed_reason for one in history if one.removed_reason}
     assert removed == dict.fromkeys((30, 40), "the run went back to step 20")
     places = json.loads((tmp_path / "run/provenance.json").read_text())

@@ -24,6 +24,7 @@ from compare import checkpoints, final_state, metrics
 from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.commands.main import main
+from trainer_cli.core.json_lines import read_rows
 from trainer_cli.core.manifest import Manifest
 
 pytestmark = pytest.mark.slow
@@ -360,7 +361,7 @@ def test_each_rank_has_a_part_of_the_checkpoint(runs: Path) -> None:
 
 def test_each_save_is_recorded_once_and_not_by_each_rank(runs: Path) -> None:
     run = runs / "whole"
-    saved = [one.step for one in lives((run / "checkpoints.jsonl").read_bytes().splitlines())]
+    saved = [one.step for one in lives(read_rows(run / "checkpoints.jsonl"))]
     assert saved == sorted(set(saved))
     assert 25 in saved
 

@@ -22,6 +22,7 @@ from trainer_cli.commands.serve_http import RunServer, is_local
 from trainer_cli.commands.serve_runs import ServedRuns
 from trainer_cli.commands.tail import Tail
 from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.runs import curves
 from trainer_cli.runs.record import RunReader
 from trainer_cli.runs.run_dir import RunDir
 
@@ -135,11 +136,8 @@ def test_new_records_runs_and_removals_are_seen_and_only_new_lines_are_parsed(
 ) -> None:
     run = make_run(tmp_path / "a", steps=20)
     parsed: list[int] = []
-    parse = json.loads
-    monkeypatch.setattr(
-        "trainer_cli.runs.curves.parse_json_lines",
-        lambda lines: parsed.append(len(lines)) or [parse(line) for line in lines],
-    )
+    columns_of = curves._columns_of
+    monkeypatch.setattr(curves, "_columns_of", lambda rows: parsed.append(len(rows)) or columns_of(rows))
     runs = ServedRuns(tmp_path)
 
     def steps() -> list[int]:

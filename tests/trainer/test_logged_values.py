@@ -19,6 +19,7 @@ import torch
 from tiny import ListLogger, StopAt, StopInEvaluation, loader, on, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.core.json_lines import read_rows
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import SaveError, UserError
 from trainer_cli.loggers.base import Record, RunFacts
@@ -26,7 +27,6 @@ from trainer_cli.loggers.console import ConsoleLogger
 from trainer_cli.loggers.media import MediaLogger
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
-from trainer_cli.runs.metrics import parse_json_lines
 from trainer_cli.trainer import metric_logger
 from trainer_cli.trainer.hooks import VOCABULARY, Callback
 from trainer_cli.trainer.metric_logger import histogram_medium, image_medium, table_medium
@@ -550,5 +550,5 @@ def test_what_is_only_shown_ends_no_training_and_changes_no_weight(
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == (warning is not None)
     assert (warning or "") in "".join(said)
-    read = {record["step"] for record in parse_json_lines((tmp_path / "metrics.jsonl").read_bytes().splitlines())}
+    read = {record["step"] for record in read_rows(tmp_path / "metrics.jsonl")}
     assert read >= {2, 4, 6}

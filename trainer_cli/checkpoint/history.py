@@ -16,18 +16,21 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer_cli.core.bounds import is_amount, is_count, is_text, is_time
+from trainer_cli.core.bounds import is_amount, is_text
 from trainer_cli.core.files import AppendedFile
 from trainer_cli.core.goodput import Seconds, read_seconds
 from trainer_cli.core.policy import Kind
 
 log = logging.getLogger(__name__)
+
+Row = Mapping[str, Any]
+"""A line of the file, see `core/json_lines.py`."""
 
 SAVED, REMOVED = "saved", "removed"
 _KINDS = {kind.on_disk: kind.value for kind in Kind}
@@ -99,11 +102,11 @@ def _is_torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def lives(lines: Iterable[bytes]) -> list[Life]:
+def lives(rows: Iterable[Row]) -> list[Life]:
     """The checkpoints in the order of their saves; one that was removed and saved again is there twice."""
     in_order: list[Life] = []
     alive: dict[str, Life] = {}
-    for event in _events(lines):
+    for event in _events(rows):
         change, name, reason, at = event["event"], event["name"], event["reason"], event["time"]
         life = alive.get(name)
         if life is None:
@@ -119,31 +122,26 @@ def lives(lines: Iterable[bytes]) -> list[Life]:
     return in_order
 
 
-def _events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The lines with what an event has; others were cut off by a power failure, or not written by this package."""
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
+def _events(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows with what an event has; others were not written by this package."""
+    for row in rows:
         if (
-            isinstance(event, dict)
-            and is_time(event.get("time"))
-            and all(is_text(event.get(key)) for key in ("event", "name", "reason"))
-            and (event["event"] != SAVED or is_count(event.get("step")))
+            "time" in row
+            and all(is_text(row.get(key)) for key in ("event", "name", "reason"))
+            and (row["event"] != SAVED or "step" in row)
         ):
-            yield event
+            yield row
 
 
-def last_spent(lines: Iterable[bytes], since: float) -> Spent | None:
+def last_spent(rows: Iterable[Row], since: float) -> Spent | None:
     """What the newest save at unix time `since` or later noted; None without one."""
-    return next((spent for _, _, spent in reversed(notes(lines, since))), None)
+    return next((spent for _, _, spent in reversed(notes(rows, since))), None)
 
 
-def notes(lines: Iterable[bytes], since: float) -> list[tuple[float, int, Spent]]:
+def notes(rows: Iterable[Row], since: float) -> list[tuple[float, int, Spent]]:
     """Unix time, step and what was noted, of each save at unix time `since` or later."""
     saves: list[tuple[float, int, Spent]] = []
-    for event in _events(lines):
+    for event in _events(rows):
         time_s, kept_s = read_seconds(event.get("time_s")), event.get("kept_s", -1)
         if event["event"] == SAVED and event["time"] >= since and time_s is not None and is_amount(kept_s):
             saves.append((event["time"], event["step"], Spent(time_s, float(kept_s))))

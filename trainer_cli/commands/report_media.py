@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.commands.report_blocks import Block, clock_time
+from trainer_cli.core.json_lines import parse_rows
 from trainer_cli.loggers.media import MEDIA_FILE, MEDIA_FOLDER
-from trainer_cli.runs.metrics import parse_json_lines
 from trainer_cli.runs.record import RunRecord
 
 _MOST_RUNS = 8
@@ -56,7 +56,7 @@ def _read_media(file: Path, size_bytes: int, changed_ns: int) -> list[Block]:
     # The first line may be cut off; it is left out then, as no JSON.
     by_name: dict[tuple[str, str], dict[int, Any]] = {}
     times: dict[int, str] = {}
-    for record in parse_json_lines(lines):
+    for record in parse_rows(lines):
         step, at = record.get("step"), record.get("time")
         if isinstance(step, int) and isinstance(at, int | float):
             # Another program may have written any number.

@@ -11,11 +11,11 @@ from typing import Any
 from trainer_cli.commands.report_blocks import Block
 from trainer_cli.commands.report_sections import metric_curve
 from trainer_cli.core.files import identity_of
+from trainer_cli.core.json_lines import GrowingFile
 from trainer_cli.core.schema import LogLevel
 from trainer_cli.loggers.media import MEDIA_FILE
 from trainer_cli.runs.curves import GrowingColumns
 from trainer_cli.runs.log_messages import MessageFilter
-from trainer_cli.runs.metrics import GrowingFile
 from trainer_cli.runs.record import (
     UNREADABLE,
     RunReader,

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from trainer_cli.commands.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus, short_names
+from trainer_cli.core.json_lines import GrowingFile
 from trainer_cli.core.metric_modes import Mode
 from trainer_cli.core.policy import BestRule
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.marks import is_validation_metric
 from trainer_cli.loggers.progress_bar import BarStyle
-from trainer_cli.runs.metrics import BestSettings, GrowingFile, best_rule, parse_json_lines
+from trainer_cli.runs.metrics import BestSettings, best_rule
 from trainer_cli.runs.record import RunReader, RunView
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import (
@@ -53,12 +54,12 @@ class _RunningJob:
         """Read what is new at unix time `now`."""
         self.view = self._reader.look(now)
         try:
-            new = self._records.read()
+            new = self._records.read_rows()
         except OSError:
             return
         if new.restarted:
             self.best.clear()
-        for record in parse_json_lines(new.lines):
+        for record in new.rows:
             for name, value in record.items():
                 if is_validation_metric(name) and isinstance(value, int | float) and math.isfinite(value):
                     self._count(name, value)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
+from trainer_cli.core.json_lines import GrowingFile
 from trainer_cli.core.naming import in_runs
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import LogLevel
@@ -18,7 +19,6 @@ from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.log_messages import LogLine, MessageFilter
-from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
 from trainer_cli.runs.record import UNREADABLE, RunReader
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import line_width, wrapped
@@ -147,17 +147,17 @@ class Tail:
 
     def _records(self) -> Iterator[LogLine]:
         try:
-            new = self._metrics.read()
+            new = self._metrics.read_rows("step", "time")
         except OSError:
             # The state of the run, which is printed last, has the reason; the log is shown.
             return
         shown = self._metrics_time
-        for record in parse_json_lines(new.lines):
+        for record in new.rows:
+            at, step = record["time"], record["step"]
             try:
-                at, step = float(record["time"]), int(record["step"])
                 values = {name: float(value) for name, value in record.items() if name not in _HIDDEN}
-            except (ValueError, TypeError, KeyError, OverflowError):
-                # Truncated by a power failure, or not written by this package.
+            except (ValueError, TypeError, OverflowError):
+                # Not written by this package.
                 continue
             if new.restarted and at <= shown:
                 continue

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer_cli.core.files import AppendedFile, keep_spans, sync_folder
+from trainer_cli.core.json_lines import parse_object
 from trainer_cli.core.url_path import local_path
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
 from trainer_cli.loggers.marks import LogEnd, Mark, MetricRange, is_validation_metric
@@ -240,11 +241,8 @@ def _finite(value: Any) -> Any:
 
 def read_record(line: bytes) -> Line | None:
     """Read a complete line of a `metrics.jsonl`; None for garbage that a power failure left, or of another program."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    step = record.get("step") if isinstance(record, dict) else None
+    record = parse_object(line) or {}
+    step = record.get("step")
     if not isinstance(step, int):
         return None
     metrics = {}

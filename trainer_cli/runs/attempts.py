@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry, catalog_of
+from trainer_cli.core.json_lines import read_rows
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.runs.folders import checkpoints_of, config_of, open_run, run_config
-from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replayed import beginnings_of, is_on_course
 from trainer_cli.runs.run_dir import RunDir
 
@@ -116,7 +116,7 @@ def read_history(path: Path) -> RunHistory:
     """
     path, number = split_attempt(path)
     run = open_run(path)
-    attempts, kept, records = run.attempts, kept_entries(run), read_json_lines(run.metrics_file)
+    attempts, kept, records = run.attempts, kept_entries(run), read_rows(run.metrics_file)
     if number is not None:
         later = [attempt for attempt in attempts if (attempt.get("attempt") or 0) > number]
         replaced_after = min(int(attempt.get("start_step") or 0) for attempt in later)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.core.json_lines import read_rows
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TRAIN_PREFIX
@@ -31,7 +32,6 @@ from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.runs.attempts import read_history
 from trainer_cli.runs.course import read_records
 from trainer_cli.runs.folders import open_run
-from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.replay_plan import find_step, split_steps
 from trainer_cli.runs.replay_process import replay_in_process
@@ -264,8 +264,8 @@ class Bisection:
         name = self.condition.metric
         return {
             int(record["step"]): float(record[name])
-            for record in read_json_lines(self.run.metrics_file)
-            if name in record and isinstance(record.get("step"), int)
+            for record in read_rows(self.run.metrics_file)
+            if name in record and "step" in record
         }
 
     def _test(self, step: int) -> bool:

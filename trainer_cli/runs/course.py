@@ -19,6 +19,7 @@ from trainer_cli.checkpoint.format.header import state_file
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.core.bounds import read_yaml
 from trainer_cli.core.checkpoint_config import CheckpointFormat
+from trainer_cli.core.json_lines import read_last_row, read_rows
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
@@ -27,7 +28,6 @@ from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
 from trainer_cli.runs.attempts import environment_of, kept_entries, split_attempt
 from trainer_cli.runs.folders import advise_run, config_of, manifest_of, read_small_file, run_config
-from trainer_cli.runs.metrics import read_last_record
 from trainer_cli.runs.replayed import is_on_course
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one
@@ -169,14 +169,13 @@ def read_records(path: Path) -> RunRecords:
     reached, total = summary.get("step"), summary.get("total_steps")
     newest = max(reached if isinstance(reached, int) else 0, 0 if record is None else record[0], *steps, 0)
     end = reached if summary.get("status") == RunStatus.finished else total
-    history = run.history_file.read_bytes().splitlines() if run.history_file.exists() else []
     return RunRecords(
         run,
         config,
         attempts,
         checkpoints,
         paths,
-        frozenset(life.step for life in lives(history) if life.step is not None),
+        frozenset(life.step for life in lives(read_rows(run.history_file)) if life.step is not None),
         newest,
         max(end, newest) if isinstance(end, int) else None,
         _data_state(checkpoints, paths),
@@ -199,9 +198,8 @@ def _fork(config: Mapping[str, Any]) -> Progress | None:
 
 
 def _last_record(run: RunDir) -> tuple[int, float] | None:
-    record = read_last_record(run.metrics_file) or {}
-    step, epoch = record.get("step"), record.get("epoch")
-    return (step, float(epoch)) if isinstance(step, int) and isinstance(epoch, int | float) else None
+    record = read_last_row(run.metrics_file)
+    return (record["step"], float(record["epoch"])) if "step" in record and "epoch" in record else None
 
 
 def _progress(entry: Entry) -> Progress | None:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainer_cli.core.json_lines import GrowingFile
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.text_files import read_number
-from trainer_cli.runs.damage import count_unread
-from trainer_cli.runs.metrics import BestSettings, GrowingFile, modes_of, parse_json_lines
+from trainer_cli.runs.metrics import BestSettings, modes_of
 
 Array = np.ndarray[Any, Any]
-_FACTS = ("step", "epoch", "time")
+FACTS = ("step", "epoch", "time")
+"""Keys that every record has."""
 
 
 @dataclass(slots=True)
@@ -60,14 +61,12 @@ class GrowingColumns:
         Raises:
             OSError: it cannot be read.
         """
-        lines, restarted = self._file.read()
-        new = _columns_of(parse_json_lines(lines))
-        new.unread = count_unread(lines, len(new.step))
-        if not restarted:
-            new.unread += self.columns.unread
-        if not restarted and len(self.columns.step):
-            new = replace(self.columns, unread=new.unread) if not len(new.step) else _join(self.columns, new)
-        self.columns = new
+        rows, restarted = self._file.read_rows(*FACTS)
+        if restarted or not len(self.columns.step):
+            self.columns = _columns_of(rows)
+        elif rows:
+            self.columns = _join(self.columns, _columns_of(rows))
+        self.columns = replace(self.columns, unread=self._file.unread)
         return self.columns
 
 
@@ -81,30 +80,23 @@ def _join(first: Columns, second: Columns) -> Columns:
             metrics[name] = Series(rows, series.values)
         else:
             metrics[name] = Series(np.append(before.rows, rows), np.append(before.values, series.values))
-    facts = [np.append(getattr(first, fact), getattr(second, fact)) for fact in _FACTS]
-    return Columns(facts[0], facts[1], facts[2], metrics, second.unread)
+    facts = [np.append(getattr(first, fact), getattr(second, fact)) for fact in FACTS]
+    return Columns(facts[0], facts[1], facts[2], metrics)
 
 
-def _columns_of(lines: Sequence[dict[str, Any]]) -> Columns:
-    facts: list[tuple[int, float, float]] = []
+def _columns_of(records: Sequence[dict[str, Any]]) -> Columns:
     rows_by_keys: dict[tuple[str, ...], list[int]] = {}
-    records: list[dict[str, Any]] = []
-    for record in lines:
-        try:
-            facts.append((int(record["step"]), float(record["epoch"]), float(record["time"])))
-        except (ValueError, TypeError, KeyError, OverflowError):
-            continue
-        rows_by_keys.setdefault(tuple(record), []).append(len(records))
-        records.append(record)
+    for row, record in enumerate(records):
+        rows_by_keys.setdefault(tuple(record), []).append(row)
     rows: dict[str, list[int]] = {}
     values: dict[str, list[Any]] = {}
     # Grouped by keys, because one loop per record is much slower.
     for keys, same_keys in rows_by_keys.items():
         for key in keys:
-            if key not in _FACTS:
+            if key not in FACTS:
                 rows.setdefault(key, []).extend(same_keys)
                 values.setdefault(key, []).extend([records[row][key] for row in same_keys])
-    step, epoch, time = zip(*facts, strict=True) if facts else ((), (), ())
+    step, epoch, time = ([record[fact] for record in records] for fact in FACTS)
     metrics = {key: series for key in rows if len((series := _series(rows[key], values[key])).rows)}
     return Columns(np.array(step, np.int64), np.array(epoch, float), np.array(time, float), metrics)
 

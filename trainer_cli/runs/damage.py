@@ -7,7 +7,7 @@ without its newline is no damage: a killed process leaves one, and a running one
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,6 @@ def collecting(problems: list[str], folder: Path) -> Iterator[None]:
         yield
     except (OSError, TrainError) as error:
         problems.append(explain(error, folder))
-
-
-def count_unread(lines: Iterable[bytes], records: int) -> int:
-    """The number of complete lines that hold no record, without empty ones."""
-    return sum(bool(line.strip()) for line in lines) - records
 
 
 def unread_lines(file: Path, count: int) -> list[str]:

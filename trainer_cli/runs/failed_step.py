@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.core.json_lines import read_rows
 from trainer_cli.core.naming import SWEEP_FOLDER
 from trainer_cli.data.loader import LOADING
 from trainer_cli.errors import LOST, NotFiniteError, TrainError
-from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_plan import earliest_start
 from trainer_cli.runs.risen_loss import LOSS, find_risen_loss, is_before_rise, read_losses
 from trainer_cli.runs.run_dir import RunDir
@@ -58,7 +58,7 @@ def describe_resume(run: Path, steps: Sequence[int], *, is_in_data: bool = False
         return _OTHER_JOBS
     if not steps:
         return "Start another run (name=OTHER), with a smaller optimizer.lr."
-    losses = read_losses(read_json_lines(RunDir(run).metrics_file))
+    losses = read_losses(read_rows(RunDir(run).metrics_file))
     risen = find_risen_loss(losses, steps[-1])
     if risen is None:
         return (
@@ -187,7 +187,7 @@ def _failed_steps(error: Exception, run: Path, step: int, failed_step: int | Non
         failed_step: the step that was being made; None: the error came between two steps.
     """
     if isinstance(error, NotFiniteError):
-        return _first_not_finite(read_json_lines(RunDir(run).metrics_file), step)
+        return _first_not_finite(read_rows(RunDir(run).metrics_file), step)
     if failed_step is None or isinstance(error, TrainError):
         return None
     return failed_step, failed_step

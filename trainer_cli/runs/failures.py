@@ -9,9 +9,9 @@ import numpy as np
 
 from trainer_cli.checkpoint.history import notes
 from trainer_cli.core.goodput import Activity, best_interval_s, lost_share
+from trainer_cli.core.json_lines import read_rows
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.spent_time import read_lines
 from trainer_cli.terminal import format_count
 
 _COPIED_BYTES = 32 * 2**20
@@ -69,12 +69,12 @@ def find_best_interval(
 
 def measured_saves(run: RunDir) -> SaveTime | None:
     """The mean of the saves of the newest attempt that has made two or more; None if there is no such attempt."""
-    lines, end = read_lines(run.history_file), float("inf")
+    rows, end = read_rows(run.history_file), float("inf")
     for attempt in reversed(run.attempts):
         started = unix(attempt.get("started"))
         if started is None:
             continue
-        saves = [(step, spent.time_s) for at, step, spent in notes(lines, started) if at < end]
+        saves = [(step, spent.time_s) for at, step, spent in notes(rows, started) if at < end]
         end = started
         if len(saves) > 1:
             # Each notes the time before it, so that the last one's own is not known.

@@ -32,6 +32,7 @@ from trainer_cli.checkpoint.storage.open import check_store
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
+from trainer_cli.core.json_lines import read_rows
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
@@ -49,7 +50,7 @@ from trainer_cli.runs.ending import describe_best, print_already_finished, print
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.forks import describe_fork
 from trainer_cli.runs.import_torch import import_torch
-from trainer_cli.runs.metrics import best_settings, read_json_lines
+from trainer_cli.runs.metrics import best_settings
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.repeated_steps import find_differing_end, repeats_steps
 from trainer_cli.runs.resume import keep_records, note_gone_checkpoints, stored_config
@@ -306,7 +307,7 @@ def _log_start(start: Start) -> None:
         return
     log.info("resuming at step %d from %s (%s)", start.entry.step, start.entry.name, start.reason)
     if start.run.read_summary().get("status") == RunStatus.failed:
-        risen = find_risen_loss(read_losses(read_json_lines(start.run.metrics_file)), start.entry.step)
+        risen = find_risen_loss(read_losses(read_rows(start.run.metrics_file)), start.entry.step)
         if risen is not None:
             log.warning("%s: its weights may be ruined; resume=anew begins the run anew", risen)
 

@@ -1,70 +1,19 @@
-"""What `metrics.jsonl` of a run holds: its lines, and which value of a metric is best. The arrays are in `runs/curves`.
+"""Which value of a metric is best, by the config of a run.
 
 `best_rule` decides which checkpoint or run is best, for `RUN@best`, `train ckpt ls`, the tables of `train validate` and
 of sweeps, and the report: by `checkpoint.keep_best` of the run, else by the validation metric that a callback or a
 schedule watches, else by a validation loss; unasked never by a test set. Of equal values the newer is best.
-`GrowingFile` reads a file that another process appends to, each line once.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer_cli.core.bounds import is_amount, is_count, is_time
-from trainer_cli.core.files import FileIdentity, identify
 from trainer_cli.core.metric_modes import Mode, usual_mode
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.marks import is_validation_metric
-
-_BLOCK_BYTES = 1 << 16
-_MARK_BYTES = 256
-
-
-def read_json_lines(file: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines; a missing file has none.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        return []
-    # Text after the last newline is truncated, or still being written.
-    return parse_json_lines(content[: content.rfind(b"\n") + 1].split(b"\n"))
-
-
-def parse_json_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Parse JSON lines. Lines that are truncated by a crash or hold no record of this program are left out."""
-    texts = [line for line in lines if line.strip()]
-    try:
-        # One array is parsed much faster than line by line.
-        values = json.loads(b"[" + b",".join(texts) + b"]")
-    except (ValueError, RecursionError):
-        values = [_parse_json(text) for text in texts]
-    return [value for value in values if _is_record(value)]
-
-
-def _is_record(value: Any) -> bool:
-    """Whether step, epoch and time of a record are, as far as it has them, what a run can reach."""
-    return (
-        isinstance(value, dict)
-        and is_count(value.get("step", 0))
-        and is_amount(value.get("epoch", 0))
-        and is_time(value.get("time", 0))
-    )
-
-
-def _parse_json(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 class BestSettings(NamedTuple):
@@ -169,82 +118,3 @@ def modes_of(metrics: Iterable[str], settings: BestSettings) -> dict[str, str]:
     """The mode, `min` or `max`, of each validation metric whose mode is known."""
     names = filter(is_validation_metric, metrics)
     return {name: mode.value for name in names if (mode := settings.mode_of(name)) is not None}
-
-
-class Lines(NamedTuple):
-    """Complete lines, without their newlines."""
-
-    lines: list[bytes]
-    restarted: bool = False
-    """Whether the file was truncated or replaced since the last call: these then are its last lines, read anew."""
-
-
-class GrowingFile:
-    """Reads the lines that were appended since the last call; the first call reads the last `most` lines, or all.
-
-    A line without its newline is returned once it is complete. A missing file has no lines. When a resume truncates or
-    replaces the file, reading starts again with its last `most` lines.
-    """
-
-    def __init__(self, path: Path, most: int | None = None) -> None:
-        self._path = path
-        self._most = most
-        self._seen: FileIdentity | None = None
-        """The file at the last call."""
-        self._offset = 0
-        """End, in bytes, of the last line that was returned."""
-        self._mark = b""
-        """The bytes before `_offset`: if they differ, the file was truncated and has grown again."""
-
-    def read(self) -> Lines:
-        """The new lines.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-        try:
-            # Not os.open: that opens a directory too, and reading it then raises an error without its name.
-            file = open(self._path, "rb", buffering=0)  # noqa: SIM115
-        except FileNotFoundError:
-            restarted, self._seen, self._offset, self._mark = self._seen is not None, None, 0, b""
-            return Lines([], restarted)
-        with file:
-            return self._new_lines(file.fileno())
-
-    def _new_lines(self, descriptor: int) -> Lines:
-        status, before = os.fstat(descriptor), self._seen
-        self._seen = identify(status)
-        if self._seen == before:
-            return Lines([])
-        # A size that only grew proves nothing: compare the content before the offset.
-        mark = os.pread(descriptor, len(self._mark), self._offset - len(self._mark))
-        restarted = before is not None and (self._seen[0] != before[0] or mark != self._mark)
-        from_last_lines = before is None or restarted
-        if from_last_lines:
-            start = 0 if self._most is None else _offset_of_last(descriptor, status.st_size, self._most)
-            self._offset, self._mark = start, b""
-        new = os.pread(descriptor, max(0, status.st_size - self._offset), self._offset)
-        new = new[: new.rfind(b"\n") + 1]
-        self._offset += len(new)
-        self._mark = (self._mark + new)[-_MARK_BYTES:]
-        lines = new.splitlines()
-        if from_last_lines and self._most is not None:
-            lines = lines[max(0, len(lines) - self._most) :]
-        return Lines(lines, restarted)
-
-
-def _offset_of_last(descriptor: int, size: int, count: int) -> int:
-    """The offset of a line that at least `count` complete lines follow, or 0 if the file has fewer."""
-    # From the end, because a file of a long run has many more lines than are shown.
-    length = _BLOCK_BYTES
-    while length < size:
-        content = os.pread(descriptor, length, size - length)
-        if content.count(b"\n") > count:
-            return size - length + content.index(b"\n") + 1
-        length *= 2
-    return 0
-
-
-def read_last_record(file: Path) -> dict[str, Any] | None:
-    """The last line of a file of JSON lines; None if it is missing, empty or holds no object there."""
-    return next(iter(parse_json_lines(GrowingFile(file, 1).read().lines)), None)

@@ -21,27 +21,26 @@ from trainer_cli.checkpoint.history import Life, Spent, last_spent, lives
 from trainer_cli.config.fields import whole_values
 from trainer_cli.core.files import FileIdentity, identify
 from trainer_cli.core.goodput import compute_goodput
+from trainer_cli.core.json_lines import GrowingFile, read_rows
 from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.loggers.marks import is_validation_metric
-from trainer_cli.runs.damage import collecting, count_unread, damaged_files, explain, unread_lines
+from trainer_cli.runs.damage import collecting, damaged_files, explain, unread_lines
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.folders import checkpoints_of, run_config
 from trainer_cli.runs.metrics import (
     BestSettings,
-    GrowingFile,
     best_rule,
     best_settings,
     modes_of,
-    parse_json_lines,
     shared_settings,
 )
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, attempts_of, sound_summary
-from trainer_cli.runs.spent_time import read_lines, sum_until
+from trainer_cli.runs.spent_time import sum_until
 
 if TYPE_CHECKING:
     from trainer_cli.runs.curves import Columns, GrowingColumns
@@ -122,7 +121,7 @@ def read_run(
     run = RunDir(path)
     problems = [view.reason] if view.state == UNREADABLE else []
     problems += damaged_files(run)
-    columns, machine, history, validation = Columns(), Columns(), list[bytes](), list[Row]()
+    columns, machine, history, validation = Columns(), Columns(), list[dict[str, Any]](), list[Row]()
     with collecting(problems, path):
         columns = (records or GrowingColumns(run.metrics_file)).read()
     with collecting(problems, path):
@@ -138,7 +137,7 @@ def read_run(
         environment = {}
     summary = run.read_summary()
     with collecting(problems, path):
-        history = read_lines(run.history_file)
+        history = read_rows(run.history_file)
     with collecting(problems, path):
         validation = read_validation(run.validation_folder)
     return RunRecord(
@@ -383,8 +382,6 @@ class RunReader:
         self._loss: float | None = None
         self._measured: dict[str, float] = {}
         """The newest value of each validation metric."""
-        self._unread = 0
-        """Number of lines that hold no record, of those that were read."""
         self._summary: dict[str, Any] = {}
         self._summary_seen: FileIdentity | None = None
         self._checkpoints: tuple[int, Path | None, BestSettings] | None = None
@@ -443,13 +440,13 @@ class RunReader:
             checkpoint,
             age_s,
             self._goodput(state, started, points),
-            "".join(unread_lines(self.run.metrics_file, self._unread)),
+            "".join(unread_lines(self.run.metrics_file, self._metrics.unread)),
         )
 
     def _goodput(self, state: str, started: float, points: list[_Point]) -> float | None:
         """The goodput in the summary; of an attempt that has not ended until its newest save, and of one that was
         killed until its newest record."""
-        new = last_spent(self._history.read().lines, started)
+        new = last_spent(self._history.read_rows().rows, started)
         self._spent = (started, new) if new is not None else self._spent
         if state not in (RunStatus.running, STALE, RunStatus.killed):
             goodput = self._summary.get("goodput")
@@ -497,21 +494,18 @@ class RunReader:
             self._summary, self._summary_seen = sound_summary(summary), seen
 
     def _read_metrics(self) -> None:
-        new = self._metrics.read()
+        new = self._metrics.read_rows("step", "time")
         # A resume has dropped records that are counted here.
         if new.restarted:
             self._points.clear()
-            self._loss, self._unread = None, 0
+            self._loss = None
             self._measured.clear()
-        points = 0
-        for record in parse_json_lines(new.lines):
-            with suppress(ValueError, TypeError, KeyError, OverflowError):
-                self._points.append(_Point(int(record["step"]), float(record["time"])))
-                points += 1
+        for record in new.rows:
+            self._points.append(_Point(record["step"], record["time"]))
+            with suppress(ValueError, TypeError, OverflowError):
                 if _LOSS in record:
                     self._loss = float(record[_LOSS])
                 self._measured.update({key: float(record[key]) for key in record if is_validation_metric(key)})
-        self._unread += count_unread(new.lines, points)
 
     def _validation(self) -> tuple[str, float | None]:
         """The metric that decides which checkpoint is best, and its newest value; of a run that ended before it was

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed
+from trainer_cli.core.json_lines import read_last_row
 from trainer_cli.runs.attempts import environment_of
-from trainer_cli.runs.metrics import read_last_record
 from trainer_cli.runs.origin import other_source
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT
 from trainer_cli.runs.start import Start
@@ -30,10 +30,10 @@ def find_differing_end(
 
     Call it before the attempt is added to the summary, and before records are removed.
     """
-    last = read_last_record(start.run.metrics_file)
-    if not start.run.attempts or last is None or not isinstance(last.get("step"), int):
+    last_step = read_last_row(start.run.metrics_file).get("step")
+    if not start.run.attempts or last_step is None:
         return None
-    return None if _is_exact(composed, start, trainer, train_loader, environment) else int(last["step"])
+    return None if _is_exact(composed, start, trainer, train_loader, environment) else int(last_step)
 
 
 def repeats_steps(attempts: Iterable[Mapping[str, Any]], start_step: int) -> bool:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_cli.core.files import AppendedFile, replace
+from trainer_cli.core.json_lines import read_rows
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.marks import loader_of
 from trainer_cli.loggers.text_files import strict_json
-from trainer_cli.runs.metrics import BestSettings, best_rule, describe, read_json_lines
+from trainer_cli.runs.metrics import BestSettings, best_rule, describe
 from trainer_cli.terminal import left_out_of_table, line_width, table, wrapped
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def read_validation(folder: Path) -> list[Row]:
         OSError: the file cannot be read.
     """
     rows: dict[tuple[str, str], Row] = {}
-    for line in read_json_lines(folder / "validation.jsonl"):
+    for line in read_rows(folder / "validation.jsonl"):
         with suppress(ValueError, TypeError, KeyError, OverflowError):
             loader, checkpoint = str(line["loader"]), str(line["checkpoint"])
             values = {key.removeprefix(f"{loader}/"): value for key, value in line.items() if key not in _ROW_FACTS}

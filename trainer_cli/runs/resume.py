@@ -28,15 +28,14 @@ from trainer_cli.config.diff import ABSENT, Change, changed_env_values, line_of_
 from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
 from trainer_cli.core.checkpoint_config import CheckpointConfig, Newer
 from trainer_cli.core.elsewhere import hint_on
+from trainer_cli.core.json_lines import read_last_row, read_rows
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import RESUME_WORDS, TrainConfig
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
-from trainer_cli.runs.metrics import read_last_record
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, named_path, suggest_nearby
-from trainer_cli.runs.spent_time import read_lines
 from trainer_cli.terminal import format_count, table
 
 log = logging.getLogger(__name__)
@@ -114,15 +113,15 @@ def note_gone_checkpoints(run: RunDir, folder: Path) -> None:
 
 def keep_records(run: RunDir, attempt: int) -> None:
     """Keep the records of the steps that a run has made before it begins anew, maybe with another model, in a file."""
-    step = (read_last_record(run.metrics_file) or {}).get("step")
-    if isinstance(step, int) and step > 0:
+    step = read_last_row(run.metrics_file).get("step")
+    if step:
         kept = run.metrics_file.with_suffix(f".before_attempt{attempt}.jsonl")
         os.replace(run.metrics_file, kept)
         log.info("the records of the %s before are kept in %s", format_count(step, "step"), kept)
 
 
 def _not_removed(run: RunDir) -> list[Life]:
-    return [life for life in lives(read_lines(run.history_file)) if life.removed_at is None]
+    return [life for life in lives(read_rows(run.history_file)) if life.removed_at is None]
 
 
 def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path, *, in_sweep: bool = False) -> None:

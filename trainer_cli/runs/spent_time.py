@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.history import Spent, notes
 from trainer_cli.core.goodput import Activity, Seconds, complete_killed, read_seconds, sum_attempts
+from trainer_cli.core.json_lines import read_last_row, read_rows
 from trainer_cli.runs.environment import unix
-from trainer_cli.runs.metrics import read_last_record
 
 if TYPE_CHECKING:
     from trainer_cli.runs.run_dir import RunDir
@@ -29,10 +28,10 @@ def seconds_of_killed(run: RunDir, attempt: Mapping[str, Any]) -> dict[str, floa
     started = unix(attempt.get("started"))
     if started is None:
         return {}
-    saves = notes(read_lines(run.history_file), started)
+    saves = notes(read_rows(run.history_file), started)
     # By what is written in the files: they are copied, and removals by hand are appended to the history days later.
     ends = [time for time, _, _ in saves[-1:]]
-    if isinstance(recorded := (read_last_record(run.metrics_file) or {}).get("time"), int | float):
+    if isinstance(recorded := read_last_row(run.metrics_file).get("time"), int | float):
         ends.append(float(recorded))
     return complete_killed(saves[-1][2].time_s if saves else {}, max(ends, default=started) - started)
 
@@ -45,11 +44,3 @@ def sum_until(earlier: Sequence[Mapping[str, Any]], spent: Spent, lasted_s: floa
         lasted_s: seconds of the last attempt, if it is known to have ended.
     """
     return sum_attempts([*map(seconds_of, earlier), complete_killed(spent.time_s, lasted_s)], spent.kept_s)
-
-
-def read_lines(file: Path) -> list[bytes]:
-    """The lines of a file; none if it is missing."""
-    try:
-        return file.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
