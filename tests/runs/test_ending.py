@@ -12,7 +12,8 @@ from trainer_cli.commands.report_runs import summary as report_summary
 from trainer_cli.config.compose import compose
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.ending import print_outcome
-from trainer_cli.runs.record import rank_metrics, read_run
+from trainer_cli.runs.record import rank_metrics
+from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import Outcome, RunDir
 
 RISING = """# @package _global_
@@ -105,7 +106,7 @@ def test_what_the_run_watches_is_best_wherever_the_best_is_named(
     assert [row[0] for row in listed if "best" in row] == [best]
     assert main(["ckpt", "show", "runs/rising@best"]) == 0
     assert capsys.readouterr().out.split()[1] == f"runs/rising/checkpoints/{best}"
-    record = read_run(Path("runs/rising"), now=0.0)
+    record = Run(Path("runs/rising")).record(now=0.0)
     assert record is not None
     assert rank_metrics([record])[0] == measured
 
@@ -138,7 +139,7 @@ def test_the_end_the_table_and_the_report_say_what_was_evaluated(
         assert [" weights " in line for line in table if " loader " in line] == [is_average]
         rows = map(json.loads, (tmp_path / f"runs/{name}/validation/validation.jsonl").read_text().splitlines())
         assert [row.get("average") for row in rows] == [None, summary["average"]]
-        record = read_run(Path("runs") / name, now=0.0)
+        record = Run(Path("runs") / name).record(now=0.0)
         assert record is not None
         facts = next(block["items"] for block in report_summary([record], [name], [], []) if block["kind"] == "facts")
         evaluated = [text for title, text, *_ in facts if title == "evaluated"]

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from trainer_cli.core.metric_modes import MODES, Mode
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.text_files import read_ranges
-from trainer_cli.runs.curves import Columns, best_values, pace, pauses, read_columns, reduce, summarize_metrics
+from trainer_cli.runs.curves import Columns, best_values, pace, pauses, read_columns, reduce
 from trainer_cli.runs.metrics import (
     BestSettings,
     best_rule,
     best_settings,
     describe,
     shared_settings,
+    summarize_metrics,
 )
 
 

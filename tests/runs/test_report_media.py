@@ -15,15 +15,14 @@ from trainer_cli.commands import report_media
 from trainer_cli.commands.report_media import media
 from trainer_cli.loggers.base import Record, RunFacts, Table
 from trainer_cli.loggers.media import MEDIA_FILE, MediaLogger
-from trainer_cli.runs.record import RunRecord, read_run
+from trainer_cli.runs.record import RunRecord
+from trainer_cli.runs.run import Run
 
 MATRIX = Table(("class", "a", "b"), (("a", 3, 1), ("b", 0, 5)), is_matrix=True)
 
 
 def read(path: Path) -> RunRecord:
-    record = read_run(path, BEGAN)
-    assert record is not None
-    return record
+    return Run(path).record(BEGAN)
 
 
 def shown(path: Path) -> dict[str, list[dict[str, Any]]]:

@@ -14,24 +14,24 @@ from reported import BEGAN, make_run, write_metrics
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.policy import Kind
-from trainer_cli.runs.record import RunRecord, SweepJob, rank_metrics, read_run, read_sweep
+from trainer_cli.runs.record import RunRecord, SweepJob, rank_metrics, read_sweep
+from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
 
 HEADER = "KEY,optimizer.lr,model.width,status,step,reason,run_dir\n"
 
 
 def read(run: RunDir) -> RunRecord:
-    record = read_run(run.path, BEGAN + 5000)
-    assert record is not None
-    return record
+    return Run(run.path).record(BEGAN + 5000)
 
 
 def reasons(run: RunDir) -> dict[str, str]:
     return {saved.life.name: saved.why_kept for saved in read(run).checkpoints if saved.why_kept}
 
 
-def test_a_run_that_is_gone_has_no_record(tmp_path: Path) -> None:
-    assert read_run(tmp_path / "gone", BEGAN) is None
+def test_the_record_of_a_run_that_is_gone_says_so(tmp_path: Path) -> None:
+    record = Run(tmp_path / "gone").record(BEGAN)
+    assert (record.view.state, record.problems) == ("unreadable", ["its directory is gone"])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from unprivileged import nobody
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs import find_runs
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
-from trainer_cli.runs.record import RunReader, RunsBelow, RunView, short_keys
+from trainer_cli.runs.record import RunView, short_keys
+from trainer_cli.runs.run import Run, RunsBelow
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
 
 NOW = 1.5e9
@@ -48,7 +49,7 @@ def last_written(path: Path, at: float) -> None:
 
 
 def look(path: Path) -> RunView:
-    view = RunReader(path).look(NOW)
+    view = Run(path).look(NOW)
     assert view is not None
     return view
 
@@ -122,7 +123,7 @@ def test_after_a_resume_only_its_own_records_count_for_step_and_rate(tmp_path: P
     with begun(path, at=NOW - 1000):
         record(path, 10, NOW - 900)
         record(path, 20, NOW - 890)
-    reader = RunReader(path)
+    reader = Run(path)
     assert (view := reader.look(NOW)) is not None
     assert (view.state, view.step) == ("killed", 20)
     with begun(path, start_step=10, at=NOW - 100):
@@ -164,7 +165,7 @@ def test_a_loss_that_is_seldom_logged_is_shown_until_its_record_is_dropped(tmp_p
 def test_what_a_reader_has_seen_is_forgotten_with_its_file(tmp_path: Path) -> None:
     path, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
     begun(path).release()
-    reader = RunReader(path)
+    reader = Run(path)
     assert (view := reader.look(NOW)) is not None
     assert (view.total_steps, view.checkpoint) == (100, None)
     (path / "summary.json").unlink()
@@ -273,7 +274,7 @@ def test_nothing_is_written_or_held(tmp_path: Path) -> None:
     begun(path).release()
     record(path, 1, NOW)
     before = {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in [path, *path.iterdir()]}
-    for view in (RunsBelow(tmp_path).look(NOW), [RunReader(path).look(NOW)]):
+    for view in (RunsBelow(tmp_path).look(NOW), [Run(path).look(NOW)]):
         assert len(view) == 1
     assert {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in [path, *path.iterdir()]} == before
     RunDir(path).lock().release()
@@ -289,7 +290,7 @@ def test_runs_are_shown_while_they_are_there_the_running_ones_first_then_those_t
     with created(tmp_path / "runs/e"), created(tmp_path / "runs/d"):
         last_written(tmp_path / "runs/d", NOW - 100)
         assert [view.path.name for view in runs.look(NOW)] == ["d", "e", "b", "c", "er"]
-    reader = RunReader(tmp_path / "runs/b")
+    reader = Run(tmp_path / "runs/b")
     shutil.rmtree(tmp_path / "runs/b")
     assert {view.path.name for view in runs.look(NOW)} == {"d", "e", "c", "er"}
     assert reader.look(NOW) is None

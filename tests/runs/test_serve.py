@@ -16,14 +16,14 @@ import pytest
 from reported import HOSTILE, make_run, make_sweep, record, write_metrics
 from serving import served
 
-from trainer_cli.commands import serve_run
 from trainer_cli.commands.main import main
 from trainer_cli.commands.serve_http import RunServer, is_local
-from trainer_cli.commands.serve_runs import ServedRuns
+from trainer_cli.commands.serve_runs import ServedRuns, end_of_log
 from trainer_cli.commands.tail import Tail
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs import curves
-from trainer_cli.runs.record import RunReader
+from trainer_cli.runs import run as runs_run
+from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
 
 
@@ -113,9 +113,8 @@ def test_the_log_of_a_run_shows_the_messages_that_tail_shows(tmp_path: Path, lev
     shown = [f"{at} INFO    first", f"{at} WARNING of two", "  lines"]
     hidden = [f"{at} DEBUG   the run failed", "Traceback:", *(f"  line {n}" for n in range(300))]
     run.log_file.write_text("\n".join([*shown, *hidden]) + "\n")
-    served_run = serve_run.ServedRun(0, RunReader(run.path))
     lines = [*shown, *hidden] if level == "debug" else shown
-    assert (served_run.log() or {})["text"].splitlines() == lines[-200:]
+    assert (end_of_log(Run(run.path)) or {})["text"].splitlines() == lines[-200:]
     assert Tail(run.path, 1000).read()[-len(lines) :] == lines
 
 
@@ -261,7 +260,7 @@ def test_a_chosen_run_that_vanished_is_said_to_be_gone(tmp_path: Path) -> None:
 
 def test_a_run_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "x", steps=20)
-    monkeypatch.setattr(serve_run, "_RETRY_S", 1e-6)
+    monkeypatch.setattr(runs_run, "_RETRY_S", 1e-6)
     runs = ServedRuns(tmp_path)
 
     def fail(_: object) -> None:
@@ -270,7 +269,7 @@ def test_a_run_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch:
     try:
         (number,) = map(int, runs.overview()["runs"])
         with monkeypatch.context() as patch:
-            patch.setattr(serve_run.GrowingColumns, "read", fail)
+            patch.setattr(curves.GrowingColumns, "read", fail)
             assert "metrics.jsonl cannot be read: Input/output error" in strict_json(runs.page([number]))
         page = strict_json(runs.page([number]))
     finally:

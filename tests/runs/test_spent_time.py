@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer_cli.checkpoint.history import CheckpointHistory, Spent
 from trainer_cli.core.run_status import RunStatus
-from trainer_cli.runs.record import RunReader
+from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
 
 NOW = 1.5e9
@@ -78,7 +78,7 @@ def test_a_running_run_has_the_goodput_of_its_newest_save_and_a_killed_one_that_
     tmp_path: Path,
 ) -> None:
     run = RunDir(tmp_path / "x")
-    reader = RunReader(run.path)
+    reader = Run(run.path)
     with created(run.path):
         assert (view := reader.look(NOW + 1)) is not None
         assert view.goodput is None
@@ -103,9 +103,9 @@ def test_the_goodput_of_an_attempt_that_has_not_ended_is_of_all_before_it_too(tm
         end(run, {**STOPPED, "training": 30.0}, 10.0)
         run.begin_attempt(name="x", start_step=5, now=NOW + 40, environment={})
         save(run, NOW + 52, STOPPED, 20.0)
-        assert (view := RunReader(run.path).look(NOW + 53)) is not None
+        assert (view := Run(run.path).look(NOW + 53)) is not None
         assert (view.state, view.goodput) == ("running", round(20 / 44, 4))
-    assert (view := RunReader(run.path).look(NOW + 60)) is not None
+    assert (view := Run(run.path).look(NOW + 60)) is not None
     assert (view.state, view.goodput) == ("killed", round(20 / 44, 4)), "without a record until its newest save"
 
 

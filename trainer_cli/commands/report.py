@@ -30,9 +30,10 @@ from trainer_cli.runs.environment import versions
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
 from trainer_cli.runs.folders import checkpoints_of
 from trainer_cli.runs.forks import forks_among
-from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, short_keys, unreadable_run
+from trainer_cli.runs.record import RunRecord, SweepJob, read_sweep, short_keys
 from trainer_cli.runs.replay_plan import earliest_start
 from trainer_cli.runs.results import Row, read_validation
+from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import format_bytes, format_count
 
@@ -128,7 +129,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         # A run may be named twice, also through a link.
         read_paths = {os.path.realpath(record.path) for record in records}
         new = [run for run in runs if os.path.realpath(run.path) not in read_paths]
-        records += [record for run in new if (record := _read(run, now)) is not None]
+        records += [Run(run.path, unreadable=run.unreadable).record(now) for run in new]
     names, validated_elsewhere = short_names(records, sweep), _assign_rows(validated, records)
     version = versions(["trainer-cli"])["trainer-cli"] or ""
     configs = [record.config for record in records]
@@ -151,10 +152,6 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
     charts = sum(block["kind"] not in _NO_CHARTS for section in data["sections"] for block in section["blocks"])
     problems += [f"{record.path}: {problem}" for record in records for problem in record.problems]
     return Report(len(records), charts, len(page), problems)
-
-
-def _read(run: FoundRun, now: float) -> RunRecord | None:
-    return read_run(run.path, now) if run.unreadable is None else unreadable_run(run.path, run.unreadable)
 
 
 def _assign_rows(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str, list[Row]]:

@@ -21,8 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from trainer_cli.commands.report import page_frame, page_script
-from trainer_cli.commands.serve_run import to_json
-from trainer_cli.commands.serve_runs import ServedRuns
+from trainer_cli.commands.serve_runs import ServedRuns, to_json
 
 log = logging.getLogger(__name__)
 

@@ -6,23 +6,30 @@ Nothing is read between two requests, except that all runs are read once after t
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainer_cli.commands.report import look_of, short_names
 from trainer_cli.commands.report_blocks import Block
 from trainer_cli.commands.report_runs import RunRow, differing, grouping_keys, groupings, runs_table
-from trainer_cli.commands.report_sections import metric_series, role_of, sections
-from trainer_cli.commands.serve_run import ServedRun
-from trainer_cli.runs.find_runs import RunFinder
+from trainer_cli.commands.report_sections import metric_curve, metric_series, role_of, sections
+from trainer_cli.core.json_lines import GrowingFile
+from trainer_cli.core.schema import LogLevel
 from trainer_cli.runs.forks import beside_parents, forks_among
-from trainer_cli.runs.record import RunReader, RunRecord, RunView, SweepJob, read_sweep
+from trainer_cli.runs.log_messages import MessageFilter
+from trainer_cli.runs.record import RunRecord, RunView, SweepJob, read_sweep
+from trainer_cli.runs.run import Run, RunsBelow
 
 _BUCKETS = 2000
 _FEWEST_BUCKETS = 100
+_LOG_LINES = 200
+_LOG_LINES_READ = 1000
+"""More than are shown, because messages of the level debug are hidden; not all, because a log may be long."""
 
 
 class ServedRuns:
@@ -30,9 +37,10 @@ class ServedRuns:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._finder = RunFinder(root)
-        self._runs: dict[Path, ServedRun] = {}
-        self._numbers = itertools.count()
+        self._below = RunsBelow(root)
+        self._numbers: dict[Run, int] = {}
+        """Of each run its number in requests, which stays the same while the server runs."""
+        self._count = itertools.count()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._reading: threading.Thread | None = None
@@ -41,20 +49,21 @@ class ServedRuns:
         """The table of all runs, with the keys in which those with the numbers differ; without any, in which all do."""
         now = time.time()
         with self._lock:
-            views = [(run, view) for run in self._found() if (view := run.look(now)) is not None]
+            number_of = self._find()
+            views = [(run, view) for run in number_of if (view := run.look(now)) is not None]
             views.sort(key=lambda item: item[1].position)
             views = [views[at] for at in beside_parents([run.summary for run, _ in views])]
-            names = [_name(run.run.path, self.root) for run, _ in views]
-            compared = [run for run, _ in views if run.number in numbers] or [run for run, _ in views]
-            jobs = _sweep_jobs(run.run.path for run in compared)
+            names = [_name(run.path, self.root) for run, _ in views]
+            compared = [run for run, _ in views if number_of[run] in numbers] or [run for run, _ in views]
+            jobs = _sweep_jobs(run.path for run in compared)
             keys = differing([run.config for run in compared], jobs)
-            rows = [_row(run, view, name) for (run, view), name in zip(views, names, strict=True)]
+            rows = [_row(number_of[run], run, view, name) for (run, view), name in zip(views, names, strict=True)]
             block = runs_table(rows, list(dict.fromkeys(name for row in rows for name in row.best)), keys, jobs)
-            versions = {str(run.number): run.version for run, _ in views}
+            versions = {str(number_of[run]): run.version for run, _ in views}
             self._read_ahead()
         return {
             "title": str(self.root),
-            "runs": {str(run.number): name for (run, _), name in zip(views, names, strict=True)},
+            "runs": {str(number_of[run]): name for (run, _), name in zip(views, names, strict=True)},
             "versions": versions,
             "table": block,
         }
@@ -63,19 +72,18 @@ class ServedRuns:
         """The sections of a report of these runs. Curves have names, but no points: `curves` has them."""
         now = time.time()
         with self._lock:
-            chosen = list(self._chosen(numbers, now))
-            records = [record for _, record in chosen]
+            chosen = self._choose(numbers)
+            ids, records = list(chosen), [run.record(now) for run in chosen.values()]
             jobs = _sweep_jobs(record.path for record in records)
             names = short_names(records, {os.path.realpath(job.run_dir): job for job in jobs})
-            looks = {str(run.number): look_of(record) for run, record in chosen}
+            looks = {str(number): look_of(record) for number, record in zip(ids, records, strict=True)}
             # Of all runs: a choice of runs with the same value keeps them together.
-            keys = grouping_keys([run.config for run in self._runs.values()])
+            keys = grouping_keys([run.config for run in self._numbers])
             content = sections(records, names, {}, jobs, draw=_unfilled)
-            if len(chosen) == 1 and (log := chosen[0][0].log()):
+            if len(chosen) == 1 and (log := end_of_log(chosen[ids[0]])):
                 content.append({"title": "Log", "blocks": [log]})
         if len(chosen) > 1:
             content = _curves_first(content)
-        ids = [run.number for run, _ in chosen]
         for block in (block for section in content for block in section["blocks"]):
             _renumber(block, ids)
         runs = {str(number): name for number, name in zip(ids, names, strict=True)}
@@ -95,9 +103,9 @@ class ServedRuns:
         """The curves of metrics of some runs as a JSON list, over steps and the axis: `step`, `epoch` or `time`."""
         now = time.time()
         with self._lock:
-            chosen = list(self._chosen(numbers, now))
-            buckets = max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(chosen)))
-            drawn = [run.curve(record, name, axis, buckets) for name in metrics for run, record in chosen]
+            records = {number: run.record(now) for number, run in self._choose(numbers).items()}
+            buckets = max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(records)))
+            drawn = [_curve(*item, name, axis, buckets) for name in metrics for item in records.items()]
         return f"[{','.join(text for text in drawn if text is not None)}]"
 
     def close(self) -> None:
@@ -106,24 +114,16 @@ class ServedRuns:
         if self._reading is not None:
             self._reading.join(5)
 
-    def _found(self) -> Iterable[ServedRun]:
-        runs: dict[Path, ServedRun] = {}
-        for path, unreadable in self._finder.find():
-            run = self._runs.get(path) or ServedRun(next(self._numbers), RunReader(path, self._finder.listings))
-            run.unreadable = unreadable
-            runs[path] = run
-        # Replaced, so that runs that have vanished are dropped.
-        self._runs = runs
-        return runs.values()
+    def _find(self) -> Mapping[Run, int]:
+        """The runs that exist now, with their numbers."""
+        runs = self._below.find()
+        self._numbers = {run: self._numbers[run] if run in self._numbers else next(self._count) for run in runs}
+        return self._numbers
 
-    def _chosen(self, numbers: Sequence[int], now: float) -> Iterator[tuple[ServedRun, RunRecord]]:
+    def _choose(self, numbers: Sequence[int]) -> dict[int, Run]:
         # By number: no part of a request becomes a path.
-        by_number = {run.number: run for run in self._runs.values()}
-        for number in dict.fromkeys(numbers):
-            run = by_number.get(number)
-            record = run.record(now) if run is not None else None
-            if run is not None and record is not None:
-                yield run, record
+        by_number = {number: run for run, number in self._numbers.items()}
+        return {number: by_number[number] for number in numbers if number in by_number}
 
     def _read_ahead(self) -> None:
         """Once, after the first request: read all runs, so that a choice of many is answered at once."""
@@ -133,7 +133,7 @@ class ServedRuns:
 
     def _read_all(self) -> None:
         with self._lock:
-            runs = list(self._runs.values())
+            runs = list(self._numbers)
         for run in runs:
             if self._closed.is_set():
                 return
@@ -147,7 +147,7 @@ def _name(path: Path, root: Path) -> str:
     return path.resolve().name if path == root else os.path.relpath(path, root)
 
 
-def _row(run: ServedRun, view: RunView, name: str) -> RunRow:
+def _row(number: int, run: Run, view: RunView, name: str) -> RunRow:
     """Its best metrics as read last; before its records are read, those of the summary."""
     record = run.last_record
     if record is not None:
@@ -158,7 +158,37 @@ def _row(run: ServedRun, view: RunView, name: str) -> RunRow:
         best = {metric: (float(entry["value"]), entry["step"]) for metric, entry in entries.items()}
         modes = {metric: str(entry.get("mode")) for metric, entry in entries.items()}
     problems = [view.problem] if record is None else record.problems
-    return RunRow(run.number, name, view, run.config, run.summary, best, modes, problems, run.notes)
+    return RunRow(number, name, view, run.config, run.summary, best, modes, problems, run.notes)
+
+
+def _curve(number: int, record: RunRecord, name: str, axis: str, buckets: int) -> str | None:
+    """A curve as JSON, over the steps and one more axis; None if the run has no such metric."""
+    key = (name, axis, buckets)
+    if key not in record.curves:
+        block = metric_curve(number, record, name, buckets=buckets)
+        if block is None:
+            return None
+        for fields in (block, block.get("mean", {})):
+            for other in {"epoch", "time"} - {axis}:
+                fields.pop(other, None)
+        record.curves[key] = to_json(block)
+    return record.curves[key]
+
+
+def end_of_log(run: Run) -> Block | None:
+    """The last lines of a run's log, of the messages that `train tail` shows; None without any."""
+    try:
+        lines = GrowingFile(run.directory.log_file, _LOG_LINES_READ).read().lines
+    except OSError:
+        return None
+    messages = MessageFilter(shows_debug=run.config.get("logging.level") == LogLevel.debug)
+    text = "\n".join([line.text for line in messages.shown(lines)][-_LOG_LINES:])
+    return {"kind": "text", "title": "The end of train.log", "text": text, "end": True} if text else None
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON; None stands for numbers that are not finite."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _is_best(entry: object) -> bool:

@@ -6,18 +6,16 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from trainer_cli.commands.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus, short_names
-from trainer_cli.core.json_lines import GrowingFile
-from trainer_cli.core.metric_modes import Mode
 from trainer_cli.core.policy import BestRule
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.bottom_lines import BottomLines
-from trainer_cli.loggers.marks import is_validation_metric
 from trainer_cli.loggers.progress_bar import BarStyle
-from trainer_cli.runs.metrics import BestSettings, best_rule
-from trainer_cli.runs.record import RunReader, RunView
+from trainer_cli.runs.metrics import BestSettings, best_rule, summarize_metrics
+from trainer_cli.runs.record import RunView
+from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import (
     LOADING_TORCH,
@@ -39,44 +37,6 @@ _STARTING = "starting"
 _HEADER = ("job", "state", "step", "best", "ETA")
 
 
-class _RunningJob:
-    """Follows the files of a job that runs."""
-
-    def __init__(self, run: RunDir, settings: BestSettings) -> None:
-        self._reader = RunReader(run.path)
-        self._records = GrowingFile(run.metrics_file, _MOST_RECORDS)
-        self._settings = settings
-        self.best: dict[str, float] = {}
-        """Validation metric -> its best value so far, if its mode is known."""
-        self.view: RunView | None = None
-
-    def look(self, now: float) -> None:
-        """Read what is new at unix time `now`."""
-        self.view = self._reader.look(now)
-        try:
-            new = self._records.read_rows()
-        except OSError:
-            return
-        if new.restarted:
-            self.best.clear()
-        for record in new.rows:
-            for name, value in record.items():
-                if is_validation_metric(name) and isinstance(value, int | float) and math.isfinite(value):
-                    self._count(name, value)
-
-    def _count(self, name: str, value: float) -> None:
-        mode = self._settings.mode_of(name)
-        if mode is not None:
-            choose = max if mode is Mode.max else min
-            self.best[name] = choose(value, self.best.get(name, value))
-
-    @property
-    def share(self) -> float:
-        """The fraction of its steps that is made."""
-        view = self.view
-        return view.step / view.total_steps if view and view.step is not None and view.total_steps else 0.0
-
-
 class SweepDisplay:
     """Draws the table at the bottom of a terminal, from `update` to `close`, at most once a second.
 
@@ -90,7 +50,9 @@ class SweepDisplay:
         self._lines = BottomLines(stream)
         self._style = BarStyle(stream)
         self._rows: Sequence[JobStatus] = ()
-        self._running: dict[str, _RunningJob] = {}
+        self._running: dict[str, Run] = {}
+        self._views: dict[str, RunView | None] = {}
+        """The states of the running jobs at the last drawing."""
         self._began: float | None = None
         self._has_started = False
         self._first_share = 0.0
@@ -100,7 +62,9 @@ class SweepDisplay:
         """Take over the states of the jobs, in the order of the sweep."""
         self._rows = rows
         running = [row.key for row in rows if row.status == RunStatus.running]
-        self._running = {key: self._running.get(key) or _RunningJob(self._runs[key], self._settings) for key in running}
+        self._running = {
+            key: self._running.get(key) or Run(self._runs[key].path, newest=_MOST_RECORDS) for key in running
+        }
         self._has_started = self._has_started or bool(running)
         self._drawn_at = -math.inf
 
@@ -110,8 +74,7 @@ class SweepDisplay:
         if seconds - self._drawn_at < _DRAW_S or not self._rows:
             return
         self._drawn_at = seconds
-        for job in self._running.values():
-            job.look(time.time())
+        self._views = {key: run.look(time.time()) for key, run in self._running.items()}
         try:
             self._lines.draw(self.text(seconds, self._lines.columns, self._lines.rows))
         except OSError:
@@ -132,7 +95,7 @@ class SweepDisplay:
         begun = [row for row in rows if row.status != NOT_BEGUN]
         most = max(height // 2 - 2, _FEWEST_JOBS)
         shown = begun if len(begun) + (len(begun) < len(rows)) <= most else begun[: most - 1]
-        measured = {name for job in self._running.values() for name in job.best}
+        measured = {name for run in self._running.values() for name in self._best(run)}
         rule = best_rule(self._settings, measured.union(*(row.best for row in rows)))
         cells = [self._cells(row, rule) for row in shown]
         header = list(_HEADER if rule is None else (*_HEADER[:3], f"best {rule.metric}", _HEADER[4]))
@@ -154,12 +117,11 @@ class SweepDisplay:
         return [*lines, self._bar(seconds, width)]
 
     def _cells(self, row: JobStatus, rule: BestRule | None) -> list[str]:
-        job = self._running.get(row.key)
-        view = None if job is None else job.view
+        job, view = self._running.get(row.key), self._views.get(row.key)
         step = row.step if view is None or view.step is None else view.step
         total = "" if view is None or view.total_steps is None else f"/{view.total_steps:,}"
-        values = job.best if job is not None else {name: best.get("value") for name, best in row.best.items()}
-        best = None if rule is None else values.get(rule.metric)
+        values = row.best if job is None else self._best(job)
+        best = None if rule is None else values.get(rule.metric, {}).get("value")
         # The process imports torch, and makes data and model.
         is_starting = row.status == RunStatus.running and (view is None or view.step is None)
         return [
@@ -170,10 +132,14 @@ class SweepDisplay:
             format_clock(view.eta_s) if view is not None and view.eta_s is not None else "",
         ]
 
+    def _best(self, run: Run) -> Mapping[str, Mapping[str, Any]]:
+        """The best values so far of a running job, as a summary holds them."""
+        return summarize_metrics(run.ranges, self._settings)[0]
+
     def _bar(self, seconds: float, width: int) -> str:
         waiting = (NOT_BEGUN, QUEUED)
         shares = [
-            self._running[row.key].share if row.key in self._running else float(row.status not in waiting)
+            _share(self._views.get(row.key)) if row.key in self._running else float(row.status not in waiting)
             for row in self._rows
         ]
         share = sum(shares) / len(shares)
@@ -201,6 +167,11 @@ class SweepDisplay:
             parts.remove(max(parts))
         words = cut_end("  ".join(text for _, text in parts), max(width - length - 1, 0))
         return f"{self._style.bar(share, length)} {words}"
+
+
+def _share(view: RunView | None) -> float:
+    """The fraction of its steps that a running job has made."""
+    return view.step / view.total_steps if view and view.step is not None and view.total_steps else 0.0
 
 
 def _names(shown: Sequence[JobStatus], rows: Sequence[JobStatus], width: int) -> list[str]:

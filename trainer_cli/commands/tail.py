@@ -19,7 +19,8 @@ from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.log_messages import LogLine, MessageFilter
-from trainer_cli.runs.record import UNREADABLE, RunReader
+from trainer_cli.runs.record import UNREADABLE
+from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import line_width, wrapped
 
@@ -74,7 +75,7 @@ def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
             break
         time.sleep(_POLL_S)
     # The log has the error that ended a run only as a traceback, at the level debug.
-    view = RunReader(path).look(time.time())
+    view = Run(path).look(time.time())
     if view is not None and (view.state == UNREADABLE or not run.is_locked()):
         if as_json:
             print(strict_json({"state": view.state, "step": view.step, "reason": view.reason, "problem": view.problem}))

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer_cli.core.json_lines import GrowingFile
-from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.text_files import read_number
-from trainer_cli.runs.metrics import BestSettings, modes_of
 
 Array = np.ndarray[Any, Any]
 FACTS = ("step", "epoch", "time")
@@ -130,22 +128,6 @@ def best_values(columns: Columns, modes: Mapping[str, str]) -> dict[str, tuple[f
             row = finite[len(finite) - 1 - index]
             best[name] = float(series.values[row]), int(columns.step[series.rows[row]])
     return best
-
-
-def summarize_metrics(
-    ranges: Mapping[str, MetricRange], settings: BestSettings
-) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-    """Best and newest value of each validation metric, as `summary.json` holds them.
-
-    A best value has its step and its mode; a metric of unknown mode has none. A newest value may be NaN or infinite.
-    """
-    best: dict[str, dict[str, Any]] = {}
-    for name, mode in modes_of(ranges, settings).items():
-        least, least_step, most, most_step, _ = ranges[name]
-        value, step = (least, least_step) if mode == "min" else (most, most_step)
-        if value is not None:
-            best[name] = {"value": value, "step": step, "mode": mode}
-    return best, {name: values.last for name, values in ranges.items()}
 
 
 class Reduced(NamedTuple):

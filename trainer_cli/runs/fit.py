@@ -43,14 +43,13 @@ from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
 from trainer_cli.parallel.same import check_same, check_same_file
-from trainer_cli.runs.curves import summarize_metrics
 from trainer_cli.runs.decide import Decision, decide, write_decisions
 from trainer_cli.runs.disk_failures import explain_disk_failure
 from trainer_cli.runs.ending import describe_best, print_already_finished, print_outcome
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.forks import describe_fork
 from trainer_cli.runs.import_torch import import_torch
-from trainer_cli.runs.metrics import best_settings
+from trainer_cli.runs.metrics import best_settings, summarize_metrics
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.repeated_steps import find_differing_end, repeats_steps
 from trainer_cli.runs.resume import keep_records, note_gone_checkpoints, stored_config

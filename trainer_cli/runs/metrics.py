@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from trainer_cli.core.metric_modes import Mode, usual_mode
 from trainer_cli.core.policy import BestRule
-from trainer_cli.loggers.marks import is_validation_metric
+from trainer_cli.loggers.marks import MetricRange, is_validation_metric
 
 
 class BestSettings(NamedTuple):
@@ -118,3 +118,19 @@ def modes_of(metrics: Iterable[str], settings: BestSettings) -> dict[str, str]:
     """The mode, `min` or `max`, of each validation metric whose mode is known."""
     names = filter(is_validation_metric, metrics)
     return {name: mode.value for name in names if (mode := settings.mode_of(name)) is not None}
+
+
+def summarize_metrics(
+    ranges: Mapping[str, MetricRange], settings: BestSettings
+) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """Best and newest value of each validation metric, as `summary.json` holds them.
+
+    A best value has its step and its mode; a metric of unknown mode has none. A newest value may be NaN or infinite.
+    """
+    best: dict[str, dict[str, Any]] = {}
+    for name, mode in modes_of(ranges, settings).items():
+        least, least_step, most, most_step, _ = ranges[name]
+        value, step = (least, least_step) if mode == "min" else (most, most_step)
+        if value is not None:
+            best[name] = {"value": value, "step": step, "mode": mode}
+    return best, {name: values.last for name, values in ranges.items()}

@@ -1,0 +1,443 @@
+"""A run, read from its files: its state now, for `train top`, `tail`, `serve` and sweeps, and the record of everything
+that it did, for `train report` and `serve`.
+
+Nothing is written, torch is not imported, and no file is kept open. A file is read again only after it has changed, and
+of a file of lines only those that are new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.history import Life, Spent, last_spent, lives
+from trainer_cli.config.fields import whole_values
+from trainer_cli.core.files import FileIdentity, identify, identity_of
+from trainer_cli.core.goodput import compute_goodput
+from trainer_cli.core.json_lines import GrowingFile, read_rows
+from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
+from trainer_cli.core.run_status import RunStatus
+from trainer_cli.core.url_path import is_url
+from trainer_cli.errors import RunDirectoryError, TrainError
+from trainer_cli.loggers.marks import Mark, MetricRange, is_validation_metric
+from trainer_cli.loggers.media import MEDIA_FILE
+from trainer_cli.loggers.text_files import read_number
+from trainer_cli.runs.damage import collecting, damaged_files, explain, unread_lines
+from trainer_cli.runs.environment import unix
+from trainer_cli.runs.find_runs import Listings, RunFinder
+from trainer_cli.runs.folders import checkpoints_of, run_config
+from trainer_cli.runs.metrics import BestSettings, best_rule, best_settings, modes_of
+from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView, SavedCheckpoint, as_text
+from trainer_cli.runs.results import Row, read_validation
+from trainer_cli.runs.run_dir import RunDir, attempts_of
+from trainer_cli.runs.spent_time import sum_until
+
+if TYPE_CHECKING:
+    from trainer_cli.runs.curves import GrowingColumns
+
+STALE_S = 600.0
+"""A running process that writes nothing for this long, and for ten intervals of its records, is shown as stale."""
+_STALE_INTERVALS = 10
+_RECORDS = 64
+"""Newest records from which the rate is computed."""
+_SAVES = 64
+"""Newest lines of its history that are searched for a save of the present attempt."""
+_LOSS = "train/loss"
+_NOTES_BYTES = 1 << 16
+_RETRY_S = 10.0
+"""A run of which something cannot be read is read again so often."""
+
+
+class RunsBelow:
+    """Follows all runs below a folder, also those that appear later."""
+
+    def __init__(self, root: Path) -> None:
+        self._finder = RunFinder(root)
+        self._runs: dict[Path, Run] = {}
+
+    def find(self) -> Collection[Run]:
+        """The runs that exist now; of two calls the same objects."""
+        runs: dict[Path, Run] = {}
+        for path, unreadable in self._finder.find():
+            run = runs[path] = self._runs.get(path) or Run(path, self._finder.listings)
+            run.unreadable = unreadable
+        # Replaced, so that runs that have vanished are dropped.
+        self._runs = runs
+        return runs.values()
+
+    def look(self, now: float) -> list[RunView]:
+        """The states at unix time `now`, in the order of their positions."""
+        views = [view for run in self.find() if (view := run.look(now)) is not None]
+        return sorted(views, key=lambda view: view.position)
+
+
+class _Point(NamedTuple):
+    step: int
+    time: float
+
+
+class Run:
+    """One run, which may be in training.
+
+    Args:
+        newest: number of its newest records that the first look reads.
+        unreadable: why its directory cannot be listed.
+    """
+
+    def __init__(
+        self, path: Path, listings: Listings | None = None, *, newest: int = _RECORDS, unreadable: str | None = None
+    ) -> None:
+        self.directory = RunDir(path)
+        self.path = path
+        self.unreadable = unreadable
+        self._listings = listings or Listings()
+        self._metrics = GrowingFile(self.directory.metrics_file, newest)
+        self._history = GrowingFile(self.directory.history_file, _SAVES)
+        self._spent: tuple[float, Spent] | None = None
+        """When the newest attempt began, and what its newest save has noted."""
+        self._points: deque[_Point] = deque(maxlen=_RECORDS)
+        self._loss: float | None = None
+        self._measured = Mark()
+        self.summary: Mapping[str, Any] = {}
+        """The contents of summary.json at the last look."""
+        self._summary_seen: FileIdentity | None = None
+        self._config_seen: FileIdentity | None = None
+        self._config: dict[str, str] | None = None
+        self._settings = BestSettings()
+        self._folder: Path | None = None
+        """That of its checkpoints; None if it is unknown."""
+        self._columns: tuple[GrowingColumns, GrowingColumns] | None = None
+        """The records of its training, and those of its machine."""
+        self.last_record: RunRecord | None = None
+        """What `record` has returned last, which may be older than the files."""
+        self._last_version = ""
+
+    @property
+    def ranges(self) -> Mapping[str, MetricRange]:
+        """The validation metrics of the records that were read for the last look."""
+        return self._measured.ranges
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """Its stored config: dotted key -> value, a list as one text. Empty if it cannot be read."""
+        with suppress(OSError):
+            self._read_config()
+        if self._config is None:
+            self._config = _flat(run_config(self.path))
+        return self._config
+
+    @property
+    def notes(self) -> str:
+        """What is written in its notes.md, up to 64 KiB; empty without it."""
+        with suppress(OSError), open(self.directory.notes_file, "rb") as file:
+            return file.read(_NOTES_BYTES).decode("utf-8", "replace").replace("\0", "").strip()
+        return ""
+
+    @property
+    def version(self) -> str:
+        """Changes with its files."""
+        run = self.directory
+        files = (
+            run.metrics_file, run.system_file, run.path / MEDIA_FILE, run.summary_file, run.config_file,
+            run.history_file, run.checkpoints_folder, run.validation_folder / "validation.jsonl", run.log_file,
+            run.notes_file,
+        )  # fmt: skip
+        # What could not be read may be readable by now, with the same identity.
+        has_problems = self.last_record is not None and bool(self.last_record.problems)
+        period = int(time.time() / _RETRY_S) if has_problems else 0
+        # The lock tells a killed run from a running one: both have the same files.
+        seen = (*(identity_of(file) for file in files), run.is_locked(), self.unreadable, period)
+        return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
+
+    def look(self, now: float) -> RunView | None:
+        """Its state at unix time `now`; None if its directory is gone."""
+        if self.unreadable is not None:
+            return RunView(self.path, UNREADABLE, self.unreadable)
+        try:
+            return self._look(now)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return RunView(self.path, UNREADABLE, explain(error, self.path))
+
+    def record(self, now: float) -> RunRecord:
+        """Everything that can be read, as at unix time `now`; read again only after a file has changed."""
+        version = self.version
+        if self.last_record is None or version != self._last_version:
+            self.last_record, self._last_version = self._read(now), version
+        return self.last_record
+
+    def _read(self, now: float) -> RunRecord:
+        # Imported here: `train top` looks at runs without numpy.
+        from trainer_cli.runs.curves import Columns, GrowingColumns, best_values
+
+        # First: if the run has ended at that time, all that is read below is complete.
+        view = self.look(now)
+        if view is None or self.unreadable is not None:
+            view = view or RunView(self.path, UNREADABLE, "its directory is gone")
+            empty = Columns()
+            return RunRecord(
+                self.path, view, empty, empty, {}, [], [], [], {}, {}, {}, BestSettings(), problems=[view.reason]
+            )
+        run = self.directory
+        problems = [view.reason] if view.state == UNREADABLE else []
+        problems += damaged_files(run)
+        if self._columns is None:
+            self._columns = GrowingColumns(run.metrics_file), GrowingColumns(run.system_file)
+        columns = [Columns(), Columns()]
+        for index, (reader, file) in enumerate(zip(self._columns, (run.metrics_file, run.system_file), strict=True)):
+            with collecting(problems, self.path):
+                columns[index] = reader.read()
+            problems += unread_lines(file, columns[index].unread)
+        modes = modes_of(columns[0].metrics, self._settings)
+        try:
+            environment = run.read_environment()
+        except RunDirectoryError:
+            environment = {}
+        history, validation = list[dict[str, Any]](), list[Row]()
+        with collecting(problems, self.path):
+            history = read_rows(run.history_file)
+        with collecting(problems, self.path):
+            validation = read_validation(run.validation_folder)
+        return RunRecord(
+            self.path,
+            view,
+            columns[0],
+            columns[1],
+            self.summary,
+            attempts_of(self.summary),
+            self._checkpoints(lives(history)),
+            validation,
+            self.config,
+            run.read_provenance() or dict.fromkeys(_overridden(run, self.config), "command line"),
+            _flat(environment),
+            self._settings,
+            best_values(columns[0], modes),
+            modes,
+            self.notes,
+            list(dict.fromkeys(problems)),
+        )
+
+    def _checkpoints(self, history: Sequence[Life]) -> list[SavedCheckpoint]:
+        """All checkpoints on the disk or in the history, in order of their saves.
+
+        An object store is not listed: there, and where the folder is unknown or cannot be read, the history decides.
+        """
+        kept = self.summary.get("checkpoints") or ()
+        reasons = {str(item.get("name")): str(item.get("why")) for item in kept if isinstance(item, dict)}
+        folder, entries = self._folder, dict[str, Entry]()
+        is_listed = folder is not None and not is_url(folder)
+        if folder is not None and is_listed:
+            try:
+                listed = self.directory.catalog(folder).entries()
+                entries = {entry.name: entry for entry in listed if entry.manifest}
+            except (TrainError, OSError):
+                is_listed = False
+        checkpoints = []
+        for life in history:
+            # A name may be saved again after a removal: the checkpoint on the disk is the one not removed since.
+            is_last = life.removed_at is None
+            entry = entries.pop(life.name, None) if is_last else None
+            if entry is not None:
+                _complete(life, entry)
+            why = reasons.get(life.name, "") if entry is None or not entry.pinned else "pinned"
+            checkpoints.append(SavedCheckpoint(life, entry is not None or (is_last and not is_listed), why))
+        for name, entry in entries.items():
+            assert folder is not None
+            life = Life(name, saved_at=_modified(folder / name / MANIFEST_FILE))
+            _complete(life, entry)
+            checkpoints.append(SavedCheckpoint(life, True, "pinned" if entry.pinned else reasons.get(name, "")))
+        return sorted(checkpoints, key=lambda saved: (saved.life.saved_at or 0.0, saved.life.step or 0))
+
+    def _look(self, now: float) -> RunView:
+        # The lock is read first: if it is free, everything that its process wrote is read below.
+        locked = self.directory.is_locked()
+        # Raises FileNotFoundError if the run is gone: other missing files only mean that nothing was written yet.
+        self._read_config()
+        self._read_summary()
+        self._read_metrics()
+        attempt = self._attempt()
+        last_write = max(filter(None, map(_modified, self._written_paths())), default=None)
+        age_s = None if last_write is None else max(0.0, now - last_write)
+        started = unix(attempt.get("started")) or 0.0
+        # A resume begins at an earlier step: a rate across attempts would be wrong.
+        points = [point for point in self._points if point.time >= started]
+        state, reason = self._state(locked, age_s, points)
+        running = state in (RunStatus.running, STALE)
+        step = _whole(self.summary.get("step"))
+        # The summary of a run that has not ended knows only the step at which the attempt began.
+        if state in (RunStatus.running, STALE, RunStatus.killed) and points:
+            step = points[-1].step
+        total = _whole(self.summary.get("total_steps"))
+        rate = _rate(points) if running else None
+        eta_s = None
+        if rate and step is not None and total is not None:
+            eta_s = max(0.0, (total - step) / rate - (now - points[-1].time))
+        checkpoint = self._newest_checkpoint()
+        metric, value = self._validation()
+        return RunView(
+            self.path,
+            state,
+            reason,
+            step,
+            total,
+            rate,
+            self._loss,
+            metric,
+            value,
+            eta_s,
+            checkpoint,
+            age_s,
+            self._goodput(state, started, points),
+            "".join(unread_lines(self.directory.metrics_file, self._metrics.unread)),
+        )
+
+    def _goodput(self, state: str, started: float, points: list[_Point]) -> float | None:
+        """The goodput in the summary; of an attempt that has not ended until its newest save, and of one that was
+        killed until its newest record."""
+        new = last_spent(self._history.read_rows().rows, started)
+        self._spent = (started, new) if new is not None else self._spent
+        if state not in (RunStatus.running, STALE, RunStatus.killed):
+            goodput = self.summary.get("goodput")
+            return goodput if isinstance(goodput, float) else None
+        if self._spent is None or self._spent[0] != started:
+            return None
+        spent = self._spent[1]
+        lasted_s = points[-1].time - started if points and state == RunStatus.killed else 0.0
+        return compute_goodput(sum_until(attempts_of(self.summary)[:-1], spent, lasted_s))
+
+    def _state(self, locked: bool, age_s: float | None, points: list[_Point]) -> tuple[str, str]:
+        if locked:
+            # Slow runs write seldom: ten of their own intervals, not a fixed time, are too long.
+            interval = (points[-1].time - points[0].time) / (len(points) - 1) if len(points) > 1 else 0.0
+            stale = age_s is not None and age_s > max(STALE_S, _STALE_INTERVALS * interval)
+            return (STALE if stale else RunStatus.running), ""
+        status = self.summary.get("status")
+        if status in (None, RunStatus.running):
+            if self.directory.lock_file.exists():
+                # Raises an OSError if it cannot be opened: then it is unknown whether the lock is held.
+                self.directory.lock_file.open("rb").close()
+            return RunStatus.killed, "the process ended without a summary"
+        return str(status), str(self.summary.get("reason") or "")
+
+    def _written_paths(self) -> tuple[Path, ...]:
+        run = self.directory
+        return run.metrics_file, run.log_file, run.summary_file, run.checkpoints_folder
+
+    def _attempt(self) -> dict[str, Any]:
+        attempts = attempts_of(self.summary)
+        return attempts[-1] if attempts else {}
+
+    def _read_summary(self) -> None:
+        try:
+            seen = identify(os.stat(self.directory.summary_file))
+        except FileNotFoundError:
+            self.summary, self._summary_seen = {}, None
+            return
+        # Parsed only after a change: a table of hundreds of runs is drawn every two seconds.
+        if self._summary_seen != seen:
+            # Raises an OSError if it cannot be read.
+            self.directory.summary_file.open("rb").close()
+            self.summary, self._summary_seen = self.directory.read_summary(), seen
+
+    def _read_config(self) -> None:
+        # Parsed again only after a change.
+        seen = identify(os.stat(self.directory.config_file))
+        if self._config_seen == seen:
+            return
+        self._config, self._config_seen = None, seen
+        self._settings = best_settings(run_config(self.path))
+        try:
+            self._folder = checkpoints_of(self.path)
+        except TrainError:
+            self._folder = None
+
+    def _read_metrics(self) -> None:
+        new = self._metrics.read_rows("step", "time")
+        # A resume has dropped records that are counted here.
+        if new.restarted:
+            self._points.clear()
+            self._loss = None
+            self._measured = Mark()
+        for record in new.rows:
+            self._points.append(_Point(record["step"], record["time"]))
+            if (loss := read_number(record.get(_LOSS, ""))) is not None:
+                self._loss = loss
+            values = {key: read_number(record[key]) for key in record if is_validation_metric(key)}
+            if values:
+                numbers = {key: value for key, value in values.items() if value is not None}
+                self._measured = self._measured.after(0, record["step"], numbers)
+
+    def _validation(self) -> tuple[str, float | None]:
+        """The metric that decides which checkpoint is best, and its newest value; of a run that ended before it was
+        read, from its summary."""
+        last = self.summary.get("last_metrics")
+        newest = {name: values.last for name, values in self.ranges.items()}
+        measured = {**(last if isinstance(last, dict) else {}), **newest}
+        rule = best_rule(self._settings, measured)
+        value = None if rule is None else measured[rule.metric]
+        return ("", None) if rule is None or not isinstance(value, int | float) else (rule.metric, float(value))
+
+    def _newest_checkpoint(self) -> str | None:
+        """By its folder; of an object store among the local copies."""
+        if self._folder is None:
+            return None
+        folder = self.directory.checkpoints_folder if is_url(self._folder) else self._folder
+        try:
+            names = self._listings.of(folder).folders
+        except OSError:
+            return None
+        # By name, not by manifest: hundreds of manifests per look would be too slow.
+        newest_first = sorted(names, key=_order, reverse=True)
+        return next((name for name in newest_first if (folder / name / MANIFEST_FILE).is_file()), None)
+
+
+def _order(name: str) -> tuple[int, list[int], str]:
+    step = parse_step(name)
+    step = step_within(name) if step is None else step
+    return -1 if step is None else step, numbers_within(name), name
+
+
+def _rate(points: list[_Point]) -> float | None:
+    """Steps per second; None for fewer than two records."""
+    steps, seconds = (points[-1].step - points[0].step, points[-1].time - points[0].time) if points else (0, 0.0)
+    return steps / seconds if steps > 0 and seconds > 0 else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted key -> value as text."""
+    return {".".join(keys): as_text(value) for keys, value in whole_values(values)}
+
+
+def _overridden(run: RunDir, config: Mapping[str, str]) -> list[str]:
+    """The keys that the overrides of the command line name."""
+    try:
+        text = run.overrides_file.read_text("utf-8", errors="replace")
+    except OSError:
+        return []
+    named = [line.lstrip('- "+').partition("=")[0] for line in text.splitlines()]
+    return [key for key in config if any(key == name or key.startswith(f"{name}.") for name in named)]
+
+
+def _complete(life: Life, entry: Entry) -> None:
+    """Take step, kind and reason from the manifest, which decides over the history."""
+    assert entry.manifest is not None
+    life.step, life.kind, life.reason = entry.step, entry.manifest.kind.value, entry.manifest.reason
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
