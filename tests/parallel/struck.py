@@ -31,7 +31,7 @@ OTHERS = {
     "load": ["while a checkpoint was read"],
     "start": ["while the run was started"],
     "step": ["while step 14 was trained"],
-    "evaluation": ["while evaluating at step 20"],
+    "evaluation": ["while evaluating val at step 20"],
     # Files are written while the training goes on.
     "save": ["while saving at step 20", "while step 21 was trained"],
 }

@@ -427,3 +427,15 @@ def test_a_mean_over_batches_that_is_not_the_value_over_the_set_is_named_once(
     made.fit(loader(8, 2), {"val": loader(samples, 2)})
     lines = [record.getMessage() for record in caplog.records if "the mean of the values" in record.getMessage()]
     assert [line.partition(":")[0] for line in lines] == ([", ".join(warned)] if warned else [])
+
+
+def test_an_error_in_an_evaluation_names_the_validation_set_once() -> None:
+    def fail(made: Any, model: nn.Module, batch: Any) -> None:
+        if made.progress.step == 2 and made.evaluating.name == "hard":
+            raise ArithmeticError("no luck")
+
+    made = trainer(callbacks=[on(on_validate_step_start=fail)], settings={"max_duration": 4, "eval_interval": 2})
+    with pytest.raises(ArithmeticError) as caught:
+        made.fit(loader(), {"easy": loader(), "hard": loader()})
+    notes = [note for note in caught.value.__notes__ if note.startswith("while evaluating")]
+    assert notes == ["while evaluating hard at step 2"]

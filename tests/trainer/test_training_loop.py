@@ -328,7 +328,8 @@ def test_a_loss_that_is_not_finite_advises_a_training_in_python_in_its_own_words
     config: str, saves: int | None, batch: Any, message: str
 ) -> None:
     checkpoint = None if saves is None else SimpleNamespace(newest_finite=lambda: f"step{saves}")
-    job: Any = SimpleNamespace(config=config, checkpoint=checkpoint)
+    step = SimpleNamespace(batch_size=None if batch is None else len(batch[1]))
+    job: Any = SimpleNamespace(config=config, checkpoint=checkpoint, step=step)
     text = str(not_finite(job, "it ends", batch))
     assert message in text
     assert "name=OTHER" not in text

@@ -353,7 +353,7 @@ class StateSaver(SaveCaller):
             why = "this process has only a part of it" if self._group.world_size > 1 else str(error)
             log.warning("the state after the failure is not kept: %s", why)
             return
-        log.warning("the state after the failure is kept in %s; it is not used to resume", path)
+        log.warning("the state after the failure is kept in %s; it is never resumed; ckpt can name it", path)
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Wait until the save in flight is written; `finish` reports its outcome."""

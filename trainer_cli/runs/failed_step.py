@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_EVALUATING = f"while {EVALUATING} at step"
+_EVALUATING = f"while {EVALUATING} "
 """Begins the note of an exception of an evaluation."""
 _SMALLER_RATE = "optimizer.lr=… 'resume_allow=[optimizer.lr]'"
 _OTHER_JOBS = "optimizer.lr is swept: replace this value by a smaller one, which is another job."

@@ -13,8 +13,7 @@ from torch import Tensor
 from trainer_cli.checkpoint.format.dtensor import is_dtensor
 from trainer_cli.checkpoint.model_state import capture_rng, restore_rng, unwrapped
 from trainer_cli.errors import UserError, one_line
-from trainer_cli.parallel.torch_compat import local
-from trainer_cli.trainer.metrics import leading_size, named_leaves, read_outputs, tensors_of
+from trainer_cli.trainer.metrics import read_outputs, sample_count
 from trainer_cli.trainer.microbatch import split_batch
 from trainer_cli.trainer.model_call import ForwardState, make_arguments
 from trainer_cli.trainer.module_modes import modes_kept
@@ -23,22 +22,17 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 
-def rows_not_finite(batch: Any) -> dict[str, list[int]]:
-    """The names of the tensors in a batch that hold NaN or infinity, each with the rows that do; without rows, if its
-    leading size is not the number of samples."""
-    size, rows = leading_size(batch), {}
-    for name, leaf in named_leaves(batch):
-        for value in tensors_of(leaf):
-            values = local(value).detach()
-            if (values.is_floating_point() or values.is_complex()) and not bool((finite := values.isfinite()).all()):
-                has_rows = values.ndim > 0 and values.shape[0] == size
-                rows[name] = (~finite).reshape(len(finite), -1).any(1).nonzero().flatten().tolist() if has_rows else []
-    return rows
-
-
-def losses_or_reason(trainer: Trainer, batch: Any, before: ForwardState | None) -> list[float] | str:
+def samples_in(batch: Any, loader_count: int | None) -> int:
+    """The number of samples in a batch, see `sample_count`; 1 if it cannot be told."""
     try:
-        outcomes = outcomes_of_samples(trainer, batch, before)
+        return sample_count(batch, loader_count)
+    except UserError:
+        return 1
+
+
+def losses_or_reason(trainer: Trainer, batch: Any, size: int, before: ForwardState | None) -> list[float] | str:
+    try:
+        outcomes = outcomes_of_samples(trainer, batch, size, before)
     except UserError as error:
         return error.what
     losses = [outcome for outcome in outcomes if not isinstance(outcome, str)]
@@ -49,10 +43,10 @@ def losses_or_reason(trainer: Trainer, batch: Any, before: ForwardState | None) 
     return losses
 
 
-def errors_of_samples(trainer: Trainer, batch: Any) -> dict[int, str]:
+def errors_of_samples(trainer: Trainer, batch: Any, size: int) -> dict[int, str]:
     """The row of each sample that alone raises an exception, and the exception; none if the batch cannot be split."""
     try:
-        outcomes = outcomes_of_samples(trainer, batch)
+        outcomes = outcomes_of_samples(trainer, batch, size)
     except UserError:
         return {}
     return {row: outcome for row, outcome in enumerate(outcomes) if isinstance(outcome, str)}
@@ -66,11 +60,14 @@ def given_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
     return None
 
 
-def outcomes_of_samples(trainer: Trainer, batch: Any, before: ForwardState | None = None) -> list[float | str]:
+def outcomes_of_samples(
+    trainer: Trainer, batch: Any, size: int, before: ForwardState | None = None
+) -> list[float | str]:
     """The loss of each sample of a batch alone, or the exception that it raises as text, at the present weights in
     evaluation mode. Nothing is changed.
 
     Args:
+        size: the number of samples in the batch.
         before: the buffers to use instead of the present ones, such as those of before a batch with NaN, which its
             forward puts into the statistics of batch norm.
 
@@ -87,7 +84,7 @@ def outcomes_of_samples(trainer: Trainer, batch: Any, before: ForwardState | Non
             before.restore()
         with modes_kept(model), torch.no_grad():
             model.eval()
-            for sample, _ in split_batch(batch, leading_size(batch) or 1, 1):
+            for sample, _ in split_batch(batch, size, 1):
                 args, kwargs = make_arguments(trainer.model_call, sample)
                 try:
                     with trainer.precision.autocast(trainer.device) or nullcontext():

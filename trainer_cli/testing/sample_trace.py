@@ -17,9 +17,10 @@ from torch import nn
 from trainer_cli.checkpoint.model_state import capture_rng, restore_rng
 from trainer_cli.errors import TrainError
 from trainer_cli.runs.sample_readers import names_in_batch
-from trainer_cli.testing.sample_losses import errors_of_samples, losses_or_reason, numbers_in, rows_not_finite
+from trainer_cli.testing.sample_losses import errors_of_samples, losses_or_reason, numbers_in, samples_in
+from trainer_cli.trainer.finite import rows_not_finite
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.metrics import leading_size, read_evaluation
+from trainer_cli.trainer.metrics import read_evaluation
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -56,6 +57,8 @@ class SampleTrace(Callback):
         self.blamed: dict[int, BlamedSamples] = {}
         """Step -> the samples to blame; without steps that have none."""
         self._batch: Any = None
+        self._size = 1
+        """Number of samples in that batch."""
         self._number = 0
         """Which of the batches of its step the present one is, from 1."""
         self._evaluated: tuple[Any, ValidationLoop] | None = None
@@ -65,6 +68,7 @@ class SampleTrace(Callback):
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
         self._batch, self._number = batch, self._number + 1
+        self._size = samples_in(batch, trainer.loop.batch_samples)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._batch = None
@@ -74,7 +78,7 @@ class SampleTrace(Callback):
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
         step = trainer.progress.step + 1
         if step in self._steps and self._batch is not None and _is_of_user(exception):
-            entry = self._entry(trainer, {"raised": errors_of_samples(trainer, self._batch)})
+            entry = self._entry(trainer, {"raised": errors_of_samples(trainer, self._batch, self._size)})
             self.blamed.setdefault(step, BlamedSamples()).failed = {**entry, "number": self._number}
 
     def on_enter_validate(self, trainer: Trainer, stack: ExitStack, val_loader: Any, loop: ValidationLoop) -> None:
@@ -87,7 +91,8 @@ class SampleTrace(Callback):
     ) -> None:
         if self._evaluated is not None:
             # Before the model, which may change the batch in place.
-            self._batch, self._rows = batch, rows_not_finite(batch)
+            self._batch, self._size = batch, samples_in(batch, self._evaluated[0].batch_samples)
+            self._rows = rows_not_finite(batch, self._size)
 
     def on_after_forward(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._evaluated is None:
@@ -99,7 +104,7 @@ class SampleTrace(Callback):
         if loop.counts and not all(map(math.isfinite, numbers)):
             facts: dict[str, Any] = {"not_finite": self._rows}
             if sum(entry["loader"] == loop.name for entry in self._found) < _MOST_COMPUTED:
-                facts["sample_losses"] = losses_or_reason(trainer, batch, None)
+                facts["sample_losses"] = losses_or_reason(trainer, batch, self._size, None)
             self._found.append(self._entry_of_evaluation(trainer, loader, loop, facts))
         self._batch = None
 
@@ -125,7 +130,7 @@ class SampleTrace(Callback):
     ) -> None:
         assert self._evaluated is not None
         if error is not None and self._batch is not None and _is_of_user(error):
-            facts = {"raised": errors_of_samples(trainer, self._batch)}
+            facts = {"raised": errors_of_samples(trainer, self._batch, self._size)}
             blamed = self.blamed.setdefault(trainer.progress.step, BlamedSamples())
             blamed.batches = [self._entry_of_evaluation(trainer, *self._evaluated, facts)]
         self._evaluated = self._batch = None
@@ -144,7 +149,7 @@ class SampleTrace(Callback):
         return {**entry, "loader": loop.name, "names": names if is_whole else None}
 
     def _entry(self, trainer: Trainer, facts: Mapping[str, Any]) -> dict[str, Any]:
-        return {"rank": trainer.strategy.group.rank, "samples": leading_size(self._batch) or 1, **facts}
+        return {"rank": trainer.strategy.group.rank, "samples": self._size, **facts}
 
 
 def _is_of_user(error: BaseException) -> bool:

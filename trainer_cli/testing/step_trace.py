@@ -20,9 +20,10 @@ from trainer_cli.parallel.torch_compat import foreach_norm, local, whole
 from trainer_cli.runs.replay_records import is_clocked
 from trainer_cli.testing.digests import Digests
 from trainer_cli.testing.divergence import OF_RANK, Stage, StepRow
-from trainer_cli.testing.sample_losses import given_losses, losses_or_reason, numbers_in, rows_not_finite
+from trainer_cli.testing.sample_losses import given_losses, losses_or_reason, numbers_in, samples_in
+from trainer_cli.trainer.finite import rows_not_finite
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.metrics import leading_size, read_outputs, tensors_of
+from trainer_cli.trainer.metrics import read_outputs, tensors_of
 from trainer_cli.trainer.model_call import ForwardState, describe_batch
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class StepTrace(Callback):
         self._watched = ExitStack()
         self._before: ForwardState | None = None
         self._batch: Any = None
+        self._size = 1
+        """Number of samples in that batch."""
         self._bad_rows: dict[str, list[int]] = {}
         self._sample_losses: list[float] | str | None = None
 
@@ -78,10 +81,11 @@ class StepTrace(Callback):
         if self._row is None:
             return
         # Before the model, which may change the batch in place.
-        self._bad_rows, self._batch = rows_not_finite(batch), batch
-        self._sample_losses = losses_or_reason(trainer, batch, self._before) if self._per_sample else None
+        self._batch, self._size = batch, samples_in(batch, trainer.loop.batch_samples)
+        self._bad_rows = rows_not_finite(batch, self._size)
+        self._sample_losses = losses_or_reason(trainer, batch, self._size, self._before) if self._per_sample else None
         if self._digests is not None:
-            for name, digests in self._rows_of(self._digests, batch, "batch", leading_size(batch) or 1):
+            for name, digests in self._rows_of(self._digests, batch, "batch", self._size):
                 self._row.rows.setdefault(name, []).extend(digests)
         if self._debugs:
             # It shows this frame, with trainer, model and batch.
@@ -107,7 +111,7 @@ class StepTrace(Callback):
         if bool(loss.detach().isfinite()):
             return
         if not (self._row.not_finite or "").startswith("parameter"):
-            self._sample_losses = losses_or_reason(trainer, self._batch, self._before)
+            self._sample_losses = losses_or_reason(trainer, self._batch, self._size, self._before)
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._row is None:

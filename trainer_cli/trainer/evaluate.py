@@ -22,7 +22,7 @@ from trainer_cli.loggers.marks import loader_of
 from trainer_cli.terminal import format_count, html_metrics
 from trainer_cli.trainer.hooks import Callback, second_to
 from trainer_cli.trainer.loading import Unset
-from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
+from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in, noting_set
 from trainer_cli.trainer.model_call import ForwardState
 from trainer_cli.trainer.setup import check_type, loader_settings, name_loaders
 from trainer_cli.trainer.state import load_for_evaluation
@@ -287,7 +287,7 @@ def _run(
         for name, loader in due.loaders.items():
             loader_loop = loop or trainer.loop.evaluations.of(name)
             trainer.set_evaluating(loader_loop)
-            with trainer.name_scope(name):
+            with trainer.name_scope(name), noting_set(name, trainer.progress):
                 means = loader_loop.run(trainer, loader, name)
             trainer.metric_logger.add({f"{name}/{key}": value for key, value in means.items()})
         if due.callbacks:

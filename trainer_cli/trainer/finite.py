@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from trainer_cli.checkpoint.model_state import are_finite
 from trainer_cli.errors import NotFiniteError
+from trainer_cli.parallel.torch_compat import local
 from trainer_cli.terminal import format_first
 from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.metrics import tensors_of
+from trainer_cli.trainer.metrics import named_leaves, tensors_of
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -67,7 +66,8 @@ def not_finite(trainer: Trainer, message: str, batch: Any = None) -> NotFiniteEr
     Args:
         batch: the last one, whose samples are looked at.
     """
-    rows = _rows_not_finite(batch)
+    of_tensors = {} if batch is None else rows_not_finite(batch, trainer.step.batch_size)
+    rows = tuple(sorted({row for tensor_rows in of_tensors.values() for row in tensor_rows}))
     if rows:
         message += f"; in its batch, NaN or infinity is in the {'samples' if len(rows) > 1 else 'sample'} at "
         message += f"{format_first(rows)}, counted from 0"
@@ -80,14 +80,17 @@ def not_finite(trainer: Trainer, message: str, batch: Any = None) -> NotFiniteEr
     return error
 
 
-def _rows_not_finite(batch: Any) -> tuple[int, ...]:
-    """Positions of the samples of a batch that hold NaN or infinity; none where its tensors differ in length."""
-    tensors = list(tensors_of(batch))
-    lengths = {len(tensor) if tensor.dim() else None for tensor in tensors}
-    if len(lengths) != 1 or None in lengths:
-        return ()
-    finite = [torch.isfinite(tensor.detach()).reshape(len(tensor), -1).all(1).cpu() for tensor in tensors]
-    return tuple(torch.stack(finite).all(0).logical_not().nonzero().flatten().tolist())
+def rows_not_finite(batch: Any, size: int | None) -> dict[str, list[int]]:
+    """The names of the tensors in a batch that hold NaN or infinity, each with the rows that do; without rows, if its
+    leading size is not `size`, the number of samples."""
+    rows: dict[str, list[int]] = {}
+    for name, leaf in named_leaves(batch):
+        for value in tensors_of(leaf):
+            values = local(value).detach()
+            if (values.is_floating_point() or values.is_complex()) and not bool((finite := values.isfinite()).all()):
+                has_rows = values.ndim > 0 and values.shape[0] == size
+                rows[name] = (~finite).reshape(len(finite), -1).any(1).nonzero().flatten().tolist() if has_rows else []
+    return rows
 
 
 def _last_finite(trainer: Trainer) -> str:

@@ -398,7 +398,9 @@ class MetricLogger:
         try:
             yield
         except Exception as error:
-            error.add_note(f"while {activity} at step {progress.step}")
+            # An evaluation notes the validation set.
+            if not any(note.startswith(f"while {activity} ") for note in getattr(error, "__notes__", ())):
+                error.add_note(f"while {activity} at step {progress.step}")
             raise
         finally:
             # Also after an error, which an evaluation that was stopped raises.
@@ -447,6 +449,16 @@ def _close(
 def _is_on_device(value: float | Tensor | Medium) -> bool:
     """Whether reading a value waits for a device."""
     return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
+@contextmanager
+def noting_set(name: str, progress: Progress) -> Iterator[None]:
+    """Add a note to an error of an evaluation that names the validation set."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while {EVALUATING} {name} at step {progress.step}")
+        raise
 
 
 def metrics_in(record: Mapping[str, float | Tensor | Medium]) -> dict[str, float]:

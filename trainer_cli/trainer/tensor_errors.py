@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.errors import HELP
+
 _MOST_SHOWN = 4
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")
 _OTHER_DEVICE = re.compile(r"on the same device|not on the expected device")
@@ -29,25 +31,25 @@ def help_for(error: Exception, model: nn.Module, batch: Any) -> str | None:
         names = [name for name, value in tensors if bool((value == int(label[1])).any())]
         where = f" of {names[-1]}" if names else ""
         return (
-            f"help: the label {label[1]}{where} is no class: with N scores the labels are 0 to N - 1. "
+            f"{HELP} the label {label[1]}{where} is no class: with N scores the labels are 0 to N - 1. "
             "Give the model more classes, or let the labels begin at 0; ignore_index leaves one out."
         )
     if _OTHER_DEVICE.search(text):
         device = floating[0].device if floating else "the device of the run"
         return (
-            f"help: model and batch are on {device}. Make the tensors of forward there, as in "
+            f"{HELP} model and batch are on {device}. Make the tensors of forward there, as in "
             "torch.zeros(…, device=x.device), and register those that the model keeps by register_buffer."
         )
     if _NEEDS_INTEGERS.search(text):
         return (
-            f"help: class labels and indices must be int64, and {shown}. Make them so in the dataset: .long() of a "
+            f"{HELP} class labels and indices must be int64, and {shown}. Make them so in the dataset: .long() of a "
             "tensor, .astype('int64') of a NumPy array."
         )
     wrong = [name for name, value in tensors if value.dtype is not dtype]
     if not _OTHER_DTYPE.search(text) or not wrong:
         return None
     return (
-        f"help: the model is {_name(dtype)}, and {shown}. Make what it computes with {_name(dtype)} in the dataset: "
+        f"{HELP} the model is {_name(dtype)}, and {shown}. Make what it computes with {_name(dtype)} in the dataset: "
         f".to(torch.{_name(dtype)}) of a tensor, .astype('{_name(dtype)}') of a NumPy array."
     )
 

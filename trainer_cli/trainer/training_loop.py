@@ -216,6 +216,12 @@ class TrainingLoop(Lengths):
         """Whether a train loader was given, so that a checkpoint has a position in it."""
         return self._batches is not None
 
+    @property
+    def batch_samples(self) -> int | None:
+        """The number of samples that the train loader states for the present batch; None: it states none."""
+        assert self._batches is not None
+        return self._batches.batch_samples
+
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
         """The train loader's position after the last batch trained on, not after one fetched ahead."""
         assert self._batches is not None

@@ -1,0 +1,60 @@
+"""Samples are counted in a replay as in the training, and a sample with NaN is named by one function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from trainer_cli import Trainer, TrainingLoop
+from trainer_cli.core.schema import LoopConfig
+from trainer_cli.testing.step_trace import StepTrace
+from trainer_cli.trainer.finite import rows_not_finite
+
+NAN = float("nan")
+
+
+def _time_first(samples: list[Any]) -> Tensor:
+    return torch.stack(samples, dim=1)
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Mean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.factor * batch.mean()
+
+
+def test_a_batch_that_is_time_first_has_as_many_samples_as_its_loader_states() -> None:
+    trace = StepTrace(range(1, 2), per_sample=True)
+    data = DataLoader([torch.ones(7) for _ in range(4)], 4, collate_fn=_time_first)  # type: ignore[arg-type]
+    loop = TrainingLoop(config=LoopConfig(max_duration=1))
+    Trainer(model=Mean(), optimizer=_sgd, loop=loop, callbacks=[trace]).fit(data)
+    [entry] = trace.rows[0].batches
+    assert entry["samples"] == 4
+    assert entry["sample_losses"].startswith("a batch of 4 samples has a tensor of shape (7, 4)")
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "rows"),
+    [
+        ([torch.tensor([[1.0], [NAN]]), torch.zeros(2)], 2, {"[0]": [1]}),
+        ({"x": torch.tensor([1.0, NAN, NAN]), "y": torch.arange(3), "scale": torch.ones(2)}, 3, {"x": [1, 2]}),
+        ([torch.full((2, 3), NAN), torch.zeros(3)], 3, {"[0]": []}),
+        (torch.zeros(3), 3, {}),
+    ],
+    ids=["one sample", "a tensor of another length", "samples second", "none"],
+)
+def test_rows_with_nan_are_samples_only_where_the_leading_size_is_their_number(
+    batch: Any, size: int, rows: dict[str, list[int]]
+) -> None:
+    assert rows_not_finite(batch, size) == rows
