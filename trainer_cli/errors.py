@@ -71,8 +71,8 @@ class TrainError(Exception):
     def place(self) -> str:
         """Where it is wrong: the key path, unless the message begins with it, and the source of its value."""
         where = self.where or ""
-        # The location is not said twice: most messages begin with the key path.
-        is_in_message = self.source is not None and (self.what.startswith(where) or f"'{where}'" in self.what)
+        # The location is not said twice: most messages name the key path.
+        is_in_message = f"'{where}'" in self.what or (self.source is not None and self.what.startswith(where))
         return ", ".join(text for text in (None if is_in_message else self.where, self.source) if text)
 
     def __str__(self) -> str:

@@ -607,6 +607,15 @@ def test_records_of_steps_without_a_checkpoint_are_kept_when_the_run_begins_anew
     assert [record["step"] for record in records(Path("runs/mine/metrics.jsonl"))] == [0, 1, 2, 3, 4]
 
 
+def test_records_after_step_0_are_kept_when_its_checkpoint_is_resumed(project: Path) -> None:
+    command = ["fit", "mine", "checkpoint.save_interval=100"]
+    assert fail("evaluation", [*command, "loop.eval_at_start=false"]) == 1, "after step 2"
+    before = Path("runs/mine/metrics.jsonl").read_bytes()
+    assert main(["fit", "resume=runs/mine@step0"]) == 0
+    assert Path("runs/mine/metrics.before_attempt2.jsonl").read_bytes() == before
+    assert "are kept in runs/mine/metrics.before_attempt2.jsonl" in Path("runs/mine/train.log").read_text()
+
+
 def test_a_crash_between_the_move_and_the_new_run_loses_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["fit", "mine"]) == 0
     before = files(Path("runs/mine"))

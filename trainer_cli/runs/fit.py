@@ -274,8 +274,8 @@ def _open_run(
         differs_until=differs_until,
         forked_from=describe_fork(fork, counts_on=load_options(config.load).resumes),
     )
-    if start.entry is None:
-        keep_records(run, attempt)
+    if start_step == 0:
+        keep_records(run, attempt, begins_anew=start.entry is None)
     trainer.recording.set_repeats(repeats_steps(run.attempts, start_step))
     if not start.is_new:
         # Entered before the write, so that it also undoes a partial one.

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,12 +112,20 @@ def note_gone_checkpoints(run: RunDir, folder: Path) -> None:
         history.removed(life.name, "it was gone when the run began anew")
 
 
-def keep_records(run: RunDir, attempt: int) -> None:
-    """Keep the records of the steps that a run has made before it begins anew, maybe with another model, in a file."""
+def keep_records(run: RunDir, attempt: int, *, begins_anew: bool) -> None:
+    """Keep the records of the steps that a run has made before it starts at step 0 again, in a file.
+
+    Args:
+        begins_anew: whether no checkpoint is resumed, maybe with another model, so that no record stays; the resume of
+            a checkpoint of step 0 drops those of later steps.
+    """
     step = read_last_row(run.metrics_file).get("step")
     if step:
         kept = run.metrics_file.with_suffix(f".before_attempt{attempt}.jsonl")
-        os.replace(run.metrics_file, kept)
+        if begins_anew:
+            os.replace(run.metrics_file, kept)
+        else:
+            shutil.copyfile(run.metrics_file, kept)
         log.info("the records of the %s before are kept in %s", format_count(step, "step"), kept)
 
 
