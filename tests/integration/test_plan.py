@@ -452,8 +452,13 @@ def test_a_sweep_is_planned_with_a_row_for_each_job(place: Path) -> None:
 
 def test_a_metric_of_a_loader_that_does_not_exist_is_refused_by_a_plan(place: Path) -> None:
     stop = ("+callbacks.stop._target_=trainer_cli.EarlyStopping", "+callbacks.stop.metric=vall/loss")
-    for verb in ("plan", "fit"):
+    # A fit evaluates first, so that it knows what is reported.
+    reasons = {
+        "plan": ("but there is no validation loader 'vall'", "Write val/loss."),
+        "fit": ("which no validation loader or callback reports", "Did you mean 'val/loss'?"),
+    }
+    for verb, (reason, cure) in reasons.items():
         done = train(verb, *BASE, "name=other", *stop, cwd=place)
         assert done.code == 2, done.out
-        assert "callbacks.stop.metric is 'vall/loss', but there is no validation loader 'vall'" in done.err
-        assert "Write val/loss." in done.err
+        assert f"callbacks.stop.metric is 'vall/loss', {reason}" in done.err
+        assert cure in done.err
