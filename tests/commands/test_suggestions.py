@@ -53,7 +53,7 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("plan runs/a seed=1", "Did you mean 'resume=runs/a'?"),
         ("fit runs/a/checkpoints/step1", "Did you mean 'ckpt=runs/a/checkpoints/step1'?"),
         ("config optimizer=sgd optimizer.betas=1", "optimizer has lr, momentum, weight_decay, nesterov. To add it,"),
-        ("config optimizer.foreach=true", "To add it, write '+optimizer.foreach=true'."),
+        ("config optimizer.foreach=true", "write '+optimizer.foreach=true', if torch.optim.AdamW takes it."),
         ("config optimizer.betsa=1", "Did you mean 'optimizer.betas=1'?"),
         ("config optimizer._target_=torch.optim.SGD optimizer.betsa=1", "(command line). To add it,"),
         ("--experiment=digits fit", "Write train VERB first"),
@@ -132,7 +132,7 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("report", "train report needs RUN. For example: train report runs/digits"),
         ("fit gone.yaml", "Write key=value, or the name of an experiment: mine, char_gpt, "),
         ("complete fish", "(choose from"),
-        ("docs resum", "invalid choice: 'resum'. Did you mean 'resume'?"),
+        ("docs resumq", "there is no page 'resumq', and none mentions it. Did you mean 'resume'?"),
         # Verbs and arguments of other tools, translated together
         ("test mine --ckpt_path runs/a/step5", "Did you mean 'train validate ckpt=runs/a/step5'?"),
         ("val model=runs/a/step5", "Did you mean 'train validate ckpt=runs/a/step5'?"),
@@ -148,7 +148,7 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("fit mine batch=0", "It is 'data.batch_size' here. data.batch_size is 0, but it must be a whole number of"),
         ("fit mine epochs=abc", "It is 'loop.max_duration' here. loop.max_duration: 'abcep' is not a duration"),
         ("fit mine parallel.backend=gloo", "nccl on GPUs, gloo on the CPU. Leave it out"),
-        ("fit mine load_best_model_at_end=true", "Nothing is loaded at the end, the run keeps its last weights: RUN@b"),
+        ("fit mine load_best_model_at_end=true", "Leave it out and add checkpoint.keep_best.metric=val/loss: the run"),
         ("fit mine metric_for_best_model=accuracy", "Did you mean 'checkpoint.keep_best.metric=val/accuracy'?"),
         ("fit mine metric_for_best_model=val/f1", "Did you mean 'checkpoint.keep_best.metric=val/f1'?"),
         ("fit mine validation_split=0.2", "its `val` is the dataset for validation"),
@@ -160,11 +160,28 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("fit mine shuffle=false", "Training data is shuffled and validation data is not: leave it out."),
         ("fit model=yolo", "No model for detection is shipped: `train docs own-model`"),
         ("fit mine optimizer=rmsprop", "write optimizer=null 'optimizer={_target_: torch.optim.RMSprop, lr: 0.001}'."),
-        ("fit mine parallel=deepspeed", "option of parallel called 'deepspeed' (command line). Did you mean 'parallel"),
+        ("fit mine parallel=deepspeed", "the nearest to ZeRO-3 is `parallel=fsdp parallel.processes_per_node=N` (N: "),
+        ("fit mine --trainer.strategy=ddp", "`parallel=ddp parallel.processes_per_node=N`? N is the number of GPUs."),
+        ("model=mine strategy=ddp", "Did you mean 'train fit mine parallel=ddp parallel.processes_per_node=N'?"),
+        ("fit mine optimizer.lr=interval(0.001,0.1)", "Did you mean optimizer.lr=0.001,0.003,0.01,0.03,0.1?"),
+        ("fit mine -m optimizer.lr=interval(0.001,0.1)", "which -m does not do. Did you mean optimizer.lr=0.001,0.003"),
+        (
+            "fit mine ckpt_path=runs/a/checkpoints/step1",
+            "`resume=runs/a/checkpoints/step1 checkpoint.newer=trash` goes",
+        ),
+        (
+            "fit mine ckpt_path=runs/a/checkpoints/step1",
+            "`name=OTHER ckpt=runs/a/checkpoints/step1 'load.states=[all]'`",
+        ),
+        ("fit mine --resume_from_checkpoint runs/a/checkpoints/step1", "There are newer checkpoints: `resume=runs/a/"),
+        (
+            "fit mine ckpt_path=runs/a/checkpoints/step2",
+            "resume=runs/a/checkpoints/step2 continues a run from that checkpoint, ckpt=",
+        ),
         ("fit mine callbacks=nope", "there is no callback called 'nope'"),
         (
             "fit mine callbacks=early_stopping callbacks.early_stopping.restore_best_weights=true",
-            "checkpoint.keep_best.metric=METRIC keeps it.",
+            "the run keeps its last weights, and RUN@best names the best, as in `train validate ckpt=RUN@best`.",
         ),
         # Values
         ("fit mine model.hidden=[64, 64]", "has split 'model.hidden=[64, 64]' at its spaces (command line). Put it in"),
@@ -183,6 +200,7 @@ def test_a_likely_mistake_is_one_line_with_its_cure(
         (made / "runs/a" / file).touch()
     for file in ("config.yaml", "alone.yaml", "runs/alone.yaml"):
         (made / file).write_text("defaults: [model: mlp]\n")
+    (made / "runs/a/checkpoints/step2").mkdir()
     assert main(command.split()) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -224,6 +242,14 @@ def test_the_command_suggested_for_a_verb_of_other_tools_exists(word: str) -> No
             continue
         assert action[:1] == [] or action[0] in actions_of(parser) or action[0] in parser._option_string_actions
     assert word not in VERBS
+
+
+def test_checkpoints_named_by_epochs_are_named_by_steps_here(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (0, 250):
+        (made / f"runs/a/checkpoints/step{step}").mkdir(parents=True)
+    assert main(["validate", "ckpt=runs/a/checkpoints/epoch*"]) == 3
+    meant = "Checkpoints are named by their step: did you mean 'runs/a/checkpoints/step*' (step0, step250)?"
+    assert meant in capsys.readouterr().err
 
 
 def test_what_is_suggested_can_be_run(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

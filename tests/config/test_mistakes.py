@@ -38,7 +38,7 @@ ROWS = [
         "lr=0.1", "batch_size=3", "trainer.devices=1", "training.lr=0.1",
         "save_total_limit=2", "max_epochs=5", "loop.epochs=5", "checkpoint.monitor=val/loss",
         "train.batch_size=3")],
-    typed("trainer.strategy=ddp", KEY, "there is no key", "Did you mean 'parallel=ddp'?"),
+    typed("trainer.strategy=ddp", KEY, "there is no key", "`parallel=ddp parallel.processes_per_node=N`?"),
     typed("limit_train_batches=2", KEY, "there is no key", "Did you mean 'loop.limit_train_batches=2'?"),
     typed("devices=1", KEY, "there is no key", "Did you mean 'device=auto'?"),
     typed("optimizer={name: sgd}", KEY, "no key 'optimizer.name'", "Did you mean 'optimizer=sgd'?"),

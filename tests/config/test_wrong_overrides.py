@@ -110,7 +110,7 @@ ROWS = [
     typed("+load.states=extend_list(optimizer)", LINE, "To add to the end of a list", shown()),
     typed("model.hidden=extend_list(1,2)", LINE, "To add to the end of a list", shown()),
     # Sweeps
-    swept("seed=interval(1,2)", "an interval has no end", edited("(a,b,c)", "interval(1,2)", "1,2")),
+    swept("seed=interval(1,2)", "an interval has no end", edited("seed=1,2", "interval(1,2)", "1,2")),
     swept("seed=glob(*)", "glob() chooses among the options", edited("a,b,c", "glob(*)", "1,2")),
     swept("model=glob(x*)", "fits nothing", edited("Available: cnn", "x*", "c*")),
     swept("model=glob([x*,3])", "fits nothing", edited("Available: cnn", "x*", "c*")),

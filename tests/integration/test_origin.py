@@ -161,8 +161,8 @@ def test_a_resume_with_other_source_names_the_files_in_one_line(project: Path) -
     lines = [line for line in done.err.splitlines() if "the source is not what" in line]
     assert [line.partition("warning: ")[2] for line in lines] == [
         "the source is not what step4 was trained with: part.py (changed); metrics before and after step4 may not be "
-        "comparable: name=OTHER ckpt=runs/mine@latest begins another run with these weights, resume=anew begins this "
-        "one anew"
+        "comparable: name=OTHER ckpt=runs/mine/checkpoints/step4 begins another run with these weights, resume=anew "
+        "begins this one anew"
     ]
 
 

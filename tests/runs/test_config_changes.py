@@ -77,7 +77,8 @@ def test_what_may_change_passes_in_silence(old: Composed) -> None:
 def test_the_way_out_that_is_named_is_one(old: Composed, change: str) -> None:
     text = message(old, change)
     assert message(old, change, way_out(text)) == ""
-    assert (", if the parameters keep their names and shapes. To" in text) is ("model." in change)
+    assert (", if the parameters keep their names and shapes." in text) is ("model." in change)
+    assert (text.index("name=OTHER") < text.index("resume_allow")) is ("model.hidden" in change)
 
 
 @pytest.mark.parametrize(

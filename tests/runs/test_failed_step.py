@@ -101,7 +101,8 @@ def test_an_error_of_a_step_ends_with_its_commands(
 def test_the_cure_of_the_error_stays(tmp_path: Path) -> None:
     error = NotFiniteError("the loss is not finite", cure="Lower it.")
     suggest_replay(error, make_run(tmp_path / "run").path, trainer_at(1, 1))
-    assert str(error.cure).startswith("Lower it. `train replay ")
+    assert str(error.cure).startswith("`train replay ")
+    assert str(error.cure).endswith(" Lower it.")
 
 
 @pytest.mark.parametrize("machines", [1, 2])

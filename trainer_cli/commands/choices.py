@@ -243,7 +243,9 @@ def _refuse_verb(message: str, command: str, translated: tuple[list[str], list[s
     from trainer_cli.config.compose import compose
 
     words, notes = translated
-    overrides = experiment_by_name([word for word in words if not word.startswith("-")], None)
+    # The reader replaces N by a number.
+    given = [word for word in words if not word.startswith("-") and not word.endswith("=N")]
+    overrides = experiment_by_name(given, None)
     try:
         compose(overrides, missing_ok=True)
     except ConfigErrors as errors:

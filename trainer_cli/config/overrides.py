@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,6 +26,7 @@ from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.core.bounds import DEEPEST
 from trainer_cli.core.elsewhere import hint_on, plain
+from trainer_cli.core.naming import parse_step
 from trainer_cli.core.patterns import find_key, find_name, nearest
 from trainer_cli.errors import Code, ConfigError, raise_all
 
@@ -146,7 +149,26 @@ def writer(source: str) -> Callable[[str], str]:
 
 def hint_on_setting(word: str, value: str | None, *, source: str = COMMAND_LINE, below: bool = True) -> str:
     """The hint on a setting of other trainers (`hint_on`), without suggestions that the schema refuses."""
-    return hint_on(word, value, below=below, written=writer(source), refused=_why_refused if value else lambda _: None)
+    hint = hint_on(word, value, below=below, written=writer(source), refused=_why_refused if value else lambda _: None)
+    return _suggest_going_back(value) if value and f"resume={value}" in hint and _has_newer(Path(value)) else hint
+
+
+def _has_newer(checkpoint: Path) -> bool:
+    """Whether the folder of a checkpoint holds newer ones, by their names."""
+    step = parse_step(checkpoint.name)
+    if step is None or not checkpoint.is_dir():
+        return False
+    return any((parse_step(path.name) or 0) > step for path in checkpoint.parent.iterdir())
+
+
+def _suggest_going_back(checkpoint: str) -> str:
+    """The commands for a checkpoint that is not the newest of its folder: a resume of it alone is refused."""
+    path = shlex.quote(checkpoint)
+    return (
+        f"There are newer checkpoints: `resume={path} checkpoint.newer=trash` goes back to this one and removes "
+        f"them, `name=OTHER ckpt={path} 'load.states=[all]'` continues it as another run, and `ckpt={path}` takes "
+        "its weights alone."
+    )
 
 
 def _why_refused(overrides: str) -> str | None:
@@ -397,15 +419,25 @@ def _parse_ckpt(value: str, argument: str) -> tuple[list[str], bool]:
     return patterns, True
 
 
+def suggest_list(key: str, interval: IntervalSweep) -> str:
+    """The hint that lists values of an interval: its ends, and 1 and 3 of each decade if they differ tenfold."""
+    start, end = float(interval.start or 0), float(interval.end or 0)
+    values = [start, end]
+    if 0 < 10 * start <= end:
+        decades = range(math.floor(math.log10(start)), math.ceil(math.log10(end)) + 1)
+        inner = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 3)]
+        values = [start, *(value for value in inner if start < value < end), end]
+    texts = ",".join(f"{value:g}" for value in values)
+    return f"An interval is for a search that draws values, which -m does not do. Did you mean {key}={texts}?"
+
+
 def _several_values_error(argument: str, sweep: Any, arguments: Sequence[str]) -> ConfigError:
     """The error for an override with several values where a command makes one run of these arguments."""
     key, _, value = argument.partition("=")
     message = f"{argument!r} gives several values, but one run takes one"
     text = in_quotes(key, value)
     if isinstance(sweep, IntervalSweep):
-        return override_error(
-            message, f"An interval has no end of values: list them ({key}=1,2), with -m (train fit -m)."
-        )
+        return override_error(message, f"{suggest_list(key, sweep)} With -m: train fit -m.")
     words = [word.removeprefix("experiment=") for word in arguments]
     command = f"To run each: `train fit -m {shlex.join(words)}`."
     if re.match(r"\w+\(", value):

@@ -32,7 +32,7 @@ from hydra.core.override_parser.types import (
     Transformer,
 )
 
-from trainer_cli.config.overrides import override_error, parse_or_none, read_overrides
+from trainer_cli.config.overrides import override_error, parse_or_none, read_overrides, suggest_list
 from trainer_cli.errors import ConfigError, raise_all
 from trainer_cli.terminal import format_count
 
@@ -156,7 +156,7 @@ def _values(override: Override, options: Callable[[str], Sequence[str] | None]) 
     line, sweep = override.input_line, override.value()
     if isinstance(sweep, IntervalSweep):
         raise override_error(
-            f"{line}: an interval has no end of values", "List them (a,b,c), or use range(START,STOP,STEP)."
+            f"{line}: an interval has no end of values", suggest_list(override.get_key_element(), sweep)
         )
     if isinstance(sweep, Glob):
         values = _globbed(override, sweep, options(override.key_or_group))

@@ -53,8 +53,8 @@ _ELSEWHERE = {
     "checkpoint.keep_best.metric=val/loss": (
         "save_best=true save_best_model=true save_strategy=best callbacks=model_checkpoint callbacks=modelcheckpoint"
     ),
-    "Nothing is loaded at the end, the run keeps its last weights: RUN@best names the best checkpoint, as in train "
-    "validate ckpt=RUN@best, and checkpoint.keep_best.metric=METRIC keeps it.": (
+    "Leave it out and add checkpoint.keep_best.metric=val/loss: the run keeps its last weights, and RUN@best names the "
+    "best, as in `train validate ckpt=RUN@best`.": (
         "load_best_model_at_end=true restore_best_weights=true restore_best=true"
     ),
     "checkpoint.keep_best.metric=val/loss | checkpoint.keep_best.metric=train/loss": (
@@ -181,11 +181,12 @@ _ELSEWHERE = {
         "gpus devices nproc_per_node num_processes n_gpus num_gpus ngpus n_gpu nproc world_size gpus_per_node"
     ),
     "parallel=ddp parallel.find_unused_parameters=true": "strategy=ddp_find_unused_parameters_true",
-    "parallel=ddp": "strategy=ddp* trainer=ddp* distributed=true ddp=true multi_gpu=true strategy=*ddp",
-    "parallel=fsdp": (
-        "strategy=fsdp* trainer=fsdp* use_fsdp=true fsdp strategy=deepspeed* trainer=deepspeed deepspeed "
-        "parallel=deepspeed* parallel=zero* parallel=fsdp2"
-    ),
+    "It is off by default: leave it out.": "deepspeed=false deepspeed=no deepspeed=none deepspeed=null deepspeed=0",
+    "parallel=ddp parallel.processes_per_node=N": "strategy=ddp* strategy=*ddp",
+    "parallel=ddp": "trainer=ddp* distributed=true ddp=true multi_gpu=true",
+    "DeepSpeed is not supported; the nearest to ZeRO-3 is `parallel=fsdp parallel.processes_per_node=N` (N: the number "
+    "of GPUs).": "strategy=deepspeed* trainer=deepspeed deepspeed parallel=deepspeed* parallel=zero*",
+    "parallel=fsdp": "strategy=fsdp* trainer=fsdp* use_fsdp=true fsdp parallel=fsdp2",
     "parallel=ddp parallel.find_unused_parameters={}": "ddp_find_unused_parameters",
     "parallel.timeout={}s": "ddp_timeout",
     "parallel=single": "strategy=auto trainer=cpu trainer=gpu trainer=default",
@@ -323,4 +324,5 @@ def hint_on(
     marks = ["`" if "'" in one or (" " in one and one[0] not in "+-") else "'" for one in taken]
     alternatives = zip(marks, map(written, taken), strict=True)
     own = " The metric may also be one of your own, such as small/loss." if "metric=val/loss" in ours else ""
+    own += " N is the number of GPUs." if ours.endswith("=N") else ""
     return f"Did you mean {' or '.join(f'{mark}{one}{mark}' for mark, one in alternatives)}?{own}"

@@ -96,7 +96,8 @@ def suggest_replay(error: Exception, run: Path, trainer: Trainer) -> None:
     if text is None:
         return
     if isinstance(error, NotFiniteError):
-        error.cure = f"{error.cure} {text}" if error.cure else text
+        # The cause is looked for before the run is resumed.
+        error.cure = f"{text} {error.cure}" if error.cure else text
     else:
         error.add_note(text)
 

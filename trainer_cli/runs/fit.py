@@ -339,7 +339,7 @@ def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: D
     """Compare samples and source with those of the checkpoint that is loaded."""
     entry = start.entry
     if entry is not None and entry.manifest is not None:
-        compare_resumed(composed, entry.name, entry.manifest, start.changes, data.loaders, origin)
+        compare_resumed(composed, start.folder / entry.name, entry.manifest, start.changes, data.loaders, origin)
     elif fork is not None:
         compare_forked(composed, fork, origin)
 

@@ -27,6 +27,7 @@ from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
 from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.terminal import format_first
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def other_source(source: Mapping[str, str], root: Path) -> dict[str, str]:
 
 def compare_resumed(
     composed: Composed,
-    name: str,
+    checkpoint: Path,
     manifest: Manifest,
     changes: Iterable[Change],
     loaders: Mapping[str, Any],
@@ -118,8 +119,9 @@ def compare_resumed(
     Raises:
         ConfigError: samples differ, though `data` did not change, and `resume_allow` does not allow it.
     """
+    name = checkpoint.name
     ways = (
-        f"; metrics before and after {name} may not be comparable: name=OTHER ckpt={composed.config.run_dir}@latest "
+        f"; metrics before and after {name} may not be comparable: name=OTHER {ckpt_argument(checkpoint)} "
         "begins another run with these weights, resume=anew begins this one anew"
     )
     report_source(name, other_source(manifest.source, composed.project_root), ways)

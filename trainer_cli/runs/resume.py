@@ -168,20 +168,29 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path,
         fits = ", if the parameters keep their names and shapes" if is_of_model else ""
         allow = f"To continue anyway, add {leave}{fits}."
     trash = RunDir(run_dir).trash
+    is_of_shapes = any(change.path[0] == "model" and _is_size(change.new) for change in refused)
     if in_sweep:
         others = (
             "To train this as another sweep, add name=OTHER. "
             f"To begin all runs anew, add resume=anew: they are moved to {trash}, and nothing is deleted."
         )
     else:
+        # Weights of other shapes are not loaded.
+        fork = "" if is_of_shapes else f", and {ckpt_argument(weights)} to begin it with the weights of this one"
         others = (
-            f"To train this as another run, add name=OTHER, and {ckpt_argument(weights)} to begin it with the weights "
-            f"of this one. To begin this run anew, add resume=anew: it is moved to {trash}, and nothing is deleted."
+            f"To train this as another run, add name=OTHER{fork}. "
+            f"To begin this run anew, add resume=anew: it is moved to {trash}, and nothing is deleted."
         )
     raise ConfigError(
         f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
-        hint=f"{allow} {others}",
+        hint=f"{others} {allow}" if is_of_shapes else f"{allow} {others}",
     )
+
+
+def _is_size(value: object) -> bool:
+    """Whether a value of the model may be the size of a layer, or those of several."""
+    values = value if isinstance(value, list) else [value]
+    return bool(values) and all(isinstance(item, int) and not isinstance(item, bool) for item in values)
 
 
 def _is_fixed(change: Change) -> bool:

@@ -28,6 +28,7 @@ from trainer_cli.runs.folders import checkpoints_of, id_of, is_checkpoint, is_ru
 from trainer_cli.runs.metrics import best_rule, best_settings
 from trainer_cli.runs.replayed import replayed_entries
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.terminal import format_first
 
 log = logging.getLogger(__name__)
 
@@ -446,6 +447,9 @@ def suggest_nearby(pattern: str) -> str | None:
     # Similar digits do not make a step near.
     is_typo = typed and typed not in names and not re.search(r"[*?\[{]|^step\d+$", typed)
     suggestion = did_you_mean(typed, names) if is_typo else ""
+    steps = [name for name in names if parse_step(name) is not None]
+    if "epoch" in typed and steps:
+        return f"Checkpoints are named by their step: did you mean '{folder}/step*' ({format_first(steps)})?"
     listed = names if len(names) <= 8 else [*names[:4], "…", *names[-4:]]
     where = "The current folder" if folder == Path() else folder
     return f"{where} holds {', '.join(listed)}.{suggestion}" if names else f"{where} is empty."

@@ -46,8 +46,8 @@ class LossCheck:
             # The log shall show the loss that ends the training.
             trainer.recording.flush()
             between = step - self._since
-            earlier = f" or earlier (it is logged every {between} steps)" if between > 1 else ""
-            message = f"the loss is not finite since step {self._since}{earlier}, so the run ends at step {step}"
+            seen = f" (it is looked at every {between} steps)" if between > 1 else ""
+            message = f"the loss was first seen not finite at step {self._since}{seen}, and the run ends at step {step}"
             raise not_finite(trainer, message)
 
 
