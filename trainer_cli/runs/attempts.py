@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,47 @@ log = logging.getLogger(__name__)
 _AT_ATTEMPT = re.compile(r"(?P<run>.+)@attempt(?P<number>\d+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunHistory:
     """What a run has done up to the end of an attempt."""
 
     run: RunDir
     attempts: Sequence[Mapping[str, Any]]
     """Those up to the last one that counts."""
-    entries: Sequence[tuple[Entry, Path]]
-    """The valid checkpoints on its course, by step."""
-    records: Sequence[Mapping[str, Any]]
-    """The lines of `metrics.jsonl` that no later attempt has replaced."""
-    is_whole: bool = True
-    """Whether the last attempt is that of the run."""
+    kept: Sequence[tuple[Entry, Path]]
+    """The valid checkpoints of these attempts, by step."""
+    replaced_after: int | None = None
+    """The step at which the earliest later attempt began; None if there is no later one."""
+
+    def until(self, number: int) -> RunHistory:
+        """The run as it was when an attempt ended: without later attempts, and what they saved and recorded."""
+        later = [attempt for attempt in self.attempts if (attempt.get("attempt") or 0) > number]
+        if not later:
+            return self
+        return replace(
+            self,
+            attempts=[attempt for attempt in self.attempts if attempt not in later],
+            kept=[pair for pair in self.kept if pair[0].manifest is not None and pair[0].manifest.attempt <= number],
+            replaced_after=min(int(attempt.get("start_step") or 0) for attempt in later),
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last attempt is that of the run."""
+        return self.replaced_after is None
+
+    # Read only where it is asked for: a long run has many.
+    @cached_property
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """The lines of `metrics.jsonl` that no later attempt has replaced."""
+        end, rows = self.replaced_after, read_rows(self.run.metrics_file)
+        return rows if end is None else [row for row in rows if int(row.get("step") or 0) <= end]
+
+    @property
+    def entries(self) -> list[tuple[Entry, Path]]:
+        """The checkpoints on its course, by step."""
+        beginnings = beginnings_of(self.attempts)
+        return [(entry, path) for entry, path in self.kept if is_on_course(entry, beginnings)]
 
     @property
     def path(self) -> Path:
@@ -50,11 +79,10 @@ class RunHistory:
     @property
     def reached(self) -> int:
         """The last step that was made, as far as it is known; of a run in training that of its newest checkpoint."""
-        saved = self.entries[-1][0].step if self.entries else 0
+        saved = max((entry.step for entry, _ in self.entries), default=0)
         if self.is_whole and self.run.is_locked():
             return saved
-        facts = self.run.read_summary() if self.is_whole else self.attempts[-1]
-        return max(saved, self.recorded, int(facts.get("step") or 0))
+        return max(saved, self.recorded, int(self.end.get("step") or 0))
 
     @property
     def recorded(self) -> int:
@@ -62,10 +90,14 @@ class RunHistory:
         return max((int(record.get("step") or 0) for record in self.records), default=0)
 
     @property
+    def end(self) -> Mapping[str, Any]:
+        """How it ended: the summary of the run, or the entry of the last attempt."""
+        return self.run.read_summary() if self.is_whole else self.attempts[-1]
+
+    @property
     def is_finished(self) -> bool:
         """Whether it reached the end that its config gave."""
-        facts = self.run.read_summary() if self.is_whole else self.attempts[-1]
-        return facts.get("status") == RunStatus.finished
+        return self.end.get("status") == RunStatus.finished
 
     def config_of(self, attempt: int) -> Path | str:
         """The config of an attempt: the run's file if it is the last, else that of a checkpoint of it.
@@ -116,17 +148,8 @@ def read_history(path: Path) -> RunHistory:
     """
     path, number = split_attempt(path)
     run = open_run(path)
-    attempts, kept, records = run.attempts, kept_entries(run), read_rows(run.metrics_file)
-    if number is not None:
-        later = [attempt for attempt in attempts if (attempt.get("attempt") or 0) > number]
-        replaced_after = min(int(attempt.get("start_step") or 0) for attempt in later)
-        records = [record for record in records if int(record.get("step") or 0) <= replaced_after]
-        attempts = [attempt for attempt in attempts if attempt not in later]
-    beginnings = beginnings_of(attempts)
-    entries = [(entry, path) for entry, path in kept if is_on_course(entry, beginnings)]
-    if number is not None:
-        entries = [pair for pair in entries if pair[0].manifest is not None and pair[0].manifest.attempt <= number]
-    return RunHistory(run, attempts, entries, records, is_whole=number is None)
+    history = RunHistory(run, run.attempts, kept_entries(run))
+    return history if number is None else history.until(number)
 
 
 def attempt_number(attempts: Sequence[Mapping[str, Any]], step: int) -> int:

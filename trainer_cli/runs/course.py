@@ -22,11 +22,10 @@ from trainer_cli.core.checkpoint_config import CheckpointFormat
 from trainer_cli.core.json_lines import read_last_row, read_rows
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.step_batches import EpochLayout, divide_step
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
-from trainer_cli.runs.attempts import environment_of, kept_entries, split_attempt
+from trainer_cli.runs.attempts import RunHistory, environment_of, kept_entries, split_attempt
 from trainer_cli.runs.folders import advise_run, config_of, manifest_of, read_small_file, run_config
 from trainer_cli.runs.replayed import is_on_course
 from trainer_cli.runs.run_dir import RunDir
@@ -157,18 +156,17 @@ def read_records(path: Path) -> RunRecords:
     except (OSError, CheckpointError) as error:
         log.warning("the checkpoints of %s cannot be listed: %s", path, error)
         kept = []
-    checkpoints, paths = [entry for entry, _ in kept], {entry.step: folder for entry, folder in kept}
-    attempts = _attempts(run, config, checkpoints, paths)
-    record, summary = _last_record(run), run.read_summary()
+    history = RunHistory(run, run.attempts, kept)
+    # Before later attempts are left out: an attempt without a checkpoint has the config of the next.
+    attempts = _attempts(history, config)
     if number is not None:
-        attempts = [attempt for attempt in attempts if attempt.number <= number]
-        checkpoints = [entry for entry in checkpoints if entry.manifest and entry.manifest.attempt <= number]
-        # Later attempts have replaced the last records.
-        record, summary = None, run.attempts[len(attempts) - 1]
-    steps = [entry.step for entry in checkpoints]
-    reached, total = summary.get("step"), summary.get("total_steps")
-    newest = max(reached if isinstance(reached, int) else 0, 0 if record is None else record[0], *steps, 0)
-    end = reached if summary.get("status") == RunStatus.finished else total
+        history, attempts = history.until(number), [attempt for attempt in attempts if attempt.number <= number]
+    checkpoints, paths = [entry for entry, _ in history.kept], {entry.step: folder for entry, folder in history.kept}
+    # Later attempts have replaced the last records of an earlier one.
+    record = _last_record(run) if history.is_whole else None
+    reached, total = history.end.get("step"), history.end.get("total_steps")
+    newest = max([reached or 0, 0 if record is None else record[0], *(entry.step for entry in checkpoints)])
+    end = reached if history.is_finished else total
     return RunRecords(
         run,
         config,
@@ -206,12 +204,12 @@ def _progress(entry: Entry) -> Progress | None:
     return None if entry.manifest is None else Progress.of(entry.manifest.progress)
 
 
-def _attempts(
-    run: RunDir, config: Mapping[str, Any], checkpoints: Sequence[Entry], paths: Mapping[int, Path]
-) -> list[Attempt]:
+def _attempts(history: RunHistory, config: Mapping[str, Any]) -> list[Attempt]:
     """The attempts in their order, each with the config that it trained with, as far as it is known."""
-    recorded = [attempt for attempt in run.attempts if isinstance(attempt.get("attempt"), int)]
-    saved = {entry.manifest.attempt: entry for entry in checkpoints if entry.manifest is not None}
+    recorded = [attempt for attempt in history.attempts if isinstance(attempt.get("attempt"), int)]
+    saved = {
+        entry.manifest.attempt: (entry.manifest, path) for entry, path in history.kept if entry.manifest is not None
+    }
     if not recorded:
         recorded = [{"attempt": 1, "start_step": 0}]
     attempts: list[Attempt] = []
@@ -220,10 +218,10 @@ def _attempts(
         number, start_step = facts["attempt"], facts.get("start_step")
         is_last = not attempts
         if not is_last and number in saved and len(recorded) > 1:
-            config = _config_of(paths[saved[number].step]) or config
-        count = environment_of(run, number).get("processes")
-        if number in saved and (manifest := saved[number].manifest) is not None:
-            count = manifest.world_size
+            config = _config_of(saved[number][1]) or config
+        count = environment_of(history.run, number).get("processes")
+        if number in saved:
+            count = saved[number][0].world_size
         attempts.append(
             Attempt(
                 number,
