@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -37,7 +36,7 @@ class Patient(Callback):
         assert isinstance(trainer.checkpoint, CheckpointerCallback)
         assert trainer.checkpoint.copier is not None
         trainer.checkpoint.drain()
-        trainer.checkpoint.copier.mirror.drain(20)
+        trainer.checkpoint.copier._thread.drain(20)
 
 
 class Run:
@@ -347,9 +346,7 @@ def test_a_copy_that_ends_at_any_operation_is_whole_or_not_there(tmp_path: Path)
     def copy(disk: Disk) -> Copier:
         storage = LocalStorage(folder, disk=disk, run_id="ours")
         copier = Copier(source, storage, folder, "ours", every=1, raises=False)
-        with suppress(OSError):
-            storage.sweep()  # As at a start.
-        copier.mirror.add("step3", hold=True)
+        copier.copy("step3")
         copier.close(20)
         return copier
 

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,13 +28,13 @@ from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.storage import object_client
 from trainer_cli.checkpoint.storage.download import fetch
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.mirror import Mirror
 from trainer_cli.checkpoint.storage.object_client import ObjectClient, explain_refusal
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
+from trainer_cli.checkpoint.storage.uploader import Uploader
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened
-from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.core.manifest import DamagedCheckpoint
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import NotDurableError, StoreAwayError, UserError
 from trainer_cli.runs.folders import read_small_file
@@ -58,7 +57,7 @@ class Waiting(ObjectStorage):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.mirror.add = lambda name: None  # type: ignore[method-assign]
+        self.uploader.add = lambda name: None  # type: ignore[method-assign]
 
 
 class TestObjectStorage(StorageContract):
@@ -86,7 +85,7 @@ def load(storage: ObjectStorage, step: int) -> dict[str, Any]:
 def test_the_manifest_is_sent_last_and_nothing_else_stays(tmp_path: Path, url: str) -> None:
     storage = ObjectStorage(url, cache=tmp_path, run_id="r")
     order: list[str] = []
-    for name in ("upload_new", "put", "put_new", "delete"):
+    for name in ("upload", "put", "put_new", "delete"):
         usual = getattr(storage.client, name)
 
         def recorded(key: str, *args: Any, usual: Any = usual, name: str = name) -> Any:
@@ -97,7 +96,7 @@ def test_the_manifest_is_sent_last_and_nothing_else_stays(tmp_path: Path, url: s
     save(storage, 3)
     assert storage.finish_uploads() == []
     assert order[0] == "put_new step3/.writing"
-    assert sorted(order[1:3]) == ["upload_new step3/rank0.json", "upload_new step3/rank0.safetensors"]
+    assert sorted(order[1:3]) == ["upload step3/rank0.json", "upload step3/rank0.safetensors"]
     assert order[3:] == ["put_new step3/manifest.json", "delete step3/.writing"]
     assert objects(url) == ["step3/manifest.json", "step3/rank0.json", "step3/rank0.safetensors"]
 
@@ -147,7 +146,7 @@ def test_a_checkpoint_that_is_sent_during_a_listing_is_listed(tmp_path: Path, ur
 
     def listed_before_it_was_sent(folder: str = "") -> Any:
         objects_then = listing(folder)
-        Mirror.add(writer.mirror, "step3")
+        Uploader.add(writer.uploader, "step3")
         assert writer.finish_uploads() == []
         return objects_then
 
@@ -288,93 +287,6 @@ def test_altered_and_missing_objects_are_noticed(tmp_path: Path, url: str) -> No
     with pytest.raises(DamagedCheckpoint, match=r"rank0\.json is missing"):
         load(there, 2)
     assert [path.name for path in (tmp_path / "there").iterdir() if path.name.startswith("step")] == []
-
-
-def test_a_checkpoint_that_was_damaged_before_it_was_sent_is_not_in_the_store(
-    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    storage = Waiting(url, cache=tmp_path, run_id="r")
-    save(storage, 1)
-    file = tmp_path / "step1/rank0.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\xaa")
-    Mirror.add(storage.mirror, "step1")
-    assert storage.finish_uploads() == ["step1"]
-    assert "step1 is not in the store yet: a file of the checkpoint is damaged: rank0.safetensors" in caplog.text
-    assert "step1/manifest.json" not in objects(url)
-    storage.remove("step1")
-    save(storage, 1)
-    later = ObjectStorage(url, cache=tmp_path, run_id="r", attempt=2)
-    assert later.sweep() == ["step1"]
-    assert later.finish_uploads() == []
-
-
-def test_a_checkpoint_whose_sending_was_cut_short_is_sent_by_the_next_start(tmp_path: Path, url: str) -> None:
-    def die(*arguments: Any) -> bool:
-        raise ValueError("killed")
-
-    storage = ObjectStorage(url, cache=tmp_path, run_id="r")
-    storage.client.upload_new = die  # type: ignore[method-assign]
-    save(storage, 1)
-    assert storage.finish_uploads() == ["step1"]
-    later = ObjectStorage(url, cache=tmp_path, run_id="r", attempt=2)
-    later.sweep()
-    assert later.finish_uploads() == []
-    assert "step1/manifest.json" in objects(url)
-
-
-def test_what_is_changed_while_a_checkpoint_is_sent_reaches_the_store(tmp_path: Path, url: str) -> None:
-    storage, amended = ObjectStorage(url, cache=tmp_path, run_id="r"), b""
-    usual = storage.client.put_new
-
-    def change_after(key: str, content: bytes) -> bool:
-        nonlocal amended
-        done = usual(key, content)
-        if key == "step1/manifest.json":
-            amended = replace(Manifest.parse(content), metrics={"val/loss": 1.0}).to_bytes()
-            storage.amend("step1", amended)
-            storage.pin("step1", pinned=True)
-        return done
-
-    storage.client.put_new = change_after  # type: ignore[method-assign]
-    save(storage, 1)
-    assert storage.finish_uploads() == []
-    there = ObjectStorage(url, cache=tmp_path / "there")
-    assert (there.peek("step1", "manifest.json"), there.is_pinned("step1")) == (amended, True)
-
-
-def test_a_manifest_that_was_amended_after_a_kill_reaches_the_store(tmp_path: Path, url: str) -> None:
-    storage = Sent(url, cache=tmp_path, run_id="r")
-    save(storage, 1)
-    (tmp_path / "step1/sent").unlink()  # As if the process had been killed before it was marked.
-    later = ObjectStorage(url, cache=tmp_path, run_id="r", attempt=2)
-    amended = replace(Manifest.parse(later.peek("step1", "manifest.json") or b""), metrics={"val/loss": 1.0}).to_bytes()
-    later.amend("step1", amended)
-    later.sweep()
-    assert later.finish_uploads() == []
-    assert ObjectClient(url).get("step1/manifest.json") == amended
-
-
-def test_objects_of_no_run_are_quarantined_and_the_checkpoint_of_that_name_is_sent(
-    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = ObjectClient(url)
-    client.put("step1/rank0.safetensors", b"of another program")
-    storage = ObjectStorage(url, cache=tmp_path, run_id="r")
-    storage.sweep()
-    save(storage, 1)
-    assert storage.finish_uploads() == []
-    assert client.get(".aside.step1.r.0/rank0.safetensors") == b"of another program"
-    assert same(load(ObjectStorage(url, cache=tmp_path / "there"), 1), small_state(1))
-
-
-def test_a_claim_that_a_kill_left_beside_a_whole_checkpoint_is_deleted(tmp_path: Path, url: str) -> None:
-    save(Sent(url, cache=tmp_path, run_id="r"), 1)
-    ObjectClient(url).put("step1/.writing", b"r")
-    (tmp_path / "step1/sent").unlink()
-    later = ObjectStorage(url, cache=tmp_path, run_id="r", attempt=2)
-    assert later.sweep() == []
-    assert later.finish_uploads() == []
-    assert objects(url) == ["step1/manifest.json", "step1/rank0.json", "step1/rank0.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -572,7 +484,7 @@ def test_the_ranks_of_a_machine_download_once(
 ) -> None:
     model = nn.Linear(3, 2)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    ObjectClient(url).upload_new("weights.pt", tmp_path / "weights.pt")
+    ObjectClient(url).upload("weights.pt", tmp_path / "weights.pt")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of the machine that saved"))
     save_checkpoint(f"{url}/step1", 1, model, torch.optim.SGD(model.parameters(), lr=0.1))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))

@@ -16,32 +16,18 @@ import pytest
 from trainer_cli.checkpoint.storage import local
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.folder import StagedFolder
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
-from trainer_cli.core.manifest import Manifest, new_digest
-from trainer_cli.core.policy import Kind
+from trainer_cli.core.manifest import new_digest
 from trainer_cli.testing.faults import FaultyDisk
 
 
-def put(storage: Storage, name: str, **files: bytes) -> bytes:
-    """Write a folder; returns its manifest."""
+def put(storage: Storage, name: str, **files: bytes) -> None:
     with storage.writing(name) as folder:
-        for file, content in files.items():
+        for file, content in {**files, "manifest.json": b"{}"}.items():
             with folder.create(file) as writer:
                 writer.write(content)
-        manifest = write_manifest(folder)
         folder.publish()
-    return manifest
-
-
-def write_manifest(folder: StagedFolder) -> bytes:
-    manifest = Manifest(
-        run_id="run1", attempt=3, step=1, epoch=0, kind=Kind.regular, reason="a test", files=dict(folder.files)
-    )
-    with folder.create("manifest.json") as writer:
-        writer.write(manifest.to_bytes())
-    return manifest.to_bytes()
 
 
 def hidden(root: Path) -> list[str]:
@@ -74,13 +60,13 @@ class StorageContract:
     def test_an_empty_storage_has_no_names(self, storage):
         assert storage.names() == []
         assert storage.sweep() == []
-        assert storage.local.free_bytes() is None or storage.local.free_bytes() > 0
-        assert storage.local.removed_bytes() == 0
+        assert storage.free_bytes() is None or storage.free_bytes() > 0
+        assert storage.removed_bytes() == 0
 
     def test_a_written_folder_is_there_with_its_files(self, storage):
-        manifest = put(storage, "step1", a=b"alpha", b=b"")
+        put(storage, "step1", a=b"alpha", b=b"")
         assert storage.names() == ["step1"]
-        assert storage.sizes("step1") == {"a": 5, "b": 0, "manifest.json": len(manifest)}
+        assert storage.sizes("step1") == {"a": 5, "b": 0, "manifest.json": 2}
         assert storage.peek("step1", "a") == b"alpha"
         with storage.reading("step1") as folder, folder.open("a") as source:
             assert source.size_bytes == 5
@@ -92,7 +78,8 @@ class StorageContract:
     def test_a_folder_is_visible_once_it_is_published_and_gone_where_it_never_is(self, storage):
         for publishes in (False, True):
             with storage.writing("step1") as folder:
-                write_manifest(folder)
+                with folder.create("manifest.json") as writer:
+                    writer.write(b"{}")
                 assert storage.names() == []
                 assert storage.peek("step1", "manifest.json") is None
                 if publishes:
@@ -121,8 +108,9 @@ class StorageContract:
             with folder.create("a") as writer:
                 for piece in pieces:
                     writer.write(memoryview(piece))
+            with folder.create("manifest.json"):
+                pass
             entry = folder.files["a"]
-            write_manifest(folder)
             folder.publish()
         digest = new_digest(algorithm)
         digest.update(b"".join(pieces))
@@ -389,7 +377,7 @@ class TestLocalStorage(StorageContract):
 
     @pytest.mark.parametrize("at", range(1, 30))
     def test_an_amendment_that_fails_midway_leaves_a_checkpoint_that_can_be_read_amended_and_removed(self, storage, at):
-        manifest = put(storage, "step1", a=b"a")
+        put(storage, "step1", a=b"a")
         storage.disk = FaultyDisk(at)
         try:
             storage.amend("step1", b"new")
@@ -397,7 +385,7 @@ class TestLocalStorage(StorageContract):
             assert storage.disk.struck
         storage.disk = Disk()
         with storage.reading("step1"):
-            assert storage.peek("step1", "manifest.json") in (manifest, b"new")
+            assert storage.peek("step1", "manifest.json") in (b"{}", b"new")
             assert not storage.remove("step1")
         storage.amend("step1", b"newer")
         assert set(storage.sizes("step1")) == {"a", "manifest.json"}
@@ -493,9 +481,9 @@ class TestLocalStorage(StorageContract):
         assert hidden(tmp_path) == []
 
     def test_a_pipe_instead_of_a_file_is_refused_without_waiting(self, storage):
-        manifest = put(storage, "step1")
+        put(storage, "step1")
         os.mkfifo(storage.root / "step1" / "a")
-        assert storage.sizes("step1") == {"manifest.json": len(manifest)}
+        assert storage.sizes("step1") == {"manifest.json": 2}
         with pytest.raises(OSError, match="Not a plain file"):
             storage.peek("step1", "a")
 

@@ -192,8 +192,7 @@ def test_large_files_come_in_parts_where_the_server_sends_parts(
 def test_the_size_of_requests_and_the_progress_have_keys(
     command: str, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(download, "_part_bytes", None)
-    monkeypatch.setattr(download, "_shows_progress", True)
+    monkeypatch.setattr(download, "_settings", download._Settings())
     (empty_folder / "www").mkdir()
     torch.save(MLP(hidden=[1024]).state_dict(), empty_folder / "www/w.pt")
     size = (empty_folder / "www/w.pt").stat().st_size

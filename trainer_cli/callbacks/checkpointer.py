@@ -251,7 +251,7 @@ class CheckpointerCallback(Callback):
         self._last_saved_step = _step_of(self.retention.newest(trainer.progress.step))
         self.retention.retire(self._last_saved_step)
         if self.copier is not None:
-            self.copier.on_failed_copy = trainer.interrupt
+            self.copier.on_failure = trainer.interrupt
             self.copier.start(self.retention, trainer.progress.step, self.settings.newer)
 
     def next_step(self, trainer: Trainer) -> int | None:

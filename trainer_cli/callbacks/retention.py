@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -31,8 +31,6 @@ class Retention:
         self._history = history or CheckpointHistory(None)
         self.catalog = Catalog(storage)
         self.rules = RetentionRules()
-        self.is_held: Callable[[str], bool] = lambda name: False
-        """Whether a checkpoint stays for now, because it is being copied."""
         self._reported: set[str] = set()
 
     def own(self) -> list[Entry]:
@@ -88,8 +86,6 @@ class Retention:
             return
         # Oldest first, as `plan_removal` lists them: a kill midway leaves the newest.
         for name, reason in removable.items():
-            if self.is_held(name):
-                continue
             try:
                 removed = self.storage.remove(name)
             except OSError as error:
@@ -142,16 +138,14 @@ class Retention:
         if manifest.kind is not entry.manifest.kind:
             self._history.saved(entry.name, entry.step, manifest.kind.value, manifest.reason)
 
-    def finish_uploads(self, unsent: Iterable[str] = ()) -> None:
+    def finish_uploads(self) -> None:
         """Wait until all checkpoints are in the store.
-
-        Args:
-            unsent: those that another mirror could not send.
 
         Raises:
             NotDurableError: the store does not answer; the checkpoints are on the local disk.
         """
-        if waiting := [*unsent, *self.storage.finish_uploads()]:
+        waiting = self.storage.finish_uploads()
+        if waiting:
             raise NotDurableError(
                 f"{', '.join(waiting)} could not be sent to {self.folder}",
                 where=str(self.folder),

@@ -115,8 +115,6 @@ class StateSaver(SaveCaller):
         self.history = CheckpointHistory(identity.history_file)
         self.retention = Retention(folder, self.storage, identity.run_id, self.history)
         self.copier = self._new_copier(settings)
-        if self.copier is not None:
-            self.retention.is_held = self.copier.mirror.holds
         format = format_of(settings.format, settings.compression)
         self.checkpointer = Checkpointer(format=format, storage=self._storage_at, digest=settings.digest, thread=thread)
         self.in_background = saves_in_background(settings.save_async)

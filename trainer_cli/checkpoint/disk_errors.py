@@ -28,12 +28,12 @@ def check_room(storage: Storage, where: str, size_bytes: int, files: Mapping[str
         NoSpaceError: it does not fit, with what it needs and what is free.
     """
     needed = NeededSpace(size_bytes + sum(map(len, files.values())), files_of_checkpoint(world_size, len(files)))
-    if not size_bytes or why_no_room(needed, FreeSpace(storage.local.free_bytes(), storage.local.free_files())) is None:
+    if not size_bytes or why_no_room(needed, FreeSpace(storage.free_bytes(), storage.free_files())) is None:
         return
     # Another thread may be deleting checkpoints that were removed: what it frees counts. Before the free space, as
     # files that are deleted in between would count as neither.
-    removed_bytes, free_bytes = storage.local.removed_bytes(), storage.local.free_bytes()
-    free = FreeSpace(None if free_bytes is None else free_bytes + removed_bytes, storage.local.free_files())
+    removed_bytes, free_bytes = storage.removed_bytes(), storage.free_bytes()
+    free = FreeSpace(None if free_bytes is None else free_bytes + removed_bytes, storage.free_files())
     if (why := why_no_room(needed, free)) is not None:
         raise NoSpaceError(
             f"the checkpoint was not started: {why}",
@@ -74,9 +74,9 @@ def _why_no_space(error: OSError, size_bytes: int, storage: Storage | None) -> s
     # A quota (EDQUOT) is no property of the file system, whose free bytes would mislead.
     if storage is None or error.errno != errno.ENOSPC:
         return needed
-    if storage.local.free_files() == 0:
+    if storage.free_files() == 0:
         return "; the file system can hold no more files (no inode is free)"
-    free_bytes = storage.local.free_bytes()
+    free_bytes = storage.free_bytes()
     if free_bytes is None:
         return needed
     free = f"{format_count(free_bytes, 'byte')} are free"

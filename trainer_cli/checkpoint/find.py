@@ -20,8 +20,7 @@ from trainer_cli.checkpoint.foreign.kind import MARKS, kind_of
 from trainer_cli.checkpoint.format.archive_file import SUFFIX, ArchiveWriter, Member, read_archive
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile, undecodable
 from trainer_cli.checkpoint.storage.base import Storage
-from trainer_cli.checkpoint.storage.copying import write_copy
-from trainer_cli.checkpoint.storage.download import cache_of, fetch
+from trainer_cli.checkpoint.storage.download import cache_of, fetch, write_copy
 from trainer_cli.checkpoint.storage.folder import replacing
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.open import open_storage

@@ -119,10 +119,6 @@ class Manifest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", PartTable.of(self.shards))
 
-    def amends(self, other: Manifest) -> bool:
-        """Whether both are of one checkpoint of a run, of which one says more."""
-        return (self.run_id, self.files) == (other.run_id, other.files)
-
     def to_bytes(self) -> bytes:
         """The manifest as JSON, with its own digest."""
         return _sealed(self._fields())

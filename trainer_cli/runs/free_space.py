@@ -100,7 +100,7 @@ def check_space(trainer: Trainer, start_point: StartPoint, timeline: Timeline, s
     automatic = int(checkpoint.settings.ephemeral_save_interval == AUTO)
     added_bytes = peak.size_bytes - sum(present.values()) + automatic * size_bytes
     added = peak.count - len(present) + automatic
-    free = FreeSpace(checkpoint.storage.local.free_bytes(), checkpoint.storage.local.free_files())
+    free = FreeSpace(checkpoint.storage.free_bytes(), checkpoint.storage.free_files())
     shortage = find_shortage(NeededSpace(size_bytes, files), NeededSpace(added_bytes, files * added), free)
     if shortage is None:
         return

@@ -12,7 +12,6 @@ from trainer_cli.core.checkpoint_config import DigestAlgorithm
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.disk import Bytes
     from trainer_cli.checkpoint.storage.folder import StagedFolder
-    from trainer_cli.checkpoint.storage.local import LocalStorage
 
 
 class UnsyncedError(OSError):
@@ -69,8 +68,6 @@ class Storage(Protocol):
 
     root: Path
     """The folder of the checkpoints: a local path, or the URL of an object store."""
-    local: LocalStorage
-    """The storage on the disk of this machine to which checkpoints are written first."""
 
     def names(self, earlier: Collection[str] = ()) -> list[str]:
         """The folders with a plain name, valid checkpoints or not.
@@ -102,15 +99,6 @@ class Storage(Protocol):
         """Several machines save together from now on, and this process is that rank of theirs.
 
         A storage that keeps saves on the local disk until they are sent has every rank send its own files.
-        """
-        ...
-
-    def send(self, name: str, manifest: bytes, source: ReadableFolder) -> None:
-        """Write a checkpoint of another storage, its manifest last.
-
-        Raises:
-            DamagedCheckpoint: a file differs from its entry in the manifest. So a damaged checkpoint has no valid copy.
-            FileExistsError: another checkpoint has that name.
         """
         ...
 
@@ -177,4 +165,16 @@ class Storage(Protocol):
 
         Returns the names of those that are not, after the timeout or because the storage cannot be reached.
         """
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Number of bytes that can still be written, or None if unknown."""
+        ...
+
+    def free_files(self) -> int | None:
+        """Number of files that can still be created, or None if unknown or unlimited."""
+        ...
+
+    def removed_bytes(self) -> int:
+        """Size in bytes of checkpoints that are removed, and whose files are still to be deleted."""
         ...

@@ -1,4 +1,4 @@
-"""Copy checkpoints and other files of an object store or a web server to the local disk."""
+"""Copy checkpoints into a storage, from an object store or another storage, each file compared with its digest."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from trainer_cli.checkpoint.storage.copying import damaged, write_copy
+from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
+from trainer_cli.checkpoint.storage.disk import Bytes
 from trainer_cli.checkpoint.storage.folder import delete
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient, ObjectInfo
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.files import lock_exclusively, private_file
-from trainer_cli.core.manifest import Manifest
+from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.terminal import COLOURS, format_count, is_terminal
 
@@ -28,18 +32,74 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_BLOCK_BYTES = 4 * 1024 * 1024
 _REPORT_S = 10.0
 
 
-_part_bytes: int | None = None
-_shows_progress = True
+@dataclass(slots=True)
+class _Settings:
+    part_bytes: int | None = None
+    progress: bool = True
+
+
+_settings = _Settings()
 """Of every download of this process: a store is opened in many places, each of which would have to pass them on."""
 
 
 def configure_downloads(settings: LoadConfig) -> None:
     """Set the size of the requests of each later download of this process, and whether its progress is reported."""
-    global _part_bytes, _shows_progress
-    _part_bytes, _shows_progress = settings.chunk_size, settings.progress
+    _settings.part_bytes, _settings.progress = settings.chunk_size, settings.progress
+
+
+def write_copy(
+    into: Storage, name: str, manifest: bytes, files: Iterable[tuple[str, Iterable[Bytes]]], where: str
+) -> None:
+    """Write the files of a checkpoint, compare each with its entry in the manifest, and write the manifest last.
+
+    An error, also one of the iterator `files`, leaves no copy.
+
+    Args:
+        files: file names of the manifest, each with its content in blocks.
+        where: location of the original, for messages.
+
+    Raises:
+        DamagedCheckpoint: a file differs from its entry in the manifest, or is missing.
+        OSError: the disk is full.
+    """
+    entries = Manifest.parse(manifest).files
+    digest = DigestAlgorithm(next((entry.algorithm for entry in entries.values()), DigestAlgorithm.xxh3_128))
+    with into.writing(name, digest=digest) as folder:
+        for file, blocks in files:
+            with folder.create(file) as writer:
+                for block in blocks:
+                    writer.write(block)
+            # Before the next file: a damaged copy ends early, and never gets a manifest.
+            if folder.files[file] != entries[file]:
+                raise damaged(f"{file} is not what was written: the digest differs", where)
+        if missing := entries.keys() - folder.files.keys():
+            raise damaged(f"{min(missing)} is missing", where)
+        with folder.create(MANIFEST_FILE) as writer:
+            writer.write(manifest)
+        folder.publish()
+
+
+def read_blocks(folder: ReadableFolder, file: str, size_bytes: int) -> Iterator[memoryview]:
+    """The first `size_bytes` of a file in blocks, each valid until the next.
+
+    Raises:
+        OSError: the file is missing or shorter.
+    """
+    buffer = memoryview(bytearray(min(size_bytes, _BLOCK_BYTES)))
+    with folder.open(file) as source:
+        for offset in range(0, size_bytes, _BLOCK_BYTES):
+            block = buffer[: size_bytes - offset]
+            source.read_at([block], offset)
+            yield block
+
+
+def damaged(why: str, where: str) -> DamagedCheckpoint:
+    """The error of a copy that differs from its manifest."""
+    return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=where)
 
 
 def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorage, where: str) -> None:
@@ -57,7 +117,7 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
 
         def read_object(file: str, size_bytes: int) -> Iterator[bytes]:
             try:
-                for block in client.blocks(f"{name}/{file}", size_bytes, part_bytes=_part_bytes):
+                for block in client.blocks(f"{name}/{file}", size_bytes, part_bytes=_settings.part_bytes):
                     yield block
                     advance(len(block))
             except FileNotFoundError:
@@ -141,7 +201,7 @@ def _copy(client: ObjectClient, name: str, files: Mapping[str, ObjectInfo], into
                 raise UserError(f"{url} holds {key!r}, which is not a plain name")
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                for block in client.blocks(key, info.size_bytes, part_bytes=_part_bytes):
+                for block in client.blocks(key, info.size_bytes, part_bytes=_settings.part_bytes):
                     file.write(block)
                     advance(len(block))
 
@@ -184,7 +244,7 @@ def _cache() -> Path:
 @contextmanager
 def _progress(where: str, total: int) -> Iterator[Callable[[int], object]]:
     """Report the bytes of a download, unless that is off: a bar on a terminal, else a line every ten seconds."""
-    if not _shows_progress:
+    if not _settings.progress:
         yield lambda count: None
         return
     if is_terminal(sys.stderr):

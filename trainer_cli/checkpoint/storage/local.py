@@ -14,8 +14,7 @@ from functools import partial
 from operator import call
 from pathlib import Path
 
-from trainer_cli.checkpoint.storage.base import ReadableFolder, UnsyncedError
-from trainer_cli.checkpoint.storage.copying import read_blocks, write_copy
+from trainer_cli.checkpoint.storage.base import UnsyncedError
 from trainer_cli.checkpoint.storage.disk import READ_ONLY, Disk, delete_tree, exists, is_folder, is_same_file
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, StagedFolder, open_source, write_file
 from trainer_cli.checkpoint.storage.manifest_lock import (
@@ -27,7 +26,6 @@ from trainer_cli.checkpoint.storage.manifest_lock import (
 )
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.files import REFUSED
-from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import (
     LATEST_LINK,
     MANIFEST_FILE,
@@ -76,7 +74,6 @@ class LocalStorage:
         if not is_run_id(run_id):
             raise ValueError(f"run id {run_id!r} cannot be part of a folder's name")
         self.root = Path(root)
-        self.local = self
         self.run_id = run_id
         self.attempt = attempt
         self.disk = disk or Disk()
@@ -130,11 +127,6 @@ class LocalStorage:
         if hidden is None or hidden.kind is not Hidden.tmp:
             raise ValueError(f"{hidden_name!r} is not the name of a folder that is being written")
         return StagedFolder(self.root / hidden_name, self.disk, digest)
-
-    def send(self, name: str, manifest: bytes, source: ReadableFolder) -> None:
-        entries = Manifest.parse(manifest).files.items()
-        files = ((file, read_blocks(source, file, entry.size_bytes)) for file, entry in entries)
-        write_copy(self, name, manifest, files, str(source.path))
 
     def separate(self, rank: int) -> None:
         """Nothing: all machines must see the root."""
@@ -311,15 +303,12 @@ class LocalStorage:
         return []
 
     def free_bytes(self) -> int | None:
-        """Number of bytes that can still be written, or None if unknown."""
         return self._free(self.disk.free_bytes)
 
     def free_files(self) -> int | None:
-        """Number of files that can still be created, or None if unknown or unlimited."""
         return self._free(self.disk.free_files)
 
     def removed_bytes(self) -> int:
-        """Size in bytes of checkpoints that are removed, and whose files are still to be deleted."""
         size_bytes = 0
         # Another thread may be deleting them.
         with suppress(OSError):

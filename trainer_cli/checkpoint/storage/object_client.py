@@ -119,8 +119,8 @@ class ObjectClient:
             "put_file",
             chunksize=PART_BYTES,
             max_concurrency=_PARTS_AT_ONCE if self.scheme in _S3 else None,
-            mode="create",
         )
+        self._only_new = _accepted_arguments(self._files, "put_file", mode="create")
 
     def list(self, folder: str = "") -> dict[str, ObjectInfo]:
         """Every object under the URL, or under one folder of it, by its key relative to that.
@@ -244,16 +244,23 @@ class ObjectClient:
             lambda: self.get(key) == content,
         )
 
+    def upload(self, key: str, path: Path) -> None:
+        """Send a file as an object, in parallel parts if it is large, and compare the size of the object."""
+        self._repeat(f"put {key}", lambda: self._send_file(key, path, self._upload_settings))
+
     def upload_new(self, key: str, path: Path) -> bool:
-        """Send a file as an object that must not exist yet, in parallel parts if it is large, and compare the size of
-        the object; False if it exists with another content.
+        """`upload` of an object that must not exist yet; False if it exists with another content.
 
         A store whose file system in fsspec cannot do that for files replaces the object.
         """
-        return self._create(key, lambda: self._send_file(key, path), lambda: self._holds(key, path))
+        return self._create(
+            key,
+            lambda: self._send_file(key, path, {**self._upload_settings, **self._only_new}),
+            lambda: self._holds(key, path),
+        )
 
-    def _send_file(self, key: str, path: Path) -> None:
-        self._files.put_file(str(path), self._path(key), **self._upload_settings)
+    def _send_file(self, key: str, path: Path, settings: Mapping[str, Any]) -> None:
+        self._files.put_file(str(path), self._path(key), **settings)
         info, size_bytes = self.info(key), path.stat().st_size
         if info is None or info.size_bytes != size_bytes:
             raise OSError(errno.EIO, f"{info and info.size_bytes} of {format_count(size_bytes, 'byte')} arrived")

@@ -1,6 +1,6 @@
-"""Checkpoints in an object store: committed on the local disk first, then sent by a mirror, the manifest last.
+"""Checkpoints in an object store: committed on the local disk first, then sent, the manifest last.
 
-    save:  hidden folder -> fsync -> renamed in `cache` (committed) ─ mirror ─> files -> manifest, if none exists
+    save:  hidden folder -> fsync -> renamed in `cache` (committed) ─ a thread ─> files -> manifest, if none exists
     load:  manifest -> local copy with the same manifest, or download into `cache` -> digests as for any folder
     save of several machines:  each rank sends its own files -> manifest, if none exists (committed)
 
@@ -12,28 +12,29 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from operator import call
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from trainer_cli.checkpoint.storage.base import ReadableFolder
-from trainer_cli.checkpoint.storage.copying import check_digest
 from trainer_cli.checkpoint.storage.download import cache_of, download, locking_copy
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, StagedFolder
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.mirror import Mirror
-from trainer_cli.checkpoint.storage.object_client import ObjectClient, ObjectInfo
-from trainer_cli.checkpoint.storage.remote_folder import (
+from trainer_cli.checkpoint.storage.object_client import ObjectClient
+from trainer_cli.checkpoint.storage.rank_folder import (
+    FILES_AT_ONCE,
     WRITING_FILE,
-    RemoteFolder,
-    call_in_parallel,
+    RankFolder,
     claiming,
     delete_objects,
     is_left_by,
+    name_taken,
 )
+from trainer_cli.checkpoint.storage.uploader import Uploader, run_in_parallel
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, PINNED_FILE, Hidden, HiddenName, is_plain, removed_marker
@@ -50,7 +51,7 @@ _TRIES = 5
 
 
 class _RemoteFolder(NamedTuple):
-    """The content of one folder in the store when it was read."""
+    """The last known content of one folder in the store."""
 
     sizes: dict[str, int]
     manifest: bytes | None
@@ -58,7 +59,7 @@ class _RemoteFolder(NamedTuple):
     """Tag of the manifest, which changes with it; empty if unknown."""
 
 
-_last_listing: tuple[str, dict[str, _RemoteFolder | None]] = ("", {})
+_last_listing: tuple[str, dict[str, _RemoteFolder]] = ("", {})
 """URL and folders of the last listing of this process: a command opens the same store many times."""
 
 
@@ -68,8 +69,8 @@ class ObjectStorage:
     Args:
         url: the folder of the checkpoints in the store.
         cache: the local folder for copies; by default one in the user's cache for this URL.
+        run_id, attempt, later: see `LocalStorage`.
         client: sends the requests.
-        identity: `run_id`, `attempt` and `later`, as in `LocalStorage`.
     """
 
     def __init__(
@@ -77,21 +78,26 @@ class ObjectStorage:
         url: str | Path,
         *,
         cache: Path | None = None,
+        run_id: str = "local",
+        attempt: int = 0,
+        later: Callable[[Callable[[], object]], object] = call,
         client: ObjectClient | None = None,
-        **identity: Any,
     ) -> None:
         self.url = str(url).rstrip("/")
         self.root = as_path(self.url)
         self.cache = cache or cache_of(self.url)
+        self.run_id, self.attempt = run_id, attempt
         self.client = client or ObjectClient(self.url)
-        self.local = LocalStorage(self.cache, **identity)
-        self.run_id = self.local.run_id
-        self.mirror = Mirror(self.local, self._send, self.location)
+        self.local = LocalStorage(self.cache, run_id=run_id, attempt=attempt, later=later)
+        self.uploader = Uploader(self._send, self.location)
         self._rank: int | None = None
         """Rank of this process in a save by several machines; None: one machine saves."""
-        self._remote: dict[str, _RemoteFolder | None] | None = None
-        """None for a folder that was changed since it was read."""
-        self._is_away = False
+        self._remote: dict[str, _RemoteFolder] | None = None
+        self._is_training = False
+        self._away = False
+        self._locked: set[str] = set()
+        """Checkpoints that are being sent, removed or changed."""
+        self._unlocked = threading.Condition()
 
     def names(self, earlier: Collection[str] = ()) -> list[str]:
         # Before the listing: one that is sent meanwhile would be neither unsent nor in a listing made before.
@@ -118,89 +124,48 @@ class ObjectStorage:
                 cure="Save under another name.",
             )
         if exists:
-            raise FileExistsError(errno.EEXIST, "A checkpoint of that name exists", self.location(name))
-        if self._rank is not None:
-            self._trim(name)
-            self._clear_leftover(name, remote)
-            with claiming(self._new_folder(name, digest), self.run_id) as folder:
-                yield folder
-            return
+            raise name_taken("A checkpoint of that name exists", self.location(name))
         if name in self.local.names():
             self.local.remove(name)  # A copy of a checkpoint that is no longer in the store.
-        with self.local.writing(name, digest=digest) as staged:
-            # Only after the local commit: until then nothing may be sent.
-            staged.after_publish = partial(self.mirror.add, name)
-            yield staged
+        if self._rank is not None:
+            if remote is not None:
+                self._clear_leftover(name, remote)
+            with claiming(self._rank_folder(name, digest), self.run_id) as rank_folder:
+                # A listing meanwhile has shown it without its manifest.
+                rank_folder.after_publish = partial(self._forget, name)
+                yield rank_folder
+            return
+        with self.local.writing(name, digest=digest) as folder:
+            # The upload begins only after the local commit: until then nothing may be sent.
+            folder.after_publish = partial(self.uploader.add, name)
+            yield folder
 
     def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
         if self._rank is not None:
-            self._trim(hidden_name)
-            return self._new_folder(hidden_name, digest)
+            return self._rank_folder(hidden_name, digest)
         return self.local.joining(hidden_name, digest=digest)
 
     def separate(self, rank: int) -> None:
         self._rank = rank
 
-    def send(self, name: str, manifest: bytes, source: ReadableFolder) -> None:
-        began, entries = time.monotonic(), Manifest.parse(manifest).files
-        self._clear_leftover(name, self._folder(name))
-        folder = self._new_folder(name, DigestAlgorithm.xxh3_128)
-        folder.manifest = manifest
-
-        def send_file(file: str) -> None:
-            check_digest(source, file, entries[file], str(source.path))
-            folder.send(file, source.path / file)
-
-        # After a failure what was sent stays: the next try compares it, and the next attempt of the run deletes it.
-        folder.claim(self.run_id)
-        call_in_parallel(send_file, entries)
-        folder.publish()
-        self.client.delete(f"{name}/{WRITING_FILE}")
-        sizes = {MANIFEST_FILE: len(manifest), **{file: entry.size_bytes for file, entry in entries.items()}}
-        if self._remote is not None:
-            # Known without a request, which the store may not answer.
-            self._remote[name] = _RemoteFolder(sizes, manifest, "")
-        self._is_away = False
-        size, taken_s = format_count(sum(sizes.values()), "byte"), time.monotonic() - began
-        logger.info("sent %s (%s, %.1f s)", self.location(name), size, taken_s)
-
-    def _send(self, name: str) -> None:
-        """Send a checkpoint of the local disk, which is locked until it is marked as sent."""
-        with self.local.reading(name) as folder:
-            manifest, sent = self.local.peek(name, MANIFEST_FILE), self.client.get(f"{name}/{MANIFEST_FILE}")
-            assert manifest is not None
-            if sent == manifest:
-                self.client.delete(f"{name}/{WRITING_FILE}")  # A kill may have left it.
-            elif sent is not None and Manifest.parse(manifest).amends(Manifest.parse(sent)):
-                self._put_manifest(name, manifest)
-            else:
-                self.send(name, manifest, folder)
-            (self.cache / name / _SENT_FILE).touch()
-            # After the mark: one that was pinned before it, was pinned on the local disk alone.
-            if self.local.is_pinned(name):
-                self.pin(name, pinned=True)
+    def _rank_folder(self, name: str, digest: DigestAlgorithm) -> RankFolder:
         self._trim(name)
-
-    def _new_folder(self, name: str, digest: DigestAlgorithm) -> RemoteFolder:
         self.cache.mkdir(parents=True, exist_ok=True)
         # The same for each save: what a killed process left here is replaced by the next one.
         path = self.cache / str(HiddenName(Hidden.tmp, f"rank{self._rank}", self.run_id, 0))
-        folder = RemoteFolder(path, _check_plain(name), self.client, self.local.disk, digest)
-        folder.after_publish = partial(self._forget, name)
-        return folder
+        return RankFolder(path, _check_plain(name), self.client, self.local.disk, digest)
 
-    def _clear_leftover(self, name: str, remote: _RemoteFolder | None) -> None:
+    def _clear_leftover(self, name: str, remote: _RemoteFolder) -> None:
         """Delete what a failed save of this run left in a folder without a manifest; quarantine what is of no run."""
-        if remote is None:
-            return
         # A write of the manifest that was given up may have reached the store since the last listing.
         if self.client.get(f"{name}/{MANIFEST_FILE}") is not None:
             self._forget(name)
-            raise FileExistsError(errno.EEXIST, "A checkpoint of that name exists", self.location(name))
+            raise name_taken("A checkpoint of that name exists", self.location(name))
         if is_left_by(self.run_id, self.client, name, remote.sizes):
-            self._delete_objects(name)
+            delete_objects(self.client, name, self.run_id)
+            self._forget(name)
         elif WRITING_FILE not in remote.sizes:
-            self._quarantine_objects(name, remote, self._quarantined_name(name), "it has no manifest")
+            self.quarantine(name, "it has no manifest")
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
@@ -244,7 +209,7 @@ class ObjectStorage:
 
     def sizes(self, name: str) -> dict[str, int]:
         if self._is_unsent(name):
-            return self.local.sizes(name)
+            return {file: size for file, size in self.local.sizes(name).items() if file != _SENT_FILE}
         remote = self._folder(name)
         sizes = {} if remote is None else remote.sizes
         return {file: size for file, size in sizes.items() if file != WRITING_FILE}
@@ -253,76 +218,77 @@ class ObjectStorage:
         return PINNED_FILE in self.sizes(name)
 
     def remove(self, name: str) -> bool:
-        unsent = self._is_unsent(name)
-        # The objects of an unreachable store cannot be deleted. A copy that is read, also to be sent, is locked.
-        if (self._is_away and not unsent) or (name in self.local.names() and not self.local.remove(name)):
-            return False
-        # Also one that was sent since it was looked at.
-        remote = self._folder(name)
-        if remote is None or remote.manifest is None:
-            return unsent
-        # The marker first, so that a later attempt knows whose half-removed folder this is.
-        self.client.put(f"{name}/{removed_marker(self.run_id)}", b"")
-        # The manifest before the other objects: a crash midway leaves a partial checkpoint, not a damaged one.
-        self.client.delete(f"{name}/{MANIFEST_FILE}")
-        self._forget(name)
-        self._delete_objects(name)
-        return True
+        with self._locking(name, wait=False) as locked:
+            if not locked:
+                return False
+            local = name in self.local.names()
+            if self._away and not self._is_unsent(name):
+                return False  # Its objects cannot be deleted now.
+            if local and not self.local.remove(name):
+                return False
+            self.uploader.drop(name)
+            remote = self._folder(name)
+            if remote is None or remote.manifest is None:
+                return local
+            # The marker first, so that a later attempt knows whose half-removed folder this is.
+            self.client.put(f"{name}/{removed_marker(self.run_id)}", b"")
+            # The manifest before the other objects: a crash midway leaves a partial checkpoint, not a damaged one.
+            self.client.delete(f"{name}/{MANIFEST_FILE}")
+            self._forget(name)
+            delete_objects(self.client, name, self.run_id)
+            return True
 
     def clear(self, name: str) -> bool:
-        remote = None if self._is_unsent(name) else self._folder(name)
-        if remote is None or remote.manifest is not None:
-            return False
-        self._delete_objects(name)
-        return True
+        with self._locking(name):
+            if self._is_unsent(name):
+                return False
+            remote = self._folder(name)
+            if remote is None or remote.manifest is not None:
+                return False
+            delete_objects(self.client, name, self.run_id)
+            self._forget(name)
+            return True
 
     def amend(self, name: str, manifest: bytes) -> None:
-        # The local copy first: it may be marked as sent meanwhile.
-        with suppress(FileNotFoundError):
-            self.local.amend(name, manifest)
-        if self._is_unsent(name):
-            self.mirror.add(name)  # It may be half-sent.
-        else:
-            self._put_manifest(name, manifest)
-
-    def _put_manifest(self, name: str, manifest: bytes) -> None:
-        # Asked of the store, not of the listing: another process may have removed it, and a put would make half of it
-        # again.
-        if self.client.get(f"{_check_plain(name)}/{MANIFEST_FILE}") is None:
-            raise FileNotFoundError(errno.ENOENT, "There is no such checkpoint", self.location(name))
-        self.client.put(f"{name}/{MANIFEST_FILE}", manifest)
-        self._forget(name)
+        with self._locking(name):
+            unsent = self._is_unsent(name)
+            if name in self.local.names():
+                self.local.amend(name, manifest)
+            if unsent:
+                return
+            # Asked of the store, not of the listing: another process may have removed it, and a put would make half of
+            # it again.
+            if self.client.get(f"{_check_plain(name)}/{MANIFEST_FILE}") is None:
+                raise FileNotFoundError(errno.ENOENT, "There is no such checkpoint", self.location(name))
+            self.client.put(f"{name}/{MANIFEST_FILE}", manifest)
+            self._remember(name, {MANIFEST_FILE: len(manifest)}, manifest)
 
     def pin(self, name: str, *, pinned: bool) -> None:
-        with suppress(FileNotFoundError):
-            self.local.pin(name, pinned=pinned)
-        if not self._is_unsent(name):
-            if pinned:
-                self.client.put(f"{_check_plain(name)}/{PINNED_FILE}", b"")
-            else:
-                self.client.delete(f"{_check_plain(name)}/{PINNED_FILE}")
-            self._forget(name)
+        with self._locking(name):
+            if name in self.local.names():
+                self.local.pin(name, pinned=pinned)
+            if not self._is_unsent(name):
+                if pinned:
+                    self.client.put(f"{_check_plain(name)}/{PINNED_FILE}", b"")
+                else:
+                    self.client.delete(f"{_check_plain(name)}/{PINNED_FILE}")
+                self._remember(name, {PINNED_FILE: 0 if pinned else None})
 
     def quarantine(self, name: str, why: str) -> str:
-        hidden = self._quarantined_name(name)
-        if name in self.local.names():
-            hidden = self.local.quarantine(name, why)
-            if name in self.mirror.waiting():
-                self.mirror.drain()  # It may be half-sent.
-        if (remote := self._folder(name)) is not None:
-            self._quarantine_objects(name, remote, hidden, why)
-        return hidden
-
-    def _quarantined_name(self, name: str) -> str:
-        return str(HiddenName(Hidden.quarantined, name, self.run_id, self.local.attempt))
-
-    def _quarantine_objects(self, name: str, remote: _RemoteFolder, hidden: str, why: str) -> None:
-        # The manifest goes first, so that a crash midway leaves a partial checkpoint.
-        for file in sorted({*remote.sizes, *self.client.list(name)}, key=lambda file: file != MANIFEST_FILE):
-            self.client.copy(f"{name}/{file}", f"{hidden}/{file}")
-            self.client.delete(f"{name}/{file}")
-        self._forget(name)
-        logger.warning("%s is quarantined as %s: %s", self.location(name), hidden, why)
+        with self._locking(name):
+            hidden = str(HiddenName(Hidden.quarantined, name, self.run_id, self.attempt))
+            self.uploader.drop(name)
+            if name in self.local.names():
+                hidden = self.local.quarantine(name, why)
+            if (remote := self._folder(name)) is not None:
+                # The manifest goes first, so that a crash midway leaves a partial checkpoint.
+                files = {*remote.sizes, *self.client.list(name)}
+                for file in sorted(files, key=lambda file: file != MANIFEST_FILE):
+                    self.client.copy(f"{name}/{file}", f"{hidden}/{file}")
+                    self.client.delete(f"{name}/{file}")
+                self._forget(name)
+                logger.warning("%s is quarantined as %s: %s", self.location(name), hidden, why)
+            return hidden
 
     def fsync_names(self) -> None:
         self.local.fsync_names()
@@ -336,79 +302,84 @@ class ObjectStorage:
         # The first access of a run: a missing bucket or credential ends it now, not after the first save.
         self.client.check_writable(self.run_id)
         self._refresh()
-        self.client.is_training = True
+        self._is_training = self.client.is_training = True
         for name, remote in list((self._remote or {}).items()):
             if (
-                remote is not None
-                and remote.manifest is None
+                remote.manifest is None
+                and not self._is_unsent(name)
                 and is_left_by(self.run_id, self.client, name, remote.sizes)
             ):
-                self._delete_objects(name)
+                delete_objects(self.client, name, self.run_id)
+                self._forget(name)
                 swept.append(name)
-        # Last: the sweep must not delete what this attempt is sending.
+        # Last: the listing above must not show what this attempt is sending.
         for name in self._unsent():
-            self.mirror.add(name)
+            self.uploader.add(name)
         return swept
 
-    def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
-        return self.mirror.finish(timeout_s)
+    def free_bytes(self) -> int | None:
+        return self.local.free_bytes()
 
-    def _delete_objects(self, name: str) -> None:
-        delete_objects(self.client, name, self.run_id)
-        self._forget(name)
+    def free_files(self) -> int | None:
+        return self.local.free_files()
+
+    def removed_bytes(self) -> int:
+        return self.local.removed_bytes()
+
+    def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
+        self.uploader.retry()
+        return self.uploader.wait(timeout_s)
 
     def _refresh(self) -> None:
         """List the store. During training the last listing is used while the store is unreachable."""
-        # A listing would wait for a time-out each time. The next checkpoint that is sent clears `_is_away`.
-        if self._is_away and self.mirror.waiting():
+        # A listing would wait for a time-out each time. The next upload that succeeds clears `_away`.
+        if self._away and self.uploader.waiting():
             return
         global _last_listing
         before = self._remote
         if before is None:
             before = _last_listing[1] if _last_listing[0] == self.url else {}
         try:
-            listed: dict[str, dict[str, ObjectInfo]] = {}
+            listed: dict[str, dict[str, int]] = {}
+            tags: dict[str, str] = {}
             for key, info in self.client.list().items():
                 name, slash, file = key.partition("/")
                 if slash and "/" not in file and is_plain(name):
-                    listed.setdefault(name, {})[file] = info
-            remote: dict[str, _RemoteFolder | None] = {}
+                    sizes = listed.setdefault(name, {})
+                    if info.size_bytes is not None:
+                        sizes[file] = info.size_bytes
+                    if file == MANIFEST_FILE:
+                        tags[name] = info.tag
+            remote = {}
             for name in {*listed, *before}:
                 # A listing may be older than the last read or write, so a manifest is read unless its tag is the same.
-                last, infos = before.get(name), listed.get(name, {})
-                if last is not None and last.manifest is not None and last.tag and last.tag == _tag_of(infos):
-                    remote[name] = last._replace(sizes=_sizes_of(infos))
-                elif (folder := self._read_folder(name, infos)) is not None:
+                last = before.get(name)
+                if last is not None and last.manifest is not None and last.tag and last.tag == tags.get(name):
+                    remote[name] = last._replace(sizes=listed[name])
+                elif (folder := self._read_folder(name, listed.get(name, {}), tags.get(name, ""))) is not None:
                     remote[name] = folder
-            self._remote, self._is_away = remote, False
+            self._remote, self._away = remote, False
             _last_listing = self.url, dict(remote)
         except StoreAwayError as error:
-            if not self.client.is_training:
+            if not self._is_training:
                 raise
-            if not self._is_away:
-                self._is_away = True
+            if not self._away:
+                self._away = True
                 logger.warning("%s cannot be listed, so its checkpoints stay as they are: %s", self.url, error)
 
-    def _read_folder(self, name: str, infos: Mapping[str, ObjectInfo] | None = None) -> _RemoteFolder | None:
-        """Read a folder in the store; None if nothing exists.
-
-        Args:
-            infos: its files in a listing, which may be older than the last write; None: it is listed if it exists.
-        """
+    def _read_folder(self, name: str, sizes: dict[str, int], tag: str) -> _RemoteFolder | None:
+        """Read the manifest of a folder in the store, and correct the listed sizes by it; None if nothing exists."""
         manifest = self.client.get(f"{name}/{MANIFEST_FILE}")
-        if infos is None:
-            infos = {} if manifest is None else self.client.list(name)
-        sizes = _sizes_of(infos)
-        sizes.pop(MANIFEST_FILE, None)
         if manifest is None:
+            sizes = {file: size for file, size in sizes.items() if file != MANIFEST_FILE}
             return _RemoteFolder(sizes, None, "") if sizes else None
-        sizes[MANIFEST_FILE] = len(manifest)
+        sizes = {**sizes, MANIFEST_FILE: len(manifest)}
         with suppress(ManifestError):
             for file, entry in Manifest.parse(manifest).files.items():
                 if sizes.get(file) != entry.size_bytes and (info := self.client.info(f"{name}/{file}")) is not None:
                     # Some stores give no size; a wrong one is noticed when the file is read.
                     sizes[file] = entry.size_bytes if info.size_bytes is None else info.size_bytes
-        return _RemoteFolder(sizes, manifest, _tag_of(infos))
+        return _RemoteFolder(sizes, manifest, tag)
 
     def _folder(self, name: str) -> _RemoteFolder | None:
         """A folder of the store as last known, or read now if no listing has it; None if it does not exist."""
@@ -419,35 +390,94 @@ class ObjectStorage:
             else:
                 self._refresh()
         assert self._remote is not None
-        if self._remote.get(name) is None and not self._is_away:
+        if name not in self._remote and not self._away:
             try:
-                folder = self._read_folder(name)
+                folder = self._read_folder(name, {}, "")
             except StoreAwayError:
-                if not self.client.is_training:
+                if not self._is_training:
                     raise
-            else:
-                self._remote.pop(name, None)
-                if folder is not None:
-                    self._remote[name] = folder
+                folder = None
+            if folder is not None:
+                self._remote[name] = folder
         return self._remote.get(name)
 
+    def _remember(self, name: str, sizes: Mapping[str, int | None], manifest: bytes | None = None) -> None:
+        """Note a change that was made in the store before a listing shows it. Size None: the object was deleted."""
+        last = (self._remote or {}).get(name)
+        if self._remote is None or last is None:
+            return
+        existing = {file: size for file, size in {**last.sizes, **sizes}.items() if size is not None}
+        self._remote[name] = _RemoteFolder(existing, manifest or last.manifest, last.tag if manifest is None else "")
+
     def _forget(self, name: str) -> None:
-        """Note that a folder was changed in the store: it is read again, since a listing may not show it yet."""
+        """Note that a folder was removed from the store."""
         if self._remote is not None:
-            self._remote[name] = None
+            self._remote.pop(name, None)
 
     def _unsent(self) -> list[str]:
         """The local copies that are not in the store yet."""
         return [name for name in self.local.names() if self._is_unsent(name)]
 
     def _is_unsent(self, name: str) -> bool:
-        # In this order: a copy that is trimmed meanwhile loses its manifest first, and is not taken for an unsent one.
-        return self.local.peek(name, _SENT_FILE) is None and self.local.manifest_id(name) is not None
+        sizes = self.local.sizes(name)
+        return MANIFEST_FILE in sizes and _SENT_FILE not in sizes
+
+    def _send(self, name: str) -> None:
+        """Send a local copy, and commit it in the store. A checkpoint that was removed meanwhile is skipped."""
+        with self._locking(name):
+            sizes = {file: size for file, size in self.local.sizes(name).items() if file != _SENT_FILE}
+            manifest = self.local.peek(name, MANIFEST_FILE)
+            if manifest is None:
+                return
+            began = time.monotonic()
+            sent = self.client.get(f"{name}/{MANIFEST_FILE}")
+            # The id of this run claims the name: two runs that send to one name would mix their files.
+            if sent not in (None, manifest) or not self.client.put_new(f"{name}/{WRITING_FILE}", self.run_id.encode()):
+                raise name_taken("another run's checkpoint of that name is in the store", name)
+            files = [file for file in sizes if file != MANIFEST_FILE and not file.startswith(".")]
+            run_in_parallel(
+                [partial(self.client.upload, f"{name}/{file}", self.cache / name / file) for file in files],
+                FILES_AT_ONCE,
+            )
+            # Manifest last: from here on the checkpoint exists in the store.
+            if not self.client.put_new(f"{name}/{MANIFEST_FILE}", manifest):
+                raise name_taken("another checkpoint of that name is in the store", self.location(name))
+            self.client.delete(f"{name}/{WRITING_FILE}")
+            (self.cache / name / _SENT_FILE).touch()
+            self._away = False
+            if self._remote is not None:
+                self._remote[name] = _RemoteFolder(sizes, manifest, "")
+            logger.info(
+                "sent %s (%s, %.1f s)",
+                self.location(name),
+                format_count(sum(sizes.values()), "byte"),
+                time.monotonic() - began,
+            )
+            self._trim(name)
+
+    @contextmanager
+    def _locking(self, name: str, *, wait: bool = True) -> Iterator[bool]:
+        """Keep other threads from sending, removing or changing a checkpoint.
+
+        Yields False, without a lock, if another thread does so and `wait` is False.
+        """
+        with self._unlocked:
+            if name in self._locked and not wait:
+                yield False
+                return
+            self._unlocked.wait_for(lambda: name not in self._locked)
+            self._locked.add(name)
+        try:
+            yield True
+        finally:
+            with self._unlocked:
+                self._locked.discard(name)
+                self._unlocked.notify_all()
 
     def _trim(self, newest: str) -> None:
         """Remove the local copies of checkpoints that are in the store, except `newest` and those in use."""
         for name in self.local.names():
-            if name != newest and _SENT_FILE in self.local.sizes(name):
+            if name != newest and not self._is_unsent(name) and MANIFEST_FILE in self.local.sizes(name):
                 # Without waiting: a copy that another process downloads or reads is in use.
                 with locking_copy(self.cache, name, wait=False) as locked:
                     if locked:
@@ -464,14 +494,6 @@ class ObjectStorage:
             raise OSError(errno.EBUSY, "an older copy of it is being read", str(self.cache / name))
         download(self.client, name, manifest, self.local, self.location(name))
         (self.cache / name / _SENT_FILE).touch()
-
-
-def _sizes_of(infos: Mapping[str, ObjectInfo]) -> dict[str, int]:
-    return {file: info.size_bytes for file, info in infos.items() if info.size_bytes is not None}
-
-
-def _tag_of(infos: Mapping[str, ObjectInfo]) -> str:
-    return infos[MANIFEST_FILE].tag if MANIFEST_FILE in infos else ""
 
 
 def _check_plain(name: str) -> str:
