@@ -343,8 +343,16 @@ REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
     "a flag of two other actions": (["pin", "runs/fine@best", "-y"], 2, ["pin has no flag -y", "one of rm, prune"]),
     "a flag before the action": (["--json", "ls"], 2, ["Did you mean 'train ckpt ls --json'?"]),
     "an unknown flag": (["ls", "--bogus"], 2, ["--bogus"]),
-    "too few": (["diff", "runs/fine@latest"], 2, ["required: CKPT. See train ckpt diff --help."]),
-    "none where one is needed": (["verify"], 2, ["required: WHAT. See train ckpt verify --help."]),
+    "too few": (
+        ["diff", "runs/fine@latest"],
+        2,
+        ["train ckpt diff needs CKPT", "train ckpt diff runs/digits@step180 runs/digits@latest"],
+    ),
+    "none where one is needed": (
+        ["verify"],
+        2,
+        ["train ckpt verify needs WHAT", "train ckpt verify 'runs/*/checkpoints/step*'"],
+    ),
     "too many": (["show", "runs/fine@best", "runs/fine@latest"], 2, ["unrecognized arguments: runs/fine@latest"]),
     "several for one": (["show", "runs/fine"], 2, ["names 3 checkpoints", "runs/fine@latest"]),
     "nothing of that name": (["ls", "runs/fines"], 3, ["runs/fines names no checkpoint", "Did you mean 'fine'?"]),

@@ -61,7 +61,7 @@ def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
     ("arguments", "code", "said"),
     [
         (["export", "runs/base@latest", "--format", "onnx"], 2, "invalid choice: 'onnx'"),
-        (["export", "runs/base@latest"], 2, "required: --format"),
+        (["export", "runs/base@latest"], 2, "train ckpt export needs --format"),
         (
             ["export", "runs/base@latest", "--format", "torch", "--shard-size", "big"],
             2,

@@ -93,7 +93,7 @@ def test_a_live_mistake_is_reported_before_anything_is_written(
     done = train("fit", "experiment=mine", f"run_dir={tmp_path}/run", *overrides, cwd=project)
     assert done.code == 2, done.err
     assert said in message(done.err)
-    assert "command line)" in message(done.err)
+    assert ", command line: " in message(done.err) or "command line)" in message(done.err)
     assert "Traceback" not in done.err
     assert not list(tmp_path.iterdir())
 

@@ -296,8 +296,7 @@ def test_steps_of_attempts_with_several_configs_are_refused(resumed: Path, tmp_p
 def test_the_config_of_an_earlier_attempt_comes_from_its_checkpoint_in_an_object_store(
     resumed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_part_bytes", "_shows_progress"):
-        monkeypatch.setattr(download, name, getattr(download, name))
+    monkeypatch.setattr(download, "_settings", replace(download._settings))
     run = Path(shutil.copytree(resumed, tmp_path / "run"))
     fsspec.filesystem("memory").put(str(run / "checkpoints"), "/store/replayed", recursive=True)
     shutil.rmtree(run / "checkpoints")
@@ -310,4 +309,4 @@ def test_the_config_of_an_earlier_attempt_comes_from_its_checkpoint_in_an_object
     assert history.config_of(3) == run / "config.yaml"
     plan = plan_replay(run, 11)
     assert replay(plan, compose_replay(plan, ["load.chunk_size=65536", "load.progress=false"])).equal
-    assert (download._part_bytes, download._shows_progress) == (65536, False)
+    assert (download._settings.part_bytes, download._settings.progress) == (65536, False)

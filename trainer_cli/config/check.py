@@ -290,7 +290,11 @@ class _Validation:
 
     def _add(self, path: KeyPath, error: ConfigError) -> None:
         hint, key = error.hint or "", ".".join(path)
-        if self._tree.source(path) == COMMAND_LINE and re.fullmatch(r"Did you mean '[^'=]*'\?", hint):
+        node = self._tree.root.at(path)
+        is_list = node is not None and isinstance(node.value, list)
+        typed = self._tree.source(path) == COMMAND_LINE and not is_list
+        # The hint names one value: of a list it replaces one item.
+        if typed and re.fullmatch(r"Did you mean '[^'=]*'\?", hint):
             hint = hint.replace("'", f"'{key}=", 1)
         self._report(path, error.message, hint, code=error.code)
 

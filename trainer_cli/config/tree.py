@@ -166,7 +166,9 @@ def merge(root: Node, new: Node, path: KeyPath = ()) -> None:
     assert old is not None
     for key, child in new.value.items():
         before, key_path = old.value.get(key), (*path, str(key))
-        if before is not None and before.is_interpolation:
+        # Resolved only where the value decides: each time it costs a copy of the whole tree.
+        is_decisive = isinstance(child.value, dict | list) or child.value == MISSING
+        if is_decisive and before is not None and before.is_interpolation:
             before = old.value[key] = _dereferenced(root, key_path, before)
         if before is None:
             old.value[key] = child.copy()
