@@ -210,7 +210,7 @@ class NotFiniteError(TrainError):
     """The loss, or the weights at the end, are NaN or infinite, so training cannot continue."""
 
     rows: tuple[int, ...] = ()
-    """Positions in the last batch of samples that hold NaN or infinity, as far as they were looked for."""
+    """Positions in the last batch of samples that hold NaN, as far as they were looked for."""
 
 
 class UserError(TrainError):

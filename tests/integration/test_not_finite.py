@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 from command import names, train
@@ -58,6 +59,12 @@ def test_a_loss_that_had_risen_is_named_by_the_error_and_by_a_resume(tmp_path: P
     assert "resume=anew" in message(done.err)
     assert re.search(r"But train/loss at step \d+ is \S+, above the \S+ at step 2, so", message(done.err))
     assert "The same command resumes it" not in done.err
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    summary = tmp_path / "other/summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"reason": "KeyError: 'x'"}))
+    other = train("fit", *FIT, *often, "run_dir=other", "optimizer.lr=0.001", ALLOW, cwd=tmp_path)
+    assert "resuming at step" in other.err
+    assert "may be ruined; resume=anew" not in other.err, "its failure says nothing about the weights"
     again = train("fit", *FIT, *often, "optimizer.lr=0.001", ALLOW, cwd=tmp_path)
     assert again.err.count("its weights may be ruined; resume=anew begins the run anew") == 1
     anew = train("fit", *FIT, *often, "optimizer.lr=0.001", "resume=anew", cwd=tmp_path)

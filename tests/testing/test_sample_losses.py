@@ -12,9 +12,15 @@ from torch.utils.data import DataLoader
 from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.core.schema import LoopConfig
 from trainer_cli.testing.step_trace import StepTrace
-from trainer_cli.trainer.finite import rows_not_finite
+from trainer_cli.trainer.finite import rows_with_nan
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
+NOT_DENSE = [
+    torch.full((2, 3), NAN).to_sparse(),
+    torch.nested.nested_tensor([torch.full((2,), NAN), torch.zeros(3)], layout=torch.jagged),
+    torch.zeros(2, device="meta"),
+    torch.tensor([1.0, NAN]),
+]
 
 
 def _time_first(samples: list[Any]) -> Tensor:
@@ -51,10 +57,13 @@ def test_a_batch_that_is_time_first_has_as_many_samples_as_its_loader_states() -
         ({"x": torch.tensor([1.0, NAN, NAN]), "y": torch.arange(3), "scale": torch.ones(2)}, 3, {"x": [1, 2]}),
         ([torch.full((2, 3), NAN), torch.zeros(3)], 3, {"[0]": []}),
         (torch.zeros(3), 3, {}),
+        ({"mask": torch.tensor([[0.0], [-INF]]), "x": torch.tensor([[NAN], [INF]])}, 2, {"x": [0]}),
+        ([torch.tensor([[1.0], [NAN]]), torch.full((2, 3), NAN)], 2, {"[0]": [1], "[1]": []}),
+        (NOT_DENSE, 2, {"[3]": [1]}),
     ],
-    ids=["one sample", "a tensor of another length", "samples second", "none"],
+    ids=["one sample", "a tensor of another length", "samples second", "none", "a mask", "padding", "not dense"],
 )
 def test_rows_with_nan_are_samples_only_where_the_leading_size_is_their_number(
     batch: Any, size: int, rows: dict[str, list[int]]
 ) -> None:
-    assert rows_not_finite(batch, size) == rows
+    assert rows_with_nan(batch, size) == rows

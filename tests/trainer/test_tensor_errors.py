@@ -15,6 +15,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.trainer.tensor_errors import help_for
 
 X = torch.zeros(2, 3)
+NESTED = torch.nested.nested_tensor([X, X[:1]], layout=torch.jagged)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,9 @@ X = torch.zeros(2, 3)
         (lambda model, batch: F.nll_loss(model(batch[0]), batch[1]), (X, torch.zeros(2)), ["must be int64"]),
         (lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), (X, torch.tensor([0, 4])),
          ["the label 4 of batch[1] is no class", "0 to N - 1"]),
+        *((lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), (X, torch.tensor([0, 4]), other),
+           ["the label 4 of batch[1] is no class"])
+          for other in (X.to_sparse(), NESTED, X.to("meta"))),
         (lambda model, batch: F.embedding(batch, torch.zeros(3, 3)), torch.zeros(2), ["batch is float32", "int64"]),
         (lambda model, batch: model(batch[0].to("meta")), (X, X), ["model and batch are on cpu", "device=x.device"]),
         (lambda model, batch: nn.Conv1d(3, 3, 1)(batch), torch.zeros(1, 3, 3).double(), ["batch is float64"]),

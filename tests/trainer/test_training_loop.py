@@ -299,7 +299,8 @@ def test_one_loss_that_is_not_finite_is_a_warning_and_two_in_a_row_the_end(caplo
     assert caplog.text.count("the loss is not finite at step") == 2
     assert "There is no checkpoint with finite weights." in caplog.text
     twice = trainer(lambda: Breaks(2, 3), settings={"log_interval": 1}, **optimizer)
-    with pytest.raises(NotFiniteError, match=r"since step 2, so the run ends at step 3\. There is no .*log_interval=1"):
+    ends = r"seen not finite at step 2, and the run ends at step 3\. There is no .*log_interval=1"
+    with pytest.raises(NotFiniteError, match=ends):
         twice.fit(loader(noise=0))
 
 
@@ -316,13 +317,25 @@ NAN_IN_SECOND = [torch.tensor([[1.0], [float("nan")]]), torch.zeros(2)]
             "",
             4,
             NAN_IN_SECOND,
-            "it ends; in its batch, NaN or infinity is in the sample at 1, counted from 0. The last",
+            "it ends; in its batch, NaN is in the sample at 1, counted from 0. The last",
         ),
         ("", 4, NAN_IN_SECOND, "step4. Mend the sample, and make a new trainer."),
         ("", 4, [torch.full((2, 3), float("nan")), torch.zeros(3)], "it ends. The last"),
+        ("", 4, [torch.full((2, 3), -float("inf")), torch.zeros(2)], "it ends. The last"),
+        ("", 4, [torch.full((2, 3), float("nan")), torch.zeros(2)], "step4. Make a new trainer without the cause: a"),
         ("seed: 1", 4, None, "it ends. The last finite checkpoint is step4."),
     ],
-    ids=["nothing saved", "a checkpoint", "its rate", "a sample", "its cure", "samples second", "of the command"],
+    ids=[
+        "nothing saved",
+        "a checkpoint",
+        "its rate",
+        "a sample",
+        "its cure",
+        "samples second",
+        "a mask",
+        "padding",
+        "of the command",
+    ],
 )
 def test_a_loss_that_is_not_finite_advises_a_training_in_python_in_its_own_words(
     config: str, saves: int | None, batch: Any, message: str

@@ -305,7 +305,7 @@ def _log_start(start: Start) -> None:
         log.info("starting %s at step 0 (%s)", start.run.path, start.reason)
         return
     log.info("resuming at step %d from %s (%s)", start.entry.step, start.entry.name, start.reason)
-    if start.run.read_summary().get("status") == RunStatus.failed:
+    if str(start.run.read_summary().get("reason")).startswith(NotFiniteError.__name__):
         risen = find_risen_loss(read_losses(read_rows(start.run.metrics_file)), start.entry.step)
         if risen is not None:
             log.warning("%s: its weights may be ruined; resume=anew begins the run anew", risen)

@@ -1,4 +1,4 @@
-"""Whether the training loss at a checkpoint is above the first one of the run, so that its weights may be ruined."""
+"""Whether the training loss at a checkpoint is far above the first of the run, so that its weights may be ruined."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOSS = f"{TRAIN_PREFIX}loss"
 
 
 class RisenLoss(NamedTuple):
-    """A loss that is above the first one of its run."""
+    """A loss that is far above the first one of its run."""
 
     step: int
     loss: float
@@ -37,9 +37,10 @@ def read_losses(records: Iterable[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def find_risen_loss(losses: Mapping[int, float], step: int) -> RisenLoss | None:
-    """The last finite loss up to a step, if it is above the first finite one; both are means since the log before."""
+    """The last finite loss up to a step, if it is far above the first finite one: by more than the absolute value of
+    the first, so that a positive loss has more than doubled. Both are means since the log before."""
     finite = [(at, loss) for at, loss in sorted(losses.items()) if at <= step and math.isfinite(loss)]
-    if not finite or finite[-1][1] <= finite[0][1]:
+    if not finite or finite[-1][1] - finite[0][1] <= abs(finite[0][1]):
         return None
     return RisenLoss(*finite[-1], *finite[0])
 

@@ -57,7 +57,7 @@ class StepRow:
     """Index of its first batch in the epoch, from 0."""
     batches: list[dict[str, Any]] = field(default_factory=list)
     """Of each batch: its rank, its number in the step, its number of samples, its structure, the loss and the other
-    outputs that are numbers; `not_finite`: name -> rows with NaN or infinity in the batch, if there are any; and
+    outputs that are numbers; `not_finite`: name -> rows with NaN in the batch, if there are any; and
     `sample_losses`, or why there are none, if they were asked for or the loss is not finite."""
     lr: dict[str, list[float]] = field(default_factory=dict)
     """Optimizer -> learning rate of each of its parameter groups."""

@@ -18,7 +18,7 @@ from trainer_cli.checkpoint.model_state import capture_rng, restore_rng
 from trainer_cli.errors import TrainError
 from trainer_cli.runs.sample_readers import names_in_batch
 from trainer_cli.testing.sample_losses import errors_of_samples, losses_or_reason, numbers_in, samples_in
-from trainer_cli.trainer.finite import rows_not_finite
+from trainer_cli.trainer.finite import rows_with_nan
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import read_evaluation
 
@@ -92,7 +92,7 @@ class SampleTrace(Callback):
         if self._evaluated is not None:
             # Before the model, which may change the batch in place.
             self._batch, self._size = batch, samples_in(batch, self._evaluated[0].batch_samples)
-            self._rows = rows_not_finite(batch, self._size)
+            self._rows = rows_with_nan(batch, self._size)
 
     def on_after_forward(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._evaluated is None:

@@ -21,7 +21,7 @@ from trainer_cli.runs.replay_records import is_clocked
 from trainer_cli.testing.digests import Digests
 from trainer_cli.testing.divergence import OF_RANK, Stage, StepRow
 from trainer_cli.testing.sample_losses import given_losses, losses_or_reason, numbers_in, samples_in
-from trainer_cli.trainer.finite import rows_not_finite
+from trainer_cli.trainer.finite import rows_with_nan
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import read_outputs, tensors_of
 from trainer_cli.trainer.model_call import ForwardState, describe_batch
@@ -82,7 +82,7 @@ class StepTrace(Callback):
             return
         # Before the model, which may change the batch in place.
         self._batch, self._size = batch, samples_in(batch, trainer.loop.batch_samples)
-        self._bad_rows = rows_not_finite(batch, self._size)
+        self._bad_rows = rows_with_nan(batch, self._size)
         self._sample_losses = losses_or_reason(trainer, batch, self._size, self._before) if self._per_sample else None
         if self._digests is not None:
             for name, digests in self._rows_of(self._digests, batch, "batch", self._size):

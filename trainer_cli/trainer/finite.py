@@ -10,7 +10,7 @@ from trainer_cli.errors import NotFiniteError
 from trainer_cli.parallel.torch_compat import local
 from trainer_cli.terminal import format_first
 from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.metrics import named_leaves, tensors_of
+from trainer_cli.trainer.metrics import is_dense, named_leaves, tensors_of
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -66,10 +66,10 @@ def not_finite(trainer: Trainer, message: str, batch: Any = None) -> NotFiniteEr
     Args:
         batch: the last one, whose samples are looked at.
     """
-    of_tensors = {} if batch is None else rows_not_finite(batch, trainer.step.batch_size)
+    of_tensors = {} if batch is None else rows_with_nan(batch, trainer.step.batch_size)
     rows = tuple(sorted({row for tensor_rows in of_tensors.values() for row in tensor_rows}))
     if rows:
-        message += f"; in its batch, NaN or infinity is in the {'samples' if len(rows) > 1 else 'sample'} at "
+        message += f"; in its batch, NaN is in the {'samples' if len(rows) > 1 else 'sample'} at "
         message += f"{format_first(rows)}, counted from 0"
     error = NotFiniteError(message, cure=_last_finite(trainer))
     error.rows = rows
@@ -80,16 +80,18 @@ def not_finite(trainer: Trainer, message: str, batch: Any = None) -> NotFiniteEr
     return error
 
 
-def rows_not_finite(batch: Any, size: int | None) -> dict[str, list[int]]:
-    """The names of the tensors in a batch that hold NaN or infinity, each with the rows that do; without rows, if its
-    leading size is not `size`, the number of samples."""
+def rows_with_nan(batch: Any, size: int | None) -> dict[str, list[int]]:
+    """The names of the tensors in a batch that hold NaN, each with the rows that do. An infinity is none: a mask may
+    consist of it. A tensor is without rows if its leading size is not `size`, the number of samples, and if all of them
+    hold NaN, as padded targets do: then none is to blame. A tensor that is not dense is left out."""
     rows: dict[str, list[int]] = {}
     for name, leaf in named_leaves(batch):
         for value in tensors_of(leaf):
             values = local(value).detach()
-            if (values.is_floating_point() or values.is_complex()) and not bool((finite := values.isfinite()).all()):
+            if is_dense(values) and (values.is_floating_point() or values.is_complex()) and bool(values.isnan().any()):
                 has_rows = values.ndim > 0 and values.shape[0] == size
-                rows[name] = (~finite).reshape(len(finite), -1).any(1).nonzero().flatten().tolist() if has_rows else []
+                found = values.isnan().reshape(len(values), -1).any(1).nonzero().flatten().tolist() if has_rows else []
+                rows[name] = found if len(found) != size else []
     return rows
 
 

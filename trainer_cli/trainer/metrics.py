@@ -69,6 +69,11 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
             yield from tensors_of(value)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether each value of a tensor can be looked at: it is not sparse, not nested, and not on the device `meta`."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+
+
 def named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value in the mappings and sequences of a batch or sample with its name: `image`, `views[0].image`."""
     if isinstance(batch, Mapping):

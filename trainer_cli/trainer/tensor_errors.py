@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.errors import HELP
+from trainer_cli.trainer.metrics import is_dense
 
 _MOST_SHOWN = 4
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")
@@ -28,7 +29,7 @@ def help_for(error: Exception, model: nn.Module, batch: Any) -> str | None:
     dtype = floating[0].dtype if floating else torch.float32
     shown = ", ".join(f"{name} is {_name(value.dtype)}" for name, value in tensors[:_MOST_SHOWN])
     if (label := _OUT_OF_BOUNDS.search(text)) is not None:
-        names = [name for name, value in tensors if bool((value == int(label[1])).any())]
+        names = [name for name, value in tensors if is_dense(value) and bool((value == int(label[1])).any())]
         where = f" of {names[-1]}" if names else ""
         return (
             f"{HELP} the label {label[1]}{where} is no class: with N scores the labels are 0 to N - 1. "
