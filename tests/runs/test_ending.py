@@ -78,9 +78,14 @@ def test_the_end_names_a_better_step_that_was_not_kept(
             "step4",
             "val/own",
         ),
+        (
+            ["+callbacks.guard={_target_: trainer_cli.ThresholdStopper, metric: val/loss, threshold: 9, mode: max}"],
+            "step2",
+            "val/loss",
+        ),
         (["scheduler=reduce_on_plateau", "scheduler.metric=val/own", "+scheduler.mode=min"], "step2", "val/own"),
     ],
-    ids=["the loss", "the largest loss", "a metric of early stopping", "a metric of a schedule"],
+    ids=["the loss", "the largest loss", "a metric of early stopping", "a threshold", "a metric of a schedule"],
 )
 def test_what_the_run_watches_is_best_wherever_the_best_is_named(
     overrides: list[str],

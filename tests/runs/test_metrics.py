@@ -134,6 +134,8 @@ def test_the_best_value_is_finite_and_the_newest_of_equals(path: Path) -> None:
         ("val/accuracy", ("val/accuracy", None), Mode.max),
         ("val/recall@5", (None, None), Mode.max),
         ("other/loss", ("val/loss", "max"), Mode.min),
+        ("val/loss", ("val/loss", "auto", (("val/loss", "max"),)), Mode.min),
+        ("val/loss", ("val/f1", "auto", (("val/loss", "max"),)), Mode.max),
     ],
 )
 def test_a_metric_has_the_mode_of_the_config_or_the_usual_one_of_its_name(
@@ -189,7 +191,7 @@ PLATEAU = {"scheduler": {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau
         (STOPPING, ["other", "val"], "other"),
         (PLATEAU, ["other", "val"], "other"),
         ({"scheduler": {"first": PLATEAU["scheduler"], "second": None}}, ["other", "val"], "other"),
-        ({"callbacks": {"early": {"metric": "test/loss"}}}, ["test", "val"], "val"),
+        ({"callbacks": {"early": {**STOPPING["callbacks"]["early"], "metric": "test/loss"}}}, ["test", "val"], "val"),
         (
             {"loop": None, "callbacks": [1], "scheduler": "x", "checkpoint": {"keep_best": {"metric": 3}}},
             ["val"],
@@ -211,25 +213,42 @@ def _stops(metric: str, **more: str) -> dict[str, Any]:
     return {"_target_": "trainer_cli.EarlyStopping", "metric": metric, **more}
 
 
+def _slows(metric: str, **more: str) -> dict[str, Any]:
+    return {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau", "metric": metric, **more}
+
+
+GUARD = {"_target_": "trainer_cli.ThresholdStopper", "metric": "noisy/accuracy", "threshold": 0, "mode": "min"}
+
+
 @pytest.mark.parametrize(
     ("callbacks", "scheduler", "expected"),
     [
         ({"stop": _stops("noisy/accuracy")}, {}, BestRule("noisy/accuracy", Mode.max)),
         ({"stop": _stops("noisy/accuracy", mode="auto")}, {}, BestRule("noisy/accuracy", Mode.max)),
         ({"stop": _stops("noisy/score", mode="max")}, {}, BestRule("noisy/score", Mode.max)),
-        ({"stop": _stops("noisy/accuracy")}, {"metric": "val/loss"}, BestRule("noisy/accuracy", Mode.max)),
-        ({}, {"metric": "noisy/accuracy", "mode": "max"}, BestRule("noisy/accuracy", Mode.max)),
-        ({}, {"first": None, "second": {"metric": "noisy/loss"}}, BestRule("noisy/loss")),
+        ({"stop": _stops("noisy/accuracy")}, _slows("val/loss"), BestRule("noisy/accuracy", Mode.max)),
+        ({}, _slows("noisy/accuracy", mode="max"), BestRule("noisy/accuracy", Mode.max)),
+        ({}, {"first": None, "second": _slows("noisy/loss")}, BestRule("noisy/loss")),
         (
-            {"enough": {"metric": "val/loss", "threshold": 0.1}, "stop": _stops("noisy/accuracy")},
+            {"guard": {**GUARD, "metric": "val/loss"}, "stop": _stops("noisy/accuracy")},
             {},
             BestRule("noisy/accuracy", Mode.max),
         ),
-        ({"stop": _stops("train/loss")}, {"metric": "noisy/accuracy"}, BestRule("noisy/accuracy", Mode.max)),
+        ({"stop": _stops("train/loss")}, _slows("noisy/accuracy"), BestRule("noisy/accuracy", Mode.max)),
         ({"stop": _stops("train/loss")}, {}, BestRule("val/loss")),
         ({"stop": _stops("test/accuracy")}, {}, BestRule("val/loss")),
         ({"stop": _stops("noisy/absent")}, {}, BestRule("noisy/loss")),
-        ({"mine": {"metric": "noisy/score"}}, {}, BestRule("noisy/loss")),
+        ({"guard": GUARD}, {}, BestRule("val/loss")),
+        ({"guard": GUARD, "stop": _stops("noisy/accuracy")}, {}, BestRule("noisy/accuracy", Mode.max)),
+        ({"mine": _stops("noisy/accuracy", _target_="mine.EarlyStopping")}, {}, BestRule("val/loss")),
+        ({}, _slows("noisy/accuracy", _target_="mine.Plateau"), BestRule("val/loss")),
+        (
+            {"guard": GUARD, "stop": _stops("${callbacks.guard.metric}", mode="${callbacks.guard.mode}")},
+            {},
+            BestRule("noisy/accuracy"),
+        ),
+        ({"stop": _stops("${nowhere}")}, {}, BestRule("val/loss")),
+        ({"stop": _stops("${callbacks.stop.metric}")}, {}, BestRule("val/loss")),
         ({"ema": {"decay": 0.9}}, {"_target_": "x"}, BestRule("val/loss")),
     ],
 )
@@ -242,6 +261,13 @@ def test_without_keep_best_the_validation_metric_that_the_run_watches_decides(
     assert best_rule(best_settings(keeps), OF_METRICS) == BestRule("val/loss")
 
 
+@pytest.mark.parametrize("keep_best", [{"metric": "val/loss", "mode": "auto"}, {"metric": "${named}"}])
+def test_the_mode_of_what_watches_it_is_not_that_of_a_metric_of_retention(keep_best: Any) -> None:
+    config = {"named": "val/loss", "callbacks": {"stop": _stops("val/loss", mode="max")}}
+    settings = best_settings({**config, "checkpoint": {"keep_best": keep_best}})
+    assert best_rule(settings, OF_METRICS) == BestRule("val/loss")
+
+
 def test_a_test_set_decides_where_the_config_says_so() -> None:
     config = {"checkpoint": {"keep_best": {"metric": "test/accuracy"}}}
     assert best_rule(best_settings(config), ["test/accuracy", "val/loss"]) == BestRule("test/accuracy", Mode.max)
@@ -251,6 +277,11 @@ def test_a_rule_is_shared_only_where_all_runs_have_it_and_described_with_what_ti
     first, second = BestSettings("val/f1", "max"), BestSettings("val/loss", "min")
     assert shared_settings([first, BestSettings("val/f1", "max")]) == first
     assert shared_settings([first, second]) == BestSettings()
+    watching = first._replace(watched=(("val/score", "max"),), at_the_end=("held_out",))
+    assert shared_settings([watching, first._replace(at_the_end=("held_out",))]) == watching._replace(watched=())
+    assert shared_settings([watching, second._replace(watched=watching.watched)]) == BestSettings(
+        watched=watching.watched
+    )
     assert shared_settings([]) == BestSettings()
     assert describe(BestRule("val/f1", Mode.max)) == "largest val/f1, of equal ones the newest"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def checkpoints_of(run: Path) -> Path:
     configured = section.get("folder") if isinstance(section, dict) else None
     if isinstance(configured, str) and "${" in configured:
         try:
-            configured = _resolve(config, "checkpoint.folder")
+            configured = resolve_key(config, "checkpoint.folder")
         except ValueError as error:
             raise UserError(
                 f"checkpoint.folder is unknown: {error}",
@@ -80,7 +81,7 @@ def checkpoints_of(run: Path) -> Path:
     return as_path(configured.replace("{run_name}", str(config.get("name") or "default")))
 
 
-def _resolve(config: dict[str, Any], key: str) -> str:
+def resolve_key(config: Mapping[str, Any], key: str) -> str:
     """The value of a key that refers to other keys.
 
     Raises:
@@ -91,8 +92,8 @@ def _resolve(config: dict[str, Any], key: str) -> str:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return str(OmegaConf.select(OmegaConf.create(config), key, throw_on_missing=True))
-    except OmegaConfBaseException as error:
+        return str(OmegaConf.select(OmegaConf.create(dict(config)), key, throw_on_missing=True))
+    except (OmegaConfBaseException, RecursionError) as error:
         raise ValueError(str(error).splitlines()[0]) from None
 
 
@@ -181,7 +182,7 @@ def run_that_saved(checkpoint: Path) -> Path | None:
     manifest, (_, text) = manifest_of(checkpoint), config_of(checkpoint)
     config = _parse_config(text)
     try:
-        run_dir = _resolve(config, "run_dir") if "${" in str(config.get("run_dir")) else config.get("run_dir")
+        run_dir = resolve_key(config, "run_dir") if "${" in str(config.get("run_dir")) else config.get("run_dir")
     except ValueError:
         return None
     if manifest is None or not isinstance(run_dir, str) or is_url(run_dir):

@@ -1,19 +1,22 @@
 """Which value of a metric is best, by the config of a run.
 
 `best_rule` decides which checkpoint or run is best, for `RUN@best`, `train ckpt ls`, the tables of `train validate` and
-of sweeps, and the report: by `checkpoint.keep_best` of the run, else by the validation metric that a callback or a
-schedule watches, else by a validation loss; unasked never by a test set. Of equal values the newer is best.
+of sweeps, and the report: by `checkpoint.keep_best` of the run, else by the validation metric of EarlyStopping or
+ReduceLROnPlateau, else by a validation loss; unasked never by a test set. Of equal values the newer is best.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from trainer_cli.core.metric_modes import Mode, usual_mode
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.marks import MetricRange, is_validation_metric
+from trainer_cli.runs.folders import resolve_key
+
+_Setting = TypeVar("_Setting")
 
 
 class BestSettings(NamedTuple):
@@ -23,22 +26,19 @@ class BestSettings(NamedTuple):
     mode: str | None = None
     """`checkpoint.keep_best.metric` and its mode."""
     watched: tuple[tuple[str, str | None], ...] = ()
-    """Metrics of EarlyStopping, other callbacks and schedules, in this order, each with its mode."""
+    """Metrics of EarlyStopping and ReduceLROnPlateau, in this order, each with its mode."""
     at_the_end: tuple[str, ...] = ()
     """Validation sets that are evaluated only at the end."""
 
     def mode_of(self, metric: str) -> Mode | None:
-        """Whether the smallest or the largest value of a metric is best: by the mode of what names it, else the usual
-        one of its name; None if that is unknown."""
-        stated = (mode for name, mode in self._named() if name == metric and mode in (Mode.min, Mode.max))
-        return next(map(Mode, stated), None) or usual_mode(metric)
-
-    def _named(self) -> Iterator[tuple[str | None, str | None]]:
-        yield self.metric, self.mode
-        yield from self.watched
+        """Whether the smallest or the largest value of a metric is best: by the mode of `keep_best` if that names it,
+        as for retention, or of what watches it; else the usual one of its name; None if that is unknown."""
+        modes = [self.mode] if metric == self.metric else [mode for name, mode in self.watched if name == metric]
+        stated = (Mode(mode) for mode in modes if mode in (Mode.min, Mode.max))
+        return next(stated, None) or usual_mode(metric)
 
     def decisive(self, metrics: Container[str]) -> BestRule | None:
-        """The rule of the first of these metrics that `keep_best`, a callback or a schedule names."""
+        """The rule of the first of these metrics that `keep_best`, EarlyStopping or ReduceLROnPlateau names."""
         if self.metric is not None and self.metric in metrics:
             return BestRule(self.metric, self.mode_of(self.metric) or Mode.min)
         for name, _ in self.watched:
@@ -77,19 +77,27 @@ def best_rule(settings: BestSettings, metrics: Iterable[str]) -> BestRule | None
     return BestRule(candidates[0]) if candidates else None
 
 
+_SEEKS_BEST = re.compile(r"trainer_cli\.(.+\.)?EarlyStopping|torch\.optim\.lr_scheduler\.ReduceLROnPlateau")
+"""Targets whose `metric` and `mode` say which value is best; `mode` of ThresholdStopper is the direction of a limit."""
+
+
 def best_settings(config: Mapping[str, Any]) -> BestSettings:
-    """What a run's config, as written, says about which checkpoint is best."""
-    section = _section(_section(config, "checkpoint"), "keep_best")
+    """What a run's config, also as written, says about which checkpoint is best."""
     scheduler = _section(config, "scheduler")
-    callbacks = [node for node in _section(config, "callbacks").values() if isinstance(node, Mapping)]
-    # The sort is stable.
-    callbacks.sort(key=lambda node: not str(node.get("_target_")).endswith("EarlyStopping"))
-    nodes = [*callbacks, scheduler, *(node for node in scheduler.values() if isinstance(node, Mapping))]
+    nodes = {f"callbacks.{name}": node for name, node in _section(config, "callbacks").items()}
+    nodes |= {"scheduler": scheduler} | {f"scheduler.{name}": node for name, node in scheduler.items()}
+    watched = [
+        (metric, _text(config, f"{key}.mode", node.get("mode")))
+        for key, node in nodes.items()
+        if isinstance(node, Mapping) and _SEEKS_BEST.fullmatch(str(node.get("_target_")))
+        if (metric := _text(config, f"{key}.metric", node.get("metric"))) is not None
+    ]
     loaders = _section(_section(config, "loop"), "eval_loaders")
+    keep_best = _section(_section(config, "checkpoint"), "keep_best")
     return BestSettings(
-        _text(section.get("metric")),
-        _text(section.get("mode")),
-        tuple((node["metric"], _text(node.get("mode"))) for node in nodes if isinstance(node.get("metric"), str)),
+        _text(config, "checkpoint.keep_best.metric", keep_best.get("metric")),
+        _text(config, "checkpoint.keep_best.mode", keep_best.get("mode")),
+        tuple(watched),
         tuple(str(name) for name in loaders if _section(loaders, name).get("interval", "") is None),
     )
 
@@ -99,14 +107,31 @@ def _section(config: Mapping[Any, Any], key: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _text(value: Any) -> str | None:
-    return str(value) if isinstance(value, str) else None
+def _text(config: Mapping[str, Any], key: str, value: Any) -> str | None:
+    """The value of a key, interpolations resolved; None if it is no string or cannot be resolved."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return resolve_key(config, key) if "${" in value else str(value)
+    except ValueError:
+        return None
 
 
 def shared_settings(all_settings: Iterable[BestSettings]) -> BestSettings:
-    """The settings that all runs have in common; those of an empty config where they differ."""
-    first, *remaining = list(all_settings) or [BestSettings()]
-    return first if all(settings == first for settings in remaining) else BestSettings()
+    """The settings that all runs have in common; each is that of an empty config where they differ."""
+    settings = list(all_settings)
+    metric, mode = _shared([(each.metric, each.mode) for each in settings], (None, None))
+    return BestSettings(
+        metric,
+        mode,
+        _shared([each.watched for each in settings], ()),
+        _shared([each.at_the_end for each in settings], ()),
+    )
+
+
+def _shared(values: Iterable[_Setting], default: _Setting) -> _Setting:
+    different = set(values)
+    return different.pop() if len(different) == 1 else default
 
 
 def describe(rule: BestRule) -> str:
