@@ -216,6 +216,9 @@ def test_the_trained_weights_of_a_checkpoint_are_evaluated_on_demand(kind: str, 
     trained = made.validate(val, newest, load=LoadOptions(states=["model"], average=False))
     assert trained == trainer(Noisy).validate(val, newest) != average
     assert made.validate(val, newest) == average
+    for call in (made.validate, made.predict):
+        with pytest.raises(UserError, match="no effect on the present weights"):
+            call(val, None, load=LoadOptions(states=["model"], average=False))
 
 
 def test_a_fork_averages_from_the_weights_it_begins_with(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tiny import loader, on, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.trainer.ctrl_c import CTRL_C
 
 
 def _fit_with_ctrl_c(folder: Path | None, times: int, at: int = 3) -> Any:
@@ -63,3 +64,11 @@ def test_a_fit_in_a_thread_installs_no_handler(tmp_path: Path) -> None:
     thread.start()
     thread.join(60)
     assert handlers == [signal.default_int_handler] * 2
+
+
+def test_a_rank_whose_peer_was_interrupted_is_interrupted_too(tmp_path: Path) -> None:
+    # As the ranks agree on it: the reason alone reaches a rank without a signal of its own.
+    stops = on(on_train_step_start=lambda made, *_: made.stop(CTRL_C, finished=False))
+    made = trainer(callbacks=[stops], settings={"max_duration": 8}, checkpoint=CheckpointerCallback(tmp_path))
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 1"):
+        made.fit(loader())

@@ -115,7 +115,8 @@ class RecordedEnd:
         longer = "give a larger loop.max_duration"
         if self.by is None:
             return f"To train further, {longer}"
-        return f"callbacks.{self.by} has ended it. To train further, change its settings or {longer}"
+        settings = f"change its settings with 'resume_allow=[callbacks.{self.by}.*]'"
+        return f"callbacks.{self.by} has ended it. To train further, {settings}, or {longer}"
 
 
 def next_stop_step(limits: Limits, now: Progress, *, holds: bool = False) -> int:

@@ -8,6 +8,9 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+CTRL_C = "Ctrl-C in the script"
+"""The reason of the stop, another than that of a signal to `train`."""
+
 
 class CtrlC:
     """While entered, the first SIGINT calls a function; the next ones raise KeyboardInterrupt, as Python does.

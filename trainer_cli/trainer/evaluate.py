@@ -144,6 +144,7 @@ def evaluate_all(
             stack.enter_context(trainer.recording.opened())
             stack.enter_context(finalized(trainer))
         paths = find_paths(trainer, ckpt_paths, every=every)
+        refuse_average_of_present(trainer, paths, load)
         load = replace(load, states=("model",))
         if loop is not None:
             trainer.hooks.add_family(check_type("loop", loop, ValidationLoop).hook)
@@ -168,6 +169,21 @@ def finalized(trainer: Trainer) -> Iterator[None]:
             trainer.hooks.call_all("finalize")
         raise
     trainer.hooks.call_all("finalize")
+
+
+def refuse_average_of_present(trainer: Trainer, paths: Sequence[Path | None], load: LoadOptions) -> None:
+    """Refuse `average=False` for the present weights: only a checkpoint is loaded without its average.
+
+    Raises:
+        UserError: present weights would be evaluated, and a callback puts an average in their place.
+    """
+    average = model_state.evaluated_average(trainer.callbacks)
+    if None in paths and not load.average and average is not None:
+        raise UserError(
+            f"average=False has no effect on the present weights: {average} evaluates its average of them",
+            where="load",
+            cure="Name a checkpoint by ckpt_path.",
+        )
 
 
 def find_paths(

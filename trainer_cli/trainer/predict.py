@@ -19,7 +19,14 @@ from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader, PaddingBatch, SharedLoader
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
-from trainer_cli.trainer.evaluate import buffers_kept, finalized, find_paths, load_checkpoint, training_kept
+from trainer_cli.trainer.evaluate import (
+    buffers_kept,
+    finalized,
+    find_paths,
+    load_checkpoint,
+    refuse_average_of_present,
+    training_kept,
+)
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metrics import sample_count, to_device
 from trainer_cli.trainer.module_modes import modes_kept
@@ -50,7 +57,9 @@ def predict_all(
         if not trainer.fitting:
             stack.enter_context(finalized(trainer))
             stack.enter_context(trainer.logging.shown())
-        if (path := _find_checkpoint(trainer, ckpt_path)) is not None:
+        path = _find_checkpoint(trainer, ckpt_path)
+        refuse_average_of_present(trainer, [path], load)
+        if path is not None:
             stack.enter_context(training_kept(trainer))
             load_checkpoint(trainer, path, replace(load, states=("model",)))
         stack.enter_context(predicting(trainer, {"predict": loader}))

@@ -29,7 +29,7 @@ from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.strategy import Single, Strategy
 from trainer_cli.trainer import setup, state
 from trainer_cli.trainer.callback_set import CallbackSet, load_first_state
-from trainer_cli.trainer.ctrl_c import CtrlC
+from trainer_cli.trainer.ctrl_c import CTRL_C, CtrlC
 from trainer_cli.trainer.evaluate import Evaluations, LoaderMetrics, evaluate_all, sanity_check
 from trainer_cli.trainer.freezing import Freezing, Patterns
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver
@@ -288,7 +288,7 @@ class Trainer:
         self.loop.evaluations.check(val)
         self._prepare_loop(anew=ckpt_path is None)
         self.loading.is_untouched, self.fitting, self.recording.loaders = False, True, tuple(val)
-        ctrl_c = CtrlC(partial(self.stop, "Ctrl-C", finished=False))
+        ctrl_c = CtrlC(partial(self.stop, CTRL_C, finished=False))
         try:
             with ExitStack() as stack:
                 if self.checkpoint is not None:
@@ -324,7 +324,8 @@ class Trainer:
         # A resumed fit without a step is that of a finished run, whose end was logged before.
         writes_rest = not self.recording.first_step_recorded or self.step.step_idx >= 0
         self.recording.end_fit(stop.status, writes_rest=writes_rest)
-        if ctrl_c.came:
+        # On every rank, whichever one it reached: the others would go on alone.
+        if ctrl_c.came or stop.reason == CTRL_C:
             raise KeyboardInterrupt(f"stopped at step {self.progress.step}")
         return FitResult(stop.finished, stop.reason, self.progress.step, self.loading.last_metrics(), stop.by)
 
