@@ -1,0 +1,34 @@
+"""Names of a package that are imported when they are first used."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+def add_lazy_names(package: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Make names of a package's modules attributes of the package, each imported when it is first asked for.
+
+    The package's `__init__.py` calls this, and repeats the names as imports under `TYPE_CHECKING` for type checkers.
+
+    Args:
+        package: `globals()` of the package.
+        names: names of modules, relative to the package -> the names that they hold, separated by spaces.
+    """
+    path = package["__name__"]
+    module_of = {name: f"{path}.{module}" for module, text in names.items() for name in text.split()}
+
+    def get_name(name: str) -> Any:
+        # Here, not above: `train --help` and completion import packages whose names they do not need.
+        from importlib import import_module
+
+        if name not in module_of:
+            raise AttributeError(f"module {path!r} has no attribute {name!r}")
+        return getattr(import_module(module_of[name]), name)
+
+    package["__getattr__"] = get_name
+    # Completion and `dir` show the names, although none of them is imported yet.
+    package["__dir__"] = lambda: sorted({*package, *module_of})
+    package["__all__"] = sorted(name for name in module_of if not name.startswith("_"))
