@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trainer_cli.core.metric_modes import MODES, Mode
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.text_files import read_ranges
-from trainer_cli.runs.curves import Columns, best_values, pace, pauses, read_columns, reduce
+from trainer_cli.runs.curves import Columns, GrowingColumns, best_values, pace, pauses, reduce
 from trainer_cli.runs.metrics import (
     BestSettings,
     best_rule,
@@ -42,12 +42,12 @@ def write(path: Path, *records: Any, tail: str = "") -> Path:
 
 
 def test_each_metric_has_the_values_of_its_own_records(path: Path) -> None:
-    columns = read_columns(write(path, at(1, a=1), at(2, a=2, b="nan"), at(3, a=3), at(4, a=4, b=8)))
+    columns = GrowingColumns(write(path, at(1, a=1), at(2, a=2, b="nan"), at(3, a=3), at(4, a=4, b=8))).read()
     assert (columns.step.tolist(), columns.time.tolist()) == ([1, 2, 3, 4], [101, 102, 103, 104])
     a, b = columns.metrics["a"], columns.metrics["b"]
     assert (a.rows.tolist(), a.values.tolist()) == ([0, 1, 2, 3], [1, 2, 3, 4])
     assert (b.rows.tolist(), math.isnan(b.values[0]), b.values[1]) == ([1, 3], True, 8)
-    assert read_columns(path.with_name("none")).metrics == {}
+    assert GrowingColumns(path.with_name("none")).read().metrics == {}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_each_metric_has_the_values_of_its_own_records(path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_torn_or_odd_is_left_out(path: Path, odd: tuple[Any, ...], tail: str) -> None:
-    columns = read_columns(write(path, at(1, a=1), *odd, at(2, a=2), tail=tail))
+    columns = GrowingColumns(write(path, at(1, a=1), *odd, at(2, a=2), tail=tail)).read()
     assert columns.metrics["a"].values.tolist() == [1, 2]
     assert columns.step[columns.metrics["a"].rows].tolist() == [1, 2]
 
@@ -113,7 +113,7 @@ def test_pauses_are_told_from_the_usual_pace_and_not_across_attempts() -> None:
 
 
 def test_the_best_value_is_finite_and_the_newest_of_equals(path: Path) -> None:
-    columns = read_columns(write(path, at(1, a="-inf", b=1), at(2, a=3, b="nan"), at(3, a=2, b=1), at(4, a=2)))
+    columns = GrowingColumns(write(path, at(1, a="-inf", b=1), at(2, a=3, b="nan"), at(3, a=2, b=1), at(4, a=2))).read()
     assert best_values(columns, {"a": "min", "b": "max", "c": "min"}) == {"a": (2.0, 4), "b": (1.0, 3)}
 
 

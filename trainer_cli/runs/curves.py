@@ -37,17 +37,9 @@ class Series(NamedTuple):
     values: Array
 
 
-def read_columns(file: Path) -> Columns:
-    """Read a `metrics.jsonl`. Lines that are truncated or not this package's are left out; a missing file has none.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    return GrowingColumns(file).read()
-
-
 class GrowingColumns:
-    """The records of a `metrics.jsonl` that another process appends to; each line is parsed once."""
+    """The records of a `metrics.jsonl` that another process may append to; each line is parsed once. Lines that are
+    truncated or not this package's are left out; a missing file has none."""
 
     def __init__(self, file: Path) -> None:
         self._file = GrowingFile(file)

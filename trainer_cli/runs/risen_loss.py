@@ -39,7 +39,7 @@ def read_losses(records: Iterable[Mapping[str, Any]]) -> dict[int, float]:
 def find_risen_loss(losses: Mapping[int, float], step: int) -> RisenLoss | None:
     """The last finite loss up to a step, if it is far above the first finite one: by more than the absolute value of
     the first, so that a positive loss has more than doubled. Both are means since the log before."""
-    finite = [(at, loss) for at, loss in sorted(losses.items()) if at <= step and math.isfinite(loss)]
+    finite = _finite_until(losses, step)
     if not finite or finite[-1][1] - finite[0][1] <= abs(finite[0][1]):
         return None
     return RisenLoss(*finite[-1], *finite[0])
@@ -47,5 +47,10 @@ def find_risen_loss(losses: Mapping[int, float], step: int) -> RisenLoss | None:
 
 def is_before_rise(losses: Mapping[int, float], step: int) -> bool:
     """Whether the last finite loss up to a step is below the first one."""
-    finite = [loss for at, loss in sorted(losses.items()) if at <= step and math.isfinite(loss)]
-    return bool(finite) and finite[-1] < finite[0]
+    finite = _finite_until(losses, step)
+    return bool(finite) and finite[-1][1] < finite[0][1]
+
+
+def _finite_until(losses: Mapping[int, float], step: int) -> list[tuple[int, float]]:
+    """The finite losses up to a step, with their steps, in their order."""
+    return [(at, loss) for at, loss in sorted(losses.items()) if at <= step and math.isfinite(loss)]
