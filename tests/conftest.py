@@ -148,9 +148,13 @@ settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
     for name in ("TRAIN_FULL_ERROR", "HYDRA_FULL_ERROR", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+    yield
+    left = signal.signal(signal.SIGINT, on_ctrl_c)
+    assert left == on_ctrl_c, "this test left another handler of Ctrl-C to the tests after it"
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -106,6 +107,15 @@ def test_the_loss_of_each_sample_changes_nothing(run: Path, capsys: pytest.Captu
         assert sum(batch["sample_losses"]) / 32 == pytest.approx(batch["loss"], rel=1e-5)
 
 
+@pytest.fixture
+def _ctrl_c_stays() -> Iterator[None]:
+    """Undo what `continue` of the debugger leaves to the rest of the process."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_stays")
 def test_the_debugger_stops_before_the_step(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,11 @@ from torch import nn
 
 from trainer_cli.testing.digests import Digests
 
+
+def _nested(value: float, rows: tuple[int, ...] = (2, 3)) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.full((length,), value) for length in rows], layout=torch.jagged)
+
+
 PAIRS: dict[str, tuple[Any, Any]] = {
     "one bit of a tensor": (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 2**-22])),
     "its type": (torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.bfloat16)),
@@ -23,6 +28,8 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "the sign of zero": (torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])),
     "a scalar": (torch.tensor(1.0), torch.tensor(1.0 + 2**-23)),
     "a sparse tensor": (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse()),
+    "a nested tensor": (_nested(1.0), _nested(2.0)),
+    "the rows of a nested tensor": (_nested(1.0), _nested(1.0, rows=(3, 2))),
     "an array": (np.arange(3), np.arange(3) + 1),
     "a number": (1, 2),
     "true and one": (True, 1),

@@ -423,6 +423,8 @@ def _hash(data: bytes) -> str:
 def _tensor(value: Tensor) -> str:
     # The shard of this rank: to gather all of them would need every rank to take part.
     value = local_of(value).detach()
+    if value.is_nested:
+        return f"[{' '.join(_tensor(item) for item in value.unbind())}]"
     if value.layout is not torch.strided or value.is_quantized:
         value = value.to_dense() if value.layout is not torch.strided else value.int_repr()
     if value.numel() == 1 and value.dtype in (torch.float32, torch.float64, torch.int64):
