@@ -2,7 +2,7 @@
 
 A file reaches what it imports, inside functions too, and what it names in a string:
 
-    "trainer_cli.runs.fit"      that module, as in a table of modules to import
+    "trainer_cli.running.fit"      that module, as in a table of modules to import
     "trainer_cli.EMA"           the module that has this public name
     "rank_claims.py"            in tests: that helper, started as a process
     "*.py", "*.yaml"            in tests: all modules, all configs

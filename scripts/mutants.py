@@ -24,7 +24,7 @@ from replay_mutants import OF_REPLAY
 from saver_mutants import OF_SAVER
 
 ROOT = Path(__file__).resolve().parents[1]
-POLICY = "trainer_cli/core/policy.py"
+POLICY = "trainer_cli/policy/rules.py"
 HISTORIES = "300"
 
 
@@ -261,7 +261,7 @@ OF_POLICY = {
 
 
 LOOP, STEP = "trainer_cli/trainer/training_loop.py", "trainer_cli/trainer/train_step.py"
-PRECISION, MEANS = "trainer_cli/trainer/precision.py", "trainer_cli/trainer/metrics.py"
+PRECISION, MEANS = "trainer_cli/trainer/precision.py", "trainer_cli/outputs/metrics.py"
 LOG = "trainer_cli/trainer/training_log.py"
 COUNTED = "trainer_cli/callbacks/validation_callback.py"
 HOOKS = ("tests/trainer/test_hooks.py::test_an_exception_is_reported_once_to_the_hook_of_its_part",)
@@ -335,10 +335,10 @@ OF_TRAINER = {
         ("tests/trainer/test_train_step.py::test_clipping_is_of_the_whole_gradients_of_what_is_optimized",),
     ),
     "GMP misses its last step": Mutant(
-        "trainer_cli/callbacks/sparse_training.py", "every, at_stop=True)", "every)", OF_SPARSITY
+        "trainer_cli/addons/sparsity/sparse_training.py", "every, at_stop=True)", "every)", OF_SPARSITY
     ),
     "the masks of a schedule are not restored": Mutant(
-        "trainer_cli/callbacks/sparse_training.py",
+        "trainer_cli/addons/sparsity/sparse_training.py",
         'self._changed = dict(state.get("changed", {}))',
         "self._changed = {}",
         OF_SPARSITY,
@@ -390,7 +390,7 @@ OF_TRAINER = {
         ("tests/trainer/test_resume.py::test_a_resume_ends_bit_for_bit_where_going_through_ends",),
     ),
     "frozen norms are trained": Mutant(
-        "trainer_cli/trainer/freezing.py",
+        "trainer_cli/optim/freezing.py",
         "        for norm in self._kept:\n            norm.eval()\n",
         "",
         (

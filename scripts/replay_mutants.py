@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-_PLAN, _SAVER = "trainer_cli/runs/replay_plan.py", "trainer_cli/runs/replay_saver.py"
-_RECORDS, _REPLAY = "trainer_cli/runs/replay_records.py", "trainer_cli/runs/replay.py"
-_ROWS, _TRACE = "trainer_cli/testing/divergence.py", "trainer_cli/testing/trace.py"
+_PLAN, _SAVER = "trainer_cli/addons/exact/replay_plan.py", "trainer_cli/addons/exact/replay_saver.py"
+_RECORDS, _REPLAY = "trainer_cli/addons/exact/replay_records.py", "trainer_cli/addons/exact/replay.py"
+_ROWS, _TRACE = "trainer_cli/addons/exact/divergence.py", "trainer_cli/addons/exact/trace.py"
 
 _OF_REPLAY = "tests/runs/test_replay.py"
 _BOUNDARIES = (f"{_OF_REPLAY}::test_steps_of_attempts_with_several_configs_are_refused",)

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-_LOCAL, _FOLDER = "trainer_cli/checkpoint/storage/local.py", "trainer_cli/checkpoint/storage/folder.py"
+_LOCAL, _FOLDER = "trainer_cli/storage/local.py", "trainer_cli/storage/folder.py"
 _SAVE, _GROUP = "trainer_cli/checkpoint/save.py", "trainer_cli/checkpoint/group_save.py"
-_STORE, _RANK_FOLDER = "trainer_cli/checkpoint/storage/object_store.py", "trainer_cli/checkpoint/storage/rank_folder.py"
-_CATALOG, _VERIFIED = "trainer_cli/checkpoint/catalog.py", "trainer_cli/checkpoint/format/verified_file.py"
-_MANIFEST, _LOCKS = "trainer_cli/core/manifest.py", "trainer_cli/checkpoint/storage/manifest_lock.py"
+_STORE, _RANK_FOLDER = "trainer_cli/addons/stores/object_store.py", "trainer_cli/addons/stores/rank_folder.py"
+_CATALOG, _VERIFIED = "trainer_cli/checkpoint/catalog.py", "trainer_cli/format/verified_file.py"
+_MANIFEST, _LOCKS = "trainer_cli/manifest.py", "trainer_cli/storage/manifest_lock.py"
 _RETENTION, _SAVER = "trainer_cli/callbacks/retention.py", "trainer_cli/callbacks/state_saver.py"
 
 _AT_ANY = "tests/checkpoint/test_faults.py"

@@ -196,7 +196,7 @@ def forked_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     # With the names of `subprocess` that these modules use.
     forks = SimpleNamespace(run=command.run_own, DEVNULL=subprocess.DEVNULL)
     for module in ("replay_process", "replay_named"):
-        monkeypatch.setattr(f"trainer_cli.runs.{module}.subprocess", forks)
+        monkeypatch.setattr(f"trainer_cli.addons.exact.{module}.subprocess", forks)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -22,25 +22,32 @@ PACKAGE = Path(__file__).parents[1] / "trainer_cli"
 ROOT = PACKAGE.name
 
 FLOORS = (
-    "errors lazy terminal",
-    "core",
-    "parallel",
-    "models data loggers",
-    "config",
-    "checkpoint",
+    "version lazy elsewhere bounds gc_pause memory signals torch_compat",
+    "terminal",
+    "errors goodput",
+    "patterns ranks",
+    "metric_modes",
+    "steps files",
+    "signatures layout models",
+    "schema",
+    "policy",
+    "manifest",
+    "data storage format parallel loggers",
+    "config state strategies",
+    "checkpoint outputs",
+    "optim runs",
     "trainer",
     "callbacks",
-    "runs",
-    "testing",
+    "running",
     "commands",
-    "__main__",
+    "addons",
+    "testing __main__",
 )
 """The folders of the package, from the lowest: a module imports only from its own folder or a lower floor."""
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
-PORTS = [f"{ROOT}.checkpoint.{part}" for part in ("storage", "format")]
-NOT_PURE = ("core.files", "core.gc_pause", "core.json_lines", "core.memory", "core.url_path")
-"""The durable replacement of files, the reading of files that grow, the pause of the garbage collection, the memory of
-the process, and paths with `~`, which every floor uses."""
+PORTS = [f"{ROOT}.{part}" for part in ("storage", "format")]
+PURE_PACKAGES = "bounds elsewhere goodput layout manifest metric_modes patterns policy ranks schema signatures steps"
+"""What decides and names, from plain values alone."""
 # What would bring torch, a clock, the disk, other processes or chance into a pure module.
 IMPURE = {
     "torch", "numpy", "time", "datetime", "os", "io", "shutil", "tempfile", "socket", "subprocess",
@@ -71,7 +78,8 @@ def _face(package: str) -> dict[str, str]:
 
 
 FACES = {name: _face(name) for name, path in MODULES.items() if path.name == "__init__.py" and name != ROOT}
-PURE = [name for name in MODULES if name.startswith(f"{ROOT}.core") and not name.endswith(NOT_PURE)]
+PURE = [name for name in MODULES if name != ROOT and name.split(".")[1] in PURE_PACKAGES.split()]
+PURE.append(f"{ROOT}.data.order")
 
 
 def _imports(name: str) -> Iterator[tuple[str, int]]:
@@ -112,7 +120,7 @@ def test_a_file_imports_only_from_its_own_folder_or_a_lower_floor(name: str) -> 
     upward = [
         f"line {line}: {imported}"
         for imported, line in _ours(name)
-        if imported.split(".")[1] != folder and _floor(imported) >= _floor(name)
+        if imported.split(".")[1] not in (folder, "addons") and _floor(imported) >= _floor(name)
     ]
     assert not upward, f"{name} is of floor {_floor(name)}"
 
@@ -120,16 +128,6 @@ def test_a_file_imports_only_from_its_own_folder_or_a_lower_floor(name: str) -> 
 def test_there_is_no_import_cycle() -> None:
     graph = {name: {found for found, _ in _ours(name) if found != name} for name in MODULES if name != ROOT}
     assert list(graphlib.TopologicalSorter(graph).static_order())
-
-
-def test_readers_of_foreign_checkpoints_are_unknown_to_storage_and_format() -> None:
-    assert not [
-        f"{name}:{line}"
-        for name in MODULES
-        if name.startswith(tuple(PORTS))
-        for imported, line in _ours(name)
-        if imported.startswith(f"{ROOT}.checkpoint.foreign")
-    ]
 
 
 @pytest.mark.parametrize("port", PORTS)
@@ -174,7 +172,7 @@ def _takes(name: str, module: str, wanted: tuple[str, ...]) -> bool:
 def test_only_arguments_build_and_plan_get_the_objects_that_targets_name() -> None:
     """`import_target` and `resolve` are where trust is asked for; nothing else makes an object of a `_target_`."""
     users = [name for name in MODULES if _takes(name, f"{ROOT}.config.targets", ("import_target", "resolve"))]
-    assert users == [f"{ROOT}.config.arguments", f"{ROOT}.runs.build", f"{ROOT}.runs.plan"]
+    assert users == [f"{ROOT}.config.arguments", f"{ROOT}.running.build", f"{ROOT}.running.plan"]
     assert [name for name in MODULES if _takes(name, "hydra.utils", ("instantiate", "call", "get_object"))] == []
 
 
@@ -186,13 +184,13 @@ def test_counts_are_written_by_format_count_alone() -> None:
     assert not {name: match[0] for name, text in texts.items() if (match := _OWN_PLURAL.search(text))}
 
 
-PICKLES = ("foreign.dcp", "format.torch_file")
+PICKLES = ("dcp", "torch_file")
 """The readers of pickles, which run nothing that is in them."""
 
 
 def test_only_restricted_readers_import_pickle() -> None:
     users = {name for name in MODULES if any(found == "pickle" for found, _ in _imports(name))}
-    assert users == {f"{ROOT}.checkpoint.{name}" for name in PICKLES}
+    assert users == {f"{ROOT}.addons.formats.{name}" for name in PICKLES}
 
 
 @pytest.mark.parametrize("name", list(MODULES))
@@ -226,8 +224,10 @@ def test_a_package_offers_few_names(name: str) -> None:
 
 
 GATES = {
-    "names that are taken past the face of a package": 746,
-    "lines that importing trainer_cli.trainer.trainer brings in": 33_980,
+    "imports of add-ons by what is no add-on": 54,
+    "imports of add-ons by other add-ons": 14,
+    "names that are taken past the face of a package": 763,
+    "lines that importing trainer_cli.trainer.trainer brings in": 34_000,
     "tokens of code": 509_400,
     "names of public classes with several meanings": 11,
 }
@@ -253,6 +253,7 @@ def figures() -> dict[str, int]:
         zip(
             GATES,
             (
+                *_count_imports_of_addons(),
                 len(_taken_past_faces(trees)),
                 _lines_loaded_by(f"{ROOT}.trainer.trainer"),
                 sum(_count_tokens(MODULES[name], tree) for name, tree in trees.items()),
@@ -265,8 +266,22 @@ def figures() -> dict[str, int]:
 
 def _package_of(module: str) -> str:
     """The package of a module; modules beside the packages have none."""
-    parent = ".".join(module.split(".")[:2])
+    parts = module.split(".")
+    parent = ".".join(parts[: 3 if parts[1:2] == ["addons"] else 2])
     return parent if parent in FACES else ROOT
+
+
+def _count_imports_of_addons() -> tuple[int, int]:
+    """Count the imports of add-ons, by what is no add-on and by other add-ons."""
+    of_addons = [
+        (_package_of(name), _package_of(imported))
+        for name in MODULES
+        if name != ROOT
+        for imported, _ in _ours(name)
+        if _package_of(imported).startswith(f"{ROOT}.addons.")
+    ]
+    by_addons = [(user, used) for user, used in of_addons if user.startswith(f"{ROOT}.addons.")]
+    return len(of_addons) - len(by_addons), sum(user != used for user, used in by_addons)
 
 
 def _taken_past_faces(trees: dict[str, ast.Module]) -> set[tuple[str, str]]:
@@ -426,7 +441,7 @@ def test_a_fast_verb_loads_no_torch(arguments: list[str], tmp_path: Path) -> Non
 
 
 def test_composing_the_config_of_a_fit_loads_no_torch(tmp_path: Path) -> None:
-    code = f"from {ROOT}.runs import supervise\nsupervise.compose_fit(['+experiment=digits_mlp'])"
+    code = f"from {ROOT}.addons.jobs import supervise\nsupervise.compose_fit(['+experiment=digits_mlp'])"
     assert not _loaded_after(code, tmp_path) & {"torch", "numpy"}
 
 
@@ -495,10 +510,10 @@ _DRAWS_OF_TORCH = {
 _MAY_DRAW = {
     "trainer.setup": "seeds the generators at the start of a run",
     "data.random_state": "seeds the generators for a sample, and restores them",
-    "checkpoint.model_state": "restores the generators from a checkpoint",
+    "state.model_state": "restores the generators from a checkpoint",
     "data.datasets": "augments a sample, with the sample's own random numbers",
-    "runs.fork_server": "seeds NumPy's generator in a new process",
-    "models.gpt": "initialises parameters",
+    "addons.jobs.fork_server": "seeds NumPy's generator in a new process",
+    "addons.text.gpt": "initialises parameters",
 }
 """Modules that change the global generators -> what for. A training with the same seed does it at the same place."""
 

@@ -7,8 +7,6 @@ import pickle
 
 import pytest
 
-from trainer_cli.checkpoint.format.tree import UnsavableState
-from trainer_cli.core.manifest import DamagedCheckpoint
 from trainer_cli.data.workers import WorkerError
 from trainer_cli.errors import (
     Code,
@@ -22,6 +20,8 @@ from trainer_cli.errors import (
     TrainError,
     UserError,
 )
+from trainer_cli.format.tree import UnsavableState
+from trainer_cli.manifest import DamagedCheckpoint
 
 MISTAKE = ConfigError("x is 1", location="x", source="a.yaml:1", code=Code.no_effect, hint="Leave it out.")
 ERRORS = [

@@ -106,7 +106,7 @@ def test_the_wheel_carries_code_configs_data_and_licence_and_no_tests(wheel: Pat
     tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.*")}
     assert {f"trainer_cli/{name}" for name in tracked} <= names
     assert {"trainer_cli/py.typed", "trainer_cli/data/digits.npz"} <= names
-    assert {"trainer_cli/commands/report_page.html", "trainer_cli/commands/report_page.js"} <= names
+    assert {"trainer_cli/addons/view/report_page.html", "trainer_cli/addons/view/report_page.js"} <= names
     pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
     assert {f"trainer_cli/{name}" for name in pages} <= names
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "trainer_cli/scaffold").rglob("*.tmpl")}

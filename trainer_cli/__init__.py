@@ -7,6 +7,38 @@ from trainer_cli.lazy import add_lazy_names
 # Not from typing, whose import takes as long as the start of Python. Type checkers take the name for true.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from trainer_cli.addons.auto.find import find_batch_size as find_batch_size
+    from trainer_cli.addons.auto.find import find_learning_rate as find_learning_rate
+    from trainer_cli.addons.exact.resume import assert_resume_is_exact as assert_resume_is_exact
+    from trainer_cli.addons.inspect.metrics import ConfusionMatrix as ConfusionMatrix
+    from trainer_cli.addons.inspect.metrics import Metrics as Metrics
+    from trainer_cli.addons.inspect.profiling import DurationProfiler as DurationProfiler
+    from trainer_cli.addons.inspect.profiling import MemoryMonitor as MemoryMonitor
+    from trainer_cli.addons.inspect.profiling import Throughput as Throughput
+    from trainer_cli.addons.inspect.profiling import TorchProfiler as TorchProfiler
+    from trainer_cli.addons.inspect.samples import EvalHarness as EvalHarness
+    from trainer_cli.addons.inspect.samples import TextSamples as TextSamples
+    from trainer_cli.addons.inspect.system import SystemMonitor as SystemMonitor
+    from trainer_cli.addons.inspect.tensors import ActivationStatistics as ActivationStatistics
+    from trainer_cli.addons.inspect.tensors import DumpActivations as DumpActivations
+    from trainer_cli.addons.inspect.tensors import Norms as Norms
+    from trainer_cli.addons.inspect.tensors import TensorListener as TensorListener
+    from trainer_cli.addons.predict.prediction_writers import ParquetWriter as ParquetWriter
+    from trainer_cli.addons.predict.prediction_writers import PredictionWriter as PredictionWriter
+    from trainer_cli.addons.sparsity.sparse_training import GMP as GMP
+    from trainer_cli.addons.sparsity.sparse_training import SET as SET
+    from trainer_cli.addons.sparsity.sparse_training import RigL as RigL
+    from trainer_cli.addons.sparsity.sparse_training import Static as Static
+    from trainer_cli.addons.text.gpt import GPT as GPT
+    from trainer_cli.addons.text.lora import lora as lora
+    from trainer_cli.addons.text.mixture import Mixture as Mixture
+    from trainer_cli.addons.text.text import Documents as Documents
+    from trainer_cli.addons.text.text import Packing as Packing
+    from trainer_cli.addons.text.text import Text as Text
+    from trainer_cli.addons.text.tokens import TokenFiles as TokenFiles
+    from trainer_cli.addons.trackers.mlflow import MlflowLogger as MlflowLogger
+    from trainer_cli.addons.trackers.trackio import TrackioLogger as TrackioLogger
+    from trainer_cli.addons.trackers.wandb import WandbLogger as WandbLogger
     from trainer_cli.callbacks.check_finite import AnomalyDetection as AnomalyDetection
     from trainer_cli.callbacks.check_finite import CheckFinite as CheckFinite
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback as CheckpointerCallback
@@ -18,28 +50,11 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.learning_rate_monitor import BatchSummary as BatchSummary
     from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
     from trainer_cli.callbacks.learning_rate_monitor import ParameterTable as ParameterTable
-    from trainer_cli.callbacks.metrics import ConfusionMatrix as ConfusionMatrix
-    from trainer_cli.callbacks.metrics import Metrics as Metrics
     from trainer_cli.callbacks.momentum_teacher import MomentumTeacher as MomentumTeacher
-    from trainer_cli.callbacks.profiling import DurationProfiler as DurationProfiler
-    from trainer_cli.callbacks.profiling import MemoryMonitor as MemoryMonitor
-    from trainer_cli.callbacks.profiling import Throughput as Throughput
-    from trainer_cli.callbacks.profiling import TorchProfiler as TorchProfiler
-    from trainer_cli.callbacks.samples import EvalHarness as EvalHarness
-    from trainer_cli.callbacks.samples import TextSamples as TextSamples
     from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState as SaveCheckpointState
     from trainer_cli.callbacks.skip_samples import ScopedFlags as ScopedFlags
     from trainer_cli.callbacks.skip_samples import SelectiveGrad as SelectiveGrad
     from trainer_cli.callbacks.skip_samples import SkipSamples as SkipSamples
-    from trainer_cli.callbacks.sparse_training import GMP as GMP
-    from trainer_cli.callbacks.sparse_training import SET as SET
-    from trainer_cli.callbacks.sparse_training import RigL as RigL
-    from trainer_cli.callbacks.sparse_training import Static as Static
-    from trainer_cli.callbacks.system import SystemMonitor as SystemMonitor
-    from trainer_cli.callbacks.tensors import ActivationStatistics as ActivationStatistics
-    from trainer_cli.callbacks.tensors import DumpActivations as DumpActivations
-    from trainer_cli.callbacks.tensors import Norms as Norms
-    from trainer_cli.callbacks.tensors import TensorListener as TensorListener
     from trainer_cli.callbacks.validation_callback import ValidationCallback as ValidationCallback
     from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer as AsyncCheckpointer
     from trainer_cli.checkpoint.checkpointer import Checkpointer as Checkpointer
@@ -51,19 +66,9 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.find import latest_checkpoint as latest_checkpoint
     from trainer_cli.checkpoint.without_trainer import load_checkpoint as load_checkpoint
     from trainer_cli.checkpoint.without_trainer import save_checkpoint as save_checkpoint
-    from trainer_cli.core.checkpoint_config import CheckpointConfig as CheckpointConfig
-    from trainer_cli.core.intervals import Duration as Duration
-    from trainer_cli.core.load_options import LoadOptions as LoadOptions
-    from trainer_cli.core.schema import LoopConfig as LoopConfig
-    from trainer_cli.core.schema import PrecisionConfig as PrecisionConfig
     from trainer_cli.data.datasets import Datasets as Datasets
     from trainer_cli.data.datasets import Digits as Digits
     from trainer_cli.data.loader import Loader as Loader
-    from trainer_cli.data.mixture import Mixture as Mixture
-    from trainer_cli.data.text import Documents as Documents
-    from trainer_cli.data.text import Packing as Packing
-    from trainer_cli.data.text import Text as Text
-    from trainer_cli.data.tokens import TokenFiles as TokenFiles
     from trainer_cli.errors import CheckpointError as CheckpointError
     from trainer_cli.errors import ConfigError as ConfigError
     from trainer_cli.errors import NotFiniteError as NotFiniteError
@@ -76,42 +81,37 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.base import RunFacts as RunFacts
     from trainer_cli.loggers.console import ConsoleLogger as ConsoleLogger
     from trainer_cli.loggers.media import MediaLogger as MediaLogger
-    from trainer_cli.loggers.mlflow import MlflowLogger as MlflowLogger
     from trainer_cli.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
     from trainer_cli.loggers.text_files import CsvLogger as CsvLogger
     from trainer_cli.loggers.text_files import JsonlLogger as JsonlLogger
-    from trainer_cli.loggers.trackio import TrackioLogger as TrackioLogger
-    from trainer_cli.loggers.wandb import WandbLogger as WandbLogger
     from trainer_cli.models.cnn import CNN as CNN
-    from trainer_cli.models.gpt import GPT as GPT
-    from trainer_cli.models.lora import lora as lora
     from trainer_cli.models.mlp import MLP as MLP
+    from trainer_cli.optim.optimizers import optimizer_factory as optimizer_factory
+    from trainer_cli.optim.scheduler_intervals import Scheduled as Scheduled
+    from trainer_cli.optim.schedulers import scheduler_factory as scheduler_factory
+    from trainer_cli.optim.warmup import WarmupCosine as WarmupCosine
+    from trainer_cli.optim.warmup import WarmupInverseSqrt as WarmupInverseSqrt
+    from trainer_cli.optim.warmup import WarmupLinear as WarmupLinear
+    from trainer_cli.optim.warmup import WarmupPolynomial as WarmupPolynomial
+    from trainer_cli.optim.warmup import WarmupStableDecay as WarmupStableDecay
+    from trainer_cli.outputs.model_call import observe as observe
     from trainer_cli.parallel.process_group import ALONE as ALONE
-    from trainer_cli.runs.load_model import load_model as load_model
-    from trainer_cli.runs.prediction_writers import ParquetWriter as ParquetWriter
-    from trainer_cli.runs.prediction_writers import PredictionWriter as PredictionWriter
-    from trainer_cli.testing.resume import assert_resume_is_exact as assert_resume_is_exact
+    from trainer_cli.running.load_model import load_model as load_model
+    from trainer_cli.schema.checkpoint_config import CheckpointConfig as CheckpointConfig
+    from trainer_cli.schema.load_options import LoadOptions as LoadOptions
+    from trainer_cli.schema.sections import LoopConfig as LoopConfig
+    from trainer_cli.schema.sections import PrecisionConfig as PrecisionConfig
+    from trainer_cli.steps.intervals import Duration as Duration
     from trainer_cli.trainer.evaluate import Evaluation as Evaluation
-    from trainer_cli.trainer.find import find_batch_size as find_batch_size
-    from trainer_cli.trainer.find import find_learning_rate as find_learning_rate
     from trainer_cli.trainer.hooks import Callback as Callback
     from trainer_cli.trainer.hooks import add_global_callback as add_global_callback
     from trainer_cli.trainer.messages import Logging as Logging
-    from trainer_cli.trainer.model_call import observe as observe
-    from trainer_cli.trainer.optimizers import optimizer_factory as optimizer_factory
     from trainer_cli.trainer.precision import Precision as Precision
-    from trainer_cli.trainer.scheduler_intervals import Scheduled as Scheduled
-    from trainer_cli.trainer.schedulers import scheduler_factory as scheduler_factory
     from trainer_cli.trainer.train_step import TrainStep as TrainStep
     from trainer_cli.trainer.trainer import Trainer as Trainer
     from trainer_cli.trainer.training_loop import FitResult as FitResult
     from trainer_cli.trainer.training_loop import TrainingLoop as TrainingLoop
     from trainer_cli.trainer.validation_loop import ValidationLoop as ValidationLoop
-    from trainer_cli.trainer.warmup import WarmupCosine as WarmupCosine
-    from trainer_cli.trainer.warmup import WarmupInverseSqrt as WarmupInverseSqrt
-    from trainer_cli.trainer.warmup import WarmupLinear as WarmupLinear
-    from trainer_cli.trainer.warmup import WarmupPolynomial as WarmupPolynomial
-    from trainer_cli.trainer.warmup import WarmupStableDecay as WarmupStableDecay
     from trainer_cli.version import __version__ as __version__
 
     __all__: list[str]
@@ -119,66 +119,66 @@ else:
     add_lazy_names(
         globals(),
         {
+            "addons.auto.find": "find_batch_size find_learning_rate",
+            "addons.exact.resume": "assert_resume_is_exact",
+            "addons.inspect.metrics": "ConfusionMatrix Metrics",
+            "addons.inspect.profiling": "DurationProfiler MemoryMonitor Throughput TorchProfiler",
+            "addons.inspect.samples": "EvalHarness TextSamples",
+            "addons.inspect.system": "SystemMonitor",
+            "addons.inspect.tensors": "ActivationStatistics DumpActivations Norms TensorListener",
+            "addons.predict.prediction_writers": "ParquetWriter PredictionWriter",
+            "addons.sparsity.sparse_training": "GMP RigL SET Static",
+            "addons.text.gpt": "GPT",
+            "addons.text.lora": "lora",
+            "addons.text.mixture": "Mixture",
+            "addons.text.text": "Documents Packing Text",
+            "addons.text.tokens": "TokenFiles",
+            "addons.trackers.mlflow": "MlflowLogger",
+            "addons.trackers.trackio": "TrackioLogger",
+            "addons.trackers.wandb": "WandbLogger",
             "callbacks.check_finite": "AnomalyDetection CheckFinite",
             "callbacks.checkpointer": "CheckpointerCallback",
             "callbacks.early_stopping": "EarlyExit EarlyStopping ThresholdStopper",
             "callbacks.ema": "EMA SWA",
             "callbacks.learning_rate_monitor": "BatchSummary LearningRateMonitor ParameterTable",
-            "callbacks.metrics": "ConfusionMatrix Metrics",
             "callbacks.momentum_teacher": "MomentumTeacher",
-            "callbacks.profiling": "DurationProfiler MemoryMonitor Throughput TorchProfiler",
-            "callbacks.samples": "EvalHarness TextSamples",
             "callbacks.save_checkpoint_state": "SaveCheckpointState",
             "callbacks.skip_samples": "ScopedFlags SelectiveGrad SkipSamples",
-            "callbacks.sparse_training": "GMP RigL SET Static",
-            "callbacks.system": "SystemMonitor",
-            "callbacks.tensors": "ActivationStatistics DumpActivations Norms TensorListener",
             "callbacks.validation_callback": "ValidationCallback",
             "checkpoint.checkpointer": (
                 "AsyncCheckpointer Checkpointer make_async_checkpointer make_sync_checkpointer SyncCheckpointer"
             ),
             "checkpoint.find": "checkpoint_path checkpoint_pattern latest_checkpoint",
             "checkpoint.without_trainer": "load_checkpoint save_checkpoint",
-            "core.checkpoint_config": "CheckpointConfig",
-            "core.intervals": "Duration",
-            "core.load_options": "LoadOptions",
-            "core.schema": "LoopConfig PrecisionConfig",
             "data.datasets": "Datasets Digits",
             "data.loader": "Loader",
-            "data.mixture": "Mixture",
-            "data.text": "Documents Packing Text",
-            "data.tokens": "TokenFiles",
             "errors": "CheckpointError ConfigError NotFiniteError RunDirectoryError SaveError TrainError UserError",
             "loggers.base": "Logger Record RunFacts",
             "loggers.console": "ConsoleLogger",
             "loggers.media": "MediaLogger",
-            "loggers.mlflow": "MlflowLogger",
             "loggers.tensorboard": "TensorBoardLogger",
             "loggers.text_files": "CsvLogger JsonlLogger",
-            "loggers.trackio": "TrackioLogger",
-            "loggers.wandb": "WandbLogger",
             "models.cnn": "CNN",
-            "models.gpt": "GPT",
-            "models.lora": "lora",
             "models.mlp": "MLP",
+            "optim.optimizers": "optimizer_factory",
+            "optim.scheduler_intervals": "Scheduled",
+            "optim.schedulers": "scheduler_factory",
+            "optim.warmup": "WarmupCosine WarmupInverseSqrt WarmupLinear WarmupPolynomial WarmupStableDecay",
+            "outputs.model_call": "observe",
             "parallel.process_group": "ALONE",
-            "runs.load_model": "load_model",
-            "runs.prediction_writers": "ParquetWriter PredictionWriter",
-            "testing.resume": "assert_resume_is_exact",
+            "running.load_model": "load_model",
+            "schema.checkpoint_config": "CheckpointConfig",
+            "schema.load_options": "LoadOptions",
+            "schema.sections": "LoopConfig PrecisionConfig",
+            "steps.intervals": "Duration",
             "trainer.evaluate": "Evaluation",
-            "trainer.find": "find_batch_size find_learning_rate",
             "trainer.hooks": "add_global_callback Callback",
             "trainer.messages": "Logging",
-            "trainer.model_call": "observe",
-            "trainer.optimizers": "optimizer_factory",
             "trainer.precision": "Precision",
-            "trainer.scheduler_intervals": "Scheduled",
-            "trainer.schedulers": "scheduler_factory",
             "trainer.train_step": "TrainStep",
             "trainer.trainer": "Trainer",
             "trainer.training_loop": "FitResult TrainingLoop",
             "trainer.validation_loop": "ValidationLoop",
-            "trainer.warmup": "WarmupCosine WarmupInverseSqrt WarmupLinear WarmupPolynomial WarmupStableDecay",
             "version": "__version__",
         },
     )

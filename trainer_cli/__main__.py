@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 
-from trainer_cli.runs.signals import exit_early, keep_exit_code
+from trainer_cli.signals import exit_early, keep_exit_code
 
 _TRAINING = ("fit", "_job")
 
@@ -19,7 +19,7 @@ def main() -> int:
     if sys.argv[1:2] == ["_fork_server"]:
         # Before the imports register theirs: exit handlers run from the last to the first.
         atexit.register(_end_fork)
-        from trainer_cli.runs.fork_server import serve
+        from trainer_cli.addons.jobs.fork_server import serve
 
         # Returns in each fork, as the process of another command.
         serve(sys.argv[2:])

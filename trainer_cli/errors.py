@@ -17,15 +17,15 @@
     └── RunDirectoryError   4   the run directory is in use, or another run's
 
 Every message says what is wrong, where, and the cure. It is shown without a traceback (`commands/print_errors.py`); any
-other
-exception is a fault of this program (or of the model) and is shown with its traceback.
+other exception is a fault of this program (or of the model) and is shown with its traceback.
 """
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -321,3 +321,12 @@ class RunDirectoryError(TrainError):
     """The run directory is in use by another process, or belongs to something else."""
 
     exit_code = ExitCode.RUN_DIRECTORY
+
+
+@contextmanager
+def second_to(first: BaseException) -> Iterator[None]:
+    """Add an exception inside the block as a note to `first`, instead of raising it."""
+    try:
+        yield
+    except Exception as error:
+        first.add_note(f"and then {type(error).__name__}: {error}")

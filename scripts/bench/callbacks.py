@@ -16,8 +16,8 @@ import trainer_cli
 from settings import Settings
 from table import Column, Row, Table
 from timing import interleaved
+from trainer_cli.addons.sparsity.sparse_training import GMP, SET, RigL, Static
 from trainer_cli.callbacks.ema import EMA
-from trainer_cli.callbacks.sparse_training import GMP, SET, RigL, Static
 
 BARE, LOGGED = "no callback", 50
 MODULES = ["0", "2"]

@@ -27,7 +27,7 @@ def by_hand(text: str, seed: int, steps: int, folder: Path) -> float:
     import torch
     from torch.nn import functional
 
-    from trainer_cli.models.gpt import GPT
+    from trainer_cli.addons.text.gpt import GPT
 
     torch.manual_seed(seed)
     content = Path(text).read_text(encoding="utf-8")

@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader
 
 from batches import Numbers
 from timing import peak_mb
-from trainer_cli.core.order import sample_seeds
 from trainer_cli.data.loader import Loader
+from trainer_cli.data.order import sample_seeds
 from trainer_cli.data.random_state import kept_random_state, seed_random
 
 LENGTH, PLACE, BATCH, SEED, EPOCH = 20_000_000, 10_000_000, 64, 7, 3

@@ -42,7 +42,7 @@ def _contenders(tree: dict, folder: Path) -> dict[str, Callable[[Path], object]]
     import safetensors.torch
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-    from trainer_cli.checkpoint.export import ExportFormat, export
+    from trainer_cli.addons.formats.export import ExportFormat, export
     from trainer_cli.checkpoint.find import write_archive
 
     tensors = flat(tree)

@@ -17,12 +17,12 @@ from settings import Settings
 from table import Column, Row, Table
 from timing import interleaved, say
 from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
-from trainer_cli.callbacks.profiling import peak_tflops
+from trainer_cli.addons.inspect.profiling import peak_tflops
+from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.data.loader import Loader
-from trainer_cli.models.gpt import GPT
-from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import from_environment
-from trainer_cli.parallel.strategy import Strategy
+from trainer_cli.strategies.fsdp import FSDP
+from trainer_cli.strategies.strategy import Strategy
 from trainer_cli.trainer.hooks import Callback
 from views import Batch, Views
 

@@ -188,7 +188,7 @@ def tensors(count: int, folder: Path) -> dict[str, dict[str, float]]:
 
 def text(kind: str, megabytes: int, folder: Path) -> dict[str, dict[str, float]]:
     """What a text of so many megabytes takes until its first sample."""
-    from trainer_cli.data.text import Documents, Text
+    from trainer_cli.addons.text.text import Documents, Text
 
     paragraph = ("Some words of a text that is long. " * 8 + "\n\n").encode()
     file = folder / "text.txt"

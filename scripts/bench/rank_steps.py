@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.data.loader import Loader
 from trainer_cli.parallel.process_group import ProcessGroup, from_environment
-from trainer_cli.parallel.strategy import DDP
+from trainer_cli.strategies.strategy import DDP
 from views import Batch, Views
 
 SMALL = [256, 448, 448, 10]

@@ -27,10 +27,10 @@ from timing import Measure, interleaved
 from trainer_cli import Callback, Logging, Trainer, TrainingLoop
 from trainer_cli.checkpoint.group_save import Report, read_reports
 from trainer_cli.checkpoint.save import RankFiles
-from trainer_cli.core.manifest import FileEntry, Manifest
-from trainer_cli.core.parts import PartTable, group_names, why_uncovered
-from trainer_cli.core.policy import Kind
-from trainer_cli.core.shards import Shard
+from trainer_cli.layout.parts import PartTable, group_names, why_uncovered
+from trainer_cli.layout.shards import Shard
+from trainer_cli.manifest import FileEntry, Manifest
+from trainer_cli.policy.rules import Kind
 
 MB = 1_000_000
 STEP_US = Column("step", "µs", 1, resolution=10.0)

@@ -95,7 +95,7 @@ def _sink(certificate: Path | None) -> Iterator[str]:
 
 
 def _train(endpoint: str, file: Path) -> Upload:
-    from trainer_cli.checkpoint.storage.object_client import ObjectClient
+    from trainer_cli.addons.stores.object_client import ObjectClient
 
     return partial(ObjectClient(f"s3://{BUCKET}").upload, KEY, file)
 

@@ -28,7 +28,7 @@ import ours
 from savers import SAVERS, TRAIN, TRAIN_SYNC, Handed, Saver, done
 from state import CONTEXT, VOCABULARY, Tree
 from timing import Skipped, seconds
-from trainer_cli.models.gpt import GPT
+from trainer_cli.addons.text.gpt import GPT
 
 Gate = Callable[[], None]
 WARM = 12

@@ -13,14 +13,14 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from trainer_cli.addons.formats.export import ExportFormat
+from trainer_cli.addons.formats.export_run import average, export_one, strip
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.export import ExportFormat
-from trainer_cli.core.load_options import WEIGHTS, LoadOptions
 from trainer_cli.errors import UserError
-from trainer_cli.runs.export import average, export_one, strip
+from trainer_cli.schema.load_options import WEIGHTS, LoadOptions
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.train_step import TrainStep
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
 
+from trainer_cli.addons.inspect.profiling import DurationProfiler, Throughput
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA, SWA
-from trainer_cli.callbacks.profiling import DurationProfiler, Throughput
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import NotFiniteError
 from trainer_cli.trainer.hooks import Callback

@@ -14,15 +14,15 @@ import torch
 from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, recorder, trainer
 from undecodable import make_undecodable
 
+from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.history import lives
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.core.json_lines import read_rows
-from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.files.json_lines import read_rows
+from trainer_cli.schema.load_options import LoadOptions
+from trainer_cli.storage.disk import Disk
 from trainer_cli.trainer.hooks import Callback
 
 

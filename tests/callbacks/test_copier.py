@@ -15,16 +15,16 @@ import pytest
 import torch
 from tiny import ListLogger, StopAt, loader, trainer
 
+from trainer_cli.addons.exact.faults import FaultyDisk
+from trainer_cli.addons.stores.copier import Copier
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.copier import Copier
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of, is_intact, why_damaged
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.layout.naming import MANIFEST_FILE
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.local import LocalStorage
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 

@@ -14,7 +14,7 @@ import trainer_cli
 from trainer_cli import Callback, CheckpointerCallback
 from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.config.compose import compose
-from trainer_cli.core.schema import SYSTEM
+from trainer_cli.schema.sections import SYSTEM
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(
@@ -28,8 +28,9 @@ OPTIONS = [path.stem for path in sorted((ROOT / "configs/callbacks").glob("*.yam
 def _shipped() -> dict[str, type]:
     """Every public callback of the package, by its name."""
     modules = [
-        import_module(f"trainer_cli.callbacks.{path.stem}")
-        for path in (ROOT / "trainer_cli/callbacks").glob("*.py")
+        import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for folder in ("callbacks", "addons/inspect", "addons/sparsity")
+        for path in (ROOT / "trainer_cli" / folder).glob("*.py")
         if path.stem not in ("__init__", "sparsity", "sparse_training")  # Of docs/sparsity.md.
     ]
     return {

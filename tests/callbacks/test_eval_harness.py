@@ -13,8 +13,8 @@ import torch
 from tiny import ListLogger, loader, trainer
 from torch import nn
 
-from trainer_cli.callbacks import samples as eval_harness
-from trainer_cli.callbacks.samples import ByteCodec, EvalHarness, harness_model
+from trainer_cli.addons.inspect import samples as eval_harness
+from trainer_cli.addons.inspect.samples import ByteCodec, EvalHarness, harness_model
 from trainer_cli.errors import UserError
 
 TASK = """

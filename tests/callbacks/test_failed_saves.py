@@ -16,8 +16,8 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.snapshot import SnapshotBuffer
-from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import NotDurableError, SaveError
+from trainer_cli.storage.disk import Disk
 from trainer_cli.trainer.hooks import Callback
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")

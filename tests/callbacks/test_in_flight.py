@@ -19,10 +19,10 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import NotFiniteError
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.local import LocalStorage
 from trainer_cli.trainer.hooks import Callback
 
 

@@ -14,16 +14,16 @@ import pytest
 from states import small_state
 from tiny import loader, trainer
 
+from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint import catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.checkpoint_config import Removal
-from trainer_cli.core.intervals import Duration, Interval
-from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.policy import BestRule, Kind, RetentionRules
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.manifest import Manifest
+from trainer_cli.policy.rules import BestRule, Kind, RetentionRules
+from trainer_cli.schema.checkpoint_config import Removal
+from trainer_cli.steps.intervals import Duration, Interval
+from trainer_cli.storage.local import LocalStorage
 from trainer_cli.trainer.hooks import Callback
 
 

@@ -17,18 +17,18 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from trainer_cli.addons.inspect.profiling import TorchProfiler
 from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
 from trainer_cli.callbacks.ema import EMA, SWA
-from trainer_cli.callbacks.profiling import TorchProfiler
 from trainer_cli.config.compose import compose
-from trainer_cli.core.checkpoint_config import KeepBestConfig
-from trainer_cli.core.intervals import Duration, Interval
-from trainer_cli.core.metric_modes import Mode, choose_mode
-from trainer_cli.core.policy import BestRule, Kind, Moment, RetentionRules, Saved, SaveRules, why_keep, why_save
-from trainer_cli.core.progress import Progress
 from trainer_cli.errors import ConfigError
+from trainer_cli.metric_modes import Mode, choose_mode
+from trainer_cli.optim.scheduler_intervals import Scheduled
+from trainer_cli.policy.rules import BestRule, Kind, Moment, RetentionRules, Saved, SaveRules, why_keep, why_save
+from trainer_cli.schema.checkpoint_config import KeepBestConfig
+from trainer_cli.steps.intervals import Duration, Interval
+from trainer_cli.steps.progress import Progress
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.scheduler_intervals import Scheduled
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,13 +16,13 @@ from tiny import ListLogger, Noisy, everything, loader, on, same, trainer
 from torch import nn
 
 import trainer_cli
-from trainer_cli.callbacks import profiling
+from trainer_cli.addons.inspect import profiling
+from trainer_cli.addons.inspect.profiling import DurationProfiler, MemoryMonitor, Throughput, TorchProfiler, peak_tflops
+from trainer_cli.addons.inspect.tensors import ActivationStatistics, DumpActivations, Norms, TensorListener
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor, ParameterTable, parameter_table
-from trainer_cli.callbacks.profiling import DurationProfiler, MemoryMonitor, Throughput, TorchProfiler, peak_tflops
-from trainer_cli.callbacks.tensors import ActivationStatistics, DumpActivations, Norms, TensorListener
+from trainer_cli.outputs.model_call import _observers
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.model_call import _observers
 
 
 class Observed(Noisy):

@@ -13,8 +13,8 @@ from tiny import Line, assert_resumes_exactly, loader, trainer
 from trainer_cli import CheckpointerCallback
 from trainer_cli.callbacks.save_budget import SaveBudget
 from trainer_cli.callbacks.state_saver import RunIdentity
-from trainer_cli.core.progress import Progress
 from trainer_cli.errors import ConfigError
+from trainer_cli.steps.progress import Progress
 
 STEP_S = 0.005
 

@@ -12,10 +12,10 @@ import torch
 from tiny import ListLogger, StopAt, everything, loader, same, trainer
 from torch import Tensor, nn
 
+from trainer_cli.addons.sparsity.sparse_training import GMP, SET, RigL, Static
+from trainer_cli.addons.sparsity.sparsity import Sparsity, cosine, cubic, erdos_renyi_kernel, replaced
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.sparse_training import GMP, SET, RigL, Static
-from trainer_cli.callbacks.sparsity import Sparsity, cosine, cubic, erdos_renyi_kernel, replaced
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision

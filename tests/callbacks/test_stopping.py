@@ -19,12 +19,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyExit, EarlyStopping, ThresholdStopper
-from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.optim.scheduler_intervals import Scheduled
+from trainer_cli.optim.schedulers import scheduler_factory
+from trainer_cli.schema.checkpoint_config import KeepBestConfig
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.scheduler_intervals import Scheduled
-from trainer_cli.trainer.schedulers import scheduler_factory
 from trainer_cli.trainer.training_loop import TrainingLoop
 
 NAN, INF = math.nan, math.inf

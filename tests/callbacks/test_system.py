@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import tiny
 
-from trainer_cli.callbacks import system
-from trainer_cli.callbacks.nvml import Nvml
-from trainer_cli.callbacks.system import SYSTEM_FILE, SystemMonitor, Usage, open_nvml
-from trainer_cli.core.files import AppendedFile
+from trainer_cli.addons.inspect import system
+from trainer_cli.addons.inspect.nvml import Nvml
+from trainer_cli.addons.inspect.system import SYSTEM_FILE, SystemMonitor, Usage, open_nvml
 from trainer_cli.errors import ConfigError
+from trainer_cli.files.durable import AppendedFile
 from trainer_cli.loggers.text_files import JsonlLogger
 
 STAT = "cpu  {} 0 100 {} 50 0 0 0 0 0\ncpu0 1 2 3 4 5\n"

@@ -14,14 +14,15 @@ from torch.utils.data import TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+from trainer_cli.addons.inspect.metrics import ConfusionMatrix, Metrics
+from trainer_cli.addons.inspect.samples import TextSamples
+from trainer_cli.addons.text.gpt import GPT
+from trainer_cli.addons.text.text import Windows
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.metrics import ConfusionMatrix, Metrics
-from trainer_cli.callbacks.samples import TextSamples
 from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.data.loader import Loader
-from trainer_cli.data.text import Windows
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.models.gpt import GPT, classification
+from trainer_cli.models.classification import classification
 from trainer_cli.trainer.trainer import Trainer
 
 F1_OF_ONE_EPOCH = {"max_duration": 4, "eval_interval": 2}

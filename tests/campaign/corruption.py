@@ -18,9 +18,9 @@ from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S, Reference, check_end, make_reference, resumed_step
 from campaign.verdict import PASSED, Outcome, Verdict
 from trainer_cli.checkpoint.catalog import Catalog, newest_intact
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import CheckpointError
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.local import LocalStorage
 
 Damage = Callable[[Path, Random], None]
 """Damages one file of a checkpoint. The folder of the checkpoint before it is its neighbour."""

@@ -23,8 +23,8 @@ from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S, Reference, announced_steps, make_reference, verdict_of
 from campaign.trial_runs import ending_of
 from campaign.verdict import PASSED, Outcome, Verdict
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.storage.local import LocalStorage
 
 Case = TypeVar("Case")
 NUMBERS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)

@@ -16,7 +16,7 @@ from compare import assert_same_run, metrics, tensors
 
 from campaign.verdict import Outcome, Verdict
 from trainer_cli.checkpoint.catalog import catalog_of, why_damaged
-from trainer_cli.core.naming import parse_step
+from trainer_cli.layout.naming import parse_step
 
 HANG_S = 120.0
 """A start that takes longer has hung. A whole training here takes less than a second of a core."""

@@ -15,11 +15,11 @@ from s3 import new_bucket, s3_server
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.kill_points import ALL, spread
 from campaign.verdict import Outcome, Verdict
+from trainer_cli.addons.stores.object_client import ObjectClient
+from trainer_cli.addons.stores.object_store import ObjectStorage
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.checkpoint.save import CheckpointMetadata
-from trainer_cli.checkpoint.storage.object_client import ObjectClient
-from trainer_cli.checkpoint.storage.object_store import ObjectStorage
 
 STEPS = 4
 

@@ -15,13 +15,13 @@ from typing import Any
 from forgetful import ForgetfulDisk, PowerCut
 from states import same, small_state
 
+from trainer_cli.addons.exact.faults import Fault, FaultyDisk
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.naming import Hidden, parse_hidden
 from trainer_cli.errors import NO_SPACE, SaveError
-from trainer_cli.testing.faults import Fault, FaultyDisk
+from trainer_cli.layout.naming import Hidden, parse_hidden
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.local import LocalStorage
 
 Act = Callable[[Path, Disk], None]
 

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from oracle import NOTHING_DONE, Folder, Oracle, RefusedError, Seen
 
+from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import AFTER_EXCEPTION, RunIdentity
 from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.core.intervals import Duration, Interval, StepCounts
-from trainer_cli.core.policy import Occasion
-from trainer_cli.core.progress import Progress
 from trainer_cli.errors import CheckpointError, SaveError, UserError
-from trainer_cli.parallel.strategy import Single
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.policy.rules import Occasion
+from trainer_cli.steps.intervals import Duration, Interval, StepCounts
+from trainer_cli.steps.progress import Progress
+from trainer_cli.strategies.strategy import Single
 from trainer_cli.trainer.state import checkpoint_state
 from trainer_cli.trainer.time_account import TimeAccount
 

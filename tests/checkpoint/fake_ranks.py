@@ -13,14 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainer_cli.checkpoint.format.archive import ArchiveFormat
-from trainer_cli.checkpoint.format.base import Format
-from trainer_cli.checkpoint.format.sharded import ShardedFormat
+from trainer_cli.addons.formats.archive import ArchiveFormat
 from trainer_cli.checkpoint.save import CheckpointMetadata, RankFiles, commit, write
 from trainer_cli.checkpoint.snapshot import Snapshot
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.checkpoint_config import Compression
-from trainer_cli.core.manifest import Manifest
+from trainer_cli.format.base import Format
+from trainer_cli.format.sharded import ShardedFormat
+from trainer_cli.manifest import Manifest
+from trainer_cli.schema.checkpoint_config import Compression
+from trainer_cli.storage.local import LocalStorage
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from hostile import (
 from hostile_pickles import ARCHIVES, HUGE, Case, code_cases, cut, object_cases, written
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
+from trainer_cli import manifest as manifests
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.core import manifest as manifests
 
 
 def entry(**fields: Any) -> bytes:

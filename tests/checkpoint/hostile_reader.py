@@ -13,8 +13,8 @@ import time
 import warnings
 from pathlib import Path
 
+from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.foreign.read import read_foreign
 
 LIMIT_S = 90
 ADDRESS_SPACE_BYTES = 8 << 30

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer_cli.checkpoint.model_state import Fitting, fit_model, table
-from trainer_cli.checkpoint.optimizer_state import fit_optimizer
-from trainer_cli.core.load_options import LoadOptions, LoadReport
-from trainer_cli.core.manifest import FileEntry, Manifest, new_digest
 from trainer_cli.errors import UserError
+from trainer_cli.manifest import FileEntry, Manifest, new_digest
+from trainer_cli.schema.load_options import LoadOptions, LoadReport
+from trainer_cli.state.model_state import Fitting, fit_model, table
+from trainer_cli.state.optimizer_state import fit_optimizer
 
 
 def same(one: Any, other: Any) -> bool:

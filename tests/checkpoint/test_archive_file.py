@@ -17,10 +17,10 @@ import pytest
 import torch
 from states import same, small_state
 
+from trainer_cli.addons.formats.archive_file import read_archive
+from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import SUFFIXES, extract_archive, is_archive, write_archive
-from trainer_cli.checkpoint.foreign.read import read_foreign
-from trainer_cli.checkpoint.format.archive_file import read_archive
 from trainer_cli.checkpoint.without_trainer import load_checkpoint
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.runs.select import select_one

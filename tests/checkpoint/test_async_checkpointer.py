@@ -18,9 +18,9 @@ from states import same, small_state
 
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, SyncCheckpointer, make_async_checkpointer
 from trainer_cli.checkpoint.snapshot import CopyStager, SnapshotBuffer
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import SaveError
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.local import LocalStorage
 
 
 class SlowDisk(Disk):

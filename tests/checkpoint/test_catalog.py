@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from states import reseal, same, small_state
 
+from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.checkpoint.catalog import (
     GONE,
     REMOVING,
@@ -25,13 +26,12 @@ from trainer_cli.checkpoint.catalog import (
     why_damaged,
 )
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.core.naming import Naming, removed_marker
-from trainer_cli.core.policy import Kind, Saved
 from trainer_cli.errors import CheckpointError
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.layout.naming import Naming, removed_marker
+from trainer_cli.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.policy.rules import Kind, Saved
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.local import LocalStorage
 
 
 @pytest.fixture

@@ -24,17 +24,17 @@ from trainer_cli.checkpoint.checkpointer import (
     make_async_checkpointer,
     make_sync_checkpointer,
 )
-from trainer_cli.checkpoint.format import open as registry
-from trainer_cli.checkpoint.format.sharded import TensorsFormat
-from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.checkpoint.save import CheckpointWriter
 from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager
-from trainer_cli.checkpoint.storage import manifest_lock
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.open import open_storage
-from trainer_cli.core.policy import Kind
 from trainer_cli.errors import CheckpointError, SaveError, UserError
+from trainer_cli.format import open as registry
+from trainer_cli.format.sharded import TensorsFormat
+from trainer_cli.format.tree import UnsavableState
+from trainer_cli.policy.rules import Kind
+from trainer_cli.storage import manifest_lock
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.local import LocalStorage
+from trainer_cli.storage.open import open_storage
 
 
 class Awaited(AsyncCheckpointer):

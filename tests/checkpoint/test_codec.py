@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from states import same
 
-from trainer_cli.checkpoint.format.tree import Undecodable, UnsavableState, decode, encode
+from trainer_cli.format.tree import Undecodable, UnsavableState, decode, encode
 
 
 def there_and_back(tree):

@@ -11,12 +11,12 @@ import pytest
 import torch
 from thread_ranks import ThreadGroup, on_ranks
 
+from trainer_cli.addons.exact.faults import FaultyDisk
+from trainer_cli.addons.formats.archive import ArchiveFormat
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.format.archive import ArchiveFormat
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.checkpoint_config import Compression
 from trainer_cli.errors import NoSpaceError, SaveError
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.schema.checkpoint_config import Compression
+from trainer_cli.storage.local import LocalStorage
 
 STATE = {"model": {"a": torch.zeros(50_000)}, "step": 1}
 """Of 200,000 bytes, for which at least 220,000 and a block for each file are to be free."""

@@ -11,10 +11,10 @@ import safetensors.torch
 import torch
 from command import run_program
 
-from trainer_cli.checkpoint.export import Average, ExportFormat, export, renamed, replacing
-from trainer_cli.checkpoint.model_state import model_files, weights_of
+from trainer_cli.addons.formats.export import Average, ExportFormat, export, renamed, replacing
+from trainer_cli.addons.formats.export_run import export_one, strip
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.runs.export import export_one, strip
+from trainer_cli.state.model_state import model_files, weights_of
 from trainer_cli.trainer.trainer import Trainer
 
 
@@ -160,7 +160,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import safetensors.torch, torch
-from trainer_cli.checkpoint.export import ExportFormat, export
+from trainer_cli.addons.formats.export import ExportFormat, export
 out, when = Path(sys.argv[1]), sys.argv[2]
 count = 0
 def dying(usual, at):

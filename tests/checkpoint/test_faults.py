@@ -29,10 +29,10 @@ from acts import (
 from forgetful import ForgetfulDisk
 from states import same, small_state
 
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.addons.exact.faults import Fault
 from trainer_cli.errors import SaveError
-from trainer_cli.testing.faults import Fault
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.local import LocalStorage
 
 _CHANGES_NOTHING = {"stat", "open", "read", "listdir", "bypass_cache", "fsync", "fsync_dir"}
 """Operations after which a process that is killed leaves the same files as before them. Power cuts are other tests."""

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_cli.checkpoint.storage import folder as folder_module
-from trainer_cli.checkpoint.storage.disk import PAGE, Disk
-from trainer_cli.checkpoint.storage.folder import StagedFolder
-from trainer_cli.core.checkpoint_config import DigestAlgorithm
-from trainer_cli.core.manifest import FileEntry, new_digest
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.addons.exact.faults import FaultyDisk
+from trainer_cli.manifest import FileEntry, new_digest
+from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.storage import folder as folder_module
+from trainer_cli.storage.disk import PAGE, Disk
+from trainer_cli.storage.folder import StagedFolder
 
 BLOCK = 4 * PAGE
 CONTENT = Random(0).randbytes(40 * PAGE)

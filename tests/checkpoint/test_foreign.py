@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat
 sys.path.append(str(Path(__file__).parents[1] / "parallel"))
 from ranks import on_ranks
 
+from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
-from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.checkpoint.kind import Kind, kind_of
 from trainer_cli.errors import CheckpointError
 
 

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from hostile import dcp, saved
 
-from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.errors import CheckpointError
 
 IN_ALL = int(os.environ.get("TRAIN_FUZZ", "200"))

@@ -20,6 +20,10 @@ import safetensors.torch
 import torch
 from states import reseal, same
 
+from trainer_cli.addons.formats import huggingface
+from trainer_cli.addons.formats.archive import ArchiveFormat
+from trainer_cli.addons.formats.huggingface import HuggingFaceFormat
+from trainer_cli.addons.formats.torch_file import TorchFileFormat
 from trainer_cli.checkpoint.catalog import Catalog, why_damaged
 from trainer_cli.checkpoint.checkpointer import (
     AsyncCheckpointer,
@@ -27,19 +31,15 @@ from trainer_cli.checkpoint.checkpointer import (
     SyncCheckpointer,
     make_sync_checkpointer,
 )
-from trainer_cli.checkpoint.format import huggingface
-from trainer_cli.checkpoint.format import open as open_format
-from trainer_cli.checkpoint.format.archive import ArchiveFormat
-from trainer_cli.checkpoint.format.base import Format
-from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
-from trainer_cli.checkpoint.format.open import format_of_rank, new_format
-from trainer_cli.checkpoint.format.sharded import ShardedFormat, TensorsFormat
-from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.commands.ckpt_inspect import opened
-from trainer_cli.core.checkpoint_config import CheckpointFormat, Compression
-from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.format import open as open_format
+from trainer_cli.format.base import Format
+from trainer_cli.format.open import format_of_rank, new_format
+from trainer_cli.format.sharded import ShardedFormat, TensorsFormat
+from trainer_cli.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.schema.checkpoint_config import CheckpointFormat, Compression
+from trainer_cli.storage.local import LocalStorage
 
 FORMATS: dict[str, Format] = {
     "tensors": TensorsFormat(),

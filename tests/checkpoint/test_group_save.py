@@ -14,6 +14,7 @@ import torch
 from states import same
 from thread_ranks import ThreadGroup, on_ranks
 
+from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import (
     AsyncCheckpointer,
@@ -21,11 +22,10 @@ from trainer_cli.checkpoint.checkpointer import (
     SyncCheckpointer,
     make_sync_checkpointer,
 )
-from trainer_cli.checkpoint.format.sharded import SMALL_BYTES
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import NotDurableError, SaveError, UserError
+from trainer_cli.format.sharded import SMALL_BYTES
 from trainer_cli.parallel.rendezvous import PeerError
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.storage.local import LocalStorage
 
 LARGE = SMALL_BYTES // 4 + 1
 FACTS = CheckpointMetadata(run_id="run", step=2, files={"config.yaml": b"seed: 1\n"})

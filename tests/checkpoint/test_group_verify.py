@@ -13,9 +13,9 @@ from trainer_cli.checkpoint import group_verify
 from trainer_cli.checkpoint.catalog import Catalog, why_damaged
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.group_verify import GroupVerifier, share_of
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.manifest import FileEntry, Manifest
-from trainer_cli.core.policy import Kind
+from trainer_cli.manifest import FileEntry, Manifest
+from trainer_cli.policy.rules import Kind
+from trainer_cli.storage.local import LocalStorage
 
 FILES = {"a": 100, "b": 60, "c": 50, "d": 10, "e": 0}
 

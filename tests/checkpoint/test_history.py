@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.checkpoint.history import CheckpointHistory, lives
-from trainer_cli.core.json_lines import parse_rows, read_rows
+from trainer_cli.files.json_lines import parse_rows, read_rows
 
 
 def told(file: Path) -> list[tuple[Any, ...]]:

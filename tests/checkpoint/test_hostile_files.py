@@ -13,7 +13,7 @@ import torch
 from hostile import Raw, build, call, dcp, named, opcodes, pickled, tensor, tensor_arguments, torch_zip
 from hostile_run import CASES, read_cases, why_wrong
 
-from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.errors import CheckpointError
 
 

@@ -17,14 +17,14 @@ from states import same, small_state
 from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.format import verified_file
-from trainer_cli.checkpoint.format.live_tensors import LiveTensors
-from trainer_cli.checkpoint.format.verified_file import VerifiedFile
-from trainer_cli.checkpoint.model_state import capture_model, fit_model
-from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
-from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
-from trainer_cli.core.policy import Kind
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.format import verified_file
+from trainer_cli.format.live_tensors import LiveTensors
+from trainer_cli.format.verified_file import VerifiedFile
+from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
+from trainer_cli.policy.rules import Kind
+from trainer_cli.state.model_state import capture_model, fit_model
+from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
 
 MB = 2**20
 

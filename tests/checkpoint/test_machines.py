@@ -16,14 +16,14 @@ from object_store_proxy import Schedule, proxy
 from states import same
 from thread_ranks import ThreadGroup, on_ranks
 
+from trainer_cli.addons.stores.object_client import ObjectClient
+from trainer_cli.addons.stores.object_store import ObjectStorage
 from trainer_cli.checkpoint.catalog import Catalog, newest_intact
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.format.sharded import SMALL_BYTES
 from trainer_cli.checkpoint.group_verify import GroupVerifier
-from trainer_cli.checkpoint.storage.object_client import ObjectClient
-from trainer_cli.checkpoint.storage.object_store import ObjectStorage
-from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.errors import SaveError, StoreAwayError
+from trainer_cli.format.sharded import SMALL_BYTES
+from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 
 pytestmark = pytest.mark.slow
 LARGE = SMALL_BYTES // 4 + 1

@@ -11,7 +11,8 @@ from states import restore_model, restore_optimizer, same
 from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.model_state import (
+from trainer_cli.errors import UserError
+from trainer_cli.state.model_state import (
     are_finite,
     capture_model,
     capture_rng,
@@ -21,8 +22,7 @@ from trainer_cli.checkpoint.model_state import (
     unwrapped,
     warn_of_other_devices,
 )
-from trainer_cli.checkpoint.optimizer_state import capture_optimizer
-from trainer_cli.errors import UserError
+from trainer_cli.state.optimizer_state import capture_optimizer
 
 
 class Net(nn.Module):

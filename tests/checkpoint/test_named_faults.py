@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tiny import ListLogger, StopAt, loader, same, trainer
 
+from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.core.manifest import Manifest
 from trainer_cli.errors import SaveError
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.manifest import Manifest
 from trainer_cli.trainer.hooks import Callback
 
 

@@ -23,21 +23,21 @@ from states import same, small_state
 from test_storage import StorageContract
 from torch import nn
 
+from trainer_cli.addons.stores import object_client
+from trainer_cli.addons.stores.download import fetch
+from trainer_cli.addons.stores.object_client import ObjectClient, explain_refusal
+from trainer_cli.addons.stores.object_store import ObjectStorage
+from trainer_cli.addons.stores.uploader import Uploader
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_async_checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.find import write_archive
-from trainer_cli.checkpoint.storage import object_client
-from trainer_cli.checkpoint.storage.download import fetch
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.object_client import ObjectClient, explain_refusal
-from trainer_cli.checkpoint.storage.object_store import ObjectStorage
-from trainer_cli.checkpoint.storage.uploader import Uploader
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened
-from trainer_cli.core.manifest import DamagedCheckpoint
-from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import NotDurableError, StoreAwayError, UserError
+from trainer_cli.files.url_path import as_path
+from trainer_cli.manifest import DamagedCheckpoint
 from trainer_cli.runs.folders import read_small_file
+from trainer_cli.storage.local import LocalStorage
 
 pytestmark = pytest.mark.slow
 
@@ -460,7 +460,7 @@ def test_a_copy_that_is_always_taken_away_is_not_told_as_removed(
             with super().reading(name) as folder:
                 yield folder
 
-    monkeypatch.setattr("trainer_cli.checkpoint.storage.object_store.LocalStorage", Taken)
+    monkeypatch.setattr("trainer_cli.addons.stores.object_store.LocalStorage", Taken)
     problems = ckpt_admin.verify_all(items, lambda done, item: None)
     assert problems == {path: "it cannot be read: its local copy is being removed"}
     storage.remove("step1")

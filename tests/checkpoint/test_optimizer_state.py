@@ -10,9 +10,9 @@ from states import restore_model, restore_optimizer
 from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.model_state import capture_model
-from trainer_cli.checkpoint.optimizer_state import capture_optimizer, find_misplaced, fit_optimizer
 from trainer_cli.errors import UserError
+from trainer_cli.state.model_state import capture_model
+from trainer_cli.state.optimizer_state import capture_optimizer, find_misplaced, fit_optimizer
 
 
 def _model(seed: int = 0) -> nn.Sequential:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from states import small_state
 
+from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.disk_errors import disk_error
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import NotDurableError, SaveError
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.local import LocalStorage
 
 FACTS = CheckpointMetadata(step=1, files={"config.yaml": b"x" * 1000})
 

@@ -16,17 +16,17 @@ from thread_ranks import ThreadGroup, on_ranks
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from trainer_cli.checkpoint.checkpointer import SyncCheckpointer, make_sync_checkpointer
-from trainer_cli.checkpoint.format import sharded
-from trainer_cli.checkpoint.format.dtensor import is_dtensor, local_of, targets_of
-from trainer_cli.checkpoint.format.readable import check_readable
-from trainer_cli.checkpoint.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own
-from trainer_cli.checkpoint.format.tree import Undecodable, UnsavableState
-from trainer_cli.checkpoint.format.verified_file import VerifiedFile
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.folder import LocalReadableFolder
-from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.core.parts import why_uncovered
-from trainer_cli.core.shards import Shard as Part
+from trainer_cli.format import sharded
+from trainer_cli.format.dtensor import is_dtensor, local_of, targets_of
+from trainer_cli.format.readable import check_readable
+from trainer_cli.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own
+from trainer_cli.format.tree import Undecodable, UnsavableState
+from trainer_cli.format.verified_file import VerifiedFile
+from trainer_cli.layout.parts import why_uncovered
+from trainer_cli.layout.shards import Shard as Part
+from trainer_cli.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.folder import LocalReadableFolder
 
 LARGE = SMALL_BYTES // 4 + 1
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from states import small_state
 
-from trainer_cli.checkpoint.format.memory import HostMemory
-from trainer_cli.checkpoint.format.sharded import TensorsFormat
 from trainer_cli.checkpoint.snapshot import Snapshot, SnapshotBuffer
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.folder import StagedFolder
-from trainer_cli.core.checkpoint_config import DigestAlgorithm
+from trainer_cli.format.memory import HostMemory
+from trainer_cli.format.sharded import TensorsFormat
+from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.folder import StagedFolder
 
 Written = tuple[dict[str, bytes], dict[str, Mapping[str, str]]]
 

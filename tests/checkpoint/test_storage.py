@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.checkpoint.storage import local
-from trainer_cli.checkpoint.storage.base import Storage
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.checkpoint_config import DigestAlgorithm
-from trainer_cli.core.manifest import new_digest
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.addons.exact.faults import FaultyDisk
+from trainer_cli.manifest import new_digest
+from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.storage import local
+from trainer_cli.storage.base import Storage
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.local import LocalStorage
 
 
 def put(storage: Storage, name: str, **files: bytes) -> None:

@@ -15,13 +15,13 @@ import torch
 from hostile_cases import HEADERS
 from states import same, small_state
 
-from trainer_cli.checkpoint.format import tensor_file
-from trainer_cli.checkpoint.format.header import ELEMENT_BYTES
-from trainer_cli.checkpoint.format.sharded import TensorsFormat
-from trainer_cli.checkpoint.format.tree import UnsavableState
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.core.policy import Kind
+from trainer_cli.format import tensor_file
+from trainer_cli.format.header import ELEMENT_BYTES
+from trainer_cli.format.sharded import TensorsFormat
+from trainer_cli.format.tree import UnsavableState
+from trainer_cli.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.policy.rules import Kind
+from trainer_cli.storage.local import LocalStorage
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int32, torch.int16,

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from trainer_cli.checkpoint.storage.uploader import Uploader
+from trainer_cli.addons.stores.uploader import Uploader
 
 WAIT_S = 600.0
 

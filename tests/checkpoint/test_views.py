@@ -18,23 +18,23 @@ from hypothesis import strategies as st
 from states import restore_model, same
 from torch.distributed.tensor import Shard
 
+from trainer_cli.addons.formats.archive import ArchiveFormat
+from trainer_cli.addons.formats.export import ExportFormat
+from trainer_cli.addons.formats.export_run import export_one, strip
+from trainer_cli.addons.formats.huggingface import HuggingFaceFormat
+from trainer_cli.addons.formats.torch_file import TorchFileFormat
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, SyncCheckpointer, make_sync_checkpointer
-from trainer_cli.checkpoint.export import ExportFormat
-from trainer_cli.checkpoint.fill_state import move_tensors
-from trainer_cli.checkpoint.format.archive import ArchiveFormat
-from trainer_cli.checkpoint.format.base import Format
-from trainer_cli.checkpoint.format.dtensor import local_of, targets_of
-from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
-from trainer_cli.checkpoint.format.readable import check_readable
-from trainer_cli.checkpoint.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own, encode_own
-from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
-from trainer_cli.checkpoint.format.tree import Undecodable, decode, encode
-from trainer_cli.checkpoint.format.views import extent_of
 from trainer_cli.checkpoint.snapshot import SnapshotBuffer
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.commands.ckpt_inspect import compare, opened
-from trainer_cli.core.manifest import DamagedCheckpoint
-from trainer_cli.runs.export import export_one, strip
+from trainer_cli.format.base import Format
+from trainer_cli.format.dtensor import local_of, targets_of
+from trainer_cli.format.readable import check_readable
+from trainer_cli.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own, encode_own
+from trainer_cli.format.tree import Undecodable, decode, encode
+from trainer_cli.format.views import extent_of
+from trainer_cli.manifest import DamagedCheckpoint
+from trainer_cli.state.fill_state import move_tensors
+from trainer_cli.storage.local import LocalStorage
 
 SHARING: dict[str, Format] = {
     "tensors": TensorsFormat(),

@@ -13,10 +13,10 @@ import torch
 from states import same, small_state
 from web import Habits, web_server
 
+from trainer_cli.addons.formats.read import read_foreign
+from trainer_cli.addons.stores import download
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.find import latest_checkpoint, write_archive
-from trainer_cli.checkpoint.foreign.read import read_foreign
-from trainer_cli.checkpoint.storage import download
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.commands.main import main
@@ -57,8 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("trainer_cli.checkpoint.storage.object_client._FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr("trainer_cli.checkpoint.storage.object_client._LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr("trainer_cli.addons.stores.object_client._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("trainer_cli.addons.stores.object_client._LONGEST_WAIT_S", 0.0)
 
 
 def _loads(url: str, step: int = 3) -> None:
@@ -157,7 +157,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_used(tmp_path: Path, monkey
     torch.save(WEIGHTS, path)
     habits = Habits(ranges=True)
     with web_server(tmp_path / "www", habits) as address:
-        from trainer_cli.checkpoint.storage.object_client import ObjectClient
+        from trainer_cli.addons.stores.object_client import ObjectClient
 
         usual = ObjectClient.get_range
 
@@ -175,8 +175,8 @@ def test_a_file_that_changes_while_it_is_read_is_not_used(tmp_path: Path, monkey
 def test_large_files_come_in_parts_where_the_server_sends_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer_cli.checkpoint.storage.object_client.PART_BYTES", 100)
-    monkeypatch.setattr("trainer_cli.checkpoint.storage.object_client._BLOCK_BYTES", 64)
+    monkeypatch.setattr("trainer_cli.addons.stores.object_client.PART_BYTES", 100)
+    monkeypatch.setattr("trainer_cli.addons.stores.object_client._BLOCK_BYTES", 64)
     (tmp_path / "www").mkdir()
     torch.save(WEIGHTS, tmp_path / "www/w.pt")
     size = (tmp_path / "www/w.pt").stat().st_size
@@ -214,6 +214,6 @@ def test_the_size_of_requests_and_the_progress_have_keys(
 
 
 def test_a_server_that_is_away_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_cli.checkpoint.storage.object_client._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("trainer_cli.addons.stores.object_client._FIRST_WAIT_S", 0.0)
     with pytest.raises(StoreAwayError, match=r"failed 6 times: .*refused"):
         select_one("http://127.0.0.1:9/w.pt")

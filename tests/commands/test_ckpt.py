@@ -21,13 +21,13 @@ from trainer_cli.checkpoint import catalog as integrity
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.history import lives
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.main import main
-from trainer_cli.core.json_lines import read_rows
-from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.policy import Kind
+from trainer_cli.files.json_lines import read_rows
+from trainer_cli.manifest import Manifest
+from trainer_cli.policy.rules import Kind
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.storage.local import LocalStorage
 
 ROOT = Path(__file__).parents[2]
 FINE = "runs/fine/checkpoints"

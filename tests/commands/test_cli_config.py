@@ -14,7 +14,7 @@ from printed import message
 from trainer_cli.commands.main import main
 from trainer_cli.config.fields import whole_values
 from trainer_cli.config.json_schema import json_schema
-from trainer_cli.core.schema import LoopConfig, TrainConfig
+from trainer_cli.schema.sections import LoopConfig, TrainConfig
 
 ConfigLines = Callable[..., list[str]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.checkpoint.storage.download import cache_of
+from trainer_cli.addons.stores.download import cache_of
 from trainer_cli.commands import env
 from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError

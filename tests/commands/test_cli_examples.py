@@ -13,15 +13,15 @@ import pytest
 import torch
 from long_run import save_a_long_run
 
+from trainer_cli.addons.exact.bisect import Condition
+from trainer_cli.addons.exact.replay_command import parse_steps
+from trainer_cli.addons.jobs.sweep_jobs import jobs
 from trainer_cli.commands import main as main_module
 from trainer_cli.commands.choices import Choices
 from trainer_cli.commands.main import VERBS, main, parser_of
-from trainer_cli.commands.replay import parse_steps
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import compose
 from trainer_cli.config.search_path import PACKAGE
-from trainer_cli.config.sweep import jobs
-from trainer_cli.runs.bisect import Condition
 from trainer_cli.runs.run_dir import RunDir
 
 NEEDS = {

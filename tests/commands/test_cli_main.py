@@ -324,7 +324,7 @@ def test_collecting_garbage_is_left_as_it_was_and_on_where_something_is_built(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from trainer_cli.config.compose import compose
-    from trainer_cli.runs.build import Builder
+    from trainer_cli.running.build import Builder
 
     assert gc.isenabled()
     main(["config", "nothing=3"])

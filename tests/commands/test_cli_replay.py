@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.addons.exact.replay_command import parse_steps
 from trainer_cli.commands.main import main
-from trainer_cli.commands.replay import parse_steps
 from trainer_cli.errors import UserError
 from trainer_cli.runs.run_dir import RunDir
 
@@ -284,7 +284,7 @@ def test_step_0_can_only_be_kept() -> None:
 def test_torch_is_set_up_before_the_checkpoint_to_begin_with_is_verified(run: Path) -> None:
     """Its threads spin as shortly as in `train fit`, and the garbage collector leaves out what was imported."""
     code = (
-        "import gc, os, sys; from pathlib import Path; from trainer_cli.runs.replay_plan import plan_replay;"
+        "import gc, os, sys; from pathlib import Path; from trainer_cli.addons.exact.replay_plan import plan_replay;"
         f"assert 'torch' not in sys.modules; plan_replay(Path({str(run)!r}), 9); assert 'torch' in sys.modules;"
         "print(os.environ['GOMP_SPINCOUNT'], gc.get_freeze_count() > 100_000)"
     )

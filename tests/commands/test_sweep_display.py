@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.commands.sweep_display import SweepDisplay
-from trainer_cli.commands.sweep_table import NOT_BEGUN, JobStatus
-from trainer_cli.core.run_status import RunStatus
+from trainer_cli.addons.jobs.sweep_display import SweepDisplay
+from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, JobStatus
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.terminal import cell_width
 
 

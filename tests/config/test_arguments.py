@@ -15,8 +15,8 @@ from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.config.fields import DATA_KEYS
 from trainer_cli.config.targets import Trust
 from trainer_cli.config.tree import ConfigTree
-from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError
+from trainer_cli.schema.sections import TrainConfig
 
 Write = Callable[[str, str], Path]
 PARTS = """

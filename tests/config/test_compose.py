@@ -18,8 +18,8 @@ from trainer_cli.config.fields import defaults, fields
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import Node, fill_defaults
-from trainer_cli.core.schema import Dtype, TrainConfig
 from trainer_cli.errors import ConfigError
+from trainer_cli.schema.sections import Dtype, TrainConfig
 
 Write = Callable[[str, str], Path]
 

@@ -11,7 +11,7 @@ from command import ROOT
 
 from trainer_cli.config.compose import compose
 from trainer_cli.config.fields import OPEN, unknown_key
-from trainer_cli.core.elsewhere import _ELSEWHERE, _SETTINGS, written_here
+from trainer_cli.elsewhere import _ELSEWHERE, _SETTINGS, written_here
 from trainer_cli.errors import ConfigError
 
 VALUES = (

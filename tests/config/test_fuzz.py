@@ -28,8 +28,8 @@ from trainer_cli.config.check import validate
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.config.fields import fields
 from trainer_cli.config.tree import ConfigTree, Node
-from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError, raise_all
+from trainer_cli.schema.sections import TrainConfig
 
 IN_ALL = int(os.environ.get("TRAIN_FUZZ", "1000"))
 TEXTS = {

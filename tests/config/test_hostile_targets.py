@@ -14,11 +14,11 @@ from hostile_targets import ELSEWHERE, HOLES, REACHES, TARGETS, TRUST, TRUSTED, 
 import trainer_cli
 from trainer_cli.commands.main import main
 from trainer_cli.config.targets import Trust
-from trainer_cli.core.schema import TrainConfig
-from trainer_cli.core.types import CheckedArguments
 from trainer_cli.errors import ConfigError, ExitCode
-from trainer_cli.runs.build import Builder
-from trainer_cli.runs.reach import is_outside
+from trainer_cli.running.build import Builder
+from trainer_cli.running.reach import is_outside
+from trainer_cli.schema.sections import TrainConfig
+from trainer_cli.signatures.types import CheckedArguments
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_the_same_node_runs_in_a_config_of_the_users_own(tmp_path: Path) -> None
     assert (tmp_path / "canary").exists(), "so the table above tells something"
 
 
-@pytest.mark.parametrize("target", ["os.system", "torch.load", "mine_hole.go", "trainer_cli.core.files.replace"])
+@pytest.mark.parametrize("target", ["os.system", "torch.load", "mine_hole.go", "trainer_cli.files.durable.replace"])
 def test_the_function_that_joins_batches_is_judged_too(target: str, project: Path) -> None:
     data = {"_target_": "trainer_cli.data.datasets.Digits", "batch_size": 4, "collate_fn": target}
     with pytest.raises(ConfigError, match=target):
@@ -195,8 +195,8 @@ def test_the_function_that_joins_batches_is_judged_too(target: str, project: Pat
 ADMITTED = {
     "": """mine_hole.Net mine_hole.plain torch.nn.Linear torch.optim.SGD torch.optim.lr_scheduler.StepLR
         torch.nn.modules.linear.Linear torch.optim.swa_utils.AveragedModel trainer_cli.models.mlp.MLP
-        trainer_cli.data.text.Text trainer_cli.loggers.console.ConsoleLogger trainer_cli.CheckpointerCallback
-        trainer_cli.trainer.warmup.WarmupCosine""",
+        trainer_cli.addons.text.text.Text trainer_cli.loggers.console.ConsoleLogger trainer_cli.CheckpointerCallback
+        trainer_cli.optim.warmup.WarmupCosine""",
     "torch": "torch.nn.Linear torch.optim.SGD torch.utils.data.TensorDataset",
     "transformers": "transformers.GPT2LMHeadModel transformers.GPT2Config",
     "peft": "peft.LoraConfig peft.get_peft_model",

@@ -14,9 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from trainer_cli.config import search_path
 from trainer_cli.config.fields import ConfigKey, fields
 from trainer_cli.config.json_schema import DIALECT, json_schema
-from trainer_cli.core.intervals import Duration, Unit
-from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError
+from trainer_cli.schema.sections import TrainConfig
+from trainer_cli.steps.intervals import Duration, Unit
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCHEMA = json_schema()

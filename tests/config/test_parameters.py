@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from trainer_cli.config.fields import fields
-from trainer_cli.core.checkpoint_config import Removal
-from trainer_cli.core.types import call_parameters, kind_of, misfits
+from trainer_cli.schema.checkpoint_config import Removal
+from trainer_cli.signatures.types import call_parameters, kind_of, misfits
 
 VALUES: dict[str, Any] = {
     "null": None, "true": True, "0": 0, "7": 7, "2.0": 2.0, "a": "a", "[1]": [1], "{x: 1}": {"x": 1},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from trainer_cli.commands.sweep import plan
+from trainer_cli.addons.jobs.sweep import plan
 from trainer_cli.config.compose import compose, diff, freeze, from_yaml, thaw, to_yaml
 from trainer_cli.config.diff import changed_env_values, line_of_digests
 from trainer_cli.config.resolvers import MOMENT, share_moment

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from trainer_cli.addons.jobs.sweep_jobs import LONGEST_KEY, jobs, key_of, text_of
 from trainer_cli.config.overrides import read_overrides
-from trainer_cli.config.sweep import LONGEST_KEY, jobs, key_of, text_of
 from trainer_cli.errors import ConfigError
 
 GROUPS = {"model": ["cnn", "gpt/large", "gpt/small", "mlp"], "experiment": ["digits", "digits_mlp", "text"]}

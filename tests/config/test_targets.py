@@ -173,7 +173,8 @@ def test_wrapped_and_nested_ones_of_the_projects_own_are_trusted(mine: Path) -> 
 
 def test_a_checkout_of_ours_is_no_project_that_may_name_all_of_it() -> None:
     root = Path(targets.__file__).parents[2]
-    for path in ("trainer_cli.commands.main.main", "trainer_cli.core.files.replace", "trainer_cli.runs.build.Builder"):
+    for name in ("commands.main.main", "files.durable.replace", "running.build.Builder"):
+        path = f"trainer_cli.{name}"
         with pytest.raises(ConfigError, match=r"comes from a config on disk"):
             targets.import_target(path, WHERE, Trust.recovered(root, []))
 

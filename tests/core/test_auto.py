@@ -9,8 +9,8 @@ import pytest
 
 from trainer_cli.config.compose import compose, with_values
 from trainer_cli.config.processes import check_processes
-from trainer_cli.core.auto import auto_keys, batch_sizes
 from trainer_cli.errors import ConfigError
+from trainer_cli.schema.auto import auto_keys, batch_sizes
 
 ROOT = Path(__file__).parents[2]
 

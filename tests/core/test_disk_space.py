@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_cli.core.disk_space import FreeSpace, NeededSpace, find_shortage, why_no_room
+from trainer_cli.checkpoint.disk_space import FreeSpace, NeededSpace, find_shortage, why_no_room
 
 SAVE = NeededSpace(1_000_000, 5)
 """Takes 1,120,480 bytes with the ends of blocks and what is left for logs."""

@@ -14,8 +14,8 @@ from dying_disk import Died, die_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.core import files
 from trainer_cli.errors import UserError
+from trainer_cli.files import durable as files
 
 REPLACES = ("fsync", "replace", "unlink")
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trainer_cli.core.goodput import (
+from trainer_cli.goodput import (
     best_interval_s,
     complete_killed,
     compute_goodput,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.core.intervals import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
-from trainer_cli.core.progress import Progress
+from trainer_cli.steps.intervals import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
+from trainer_cli.steps.progress import Progress
 
 
 @pytest.mark.parametrize(

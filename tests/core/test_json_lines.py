@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.core import json_lines
-from trainer_cli.core.json_lines import GrowingFile, Lines, Rows, read_last_row, read_rows
+from trainer_cli.files import json_lines
+from trainer_cli.files.json_lines import GrowingFile, Lines, Rows, read_last_row, read_rows
 
 
 @pytest.fixture

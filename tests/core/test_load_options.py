@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_cli.core.load_options import LoadOptions, LoadReport, advice
 from trainer_cli.errors import ConfigError
+from trainer_cli.schema.load_options import LoadOptions, LoadReport, advice
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.core.manifest import FileEntry, Manifest, ManifestError, new_digest
-from trainer_cli.core.policy import Kind
-from trainer_cli.core.shards import Shard
+from trainer_cli.layout.shards import Shard
+from trainer_cli.manifest import FileEntry, Manifest, ManifestError, new_digest
+from trainer_cli.policy.rules import Kind
 
 DIGEST = "xxh3_128:" + "0" * 32
 SAMPLE = Manifest(

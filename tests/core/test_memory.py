@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.core.memory import _control_group_bytes, available_bytes, peak_resident_bytes, resident_bytes
+from trainer_cli.memory import _control_group_bytes, available_bytes, peak_resident_bytes, resident_bytes
 
 
 def test_memory_that_is_resident_counts_now_and_at_the_peak() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from trainer_cli import WarmupCosine
-from trainer_cli.core.naming import (
+from trainer_cli.errors import UserError
+from trainer_cli.layout.naming import (
     Hidden,
     HiddenName,
     Naming,
@@ -21,7 +22,6 @@ from trainer_cli.core.naming import (
     variables_in,
     why_unfit,
 )
-from trainer_cli.errors import UserError
 
 
 @pytest.mark.parametrize("step", [0, 1, 10, 123456789012])

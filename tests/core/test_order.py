@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_position, sample_seed
+from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_position, sample_seed
 
 GOLDEN_SMALL = [1, 7, 3, 9, 6, 4, 5, 2, 8, 0]
 GOLDEN_LARGE = [618510, 626280, 780844, 300031, 789416, 935800, 868986, 687773]

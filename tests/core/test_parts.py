@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.core.parts import PartTable, group_names, why_uncovered
-from trainer_cli.core.shards import Shard
+from trainer_cli.layout.parts import PartTable, group_names, why_uncovered
+from trainer_cli.layout.shards import Shard
 
 SHAPES = [(64, 8), (8, 64), (64,), (5, 8)]
 

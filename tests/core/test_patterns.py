@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_cli.core.patterns import alternatives, did_you_mean, matches, nearest
+from trainer_cli.patterns import alternatives, did_you_mean, matches, nearest
 
 
 @pytest.mark.parametrize(

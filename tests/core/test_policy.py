@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.core.checkpoint_config import CheckpointConfig, Removal
-from trainer_cli.core.intervals import Duration, Interval
-from trainer_cli.core.metric_modes import Mode
-from trainer_cli.core.policy import (
+from trainer_cli.metric_modes import Mode
+from trainer_cli.policy.rules import (
     BestRule,
     Kind,
     Moment,
@@ -29,7 +27,9 @@ from trainer_cli.core.policy import (
     why_remove,
     why_save,
 )
-from trainer_cli.core.progress import Progress
+from trainer_cli.schema.checkpoint_config import CheckpointConfig, Removal
+from trainer_cli.steps.intervals import Duration, Interval
+from trainer_cli.steps.progress import Progress
 
 P, E = Kind.regular, Kind.ephemeral
 STEP, FINAL, STOP, PRE, LAST = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train, Occasion.last_stop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_cli.core.progress import Progress
+from trainer_cli.steps.progress import Progress
 
 
 def test_progress_comes_back_as_it_was_saved() -> None:

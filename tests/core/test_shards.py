@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from trainer_cli.core.shards import Shard, runs, spread, why_incomplete
+from trainer_cli.layout.shards import Shard, runs, spread, why_incomplete
 
 
 def rows(shape: tuple[int, ...], *ends: int) -> list[Shard]:

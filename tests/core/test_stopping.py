@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_cli.core.intervals import Duration, Interval
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.stopping import Limits, Stop, next_stop_step, why_stop
+from trainer_cli.policy.stopping import Limits, Stop, next_stop_step, why_stop
+from trainer_cli.steps.intervals import Duration, Interval
+from trainer_cli.steps.progress import Progress
 
 TEN = Interval(Duration.parse(10))
 SEVEN = Interval(Duration.parse(7))

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.core.checkpoint_config import Removal
-from trainer_cli.core.intervals import Duration, Interval, StepCounts, epoch_steps, first_step
-from trainer_cli.core.policy import (
+from trainer_cli.policy.rules import (
     BestRule,
     Kind,
     Moment,
@@ -23,9 +21,11 @@ from trainer_cli.core.policy import (
     why_remove,
     why_save,
 )
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.simulation import Simulation, Timeline, simulate
-from trainer_cli.core.stopping import Limits, Stop, why_stop
+from trainer_cli.policy.simulation import Simulation, Timeline, simulate
+from trainer_cli.policy.stopping import Limits, Stop, why_stop
+from trainer_cli.schema.checkpoint_config import Removal
+from trainer_cli.steps.intervals import Duration, Interval, StepCounts, epoch_steps, first_step
+from trainer_cli.steps.progress import Progress
 
 
 def naive(setting: Simulation, step_counts: StepCounts) -> dict[str, Any]:

@@ -27,14 +27,14 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from trainer_cli.checkpoint.format.tree import encode
+from trainer_cli.addons.text.mixture import Mixture
+from trainer_cli.addons.text.text import PackedRows, Sequences
+from trainer_cli.addons.text.tokens import TokenFiles
 from trainer_cli.data.datasets import Digits
 from trainer_cli.data.loader import Loader
-from trainer_cli.data.mixture import Mixture
 from trainer_cli.data.stream import StreamLoader
-from trainer_cli.data.text import PackedRows, Sequences
-from trainer_cli.data.tokens import TokenFiles
 from trainer_cli.data.user_loader import UserLoader
+from trainer_cli.format.tree import encode
 
 LENGTH = 23
 

@@ -19,8 +19,8 @@ from torch.utils.data import (
     random_split,
 )
 
+from trainer_cli.addons.text.mixture import MixedDataset
 from trainer_cli.data.adapt import as_loader
-from trainer_cli.data.mixture import MixedDataset
 from trainer_cli.errors import UserError
 
 

@@ -20,9 +20,9 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_seed
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader, PaddingBatch, SharedLoader
+from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
 from trainer_cli.data.position import STATE_VERSION, timeout_seconds
 from trainer_cli.data.random_state import kept_random_state, seed_random
 from trainer_cli.data.stream import StreamLoader

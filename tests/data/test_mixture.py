@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from trainer_cli.addons.text.mixture import BLOCK, MixedDataset, Mixture, quotas
+from trainer_cli.addons.text.text import Documents, Packing
 from trainer_cli.data.loader import Loader
-from trainer_cli.data.mixture import BLOCK, MixedDataset, Mixture, quotas
-from trainer_cli.data.text import Documents, Packing
 from trainer_cli.errors import UserError
 
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from trainer_cli.addons.text.gpt import GPT
+from trainer_cli.addons.text.text import IGNORED, Documents, PackedRows, Packing, Sequences, best_fit
 from trainer_cli.data.loader import Loader
-from trainer_cli.data.text import IGNORED, Documents, PackedRows, Packing, Sequences, best_fit
 from trainer_cli.errors import UserError
-from trainer_cli.models.gpt import GPT
 
 
 def sequences(*lengths: int) -> Sequences:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_cli.data.read_text import count_characters, find_documents, keep_documents, read_text, tokenize
-from trainer_cli.data.text import Documents, Text
+from trainer_cli.addons.text.read_text import count_characters, find_documents, keep_documents, read_text, tokenize
+from trainer_cli.addons.text.text import Documents, Text
 from trainer_cli.errors import UserError
 
 TEXTS = st.lists(st.text("ab \n\r\t\x0bß€", max_size=30).map(str.encode), min_size=1, max_size=3)

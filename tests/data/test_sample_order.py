@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer_cli.core.order import sample_indices, sample_seeds
+from trainer_cli.data.order import sample_indices, sample_seeds
 from trainer_cli.data.sample_order import BLOCK, SampleOrder
 
 

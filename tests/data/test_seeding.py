@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, default_collate
 
-from trainer_cli.core.order import sample_indices, sample_seed
 from trainer_cli.data.loader import Loader
+from trainer_cli.data.order import sample_indices, sample_seed
 from trainer_cli.data.random_state import (
     is_random_state,
     is_random_state_without_torch,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer_cli.addons.text.text import Text
 from trainer_cli.data.loader import Loader
-from trainer_cli.data.text import Text
 from trainer_cli.errors import UserError
 
 WORDS = "the quick brown fox jumps over the lazy dog; " * 10

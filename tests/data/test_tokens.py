@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from trainer_cli.addons.text.gpt import GPT
+from trainer_cli.addons.text.mixture import Mixture
+from trainer_cli.addons.text.text import IGNORED
+from trainer_cli.addons.text.tokens import TokenFiles, TokenWindows
 from trainer_cli.data.loader import Loader
-from trainer_cli.data.mixture import Mixture
-from trainer_cli.data.text import IGNORED
-from trainer_cli.data.tokens import TokenFiles, TokenWindows
 from trainer_cli.errors import UserError
-from trainer_cli.models.gpt import GPT
 
 IDS = np.random.default_rng(0).integers(1, 90, 405)
 

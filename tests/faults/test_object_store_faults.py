@@ -16,16 +16,16 @@ from campaign.uploads import Run, make_state, read_store
 from object_store_proxy import FAULTS, Schedule, proxy
 from s3 import new_bucket, s3_server
 
-from trainer_cli.callbacks.copier import Copier
+from trainer_cli.addons.stores.copier import Copier
+from trainer_cli.addons.stores.object_client import ObjectClient
+from trainer_cli.addons.stores.object_store import ObjectStorage
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.save import CheckpointMetadata
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.object_client import ObjectClient
-from trainer_cli.checkpoint.storage.object_store import ObjectStorage
-from trainer_cli.core.checkpoint_config import Newer
-from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import SaveError
+from trainer_cli.files.url_path import as_path
+from trainer_cli.schema.checkpoint_config import Newer
+from trainer_cli.storage.local import LocalStorage
 
 pytestmark = pytest.mark.slow
 COUNT = int(os.environ.get("TRAIN_STORE_FAULTS", "8"))

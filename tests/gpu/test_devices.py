@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
+from trainer_cli.addons.auto.find import try_batch_sizes
+from trainer_cli.addons.auto.trial_memory import TrialMemory
+from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.data.loader import Loader
-from trainer_cli.models.gpt import GPT
-from trainer_cli.parallel.fsdp import FSDP
+from trainer_cli.outputs.metrics import WeightedMeans
 from trainer_cli.parallel.process_group import from_environment
-from trainer_cli.trainer.find import try_batch_sizes
-from trainer_cli.trainer.metrics import WeightedMeans
-from trainer_cli.trainer.trial_memory import TrialMemory
+from trainer_cli.strategies.fsdp import FSDP
 
 STEPS, HALF = 6, 3
 CUDA = pytest.mark.gpu

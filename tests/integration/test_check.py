@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from command import LIMIT_S, is_alive, running
 
+from trainer_cli.addons.exact import resume
+from trainer_cli.addons.exact.attempts import ForkedProbes
 from trainer_cli.commands.main import main
-from trainer_cli.testing import resume
-from trainer_cli.testing.attempts import ForkedProbes
 
 CALLBACK = """
 from trainer_cli import Callback

@@ -14,7 +14,7 @@ import pytest
 from command import make_project, train
 from compare import assert_same_run, assert_same_state, checkpoints
 
-from trainer_cli.core.manifest import Manifest
+from trainer_cli.manifest import Manifest
 
 CODE = '''
 """A user's own data of several kinds, and a small model."""

@@ -25,11 +25,11 @@ from printed import message
 
 from trainer_cli import SyncCheckpointer
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.config.compose import compose
-from trainer_cli.core.files import warn_of_no_fsync
 from trainer_cli.errors import RunDirectoryError
-from trainer_cli.runs.fit import fit
+from trainer_cli.files.durable import warn_of_no_fsync
+from trainer_cli.running.fit import fit
+from trainer_cli.storage.disk import Disk
 
 RUN = (
     "fit", "experiment=digits_mlp", "model.hidden=[64]", "loop.max_duration=1000000", "loop.log_interval=5",

@@ -29,7 +29,7 @@ SENTENCES = '''
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from trainer_cli.models.gpt import classification
+from trainer_cli.models.classification import classification
 
 BERT = dict(vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
 

@@ -15,7 +15,7 @@ from printed import message
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.history import lives
-from trainer_cli.core.json_lines import read_rows
+from trainer_cli.files.json_lines import read_rows
 
 RUN = (*SMALL, "loop.max_duration=40", "run_dir=run", "+callbacks.interrupt._target_=interrupts.Interrupt")
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 
 from s3 import new_bucket, s3_server
 
-from trainer_cli.checkpoint.storage import object_client
+from trainer_cli.addons.stores import object_client
 from trainer_cli.commands.main import main
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def test_a_run_that_has_only_step_0_in_the_store_begins_anew(url: str, tmp_path:
     saves = ("checkpoint.save_interval=null", "checkpoint.save_on_stop=false")
     run = (*common, "name=mine", f"checkpoint.folder={url}", *saves)
     with running("fit", *run, "loop.max_duration=100000", cwd=tmp_path) as process:
-        from trainer_cli.checkpoint.storage.object_client import ObjectClient
+        from trainer_cli.addons.stores.object_client import ObjectClient
 
         client = ObjectClient(url)
         process.wait_for(lambda: client.get("step0/manifest.json") is not None, "step 0 in the store")
@@ -70,7 +70,7 @@ def test_a_run_whose_disk_is_lost_goes_on_from_the_store_bit_for_bit(url: str, t
     trained(*long, "name=straight", cwd=tmp_path)
     lost = (*long, "name=lost", f"checkpoint.folder={url}")
     with running("fit", *lost, "loop.log_interval=1", cwd=tmp_path) as process:
-        from trainer_cli.checkpoint.storage.object_client import ObjectClient
+        from trainer_cli.addons.stores.object_client import ObjectClient
 
         client = ObjectClient(url)
         process.wait_for(lambda: client.get("step100/manifest.json") is not None, "step 100 in the store")
@@ -115,7 +115,7 @@ def test_checkpoints_in_the_store_are_kept_evaluated_and_looked_after(url: str, 
 
 
 def test_the_same_command_sends_the_final_checkpoint_of_a_run_whose_store_refused_it(url: str, tmp_path: Path) -> None:
-    from trainer_cli.checkpoint.storage.object_client import ObjectClient
+    from trainer_cli.addons.stores.object_client import ObjectClient
 
     client, stored = ObjectClient(url), (*SMALL, "name=stored", f"checkpoint.folder={url}")
     # The claim of another run, so that this one cannot send its checkpoint.
@@ -186,7 +186,7 @@ def test_a_killed_run_goes_on_bit_for_bit_from_its_copies_in_the_store(url: str,
     trained(*long, "name=straight", cwd=tmp_path)
     lost = (*long, "name=lost", f"checkpoint.copy_to.folder={url}", "checkpoint.copy_to.every=2")
     with running("fit", *lost, "loop.log_interval=1", cwd=tmp_path) as process:
-        from trainer_cli.checkpoint.storage.object_client import ObjectClient
+        from trainer_cli.addons.stores.object_client import ObjectClient
 
         client = ObjectClient(url)
         process.wait_for(lambda: client.get("step100/manifest.json") is not None, "a copy of step 100 in the store")

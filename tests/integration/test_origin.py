@@ -144,7 +144,7 @@ def test_a_dataset_that_draws_numbers_of_its_own_is_never_refused(project: Path)
 
 def test_other_library_versions_make_other_samples_a_warning(project: Path) -> None:
     manifest = project / "runs/mine/checkpoints/step4/manifest.json"
-    from trainer_cli.core.manifest import Manifest
+    from trainer_cli.manifest import Manifest
 
     known = Manifest.parse(manifest.read_bytes())
     object.__setattr__(known, "versions", {**known.versions, "torch": "2.0.0"})
@@ -246,7 +246,7 @@ def test_validate_from_another_project_refuses_another_model(project: Path, tmp_
 
 
 def test_a_checkpoint_without_these_digests_is_read(project: Path) -> None:
-    from trainer_cli.core.manifest import Manifest
+    from trainer_cli.manifest import Manifest
 
     for file in (project / "runs/mine/checkpoints").glob("step*/manifest.json"):
         known = Manifest.parse(file.read_bytes())

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 
 from reported import BEGAN, make_run, make_sweep, validate
 
-from trainer_cli.commands.report import report
+from trainer_cli.addons.view.report import report
 from trainer_cli.loggers.media import _encode_png
 from trainer_cli.runs.run_dir import RunDir
 

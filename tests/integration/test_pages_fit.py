@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 
 from reported import BEGAN, make_run, make_sweep, validate
 
-from trainer_cli.commands import serve_http
-from trainer_cli.commands.report import report
+from trainer_cli.addons.view import serve_http
+from trainer_cli.addons.view.report import report
 from trainer_cli.loggers.base import Record, RunFacts, Table
 from trainer_cli.loggers.media import MediaLogger
 from trainer_cli.loggers.text_files import strict_json

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from command import make_project, train
 
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.simulation import Timeline
-from trainer_cli.core.stopping import Stop
-from trainer_cli.runs.plan_view import schedule_texts
+from trainer_cli.policy.simulation import Timeline
+from trainer_cli.policy.stopping import Stop
+from trainer_cli.running.plan_view import schedule_texts
+from trainer_cli.steps.progress import Progress
 
 MEASURE = '''
 """Notes each save, and what the checkpoints take while what it replaces is still there."""

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from trainer_cli import load_model
+from trainer_cli.addons.predict.predict import predict
 from trainer_cli.commands.main import main
-from trainer_cli.core.ranks import Ranks
 from trainer_cli.data.datasets import Digits
-from trainer_cli.runs.predict import predict
+from trainer_cli.ranks import Ranks
 
 PARTS = """
 import os

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 
 from reported import BEGAN, HOSTILE, make_run, make_sweep, validate
 
-from trainer_cli.commands.report import report
+from trainer_cli.addons.view.report import report
 
 pytestmark = needs_chromium
 

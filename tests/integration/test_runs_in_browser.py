@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 
 from reported import BEGAN, HOSTILE, make_run, outcome, record, write_metrics
 
-from trainer_cli.commands.report import report
-from trainer_cli.core.run_status import RunStatus
+from trainer_cli.addons.view.report import report
 from trainer_cli.runs.environment import timestamp
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.steps.run_status import RunStatus
 
 pytestmark = needs_chromium
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.commands.main import main
-from trainer_cli.runs.repeated_steps import repeats_steps
+from trainer_cli.running.repeated_steps import repeats_steps
 
 SERVICE = '''
 import json

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 
 from reported import HOSTILE, make_run, record
 
-from trainer_cli.commands import serve_http
+from trainer_cli.addons.view import serve_http
 from trainer_cli.loggers.text_files import strict_json
 
 pytestmark = needs_chromium

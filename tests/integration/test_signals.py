@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from command import LIMIT_S, ROOT, Result, environment, hold, make_project, names, records, running, train, weights
 
-from trainer_cli.runs.signals import StopSignals
+from trainer_cli.signals import StopSignals
 
 FIT = ("fit", "experiment=mine")
 REASONS = {

@@ -16,8 +16,8 @@ from command import ROOT, SMALL, flip_a_byte, hold, make_project, names, records
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.manifest import FileEntry, Manifest
+from trainer_cli.manifest import FileEntry, Manifest
+from trainer_cli.storage.local import LocalStorage
 
 OWN_RECORDS = ("config.yaml", "metrics.jsonl", "train.log", "summary.json", "environment.json", ".lock", "tensorboard")
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer_cli.core.run_status import RunStatus
+from trainer_cli.addons.trackers.mlflow import LegalNames, MlflowLogger, legal_name
+from trainer_cli.addons.trackers.trackio import TrackioLogger
+from trainer_cli.addons.trackers.wandb import WandbLogger, shorten_name
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, import_extra, read_id
-from trainer_cli.loggers.mlflow import LegalNames, MlflowLogger, legal_name
-from trainer_cli.loggers.trackio import TrackioLogger
-from trainer_cli.loggers.wandb import WandbLogger, shorten_name
+from trainer_cli.steps.run_status import RunStatus
 
 MEDIA: dict[str, Any] = {
     "texts": {"samples/0": "<b>"},

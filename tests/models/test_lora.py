@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from trainer_cli.addons.formats.export import ExportFormat
+from trainer_cli.addons.formats.export_run import export_one
+from trainer_cli.addons.text.lora import lora
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.checkpoint.export import ExportFormat
-from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
-from trainer_cli.models.lora import lora
-from trainer_cli.runs.export import export_one
+from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 

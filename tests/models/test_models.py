@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.data.datasets import Digits
 from trainer_cli.data.loader import Loader
 from trainer_cli.models.cnn import CNN
-from trainer_cli.models.gpt import GPT
 from trainer_cli.models.mlp import MLP
 
 IMAGES = (torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 9]))

@@ -43,13 +43,13 @@ def serve(folder: Path) -> None:
     import torch.utils.tensorboard
     from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 
+    import trainer_cli.addons.view.report
     import trainer_cli.callbacks.checkpointer
     import trainer_cli.commands.fit
-    import trainer_cli.commands.report
     import trainer_cli.loggers.tensorboard
-    import trainer_cli.runs.fit
-    import trainer_cli.runs.plan
-    import trainer_cli.runs.validate
+    import trainer_cli.running.fit
+    import trainer_cli.running.plan
+    import trainer_cli.running.validate
     import trainer_cli.trainer.trainer  # noqa: F401
 
     torch.set_num_threads(1)

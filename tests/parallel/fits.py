@@ -21,12 +21,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from trainer_cli import Callback, Digits, TrainStep
+from trainer_cli.addons.exact.faults import FaultyDisk
+from trainer_cli.addons.jobs.supervise import compose_fit
 from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import from_environment
-from trainer_cli.parallel.torch_compat import whole
-from trainer_cli.runs.fit import fit
-from trainer_cli.runs.supervise import compose_fit
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.running.fit import fit
+from trainer_cli.torch_compat import whole
 
 
 class Stopping(Callback):

@@ -20,21 +20,21 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_cli import Logging, Trainer, TrainingLoop
+from trainer_cli.addons.auto.find import find_learning_rate
+from trainer_cli.addons.exact.faults import FaultyDisk
+from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.format.dtensor import local_of, targets_of
-from trainer_cli.checkpoint.model_state import capture_model, fit_model
-from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.load_options import WHOLE
 from trainer_cli.errors import UserError
-from trainer_cli.models.gpt import GPT
+from trainer_cli.format.dtensor import local_of, targets_of
 from trainer_cli.parallel import process_group
-from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.parallel.rendezvous import is_of_peer
-from trainer_cli.parallel.strategy import DDP
-from trainer_cli.testing.faults import FaultyDisk
-from trainer_cli.trainer.find import find_learning_rate
+from trainer_cli.schema.load_options import WHOLE
+from trainer_cli.state.model_state import capture_model, fit_model
+from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.storage.local import LocalStorage
+from trainer_cli.strategies.fsdp import FSDP
+from trainer_cli.strategies.strategy import DDP
 
 MEGABYTE = 1 << 20
 LARGE = 64 * MEGABYTE

@@ -11,12 +11,12 @@ import pytest
 import torch
 from ranks import HERE
 
-from trainer_cli.core.stopping import Stop
 from trainer_cli.errors import UserError
+from trainer_cli.outputs.metrics import WeightedMeans
 from trainer_cli.parallel import same
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.process_group import ProcessGroup
-from trainer_cli.trainer.metrics import WeightedMeans
+from trainer_cli.policy.stopping import Stop
 from trainer_cli.trainer.requests import Requests
 
 sys.path.insert(0, str(HERE.parent / "checkpoint"))

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_cli.models.cnn import CNN
-from trainer_cli.parallel import strategy
 from trainer_cli.parallel.process_group import ALONE
-from trainer_cli.parallel.strategy import DDP
+from trainer_cli.strategies import strategy
+from trainer_cli.strategies.strategy import DDP
 
 NEWER, OLDER = "torch with bucket_cap_mb_list", "torch without"
 dist: Any = torch.distributed

@@ -11,14 +11,14 @@ from torch import nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from trainer_cli.core.schema import Dtype, ParallelConfig, ParallelStrategy
+from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.errors import ConfigError
-from trainer_cli.models.gpt import GPT
 from trainer_cli.models.mlp import MLP
-from trainer_cli.parallel.blocks import find_blocks, recompute, without_tied
-from trainer_cli.parallel.fsdp import FSDP, read_styles
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
-from trainer_cli.runs.build import strategy_of
+from trainer_cli.running.build import strategy_of
+from trainer_cli.schema.sections import Dtype, ParallelConfig, ParallelStrategy
+from trainer_cli.strategies.blocks import find_blocks, recompute, without_tied
+from trainer_cli.strategies.fsdp import FSDP, read_styles
 
 LARGE = ("attention", "mlp.hidden", "mlp.out")
 

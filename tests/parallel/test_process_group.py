@@ -17,11 +17,11 @@ from ranks import HERE, on_ranks
 
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import rendezvous
 from trainer_cli.parallel.process_group import ALONE, from_environment
 from trainer_cli.parallel.rendezvous import LostRankError, noted_activity, noting
+from trainer_cli.storage.local import LocalStorage
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_cli.core.ranks import Ranks, first_host, ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 from trainer_cli.errors import UserError
+from trainer_cli.ranks import Ranks, first_host, ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 
 MASTER = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
 TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", **MASTER}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from ranks import HERE, fit_on_ranks, new_folder
 
+from trainer_cli.addons.exact.samples import StepSamples
+from trainer_cli.addons.exact.step_samples import read_step_samples
 from trainer_cli.commands.main import main
-from trainer_cli.runs.samples import StepSamples
-from trainer_cli.runs.step_samples import read_step_samples
 
 sys.path.insert(0, str(HERE.parent / "runs"))
 from test_step_samples import BASE, LINE, PLAIN, TRUST, indices_of, own

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader
 
-from trainer_cli.parallel.torch_compat import (
+from trainer_cli.torch_compat import (
     foreach_copy_,
     foreach_div_,
     foreach_lerp_,
@@ -141,7 +141,7 @@ _IN_A_NEW_PROCESS = """
 import sys, torch
 from torch.optim import AdamW, Optimizer
 from trainer_cli.commands.main import main
-from trainer_cli.parallel.torch_compat import leave_compiler_out, step_lightly
+from trainer_cli.torch_compat import leave_compiler_out, step_lightly
 
 assert main(["plan", "experiment=text"]) == 0
 assert "torch._dynamo" not in sys.modules, "a plan imported the compiler"

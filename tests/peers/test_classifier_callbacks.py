@@ -21,7 +21,7 @@ from classifier import (
 from small_runs import ListLogger, StopAt
 
 import trainer_cli as tc
-from trainer_cli.callbacks.sparse_training import GMP, Static
+from trainer_cli.addons.sparsity.sparse_training import GMP, Static
 
 VALIDATING: dict[str, Callable[[], tc.Callback]] = {
     "ActivationStatistics": tc.ActivationStatistics,

@@ -26,8 +26,8 @@ from trainer_cli import (
     latest_checkpoint,
     make_sync_checkpointer,
 )
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.addons.exact.faults import FaultyDisk
+from trainer_cli.storage.local import LocalStorage
 
 BEST = {"metric": "val/score"}
 

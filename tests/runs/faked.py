@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from trainer_cli.commands.sweep import Planned
-from trainer_cli.config.sweep import Job
+from trainer_cli.addons.jobs.sweep import Planned
+from trainer_cli.addons.jobs.sweep_jobs import Job
 from trainer_cli.runs.run_dir import RunDir
 
 FAKE = """
 import json, os, signal, sys, time
-from trainer_cli.core.run_status import RunStatus
+from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.runs.run_dir import Outcome, RunDir
 
 run, what = RunDir(sys.argv[1]), sys.argv[2]

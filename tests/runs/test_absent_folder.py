@@ -11,9 +11,9 @@ import pytest
 from trainer_cli.commands.main import main
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import CheckpointError
-from trainer_cli.runs.fit import fit
+from trainer_cli.running.fit import fit
+from trainer_cli.running.start import start_existing
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.start import start_existing
 
 RUN = [
     "+experiment=digits_mlp", "name=mine", "loop.max_duration=4", "loop.eval_interval=null", "loop.log_interval=1",

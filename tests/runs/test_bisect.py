@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.addons.exact.bisect import Condition, search
+from trainer_cli.addons.exact.step_samples import find_sample
 from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError
-from trainer_cli.runs.bisect import Condition, search
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.step_samples import find_sample
 
 pytestmark = pytest.mark.usefixtures("forked_replays")
 

@@ -13,13 +13,13 @@ from torch import nn
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.config.targets import Trust
-from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError
+from trainer_cli.optim.optimizers import parameter_groups
+from trainer_cli.optim.schedulers import scheduler_factory
 from trainer_cli.parallel.process_group import ProcessGroup
-from trainer_cli.runs.build import Builder, target_packages
+from trainer_cli.running.build import Builder, target_packages
+from trainer_cli.schema.sections import TrainConfig
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.optimizers import parameter_groups
-from trainer_cli.trainer.schedulers import scheduler_factory
 from trainer_cli.trainer.training_loop import TrainingLoop
 
 MODEL = {"_target_": "trainer_cli.MLP", "hidden": [4]}

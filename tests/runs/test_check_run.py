@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.addons.exact.check_run import spread_evenly, stretches_between
 from trainer_cli.commands.main import main
-from trainer_cli.core.manifest import Manifest
-from trainer_cli.runs.check_run import spread_evenly, stretches_between
+from trainer_cli.manifest import Manifest
 
 STEPS = 16
 EVERY = 4

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from trainer_cli.callbacks.state_saver import RunIdentity
-from trainer_cli.checkpoint.format.open import format_of
 from trainer_cli.config.targets import Trust
-from trainer_cli.core.checkpoint_config import CheckpointConfig, CheckpointFormat
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import LoopConfig, TrainConfig
 from trainer_cli.errors import ConfigError
-from trainer_cli.runs.build import Builder, Data
-from trainer_cli.runs.checkpoint_size import CheckpointSize, checkpoint_size
+from trainer_cli.format.open import format_of
+from trainer_cli.running.build import Builder, Data
+from trainer_cli.running.checkpoint_size import CheckpointSize, checkpoint_size
+from trainer_cli.schema.checkpoint_config import CheckpointConfig, CheckpointFormat
+from trainer_cli.schema.sections import LoopConfig, TrainConfig
+from trainer_cli.steps.progress import Progress
 
 DATA = {"_target_": "trainer_cli.Digits", "batch_size": 50}
 MLP = {"_target_": "trainer_cli.MLP", "hidden": [64]}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.runs.supervise import Children
+from trainer_cli.addons.jobs.supervise import Children
 
 LIMIT_S = 60.0
 ENV = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.defpath}
@@ -65,7 +65,7 @@ def test_a_killed_child_is_gone() -> None:
 
 CHILD = """
 import os, signal, sys, threading
-from trainer_cli.runs.supervise import stop_with_parent
+from trainer_cli.addons.jobs.supervise import stop_with_parent
 stopped = []
 signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
 stop_with_parent()
@@ -77,7 +77,7 @@ open("stopped", "w").close()
 """
 PARENT = """
 import os, sys
-from trainer_cli.runs.supervise import Children
+from trainer_cli.addons.jobs.supervise import Children
 children = Children()
 for name in "ab":
     os.makedirs(name)

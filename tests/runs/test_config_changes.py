@@ -8,7 +8,7 @@ import pytest
 
 from trainer_cli.config.compose import Change, Composed, compose, diff
 from trainer_cli.errors import ConfigError
-from trainer_cli.runs.resume import refuse_changes
+from trainer_cli.running.resume import refuse_changes
 
 BASE = ["experiment=digits_mlp"]
 ROOT = Path(__file__).parents[2]

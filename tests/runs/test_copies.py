@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.addons.jobs.sweep import plan as plan_sweep
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.commands.main import main
-from trainer_cli.commands.sweep import plan as plan_sweep
 from trainer_cli.config.compose import Composed, compose
 from trainer_cli.errors import ConfigError, RunDirectoryError
-from trainer_cli.runs.fit import fit
-from trainer_cli.runs.plan import plan
-from trainer_cli.runs.plan_view import as_dict, shown
+from trainer_cli.running.fit import fit
+from trainer_cli.running.plan import plan
+from trainer_cli.running.plan_view import as_dict, shown
+from trainer_cli.running.start import start_existing, start_new
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.start import start_existing, start_new
 
 RUN = [
     "+experiment=digits_mlp", "name=mine", "loop.max_duration=6", "loop.eval_interval=null",

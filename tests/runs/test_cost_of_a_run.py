@@ -9,10 +9,10 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from trainer_cli.checkpoint.storage import local
+from trainer_cli import bounds
+from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.commands.main import main
-from trainer_cli.core import bounds
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.storage import local
 
 
 def test_a_resume_looks_at_old_checkpoints_as_a_whole_only_for_what_it_writes_at_its_end(

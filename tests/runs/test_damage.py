@@ -15,10 +15,10 @@ from hostile_records import make_runs, try_damage
 from reported import make_run, record, validate
 from unprivileged import nobody
 
+from trainer_cli.addons.view.serve_runs import ServedRuns
 from trainer_cli.commands.main import main
-from trainer_cli.commands.serve_runs import ServedRuns
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.steps.run_status import RunStatus
 
 Captured = pytest.CaptureFixture[str]
 GARBAGE = b"\x00\xff{]\n" * 3

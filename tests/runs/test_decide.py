@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from exact_project import POINTS
 
+from trainer_cli.addons.jobs.sweep import plan
+from trainer_cli.addons.jobs.sweep_jobs import text_of
 from trainer_cli.commands.main import main
-from trainer_cli.commands.sweep import plan
-from trainer_cli.config.sweep import text_of
 from trainer_cli.errors import ConfigError, ExitCode
 
 sys.path.append(str(Path(__file__).parents[1] / "integration"))

@@ -14,7 +14,7 @@ from tiny import loader, trainer
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.errors import ExitCode, NoSpaceError, SaveError
-from trainer_cli.runs.disk_failures import explain_disk_failure
+from trainer_cli.running.disk_failures import explain_disk_failure
 
 HERE = Path()
 

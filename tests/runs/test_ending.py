@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.addons.view.report_runs import summary as report_summary
 from trainer_cli.commands.main import main
-from trainer_cli.commands.report_runs import summary as report_summary
 from trainer_cli.config.compose import compose
-from trainer_cli.core.run_status import RunStatus
-from trainer_cli.runs.ending import print_outcome
+from trainer_cli.running.ending import print_outcome
 from trainer_cli.runs.record import rank_metrics
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import Outcome, RunDir
+from trainer_cli.steps.run_status import RunStatus
 
 RISING = """# @package _global_
 model: {_target_: rising.Net, in_features: 2, out_features: 1}

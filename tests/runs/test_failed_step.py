@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from reported import outcome, save, write_metrics
 
-from trainer_cli.core.policy import Kind
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import NotFiniteError, SaveError, UserError
-from trainer_cli.runs.failed_step import describe_commands, describe_resume, suggest_replay
+from trainer_cli.policy.rules import Kind
+from trainer_cli.running.failed_step import describe_commands, describe_resume, suggest_replay
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.steps.run_status import RunStatus
 
 
 def make_run(

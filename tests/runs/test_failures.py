@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.commands.main import main
-from trainer_cli.core.goodput import best_interval_s
-from trainer_cli.runs.failures import copy_seconds, find_best_interval, measured_saves
+from trainer_cli.goodput import best_interval_s
+from trainer_cli.running.failures import copy_seconds, find_best_interval, measured_saves
 from trainer_cli.runs.run_dir import RunDir
 
 NOW = 1.5e9

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from exact_project import POINTS
 
+from trainer_cli.addons.jobs.sweep import plan as plan_sweep
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.commands.main import main
-from trainer_cli.commands.sweep import plan as plan_sweep
 from trainer_cli.config.compose import compose
-from trainer_cli.runs.plan import plan
+from trainer_cli.running.plan import plan
+from trainer_cli.running.start import Done
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.start import Done
 
 PARTS = f"""{POINTS}
 from trainer_cli import Callback

@@ -20,9 +20,9 @@ from command import records, weights
 from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
 from trainer_cli.commands.main import main
 from trainer_cli.config.compose import compose
-from trainer_cli.core.schema import LoopConfig
 from trainer_cli.errors import UserError
 from trainer_cli.runs.run_dir import RunDir, describe_moved
+from trainer_cli.schema.sections import LoopConfig
 
 CODE = """
 import os

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.addons.jobs import supervise
+from trainer_cli.addons.jobs.supervise import fit_in_processes
 from trainer_cli.config.compose import compose, to_yaml
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import ConfigError
-from trainer_cli.runs import fit, supervise
-from trainer_cli.runs.ending import print_outcome
+from trainer_cli.running import fit
+from trainer_cli.running.ending import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir
-from trainer_cli.runs.supervise import fit_in_processes
+from trainer_cli.steps.run_status import RunStatus
 
 AGAIN = ["_job", "seed=1.yaml", "--supervised"]
 TWO = ("parallel=ddp", "parallel.processes_per_node=2")

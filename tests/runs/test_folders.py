@@ -12,25 +12,25 @@ import pytest
 import torch
 from tiny import loader, trainer
 
+from trainer_cli.addons.jobs.sweep import plan
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import latest_checkpoint
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands.main import main
-from trainer_cli.commands.sweep import plan
 from trainer_cli.config.compose import compose
-from trainer_cli.core.checkpoint_config import CheckpointConfig
-from trainer_cli.core.url_path import as_path, local_path
 from trainer_cli.errors import ConfigError, RunDirectoryError, UserError
+from trainer_cli.files.url_path import as_path, local_path
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
+from trainer_cli.running.start import refuse_other_runs, start_new
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.folders import checkpoints_of
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_all, select_one
-from trainer_cli.runs.start import refuse_other_runs, start_new
+from trainer_cli.schema.checkpoint_config import CheckpointConfig
+from trainer_cli.storage.local import LocalStorage
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
+from trainer_cli.addons.jobs import fork_server
+from trainer_cli.addons.jobs.fork_server import Forked, Process, ProcessStarter, own_command
 from trainer_cli.config import resolvers
-from trainer_cli.runs import fork_server
-from trainer_cli.runs.fork_server import Forked, Process, ProcessStarter, own_command
 
 LIMIT_S = 500.0
 PROBE = '''
@@ -65,7 +65,7 @@ STARTS = """
 import os
 Starts = print
 from subprocess import PIPE
-from trainer_cli.runs.fork_server import ProcessStarter, own_command
+from trainer_cli.addons.jobs.fork_server import ProcessStarter, own_command
 
 for _ in range(2):
     starter = ProcessStarter()
@@ -101,7 +101,7 @@ FAKE_TORCH = """
 import sys, threading, time, types
 torch = sys.modules["torch"] = types.ModuleType("torch")
 torch.cuda = types.SimpleNamespace(is_initialized=lambda: {initialized})
-compat = sys.modules["trainer_cli.parallel.torch_compat"] = types.ModuleType("torch_compat")
+compat = sys.modules["trainer_cli.torch_compat"] = types.ModuleType("torch_compat")
 compat.is_without_devices, compat.import_compiler = lambda: {asked}, dict
 if {thread}:
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
@@ -309,7 +309,7 @@ def test_ranks_are_forks_from_the_first_on(tmp_path: Path, monkeypatch: pytest.M
 PARENT = """
 import os, signal, sys, time
 from subprocess import PIPE
-from trainer_cli.runs.fork_server import ProcessStarter, own_command
+from trainer_cli.addons.jobs.fork_server import ProcessStarter, own_command
 starter = ProcessStarter()
 for _ in range(2):
     starter.start(own_command(["--version"]), output=PIPE).wait()

@@ -12,13 +12,13 @@ from tiny import loader, trainer
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.core.policy import Kind, Saved
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.simulation import Peak, Save, Timeline
 from trainer_cli.errors import UserError
-from trainer_cli.runs.free_space import check_space, estimate_size, optimizer_bytes
-from trainer_cli.runs.plan import StartPoint
+from trainer_cli.policy.rules import Kind, Saved
+from trainer_cli.policy.simulation import Peak, Save, Timeline
+from trainer_cli.running.free_space import check_space, estimate_size, optimizer_bytes
+from trainer_cli.running.plan import StartPoint
+from trainer_cli.steps.progress import Progress
+from trainer_cli.storage.disk import Disk
 
 SIZE = 1_000_000
 NEW = StartPoint(Progress())

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer, make_sync_checkpointer
-from trainer_cli.checkpoint.format.sharded import TensorsFormat
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.commands import ckpt_inspect as inspect
 from trainer_cli.commands.ckpt_inspect import Difference, TensorChange, compare, opened
-from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.naming import MANIFEST_FILE
-from trainer_cli.core.policy import Kind
-from trainer_cli.core.shards import Shard
 from trainer_cli.errors import CheckpointError
+from trainer_cli.format.sharded import TensorsFormat
+from trainer_cli.layout.naming import MANIFEST_FILE
+from trainer_cli.layout.shards import Shard
+from trainer_cli.manifest import Manifest
+from trainer_cli.policy.rules import Kind
+from trainer_cli.storage.local import LocalStorage
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]
 FLOATS8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]

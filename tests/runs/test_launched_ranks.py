@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.runs import launch as module
-from trainer_cli.runs.launch import RankProcesses, set_rank_variables
+from trainer_cli.addons.jobs import launch as module
+from trainer_cli.addons.jobs.launch import RankProcesses, set_rank_variables
 
 LIMIT_S = 60.0
 GOES_ON = "sleep 600 & wait"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.core.metric_modes import MODES, Mode
-from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.text_files import read_ranges
+from trainer_cli.metric_modes import MODES, Mode
+from trainer_cli.policy.rules import BestRule
 from trainer_cli.runs.curves import Columns, GrowingColumns, best_values, pace, pauses, reduce
 from trainer_cli.runs.metrics import (
     BestSettings,

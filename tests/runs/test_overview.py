@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer_cli.runs.overview import why_on_cpu
+from trainer_cli.running.overview import why_on_cpu
 
 
 @pytest.mark.parametrize(

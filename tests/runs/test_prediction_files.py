@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import pytest
 
-from trainer_cli.core.ranks import Ranks
+from trainer_cli.addons.predict.predict import _write_missing
+from trainer_cli.addons.predict.prediction_files import PredictionFile
+from trainer_cli.addons.predict.prediction_writers import PredictionWriter
 from trainer_cli.errors import ExitCode, TrainError, UserError
-from trainer_cli.runs.predict import _write_missing
-from trainer_cli.runs.prediction_files import PredictionFile
-from trainer_cli.runs.prediction_writers import PredictionWriter
+from trainer_cli.ranks import Ranks
 
 
 class Filling(PredictionWriter):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.addons.predict import prediction_writers
+from trainer_cli.addons.predict.prediction_writers import ParquetWriter
 from trainer_cli.errors import UserError
-from trainer_cli.runs import prediction_writers
-from trainer_cli.runs.prediction_writers import ParquetWriter
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'trainer-cli[parquet]'")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.addons.exact import replay_process as module
+from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.errors import UserError
-from trainer_cli.runs import replay_process as module
-from trainer_cli.runs.replay_process import replay_in_process
 
 FAILS = "import sys; print('warning: slow', file=sys.stderr); "
 FAILURES = {

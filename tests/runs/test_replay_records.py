@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.addons.exact.replay_records import RecordComparison
 from trainer_cli.loggers.base import Record
-from trainer_cli.runs.replay_records import RecordComparison
 
 
 def compared(recorded: dict[str, Any], replayed: dict[str, Any], without: tuple[str, ...] = ()) -> list[str]:

@@ -14,10 +14,10 @@ import pytest
 from printed import message as printed_message
 from reported import BEGAN, HOSTILE, make_run, make_sweep, validate, write_metrics
 
+from trainer_cli.addons.view.report import report
+from trainer_cli.addons.view.report_sweep import importance, parameter_axis
 from trainer_cli.commands.main import main
-from trainer_cli.commands.report import report
-from trainer_cli.commands.report_sweep import importance, parameter_axis
-from trainer_cli.core.run_status import RunStatus
+from trainer_cli.steps.run_status import RunStatus
 
 Captured = pytest.CaptureFixture[str]
 

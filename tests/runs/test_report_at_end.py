@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from reported import make_run, outcome
 
-from trainer_cli.commands import report_at_end
-from trainer_cli.commands.report_at_end import ReportAtEnd
-from trainer_cli.core.run_status import RunStatus
-from trainer_cli.core.schema import TrainConfig
+from trainer_cli.addons.view import report_at_end
+from trainer_cli.addons.view.report_at_end import ReportAtEnd
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.schema.sections import TrainConfig
+from trainer_cli.steps.run_status import RunStatus
 
 
 def fit(

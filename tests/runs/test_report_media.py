@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from reported import BEGAN, make_run
 
-from trainer_cli.commands import report_media
-from trainer_cli.commands.report_media import media
+from trainer_cli.addons.view import report_media
+from trainer_cli.addons.view.report_media import media
 from trainer_cli.loggers.base import Record, RunFacts, Table
 from trainer_cli.loggers.media import MEDIA_FILE, MediaLogger
 from trainer_cli.runs.record import RunRecord

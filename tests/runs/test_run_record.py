@@ -12,8 +12,8 @@ import pytest
 from reported import BEGAN, make_run, write_metrics
 
 from trainer_cli.checkpoint.history import CheckpointHistory
-from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.policy import Kind
+from trainer_cli.manifest import Manifest
+from trainer_cli.policy.rules import Kind
 from trainer_cli.runs.record import RunRecord, SweepJob, rank_metrics, read_sweep
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from unprivileged import nobody
 
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs import find_runs
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
 from trainer_cli.runs.record import RunView, short_keys
 from trainer_cli.runs.run import Run, RunsBelow
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
+from trainer_cli.steps.run_status import RunStatus
 
 NOW = 1.5e9
 """Before any of these files is written, so that they are new unless `last_written` says otherwise."""

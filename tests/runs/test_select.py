@@ -17,13 +17,13 @@ import torch
 from trainer_cli import make_sync_checkpointer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.find import expanded
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.overrides import read_overrides
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import CheckpointError
+from trainer_cli.running.validate import Holds, select_held, watched
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, select, select_all, select_one, suggest_nearby
-from trainer_cli.runs.validate import Holds, select_held, watched
+from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.storage.local import LocalStorage
 
 
 def save(path: Path, step: int, *, finite: bool = True, loss: float | None = None) -> None:

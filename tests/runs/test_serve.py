@@ -16,9 +16,9 @@ import pytest
 from reported import HOSTILE, make_run, make_sweep, record, write_metrics
 from serving import served
 
+from trainer_cli.addons.view.serve_http import RunServer, is_local
+from trainer_cli.addons.view.serve_runs import ServedRuns, end_of_log
 from trainer_cli.commands.main import main
-from trainer_cli.commands.serve_http import RunServer, is_local
-from trainer_cli.commands.serve_runs import ServedRuns, end_of_log
 from trainer_cli.commands.tail import Tail
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs import curves

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from trainer_cli.checkpoint.history import CheckpointHistory, Spent
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
+from trainer_cli.steps.run_status import RunStatus
 
 NOW = 1.5e9
 STOPPED = {"start": 1.0, "training": 10.0, "saving": 1.0}

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.addons.exact.course import read_records
+from trainer_cli.addons.exact.run_data import open_data
+from trainer_cli.addons.exact.sample_content import SampleLoader
+from trainer_cli.addons.exact.samples import StepSamples
+from trainer_cli.addons.exact.step_samples import find_sample, order_of, read_step_samples
 from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError
-from trainer_cli.runs.course import read_records
-from trainer_cli.runs.run_data import open_data
-from trainer_cli.runs.sample_content import SampleLoader
-from trainer_cli.runs.samples import StepSamples
-from trainer_cli.runs.step_samples import find_sample, order_of, read_step_samples
 
 BASE = [
     "optimizer=sgd", "scheduler=null", "loop.log_interval=1", "loop.eval_interval=null", "logging.console=off",

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.commands.submit import LOCAL, SLURM, Submission, check_names, check_processes, read_submission
-from trainer_cli.core.schema import ParallelConfig, ParallelStrategy
+from trainer_cli.addons.jobs.submit import LOCAL, SLURM, Submission, check_names, check_processes, read_submission
 from trainer_cli.errors import UserError
+from trainer_cli.schema.sections import ParallelConfig, ParallelStrategy
 
 GENERIC = {"stderr_to_stdout", "timeout_min", "nodes", "gpus_per_node", "tasks_per_node", "mem_gb", "name"}
 KNOWN = GENERIC | {"partition", "account", "signal_delay_s", "setup", "additional_parameters", "time"}

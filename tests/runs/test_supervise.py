@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from tiny import loader, on, trainer
 
+from trainer_cli.addons.jobs import supervise as module
+from trainer_cli.addons.jobs.supervise import Child, Children, supervise
 from trainer_cli.checkpoint.writer_thread import run_now
-from trainer_cli.core.schema import RestartsConfig, TrainConfig
-from trainer_cli.core.stopping import Ended, decide_restart
-from trainer_cli.runs import supervise as module
-from trainer_cli.runs.fit import _describe_stop
+from trainer_cli.policy.stopping import Ended, decide_restart
+from trainer_cli.running.fit import _describe_stop
+from trainer_cli.running.trigger_files import TriggerFiles
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.signals import STOPPING, StopSignals
-from trainer_cli.runs.supervise import Child, Children, supervise
-from trainer_cli.runs.trigger_files import TriggerFiles
+from trainer_cli.schema.sections import RestartsConfig, TrainConfig
+from trainer_cli.signals import STOPPING, StopSignals
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from faked import FAKE, attempts, fake, message
 
+from trainer_cli.addons.jobs.supervise import Children
+from trainer_cli.addons.jobs.sweep import Planned, Sweep, exit_code, folder_of, job_file, plan
 from trainer_cli.commands.main import main
-from trainer_cli.commands.sweep import Planned, Sweep, exit_code, folder_of, job_file, plan
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import Code, ConfigError, ExitCode, RunDirectoryError
 from trainer_cli.runs.run_dir import RunDir, write_json
-from trainer_cli.runs.supervise import Children
+from trainer_cli.steps.run_status import RunStatus
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.commands.sweep_table import (
+from trainer_cli.addons.jobs.sweep_table import (
     JobStatus,
     as_table,
     job_status,

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from command import ROOT
 
-from trainer_cli.commands import data
+from trainer_cli.addons.exact import data_command as data
+from trainer_cli.addons.exact.divergence import Divergence, Stage, Value
+from trainer_cli.addons.exact.divergence_report import DivergenceReport
 from trainer_cli.commands.choices import no_verb
 from trainer_cli.config.overrides import read_overrides
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
-from trainer_cli.runs.ending import print_outcome
+from trainer_cli.running.ending import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.select import ckpt_argument
-from trainer_cli.testing.divergence import Divergence, Stage, Value
-from trainer_cli.testing.divergence_report import DivergenceReport
+from trainer_cli.steps.run_status import RunStatus
 
 NAMES = (
     "plain", "a b", " a", "a ", "a[1]", "[b]", "it's", 'say "x"', "'a'", '"a"', "$HOME", "${HOME}", "$(id)",

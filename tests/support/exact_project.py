@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainer_cli.testing.report import ResumeReport
+from trainer_cli.addons.exact.report import ResumeReport
 
 Check = Callable[..., ResumeReport]
 """The check of that project with this code added, and these overrides."""

@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 from reported import make_run, record, validate
 
+from trainer_cli import manifest
+from trainer_cli.addons.view.serve_runs import ServedRuns
 from trainer_cli.commands.main import main
-from trainer_cli.commands.serve_runs import ServedRuns
-from trainer_cli.core import manifest
 from trainer_cli.loggers.text_files import strict_json
 
 ODD: tuple[Any, ...] = (

@@ -9,9 +9,9 @@ import pytest
 
 from trainer_cli.callbacks.skip_samples import _owner
 from trainer_cli.config.targets import Trust
-from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError, ExitCode
-from trainer_cli.runs.build import Builder
+from trainer_cli.running.build import Builder
+from trainer_cli.schema.sections import TrainConfig
 
 
 def words(text: str) -> list[str]:
@@ -30,11 +30,12 @@ torch.utils.cpp_extension.load_inline torch.utils.cpp_extension.subprocess.run t
 torch.utils.collect_env.run torch._inductor.codecache.subprocess.run torch._dynamo.config.os.system
 torch.nn.modules.module.torch.os.system torch.nn.modules.module.torch.hub.os.system
 torch.optim.optimizer.torch.os.system torch.optim.lr_scheduler.torch.utils.cpp_extension.load
-trainer_cli.runs.fit.os.system trainer_cli.commands.main.os.system trainer_cli.runs.run_dir.os.system
+trainer_cli.running.fit.os.system trainer_cli.commands.main.os.system trainer_cli.runs.run_dir.os.system
 trainer_cli.config.targets.importlib.import_module trainer_cli.trainer.trainer.torch.os.system
 trainer_cli.data.datasets.torch.os.system trainer_cli.models.mlp.torch.hub.os.system
-trainer_cli.data.read_text.sysconfig.os.system trainer_cli.loggers.console.sys.modules trainer_cli.commands.main.main
-trainer_cli.runs.fit.fit trainer_cli.runs.validate.validate trainer_cli.__main__.main webbrowser.open
+trainer_cli.addons.text.read_text.sysconfig.os.system trainer_cli.loggers.console.sys.modules
+trainer_cli.commands.main.main
+trainer_cli.running.fit.fit trainer_cli.running.validate.validate trainer_cli.__main__.main webbrowser.open
 mine_hole.go mine_hole.os.system mine_hole.bound mine_hole.late mine_hole.Inside.go mine_hole.Liar
 mine_hole.lying mine_hole.made mine_hole.Net.__subclasses__ mine_hole.Net.__class__ mine_hole.Net.mro
 mine_hole.INSTANCE mine_hole.WORDS.format mine_hole.WORDS mine_hole.np.f2py.run_main mine_hole.plain.__globals__.get
@@ -74,12 +75,13 @@ torch.nn.Linear.forward.__globals__ torch.nn.modules.module.OrderedDict torch.nn
 torch.nn.modules.module.warnings.warn torch.nn.modules.linear.math.sqrt torch.nn.modules.module._WrappedHook
 torch.nn.modules.module.register_module_forward_hook torch.optim.optimizer.torch.load torch.optim.optimizer.pickle
 torch.optim.optimizer.defaultdict torch.optim.swa_utils.get_ema_multi_avg_fn torch.nn.modules torch.optim torch.nn
-trainer_cli.core.files.replace trainer_cli.core.files.keep_spans trainer_cli.core.files.sync
-trainer_cli.checkpoint.storage.local.LocalStorage trainer_cli.checkpoint.storage.disk.Disk
+trainer_cli.files.durable.replace trainer_cli.files.durable.keep_spans trainer_cli.files.durable.sync
+trainer_cli.storage.local.LocalStorage trainer_cli.storage.disk.Disk
 trainer_cli.runs.run_dir.RunDir
 trainer_cli.trainer.trainer.Trainer trainer_cli.Trainer trainer_cli.data.datasets.torch.load trainer_cli.loggers
-trainer_cli.loggers.text_files.encode trainer_cli.data.read_text.Path.touch trainer_cli.loggers.text_files.Path
-trainer_cli.models.gpt.classification trainer_cli.data.text._digest trainer_cli.testing.faults.Disk.write
+trainer_cli.loggers.text_files.encode trainer_cli.addons.text.read_text.Path.touch trainer_cli.loggers.text_files.Path
+trainer_cli.models.classification.classification trainer_cli.addons.text.text._digest
+trainer_cli.addons.exact.faults.Disk.write
 mine_hole.load mine_hole.np.save mine_hole.Path.touch mine_hole.torch.load mine_hole.wrapped other_hole.X
 """)
 TARGETS = [*COMMANDS, *CODES, *FILES]
@@ -178,8 +180,8 @@ fsspec.generic.rsync
 os.system os.popen os.execvp os.remove subprocess.run subprocess.Popen subprocess.check_output shutil.rmtree
 pickle.loads pickle.Unpickler runpy.run_path ctypes.CDLL tempfile.mkdtemp threading.Thread multiprocessing.Process
 urllib.request.urlopen importlib.import_module builtins.open functools.reduce logging.FileHandler
-omegaconf.OmegaConf.load yaml.unsafe_load trainer_cli.Trainer trainer_cli.runs.fit.fit trainer_cli.commands.main.main
-trainer_cli.core.files.replace trainer_cli.load_checkpoint trainer_cli.config.targets.import_target
+omegaconf.OmegaConf.load yaml.unsafe_load trainer_cli.Trainer trainer_cli.running.fit.fit trainer_cli.commands.main.main
+trainer_cli.files.durable.replace trainer_cli.load_checkpoint trainer_cli.config.targets.import_target
 """)
 
 

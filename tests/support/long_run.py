@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.core.progress import Progress
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.steps.progress import Progress
 
 
 def save_a_long_run(project: Path) -> None:

@@ -102,7 +102,7 @@ def main(at: str, fault: str, file: str, *arguments: str) -> int:
     mortal = Mortal(int(at), tears=fault == "tear")
     logging.getLogger("trainer_cli").addHandler(Marks(mortal))
     from trainer_cli.__main__ import main as train
-    from trainer_cli.checkpoint.storage.disk import Disk
+    from trainer_cli.storage.disk import Disk
 
     # So that the files of a small model are written as large ones are: in blocks, past the cache.
     Disk.block_bytes = 4096

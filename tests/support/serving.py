@@ -9,8 +9,8 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import TypeVar
 
-from trainer_cli.commands.serve_http import RunServer
-from trainer_cli.commands.serve_runs import ServedRuns
+from trainer_cli.addons.view.serve_http import RunServer
+from trainer_cli.addons.view.serve_runs import ServedRuns
 
 Server = TypeVar("Server", bound=ThreadingHTTPServer)
 

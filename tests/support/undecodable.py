@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from trainer_cli.core.manifest import FileEntry, Manifest, new_digest
+from trainer_cli.manifest import FileEntry, Manifest, new_digest
 
 
 def make_undecodable(checkpoint: Path) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import trainer_cli
 
 _ROOT = f"{Path(trainer_cli.__file__).parent}/"
-_NOT_COUNTED = ("core/", "models/")
-_DOORS = ("config", "checkpoint/format", "checkpoint/storage")
+_NOT_COUNTED = ("models/", "policy/", "schema/", "signatures/", "steps/", "layout/", "files/")
+_DOORS = ("config", "format", "storage")
 _OTHER_WORK = {"trainer/training_log.py:TrainingLog.write"}
 """Where work begins that is none of the walks, and passes some of their stations."""
 _SUBMIT, _RUN = "checkpoint/writer_thread.py:WriterThread.submit", "checkpoint/writer_thread.py:_run"

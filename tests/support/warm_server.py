@@ -33,17 +33,19 @@ MODULES = (
     "numpy.random", "rich.console", "rich.table", "safetensors.torch", "tomllib", "torch.utils.data",
     "torch.utils.tensorboard", "tensorboard.plugins.hparams.summary_v2", "tensorboard.plugins.mesh.metadata",
     "tensorboard.plugins.graph.metadata", "tensorboard.backend.event_processing.event_file_loader",
-    "trainer_cli.callbacks.checkpointer", "trainer_cli.checkpoint.export", "trainer_cli.commands.ckpt",
+    "trainer_cli.callbacks.checkpointer", "trainer_cli.addons.formats.export", "trainer_cli.commands.ckpt",
     "trainer_cli.commands.ckpt_inspect", "trainer_cli.commands.ckpt_remove", "trainer_cli.commands.fit",
-    "trainer_cli.commands.report", "trainer_cli.runs.validate", "trainer_cli.config.sweep", "trainer_cli.data.datasets",
+    "trainer_cli.addons.view.report", "trainer_cli.running.validate", "trainer_cli.addons.jobs.sweep_jobs",
+    "trainer_cli.data.datasets",
     "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
-    "trainer_cli.models.mlp", "trainer_cli.parallel.strategy", "trainer_cli.runs.build", "trainer_cli.runs.export",
-    "trainer_cli.runs.fit", "trainer_cli.runs.plan", "trainer_cli.runs.supervise",
+    "trainer_cli.models.mlp", "trainer_cli.strategies.strategy", "trainer_cli.running.build",
+    "trainer_cli.addons.formats.export_run",
+    "trainer_cli.running.fit", "trainer_cli.running.plan", "trainer_cli.addons.jobs.supervise",
     "trainer_cli.data.digest", "trainer_cli.trainer.trainer", "trainer_cli.__main__",
     "antlr4.LL1Analyzer", "encodings.ascii", "encodings.cp437", "numpy.ma", "torch.profiler._cupti_monitor",
-    "trainer_cli.callbacks.system", "trainer_cli.commands.report_at_end", "trainer_cli.commands.report",
-    "trainer_cli.commands.summary_at_end", "trainer_cli.commands.validate", "trainer_cli.runs.checkpoint_size",
-    "trainer_cli.runs.free_space", "trainer_cli.runs.plan_view",
+    "trainer_cli.addons.inspect.system", "trainer_cli.addons.view.report_at_end", "trainer_cli.addons.view.report",
+    "trainer_cli.commands.summary_at_end", "trainer_cli.commands.validate", "trainer_cli.running.checkpoint_size",
+    "trainer_cli.running.free_space", "trainer_cli.running.plan_view",
 )  # fmt: skip
 """What the commands import. No thread may start and no tensor be computed here: a fork would not have the thread."""
 
@@ -141,7 +143,7 @@ def become(request: Mapping[str, Any], streams: list[int], base_path: list[str])
     numpy.random.seed()
     if request["composed"] is not None:
         composed = compose_once(tuple(request["composed"]))
-        sys.modules["trainer_cli.runs.supervise"].compose_fit = lambda *_, **__: composed  # type: ignore[attr-defined]
+        sys.modules["trainer_cli.addons.jobs.supervise"].compose_fit = lambda *_, **__: composed  # type: ignore[attr-defined]
     if request["program"] is not None:
         sys.argv = [request["program"], *request["arguments"]]
         sys.path.insert(0, os.path.dirname(request["program"]))
@@ -198,15 +200,15 @@ def open_streams() -> None:
 @cache
 def compose_once(overrides: tuple[str, ...]) -> Any:
     """The config of many equal commands: to compose it would take most of their time."""
-    from trainer_cli.runs.supervise import compose_fit
+    from trainer_cli.addons.jobs.supervise import compose_fit
 
     return compose_fit(overrides)
 
 
 def put_in(arguments: Mapping[str, Any]) -> Any:
     """Have one faulty disk under every storage of checkpoints in this process."""
-    from trainer_cli.checkpoint.storage import local
-    from trainer_cli.testing.faults import Fault, FaultyDisk
+    from trainer_cli.addons.exact.faults import Fault, FaultyDisk
+    from trainer_cli.storage import local
 
     arguments = dict(arguments)
     if "fault" in arguments:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.addons.jobs.sweep_jobs import jobs
 from trainer_cli.config.compose import compose
 from trainer_cli.config.search_path import SearchPath, options
-from trainer_cli.config.sweep import jobs
 from trainer_cli.errors import Code, ConfigError
 
 COMMAND_LINE = "command line"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.addons.exact.attempts import ForkedProbes, Run
+from trainer_cli.addons.exact.report import ResumeReport
+from trainer_cli.addons.exact.resume import check_resume
 from trainer_cli.config.compose import compose
-from trainer_cli.testing.attempts import ForkedProbes, Run
-from trainer_cli.testing.report import ResumeReport
-from trainer_cli.testing.resume import check_resume
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -66,7 +66,7 @@ def check(
     def of(code: str = "", *overrides: str, steps: int = 12) -> ResumeReport:
         folder = project(code)
         monkeypatch.chdir(folder)
-        heavy = ["trainer_cli.parallel.fsdp"] if "parallel=fsdp" in overrides else []
+        heavy = ["trainer_cli.strategies.fsdp"] if "parallel=fsdp" in overrides else []
         return check_resume(compose(["experiment=mine", *overrides]), steps=steps, run=run_in(folder, heavy))
 
     yield of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.testing.digests import Asks, read, recorded
+from trainer_cli.addons.exact.digests import Asks, read, recorded
 
 CASES = [
     ("import time\ntime.time()", Asks.clock, "time.time()"),

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.testing.causes import Evidence, explain
-from trainer_cli.testing.digests import Asks, Call
-from trainer_cli.testing.trace import TraceDifference, TraceKind, Value
+from trainer_cli.addons.exact.causes import Evidence, explain
+from trainer_cli.addons.exact.digests import Asks, Call
+from trainer_cli.addons.exact.trace import TraceDifference, TraceKind, Value
 
 CHANCE = Call(Asks.chance, "torch.Generator.seed()", "parts.py:3")
 CLOCK = Call(Asks.clock, "time.time()", "parts.py:5")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer_cli.testing.digests import Digests
+from trainer_cli.addons.exact.digests import Digests
 
 
 def _nested(value: float, rows: tuple[int, ...] = (2, 3)) -> torch.Tensor:

@@ -18,13 +18,13 @@ import torch
 from parting_parts import Net
 from safetensors.torch import save_file
 
+from trainer_cli.addons.exact.diverge import find_divergence, project_of
+from trainer_cli.addons.exact.divergence import Stage, StepRow, first_divergence
+from trainer_cli.addons.exact.divergence_report import DivergenceReport, Fact
+from trainer_cli.addons.exact.step_samples import read_step_samples
+from trainer_cli.addons.exact.step_trace import merge_ranks
 from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError
-from trainer_cli.runs.step_samples import read_step_samples
-from trainer_cli.testing.diverge import find_divergence, project_of
-from trainer_cli.testing.divergence import Stage, StepRow, first_divergence
-from trainer_cli.testing.divergence_report import DivergenceReport, Fact
-from trainer_cli.testing.step_trace import merge_ranks
 
 STEPS = 6
 THREADS = torch.get_num_threads()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.addons.exact.faults import FaultyDisk
+from trainer_cli.storage.disk import Disk
 
 WITHOUT = {"close", "lock", "free_bytes", "free_files"}
 """Operations after which nothing on the disk is different."""

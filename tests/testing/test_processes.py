@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from command import is_alive
 
+from trainer_cli.addons.exact.attempts import ForkedProbes, FreshProbes, Run, freeze
+from trainer_cli.addons.exact.trace import ProbePlan
 from trainer_cli.config.compose import compose
-from trainer_cli.testing.attempts import ForkedProbes, FreshProbes, Run, freeze
-from trainer_cli.testing.trace import ProbePlan
 
 PICKY = "class Picky(Line):\n    def __init__(self):\n        raise ValueError('not so')\n"
 ENDLESS = """

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from exact_project import Check
 
+from trainer_cli.addons.exact import resume
+from trainer_cli.addons.exact.attempts import Run
+from trainer_cli.addons.exact.resume import assert_resume_is_exact, check_resume
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import TrainError, UserError
-from trainer_cli.testing import resume
-from trainer_cli.testing.attempts import Run
-from trainer_cli.testing.resume import assert_resume_is_exact, check_resume
 
 DIFFERENT = """
 class Masked(Line):

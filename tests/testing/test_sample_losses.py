@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from trainer_cli import Trainer, TrainingLoop
-from trainer_cli.core.schema import LoopConfig
-from trainer_cli.testing.step_trace import StepTrace
-from trainer_cli.trainer.finite import rows_with_nan
+from trainer_cli.addons.exact.step_trace import StepTrace
+from trainer_cli.outputs.finite import rows_with_nan
+from trainer_cli.schema.sections import LoopConfig
 
 NAN, INF = float("nan"), float("inf")
 NOT_DENSE = [

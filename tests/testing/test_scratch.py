@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.testing.attempts import scratch
+from trainer_cli.addons.exact.attempts import scratch
 
 HOLD = """
 import sys
-from trainer_cli.testing.attempts import scratch
+from trainer_cli.addons.exact.attempts import scratch
 
 with scratch() as folder:
     (folder / "run").mkdir()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.addons.exact import resume
+from trainer_cli.addons.exact.attempts import Run
 from trainer_cli.commands.main import main
-from trainer_cli.testing import resume
-from trainer_cli.testing.attempts import Run
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"`([\w/.]+)`:\n\n^```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.testing.attempts import ProbeAttempt
-from trainer_cli.testing.trace import Trace, TraceKind, TraceRecord, TraceWriter, differences, first_difference, read
+from trainer_cli.addons.exact.attempts import ProbeAttempt
+from trainer_cli.addons.exact.trace import (
+    Trace,
+    TraceKind,
+    TraceRecord,
+    TraceWriter,
+    differences,
+    first_difference,
+    read,
+)
 
 STRAIGHT = Trace(
     [

@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler as lr
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.scheduler_intervals import Scheduled
+from trainer_cli.optim.scheduler_intervals import Scheduled
 
 STEPS = 6
 """The steps of a run before it is resumed."""

@@ -11,8 +11,8 @@ import pytest
 from tiny import Line, ListLogger, StopAt, loader, on, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.base import Logger, Record
+from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.trainer.trainer import Trainer
 
 

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from trainer_cli import TrainingLoop, WarmupCosine, WarmupLinear, scheduler_factory
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
+from trainer_cli.optim.scheduler_intervals import Scheduled
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.scheduler_intervals import Scheduled
 
 EPOCHS = 4
 

@@ -13,15 +13,15 @@ from tiny import ListLogger, Points, StopInEvaluation, assert_resumes_exactly, e
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from trainer_cli.addons.inspect.metrics import Metrics
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
-from trainer_cli.callbacks.metrics import Metrics
 from trainer_cli.callbacks.validation_callback import ValidationCallback
-from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.marks import loader_of
-from trainer_cli.trainer.model_call import ForwardState
-from trainer_cli.trainer.scheduler_intervals import Scheduled
+from trainer_cli.optim.scheduler_intervals import Scheduled
+from trainer_cli.outputs.model_call import ForwardState
+from trainer_cli.schema.checkpoint_config import KeepBestConfig
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.validation_loop import Due
 

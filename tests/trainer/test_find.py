@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from trainer_cli import WarmupCosine
+from trainer_cli.addons.auto.find import find_batch_size, find_learning_rate, try_batch_sizes
+from trainer_cli.addons.auto.trial_memory import TrialMemory
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.strategy import Single
-from trainer_cli.trainer.find import find_batch_size, find_learning_rate, try_batch_sizes
-from trainer_cli.trainer.trial_memory import TrialMemory
+from trainer_cli.strategies.strategy import Single
 
 
 class Quadratic(nn.Module):

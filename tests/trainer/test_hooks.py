@@ -16,7 +16,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.find import latest_checkpoint
 from trainer_cli.errors import SaveError, UserError
-from trainer_cli.runs.signals import StopSignals
+from trainer_cli.signals import StopSignals
 from trainer_cli.trainer import hooks as hooks_module
 from trainer_cli.trainer.hooks import VOCABULARY, Callback, Hooks
 from trainer_cli.trainer.precision import Precision

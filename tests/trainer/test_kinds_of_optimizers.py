@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 
 from trainer_cli import WarmupCosine, optimizer_factory
+from trainer_cli.addons.auto.find import find_learning_rate
+from trainer_cli.addons.inspect.tensors import Norms
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.tensors import Norms
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.find import find_learning_rate
+from trainer_cli.optim.optimizers import can_be_fused
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.optimizers import can_be_fused
 from trainer_cli.trainer.precision import Precision
 
 

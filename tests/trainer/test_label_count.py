@@ -12,7 +12,7 @@ from tiny import trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from trainer_cli.trainer.label_count import label_counter
+from trainer_cli.outputs.label_count import label_counter
 
 transformers.logging.set_verbosity_error()
 

@@ -12,8 +12,8 @@ from tiny import Line, ListLogger, assert_resumes_exactly, loader, make_sgd, on,
 
 import trainer_cli
 from trainer_cli import CheckpointerCallback, EarlyStopping, Logging, Trainer, ValidationLoop, add_global_callback
-from trainer_cli.core.progress import Progress
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.steps.progress import Progress
 from trainer_cli.trainer import messages
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metric_logger import MetricLogger

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from trainer_cli.trainer.metrics import WeightedMeans
+from trainer_cli.outputs.metrics import WeightedMeans
 
 
 def test_a_request_is_answered_at_the_next_batch_with_the_mean_since_the_last_log() -> None:

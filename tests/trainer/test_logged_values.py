@@ -19,14 +19,14 @@ import torch
 from tiny import ListLogger, StopAt, StopInEvaluation, loader, on, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.core.json_lines import read_rows
-from trainer_cli.core.progress import Progress
 from trainer_cli.errors import SaveError, UserError
+from trainer_cli.files.json_lines import read_rows
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.console import ConsoleLogger
 from trainer_cli.loggers.media import MediaLogger
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
+from trainer_cli.steps.progress import Progress
 from trainer_cli.trainer import metric_logger
 from trainer_cli.trainer.hooks import VOCABULARY, Callback
 from trainer_cli.trainer.metric_logger import histogram_medium, image_medium, table_medium

@@ -11,10 +11,10 @@ from tiny import Line, assert_resumes_exactly, everything, loader, recorder, sam
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.core.schema import LoopConfig
 from trainer_cli.errors import ConfigError, TrainError, UserError
+from trainer_cli.outputs.microbatch import split_batch
+from trainer_cli.schema.sections import LoopConfig
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.microbatch import split_batch
 from trainer_cli.trainer.train_step import TrainStep
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from trainer_cli import Trainer, TrainingLoop
-from trainer_cli.core.schema import ModelCall
 from trainer_cli.errors import UserError
+from trainer_cli.outputs.model_call import describe_batch, explain_error, make_arguments
+from trainer_cli.schema.sections import ModelCall
 from trainer_cli.trainer.messages import Logging
-from trainer_cli.trainer.model_call import describe_batch, explain_error, make_arguments
 
 PAIR = [torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)]
 

@@ -18,7 +18,7 @@ from trainer_cli import (
     UserError,
     ValidationLoop,
 )
-from trainer_cli.callbacks.sparse_training import Static
+from trainer_cli.addons.sparsity.sparse_training import Static
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.errors import NoCheckpointError
 

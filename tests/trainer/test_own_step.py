@@ -16,8 +16,8 @@ from trainer_cli import Trainer, TrainStep, optimizer_factory
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.optim.optimizers import parameters_of
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.optimizers import parameters_of
 from trainer_cli.trainer.precision import Precision
 
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import ConfigError
+from trainer_cli.optim.scheduler_intervals import Scheduled
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
-from trainer_cli.trainer.scheduler_intervals import Scheduled
 from trainer_cli.trainer.train_step import TrainStep
 
 OPTIMIZERS: dict[str, Any] = {

@@ -17,7 +17,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.strategy import Single
+from trainer_cli.strategies.strategy import Single
 
 sys.path.append(str(Path(__file__).parents[1] / "checkpoint"))
 from thread_ranks import ThreadGroup, on_ranks

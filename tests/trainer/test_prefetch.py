@@ -12,10 +12,10 @@ from tiny import Points, StopAt, Unsized, assert_resumes_exactly, everything, lo
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.core.progress import Progress
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.errors import UserError
+from trainer_cli.steps.progress import Progress
 from trainer_cli.trainer import training_loop
 from trainer_cli.trainer.prefetch import Direct, TrainBatches
 from trainer_cli.trainer.time_account import TimeAccount

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.core.stopping import Stop
+from trainer_cli.policy.stopping import Stop
 from trainer_cli.trainer.requests import Requests
 
 FINISH, OTHER_FINISH = Stop("enough", True, None, ()), Stop("also enough", True, None, ())

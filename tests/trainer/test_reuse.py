@@ -18,13 +18,13 @@ import torch
 from tiny import Line, ListLogger, Noisy, StopAt, StopInEvaluation, everything, loader, on, same, trainer
 from torch import Tensor
 
+from trainer_cli.addons.sparsity.sparse_training import Static
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
-from trainer_cli.callbacks.sparse_training import Static
-from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.text_files import JsonlLogger
+from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.trainer import Trainer

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, default_collate
 
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.metrics import sample_count
-from trainer_cli.trainer.microbatch import split_batch
+from trainer_cli.outputs.metrics import sample_count
+from trainer_cli.outputs.microbatch import split_batch
 
 COUNT = 10
 

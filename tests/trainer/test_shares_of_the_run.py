@@ -10,14 +10,14 @@ from tiny import ListLogger, assert_resumes_exactly, loader, trainer
 from torch.optim import lr_scheduler as lr
 
 from trainer_cli import WarmupCosine
+from trainer_cli.addons.sparsity.sparse_training import GMP
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
-from trainer_cli.callbacks.sparse_training import GMP
 from trainer_cli.commands.main import main
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.trainer.schedulers import scheduler_factory
+from trainer_cli.optim.schedulers import scheduler_factory
 from trainer_cli.trainer.training_loop import TrainingLoop
 
 LENGTHS = {"steps": 12, "epochs": "4ep", "samples": "40sp", "tokens": "120tok"}

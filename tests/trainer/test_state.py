@@ -16,13 +16,13 @@ from tiny import Noisy, assert_resumes_exactly, everything, loader, same, traine
 from torch import nn
 
 from trainer_cli import WarmupCosine
+from trainer_cli.addons.auto.find import find_learning_rate
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA, SWA
-from trainer_cli.checkpoint import model_state
-from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.find import find_learning_rate
+from trainer_cli.schema.load_options import LoadOptions
+from trainer_cli.state import model_state
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.trainer import Trainer

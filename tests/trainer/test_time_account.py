@@ -9,9 +9,9 @@ from typing import Any
 from tiny import Line, ListLogger, Points, loader, trainer
 
 from trainer_cli import CheckpointerCallback
-from trainer_cli.callbacks.profiling import DurationProfiler
-from trainer_cli.core.policy import Occasion
+from trainer_cli.addons.inspect.profiling import DurationProfiler
 from trainer_cli.data.loader import Loader
+from trainer_cli.policy.rules import Occasion
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.metrics import (
+from trainer_cli.outputs.metrics import (
     WeightedMeans,
     read_outputs,
     returned_weight,

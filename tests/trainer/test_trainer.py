@@ -15,10 +15,10 @@ from torch.optim import lr_scheduler as lr
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.optim.schedulers import scheduler_factory
+from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.schedulers import scheduler_factory
 from trainer_cli.trainer.setup import pick_device
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop

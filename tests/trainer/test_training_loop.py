@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader
 
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.checkpoint import model_state
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import NotFiniteError, UserError
 from trainer_cli.loggers.text_files import JsonlLogger
-from trainer_cli.trainer.finite import not_finite
+from trainer_cli.outputs.finite import not_finite
+from trainer_cli.state import model_state
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.trainer import Trainer
 

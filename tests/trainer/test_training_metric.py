@@ -13,12 +13,12 @@ from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
-from trainer_cli.core.intervals import Duration, Interval, StepCounts
-from trainer_cli.core.policy import BestRule, SaveRules
-from trainer_cli.core.simulation import Simulation, simulate
-from trainer_cli.core.stopping import Limits
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.scheduler_intervals import Scheduled
+from trainer_cli.optim.scheduler_intervals import Scheduled
+from trainer_cli.policy.rules import BestRule, SaveRules
+from trainer_cli.policy.simulation import Simulation, simulate
+from trainer_cli.policy.stopping import Limits
+from trainer_cli.steps.intervals import Duration, Interval, StepCounts
 
 
 class Scripted(nn.Module):

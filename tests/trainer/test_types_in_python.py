@@ -31,9 +31,9 @@ from trainer_cli import (
 )
 from trainer_cli.config.check import validate
 from trainer_cli.config.tree import ConfigTree, Node
-from trainer_cli.core import schema
-from trainer_cli.core.checkpoint_config import CheckpointConfig, KeepBestConfig, Removal
-from trainer_cli.core.metric_modes import Mode
+from trainer_cli.metric_modes import Mode
+from trainer_cli.schema import sections as schema
+from trainer_cli.schema.checkpoint_config import CheckpointConfig, KeepBestConfig, Removal
 
 WRONG: tuple[Any, ...] = ("no", "3", 1.5, True, -1, 0, float("nan"), [1.5], ["3"], {"zzz": 1})
 CONSTRUCTORS: dict[str, tuple[type, Callable[..., Any]]] = {

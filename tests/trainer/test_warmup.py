@@ -14,16 +14,16 @@ from torch.optim.lr_scheduler import ExponentialLR, StepLR
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.trainer.optimizers import optimizer_factory
-from trainer_cli.trainer.scheduler_intervals import Scheduled
-from trainer_cli.trainer.schedulers import scheduler_factory
-from trainer_cli.trainer.training_loop import TrainingLoop
-from trainer_cli.trainer.warmup import (
+from trainer_cli.optim.optimizers import optimizer_factory
+from trainer_cli.optim.scheduler_intervals import Scheduled
+from trainer_cli.optim.schedulers import scheduler_factory
+from trainer_cli.optim.warmup import (
     WarmupInverseSqrt,
     WarmupLinear,
     WarmupPolynomial,
     WarmupStableDecay,
 )
+from trainer_cli.trainer.training_loop import TrainingLoop
 
 
 def _rates(kind: Any, steps: int, **settings: Any) -> list[float]:

@@ -28,9 +28,9 @@ from trainer_cli import (
     latest_checkpoint,
     save_checkpoint,
 )
-from trainer_cli.core.checkpoint_config import CheckpointConfig
-from trainer_cli.core.schema import LoopConfig, PrecisionConfig
 from trainer_cli.errors import NoCheckpointError, UserError
+from trainer_cli.schema.checkpoint_config import CheckpointConfig
+from trainer_cli.schema.sections import LoopConfig, PrecisionConfig
 from trainer_cli.trainer.trainer import OF_PARTS
 
 DATA = Points(16)

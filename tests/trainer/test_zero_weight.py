@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.trainer.metrics import WeightedMeans, weighted
+from trainer_cli.outputs.metrics import WeightedMeans, weighted
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.train_step import TrainStep
 

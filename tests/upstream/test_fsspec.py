@@ -33,7 +33,7 @@ class Upload(AbstractBufferedFile):
 
 def test_a_file_whose_writer_fails_is_not_completed() -> None:
     """The `with` block closes the file after an exception, too, and closing completes the upload: a part of a
-    checkpoint stands under its final name. `checkpoint/storage/object_client.py` uploads finished files."""
+    checkpoint stands under its final name. `addons/stores/object_client.py` uploads finished files."""
     store = Store()
     try:
         with store.open("checkpoint", "wb") as file:

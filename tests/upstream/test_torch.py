@@ -34,7 +34,7 @@ def save_by_dcp(folder: Path, value: float = 1.0) -> None:
 
 def test_torch_load_refuses_a_file_with_a_changed_byte(tmp_path: Path) -> None:
     """The archive has a checksum of each tensor, which is not compared. `checkpoint/manifest` digests every file, and
-    `checkpoint/format/torch_file.py` compares the checksums of foreign ones."""
+    `addons/formats/torch_file.py` compares the checksums of foreign ones."""
     path = tmp_path / "x.pt"
     torch.save({"weight": torch.zeros(1000)}, path)
     content = bytearray(path.read_bytes())
@@ -48,7 +48,7 @@ def test_torch_load_refuses_a_file_with_a_changed_byte(tmp_path: Path) -> None:
 
 
 def test_torch_load_reads_the_names_of_an_archive_as_they_are_written(tmp_path: Path) -> None:
-    """Names that differ in case are one to torch: `checkpoint/format/torch_file.py` refuses such files."""
+    """Names that differ in case are one to torch: `addons/formats/torch_file.py` refuses such files."""
     path = tmp_path / "x.pt"
     torch.save({"weight": torch.zeros(3)}, path)
     path.write_bytes(path.read_bytes().replace(b"data.pkl", b"DATA.PKL"))
@@ -75,7 +75,7 @@ def test_dcp_writes_its_metadata_before_the_fsync(tmp_path: Path, monkeypatch: p
 
 
 def test_dcp_makes_the_names_of_its_files_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its folder is never synchronised, so that a power cut may take its files away. `checkpoint/storage/disk.py`
+    """Its folder is never synchronised, so that a power cut may take its files away. `storage/disk.py`
     synchronises the folder and its parent."""
     folders: list[bool] = []
     fsync = os.fsync
@@ -92,7 +92,7 @@ def test_dcp_makes_the_names_of_its_files_durable(tmp_path: Path, monkeypatch: p
 def test_dcp_replaces_a_checkpoint_without_a_moment_that_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It removes the old `.metadata` before it renames the new one. `checkpoint/storage/local.py` renames whole
+    """It removes the old `.metadata` before it renames the new one. `storage/local.py` renames whole
     folders, and the old one goes last."""
     save_by_dcp(tmp_path / "x")
     present: list[bool] = []
@@ -108,7 +108,7 @@ def test_dcp_replaces_a_checkpoint_without_a_moment_that_has_none(
 
 
 def test_dcp_runs_no_code_of_a_checkpoint_that_it_reads(tmp_path: Path) -> None:
-    """`.metadata` is an unrestricted pickle (pytorch#189308). `checkpoint/foreign/dcp.py` reads it with its own
+    """`.metadata` is an unrestricted pickle (pytorch#189308). `addons/formats/dcp.py` reads it with its own
     restricted reader."""
     save_by_dcp(tmp_path / "x")
     (tmp_path / "x" / ".metadata").write_bytes(pickle.dumps(Payload(tmp_path / "created")))
@@ -120,14 +120,14 @@ def test_dcp_runs_no_code_of_a_checkpoint_that_it_reads(tmp_path: Path) -> None:
 
 def test_torch_save_says_which_error_of_the_disk_it_met(tmp_path: Path) -> None:
     """A full disk is a RuntimeError without an errno. `checkpoint/disk_errors.py` needs the errno, so files are written
-    by `checkpoint/storage/folder.py`."""
+    by `storage/folder.py`."""
     with pytest.raises((OSError, RuntimeError)) as caught:
         torch.save({"weight": torch.zeros(100_000)}, "/dev/full")
     assert isinstance(caught.value, OSError)
 
 
 def test_fused_sgd_steps_a_parameter_whose_first_gradient_comes_later() -> None:
-    """`foreach` and the plain loop do. `trainer/optimizers.py` does not choose the kernel for SGD with momentum."""
+    """`foreach` and the plain loop do. `optim/optimizers.py` does not choose the kernel for SGD with momentum."""
     first, later = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
     optimizer = torch.optim.SGD([first, later], lr=0.1, momentum=0.9, fused=True)
     first.grad = torch.ones(1)

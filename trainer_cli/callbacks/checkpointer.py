@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from trainer_cli.addons.stores.copies import reachable
 from trainer_cli.callbacks.save_budget import SaveBudget
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
 from trainer_cli.checkpoint.catalog import (
@@ -23,14 +24,14 @@ from trainer_cli.checkpoint.catalog import (
     newest_of_all,
     verify_and_decode,
 )
-from trainer_cli.checkpoint.copies import reachable
-from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.core.checkpoint_config import CheckpointConfig, OnSaveError
-from trainer_cli.core.field_rules import build_section, takes_fields_of
-from trainer_cli.core.goodput import Activity
-from trainer_cli.core.policy import (
+from trainer_cli.errors import NotDurableError, SaveError, UserError
+from trainer_cli.files.url_path import as_path, is_url
+from trainer_cli.format.verified_file import verify
+from trainer_cli.goodput import Activity
+from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.policy.rules import (
     Decision,
     Kind,
     Moment,
@@ -43,9 +44,8 @@ from trainer_cli.core.policy import (
     save_rules,
     why_save,
 )
-from trainer_cli.core.url_path import as_path, is_url
-from trainer_cli.errors import NotDurableError, SaveError, UserError
-from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError
+from trainer_cli.schema.field_rules import build_section, takes_fields_of
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

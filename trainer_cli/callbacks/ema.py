@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.checkpoint.model_state import capture_model, clean_name, parameter_names, plain_name, unwrapped
-from trainer_cli.checkpoint.spectral_norm import find_spectral_norms, spectral_vectors
-from trainer_cli.core.field_rules import parse_duration
 from trainer_cli.errors import ConfigError
-from trainer_cli.parallel.torch_compat import foreach_copy_, foreach_lerp_, local
+from trainer_cli.schema.field_rules import parse_duration
+from trainer_cli.state.model_state import capture_model, clean_name, parameter_names, plain_name, unwrapped
+from trainer_cli.state.spectral_norm import find_spectral_norms, spectral_vectors
 from trainer_cli.terminal import format_count
+from trainer_cli.torch_compat import foreach_copy_, foreach_lerp_, local
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

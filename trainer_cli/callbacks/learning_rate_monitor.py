@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from trainer_cli.checkpoint.model_state import clean_name, unwrapped
 from trainer_cli.errors import ConfigError
+from trainer_cli.optim.optimizers import ONLY
+from trainer_cli.state.model_state import clean_name, unwrapped
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.optimizers import ONLY
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.checkpoint.model_state import clean_name, unwrapped
-from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import ConfigError
-from trainer_cli.parallel.torch_compat import foreach_lerp_, local
+from trainer_cli.patterns import did_you_mean
+from trainer_cli.state.model_state import clean_name, unwrapped
+from trainer_cli.torch_compat import foreach_lerp_, local
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.format.verified_file import read_verified
-from trainer_cli.checkpoint.model_state import weights_of
-from trainer_cli.core.field_rules import check_duration
-from trainer_cli.core.intervals import Interval
-from trainer_cli.core.load_options import STATES, LoadOptions
-from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.naming import CONFIG_FILE
-from trainer_cli.core.policy import Kind
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ConfigError, SaveError, UserError
+from trainer_cli.files.url_path import as_path
+from trainer_cli.format.verified_file import read_verified
+from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.manifest import Manifest
 from trainer_cli.parallel.process_group import ALONE
+from trainer_cli.policy.rules import Kind
+from trainer_cli.schema.field_rules import check_duration
+from trainer_cli.schema.load_options import STATES, LoadOptions
+from trainer_cli.state.model_state import weights_of
+from trainer_cli.steps.intervals import Interval
+from trainer_cli.steps.progress import Progress
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from trainer_cli.callbacks.sparsity import Sparsity
-from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.addons.sparsity.sparsity import Sparsity
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.patterns import did_you_mean
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def flags_set(flags: Flags) -> Iterator[None]:
 
 
 def _check(where: str, path: str, value: object) -> None:
-    # Of one that is recovered from a checkpoint, runs/reach.py refuses flags beyond torch.backends.
+    # Of one that is recovered from a checkpoint, running/reach.py refuses flags beyond torch.backends.
     if path.split(".")[0] != "torch":
         raise ConfigError(f"'{path}' is not an attribute of torch", location=where)
     owner, name = _owner(path)

@@ -11,30 +11,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trainer_cli.callbacks.copier import Copier
+from trainer_cli.addons.stores.copier import Copier
+from trainer_cli.addons.stores.copies import check_copies
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
-from trainer_cli.checkpoint.copies import check_copies
-from trainer_cli.checkpoint.format.open import format_of
-from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.checkpoint.history import CheckpointHistory, Spent
 from trainer_cli.checkpoint.save import CheckpointMetadata, InFlightSave, SaveCaller, SaveJob, errors_of_save
-from trainer_cli.checkpoint.storage.base import Storage
-from trainer_cli.checkpoint.storage.folder import point_link
-from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.core.checkpoint_config import CheckpointConfig, OnSaveError
-from trainer_cli.core.files import is_gone
-from trainer_cli.core.left_out import KEY, check_leave_out, described, left_out, without
-from trainer_cli.core.load_options import LOG_MARKS
-from trainer_cli.core.naming import COPIES_CACHE, LATEST_LINK, Naming
-from trainer_cli.core.policy import Decision, Kind
-from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ConfigError, SaveError, without_secrets
+from trainer_cli.files.durable import is_gone
+from trainer_cli.files.url_path import as_path
+from trainer_cli.format.open import format_of
+from trainer_cli.format.tree import UnsavableState
+from trainer_cli.layout.naming import COPIES_CACHE, LATEST_LINK, Naming
 from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import LostRankError, PeerError
+from trainer_cli.policy.rules import Decision, Kind
+from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError
+from trainer_cli.schema.left_out import KEY, check_leave_out, described, left_out, without
+from trainer_cli.schema.load_options import LOG_MARKS
+from trainer_cli.storage.base import Storage
+from trainer_cli.storage.folder import point_link
+from trainer_cli.storage.open import open_storage
 from trainer_cli.trainer.state import SETTINGS, describe, settings_of
 
 if TYPE_CHECKING:

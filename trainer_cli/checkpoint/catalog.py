@@ -12,17 +12,17 @@ from operator import attrgetter
 from pathlib import Path
 from threading import Thread
 
-from trainer_cli.checkpoint.format.verified_file import verify
-from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
-from trainer_cli.checkpoint.storage.open import open_storage
-from trainer_cli.core.checkpoint_config import CheckpointFormat
-from trainer_cli.core.gc_pause import gc_paused
-from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
-from trainer_cli.core.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
-from trainer_cli.core.policy import Kind, Saved
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, one_line
+from trainer_cli.files.url_path import is_url
+from trainer_cli.format.verified_file import verify
+from trainer_cli.gc_pause import gc_paused
+from trainer_cli.layout.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
+from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
+from trainer_cli.policy.rules import Kind, Saved
+from trainer_cli.schema.checkpoint_config import CheckpointFormat
+from trainer_cli.steps.progress import Progress
+from trainer_cli.storage.base import ReadableFolder, Storage
+from trainer_cli.storage.open import open_storage
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
@@ -342,7 +342,7 @@ def verify_and_decode(folder: ReadableFolder, manifest: Manifest, digests: Check
     """
     digests(folder, manifest)
     # After the digests, during which torch is imported.
-    from trainer_cli.checkpoint.format.readable import check_readable
+    from trainer_cli.format.readable import check_readable
 
     check_readable(folder, manifest)
 

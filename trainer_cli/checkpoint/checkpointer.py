@@ -26,17 +26,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from trainer_cli.checkpoint.fill_state import LoadedState, MapLocation, load_into, move_tensors
+from trainer_cli.addons.formats.torch_checkpointer import file_of_rank, read_rank
 from trainer_cli.checkpoint.find import checkpoint_at, errors_of_reading, path_to_save, read_valid_manifest
-from trainer_cli.checkpoint.foreign.torch_checkpointer import file_of_rank, read_rank
-from trainer_cli.checkpoint.format.base import Format
-from trainer_cli.checkpoint.format.dtensor import Targets, local_of, targets_in
-from trainer_cli.checkpoint.format.live_tensors import LiveTensors
-from trainer_cli.checkpoint.format.open import format_of_rank, new_format
-from trainer_cli.checkpoint.format.reader import CheckpointReader as CheckpointReader
-from trainer_cli.checkpoint.format.reader import Reader
-from trainer_cli.checkpoint.format.sharded import RANKS, ShardedFormat
-from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_save import GroupSave, compare_ranks
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
 from trainer_cli.checkpoint.save import (
@@ -50,15 +41,24 @@ from trainer_cli.checkpoint.save import (
     metadata_of,
 )
 from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager, Snapshot, Stager
-from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
-from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.checkpoint.writer_thread import WriterThread, report_failure, run_now
-from trainer_cli.core.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, DigestAlgorithm
-from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.naming import is_plain
-from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, NotDurableError, SaveError, UserError
+from trainer_cli.files.url_path import as_path
+from trainer_cli.format.base import Format
+from trainer_cli.format.dtensor import Targets, local_of, targets_in
+from trainer_cli.format.live_tensors import LiveTensors
+from trainer_cli.format.open import format_of_rank, new_format
+from trainer_cli.format.reader import CheckpointReader as CheckpointReader
+from trainer_cli.format.reader import Reader
+from trainer_cli.format.sharded import RANKS, ShardedFormat
+from trainer_cli.format.verified_file import verify
+from trainer_cli.layout.naming import is_plain
+from trainer_cli.manifest import Manifest
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks, lone_rank
+from trainer_cli.schema.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, DigestAlgorithm
+from trainer_cli.state.fill_state import LoadedState, MapLocation, load_into, move_tensors
+from trainer_cli.storage.base import ReadableFolder, Storage
+from trainer_cli.storage.open import open_storage
 
 logger = logging.getLogger(__name__)
 

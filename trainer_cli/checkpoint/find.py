@@ -15,18 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.addons.formats.archive_file import SUFFIX, ArchiveWriter, Member, read_archive
+from trainer_cli.addons.stores.download import cache_of, fetch, write_copy
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, examine
-from trainer_cli.checkpoint.foreign.kind import MARKS, kind_of
-from trainer_cli.checkpoint.format.archive_file import SUFFIX, ArchiveWriter, Member, read_archive
-from trainer_cli.checkpoint.format.verified_file import VerifiedFile, undecodable
-from trainer_cli.checkpoint.storage.base import Storage
-from trainer_cli.checkpoint.storage.download import cache_of, fetch, write_copy
-from trainer_cli.checkpoint.storage.folder import replacing
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.open import open_storage
-from trainer_cli.core.checkpoint_config import Compression
-from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError
-from trainer_cli.core.naming import (
+from trainer_cli.checkpoint.kind import MARKS, kind_of
+from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError, UserError
+from trainer_cli.files.url_path import as_path, is_url, is_web
+from trainer_cli.format.verified_file import VerifiedFile, undecodable
+from trainer_cli.layout.naming import (
     DEFAULT_PATTERN,
     MANIFEST_FILE,
     RANK_VARIABLES,
@@ -38,10 +34,14 @@ from trainer_cli.core.naming import (
     parse_step,
     variables_in,
 )
-from trainer_cli.core.patterns import alternatives
-from trainer_cli.core.url_path import as_path, is_url, is_web
-from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError, UserError
+from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError
 from trainer_cli.parallel.process_group import default_ranks
+from trainer_cli.patterns import alternatives
+from trainer_cli.schema.checkpoint_config import Compression
+from trainer_cli.storage.base import Storage
+from trainer_cli.storage.folder import replacing
+from trainer_cli.storage.local import LocalStorage
+from trainer_cli.storage.open import open_storage
 from trainer_cli.terminal import format_count
 
 SUFFIXES = {suffix: compression for compression, suffix in SUFFIX.items()} | {".tgz": Compression.gz}

@@ -19,9 +19,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.checkpoint.disk_errors import check_room, disk_error
-from trainer_cli.checkpoint.format.dtensor import is_dtensor
-from trainer_cli.checkpoint.format.sharded import ShardedFormat, digest_parts, keys_of_each
-from trainer_cli.checkpoint.format.tree import decode, encode
 from trainer_cli.checkpoint.save import (
     CheckpointWriter,
     RankFiles,
@@ -31,16 +28,19 @@ from trainer_cli.checkpoint.save import (
     is_saved,
     write,
 )
-from trainer_cli.core.manifest import FileEntry
-from trainer_cli.core.parts import PartTable, why_uncovered
-from trainer_cli.core.shards import Shard
-from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import NoSpaceError, NotDurableError, SaveError, UserError
+from trainer_cli.files.url_path import is_url
+from trainer_cli.format.dtensor import is_dtensor
+from trainer_cli.format.sharded import ShardedFormat, digest_parts, keys_of_each
+from trainer_cli.format.tree import decode, encode
+from trainer_cli.layout.parts import PartTable, why_uncovered
+from trainer_cli.layout.shards import Shard
+from trainer_cli.manifest import FileEntry
 from trainer_cli.parallel.rendezvous import PeerError
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.storage.folder import StagedFolder
     from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.storage.folder import StagedFolder
 
 log = logging.getLogger(__name__)
 

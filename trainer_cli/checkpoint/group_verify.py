@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.checkpoint.format.verified_file import verify
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.folder import LocalReadableFolder
-from trainer_cli.core.shards import spread
+from trainer_cli.format.verified_file import verify
+from trainer_cli.layout.shards import spread
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.folder import LocalReadableFolder
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.storage.base import ReadableFolder
-    from trainer_cli.core.manifest import Manifest
+    from trainer_cli.manifest import Manifest
     from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.storage.base import ReadableFolder
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@
     {"time": unix seconds, "event": "removed", "name": …, "reason": …}
 
 `time_s` has the seconds of the attempt so far by activity, and `kept_s` those of training over all attempts
-(`core/goodput.py`); they account for an attempt that is killed.
+(`goodput.py`); they account for an attempt that is killed.
 
 Nothing that saves, loads or removes reads it; a start asks it only whether checkpoints are missing that the run has
 saved. A line that cannot be written is reported once.
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer_cli.core.bounds import is_amount, is_text
-from trainer_cli.core.files import AppendedFile
-from trainer_cli.core.goodput import Seconds, read_seconds
-from trainer_cli.core.policy import Kind
+from trainer_cli.bounds import is_amount, is_text
+from trainer_cli.files.durable import AppendedFile
+from trainer_cli.goodput import Seconds, read_seconds
+from trainer_cli.policy.rules import Kind
 
 log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
-"""A line of the file, see `core/json_lines.py`."""
+"""A line of the file, see `files/json_lines.py`."""
 
 SAVED, REMOVED = "saved", "removed"
 _KINDS = {kind.on_disk: kind.value for kind in Kind}

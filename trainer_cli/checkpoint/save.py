@@ -26,20 +26,20 @@ import torch
 
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.disk_errors import check_room, disk_error, older_ones
-from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.history import Spent
 from trainer_cli.checkpoint.snapshot import Snapshot
-from trainer_cli.core.checkpoint_config import DigestAlgorithm
-from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, ManifestError
-from trainer_cli.core.naming import MANIFEST_FILE, VARIABLES, step_within
-from trainer_cli.core.parts import Groups, PartTable, group_names
-from trainer_cli.core.policy import Kind
 from trainer_cli.errors import SaveError, UserError
+from trainer_cli.format.verified_file import verify
+from trainer_cli.layout.naming import MANIFEST_FILE, VARIABLES, step_within
+from trainer_cli.layout.parts import Groups, PartTable, group_names
+from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, ManifestError
 from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.policy.rules import Kind
+from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.storage.base import Storage
-    from trainer_cli.checkpoint.storage.folder import StagedFolder
+    from trainer_cli.storage.base import Storage
+    from trainer_cli.storage.folder import StagedFolder
 
 logger = logging.getLogger(__name__)
 

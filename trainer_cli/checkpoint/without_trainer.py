@@ -10,17 +10,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import checkpoint_at, path_to_save
-from trainer_cli.checkpoint.foreign.kind import kind_of
-from trainer_cli.checkpoint.foreign.read import read_foreign
-from trainer_cli.checkpoint.model_state import Fitting, capture_model, fit_model, table, versions_of
-from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
-from trainer_cli.core.load_options import OTHER_MODEL, VERSIONS, WEIGHTS, WHOLE, LoadOptions, LoadReport, prefix_mapping
-from trainer_cli.core.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
-from trainer_cli.core.naming import step_within
+from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import MissingStateError, UnfitStateError
+from trainer_cli.layout.naming import step_within
+from trainer_cli.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
 from trainer_cli.parallel.process_group import ALONE
+from trainer_cli.schema.load_options import (
+    OTHER_MODEL,
+    VERSIONS,
+    WEIGHTS,
+    WHOLE,
+    LoadOptions,
+    LoadReport,
+    prefix_mapping,
+)
+from trainer_cli.state.model_state import Fitting, capture_model, fit_model, table, versions_of
+from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
 
 _MOVED = ("lr", "momentum", "betas")
 """Settings that schedules of torch move: those of a checkpoint differ from the configured ones for this reason."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from trainer_cli.config import search_path
 from trainer_cli.config.fields import whole_values
-from trainer_cli.core.elsewhere import plain, written_here
-from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE, in_runs
-from trainer_cli.core.patterns import did_you_mean, nearest
+from trainer_cli.elsewhere import plain, written_here
 from trainer_cli.errors import Code, ConfigError, ConfigErrors, UserError
+from trainer_cli.layout.naming import CONFIG_FILE, MANIFEST_FILE, in_runs
+from trainer_cli.patterns import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from trainer_cli.config.fields import ConfigKey

@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_cli.commands import ckpt_export
+from trainer_cli.addons.formats import ckpt_export
 from trainer_cli.commands.main import Parser
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError, disk_cure
-from trainer_cli.runs.import_torch import showing_import
+from trainer_cli.running.import_torch import showing_import
 from trainer_cli.terminal import (
     beside,
     format_age,
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the action that the command names."""
     try:
         if "--no-replay" in ACTIONS[args.action].flags:
-            from trainer_cli.runs.replay_named import provide_steps
+            from trainer_cli.addons.exact.replay_named import provide_steps
 
             provide_steps(args.names, replays=not args.no_replay)
         return ACTIONS[args.action].run(args)
@@ -116,9 +116,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(args: argparse.Namespace) -> int:
+    from trainer_cli.addons.exact.replayed import SEARCHES
     from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.commands.ckpt_remove import look
-    from trainer_cli.runs.replayed import SEARCHES
     from trainer_cli.runs.run_dir import RunDir
 
     patterns = args.names or [pattern for pattern in _DEFAULT_PATTERNS if any(Path().glob(pattern))]
@@ -416,7 +416,7 @@ def _prune(args: argparse.Namespace) -> int:
 def _import_decoders() -> None:
     """Import what decodes the files of a checkpoint, with torch, before the first one is read."""
     with showing_import():
-        import trainer_cli.checkpoint.format.readable  # noqa: F401
+        import trainer_cli.format.readable  # noqa: F401
 
 
 _FLAGS = {

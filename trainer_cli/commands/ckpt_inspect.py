@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry, catalog_of
-from trainer_cli.checkpoint.format.header import (
+from trainer_cli.errors import CheckpointError, TrainError
+from trainer_cli.format.header import (
     ELEMENT_BYTES,
     TensorEntry,
     own_file,
@@ -21,14 +22,13 @@ from trainer_cli.checkpoint.format.header import (
     state_file,
     tensor_file,
 )
-from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified
-from trainer_cli.checkpoint.format.views import STORAGE, View, views_in
-from trainer_cli.checkpoint.storage.base import ReadableFolder
-from trainer_cli.core.checkpoint_config import CheckpointFormat
-from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.naming import CONFIG_FILE
-from trainer_cli.core.shards import Shard, why_incomplete
-from trainer_cli.errors import CheckpointError, TrainError
+from trainer_cli.format.verified_file import VerifiedFile, read_verified
+from trainer_cli.format.views import STORAGE, View, views_in
+from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.layout.shards import Shard, why_incomplete
+from trainer_cli.manifest import Manifest
+from trainer_cli.schema.checkpoint_config import CheckpointFormat
+from trainer_cli.storage.base import ReadableFolder
 from trainer_cli.terminal import format_bytes
 
 if TYPE_CHECKING:
@@ -338,10 +338,10 @@ def _states(folder: ReadableFolder, manifest: Manifest) -> dict[str, Any]:
 
 def _read_other_format(folder: ReadableFolder, manifest: Manifest) -> _Read:
     # Imported here: these modules need torch.
-    from trainer_cli.checkpoint.format import tree as codec
-    from trainer_cli.checkpoint.format.open import new_format
-    from trainer_cli.checkpoint.format.sharded import RANKS
-    from trainer_cli.checkpoint.format.tensor_file import TORCH_DTYPES, bytes_of, lay_out
+    from trainer_cli.format import tree as codec
+    from trainer_cli.format.open import new_format
+    from trainer_cli.format.sharded import RANKS
+    from trainer_cli.format.tensor_file import TORCH_DTYPES, bytes_of, lay_out
 
     tree = new_format(manifest.format, str(folder.path)).read(folder, manifest)
     rank_states = tree.pop(RANKS, [])

@@ -10,18 +10,18 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.addons.exact.replayed import SEARCHES
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, is_intact
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.commands.ckpt_remove import Item, remove
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import from_yaml
-from trainer_cli.core.intervals import Duration, Interval
-from trainer_cli.core.policy import RetentionRules, retention_rules, settings_of, why_keep, why_remove
-from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.files.url_path import is_url
+from trainer_cli.policy.rules import RetentionRules, retention_rules, settings_of, why_keep, why_remove
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_run
-from trainer_cli.runs.replayed import SEARCHES
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.steps.intervals import Duration, Interval
+from trainer_cli.storage.local import LocalStorage
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from trainer_cli.commands.choices import EXPERIMENT, Choices, keys, values_of
 from trainer_cli.commands.docs import find_pages
 from trainer_cli.commands.main import VERBS, actions_of, parser_of
 from trainer_cli.config import search_path
-from trainer_cli.core.schema import RESUME_WORDS
 from trainer_cli.errors import UserError
+from trainer_cli.schema.sections import RESUME_WORDS
 
 EXAMPLES = """examples:
   train complete bash     in ~/.bashrc:  eval "$(train complete bash)"

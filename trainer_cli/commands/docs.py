@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer_cli.config.search_path import PACKAGE, shipped_folder
-from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import UserError
+from trainer_cli.patterns import did_you_mean
 from trainer_cli.terminal import table
 
 EXAMPLES = """examples:

@@ -14,8 +14,8 @@ from trainer_cli.commands.main import (
     add_no_replay,
     tolerate_lost_output,
 )
-from trainer_cli.core.ranks import ranks_in
 from trainer_cli.errors import ExitCode, UserError, one_line
+from trainer_cli.ranks import ranks_in
 
 if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
@@ -73,15 +73,15 @@ def run(args: argparse.Namespace) -> int:
         if value is not None:
             raise UserError(f"{flag} is for a sweep", cure="Add -m.")
     if args.supervised:
-        from trainer_cli.runs.supervise import stop_with_parent
+        from trainer_cli.addons.jobs.supervise import stop_with_parent
 
         # Before the imports, which take seconds: the parent may be killed during them.
         stop_with_parent()
-    from trainer_cli.commands.report_at_end import ReportAtEnd
+    from trainer_cli.addons.exact.replay_named import provide_fork
+    from trainer_cli.addons.jobs.supervise import compose_fit, fit_in_processes
+    from trainer_cli.addons.view.report_at_end import ReportAtEnd
     from trainer_cli.commands.summary_at_end import SummaryAtEnd
     from trainer_cli.config.overrides import describe_replaced_options
-    from trainer_cli.runs.replay_named import provide_fork
-    from trainer_cli.runs.supervise import compose_fit, fit_in_processes
 
     report, summary = ReportAtEnd(), SummaryAtEnd()
 
@@ -110,7 +110,7 @@ def _sweep(args: argparse.Namespace) -> int:
         return int(ExitCode.USER)
     if ranks.world_size > 1:
         raise UserError("a sweep is started by one process, not by torchrun or srun", cure="Leave -m out.")
-    from trainer_cli.commands.sweep import sweep
+    from trainer_cli.addons.jobs.sweep import sweep
 
     return sweep(
         args.overrides,

@@ -11,8 +11,8 @@ from pathlib import Path
 from trainer_cli.commands.choices import Choices, keys, spell
 from trainer_cli.commands.main import add_config_dir
 from trainer_cli.config import search_path
-from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import UserError
+from trainer_cli.patterns import did_you_mean
 from trainer_cli.terminal import beside, line_width, painted, print_json
 
 EXAMPLES = """examples:

@@ -17,8 +17,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
-from trainer_cli.core.gc_pause import gc_paused
-from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import (
     DISK_CURES,
     NO_SPACE,
@@ -31,6 +29,8 @@ from trainer_cli.errors import (
     raise_all,
     without_secrets,
 )
+from trainer_cli.gc_pause import gc_paused
+from trainer_cli.patterns import did_you_mean
 from trainer_cli.terminal import (
     LOADING_TORCH,
     clear_status,
@@ -55,21 +55,28 @@ class Verb(NamedTuple):
 VERBS: Mapping[str, Verb] = {
     "fit": Verb("trainer_cli.commands.fit", "train, or resume where a run stopped"),
     "validate": Verb("trainer_cli.commands.validate", "evaluate every checkpoint that a glob matches"),
-    "predict": Verb("trainer_cli.commands.predict", "write a model's outputs for every sample of a dataset"),
+    "predict": Verb(
+        "trainer_cli.addons.predict.predict_command", "write a model's outputs for every sample of a dataset"
+    ),
     "plan": Verb("trainer_cli.commands.plan", "show what a fit would do: steps, evaluations, checkpoints, disk"),
     "top": Verb("trainer_cli.commands.top", "show all runs below a folder, live: state, step, rate, loss, time left"),
     "tail": Verb("trainer_cli.commands.tail", "show the last log lines and metrics of a run, and follow them"),
-    "serve": Verb("trainer_cli.commands.serve", "show all runs below a folder in a browser, live: table and curves"),
-    "report": Verb("trainer_cli.commands.report", "write runs into one HTML file: curves, checkpoints, config, sweeps"),
-    "replay": Verb("trainer_cli.commands.replay", "replay a step of a run, look into it and verify it"),
+    "serve": Verb("trainer_cli.addons.view.serve", "show all runs below a folder in a browser, live: table and curves"),
+    "report": Verb(
+        "trainer_cli.addons.view.report", "write runs into one HTML file: curves, checkpoints, config, sweeps"
+    ),
+    "replay": Verb("trainer_cli.addons.exact.replay_command", "replay a step of a run, look into it and verify it"),
     "diverge": Verb(
-        "trainer_cli.commands.diverge", "find the first step where two runs differ, and what differs first"
+        "trainer_cli.addons.exact.diverge_command", "find the first step where two runs differ, and what differs first"
     ),
     "check": Verb(
-        "trainer_cli.commands.check", "prove that a resume equals a run without a stop, and check a finished run"
+        "trainer_cli.addons.exact.check_command",
+        "prove that a resume equals a run without a stop, and check a finished run",
     ),
-    "bisect": Verb("trainer_cli.commands.bisect", "find the first step of a run at which a condition holds"),
-    "data": Verb("trainer_cli.commands.data", "show which samples a step of a run used, or will use"),
+    "bisect": Verb(
+        "trainer_cli.addons.exact.bisect_command", "find the first step of a run at which a condition holds"
+    ),
+    "data": Verb("trainer_cli.addons.exact.data_command", "show which samples a step of a run used, or will use"),
     "config": Verb("trainer_cli.commands.config", "print the composed config, and where each value comes from"),
     "ckpt": Verb("trainer_cli.commands.ckpt", "list, show, verify, compare, pin, remove, prune and export checkpoints"),
     "list": Verb("trainer_cli.commands.list", "list the experiments, models, data and other options"),
@@ -79,8 +86,8 @@ VERBS: Mapping[str, Verb] = {
     "complete": Verb("trainer_cli.commands.complete", "print the completion script for bash or zsh"),
 }
 _INTERNAL = {
-    "_job": Verb("trainer_cli.commands.job", "run a job of a sweep"),
-    "_store": Verb("trainer_cli.commands.store", "serve the store of ranks on one machine"),
+    "_job": Verb("trainer_cli.addons.jobs.job", "run a job of a sweep"),
+    "_store": Verb("trainer_cli.addons.jobs.store", "serve the store of ranks on one machine"),
 }
 """Verbs of the commands that `train` itself starts; neither listed nor suggested."""
 _LOADING_TORCH = ("fit", "validate", "predict", "plan", "replay", "env")

@@ -8,8 +8,8 @@ import math
 import sys
 
 from trainer_cli.commands.main import add_config_arguments
-from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.steps.intervals import Duration, Unit
 from trainer_cli.terminal import clear_status, line_width, show_status, wrapped
 
 EXAMPLES = """examples:
@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
     between_failures_s = _seconds(args.between_failures)
     if args.multirun:
         return _plan_sweep(args, between_failures_s)
-    from trainer_cli.runs.plan import plan
-    from trainer_cli.runs.plan_view import as_dict, shown
-    from trainer_cli.runs.replay_named import provide_fork
-    from trainer_cli.runs.supervise import compose_fit
+    from trainer_cli.addons.exact.replay_named import provide_fork
+    from trainer_cli.addons.jobs.supervise import compose_fit
+    from trainer_cli.running.plan import plan
+    from trainer_cli.running.plan_view import as_dict, shown
 
     composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     # A plan touches nothing: it says what must be computed, and does not.
@@ -90,11 +90,11 @@ def _seconds(text: str | None) -> float | None:
 
 def _plan_sweep(args: argparse.Namespace, between_failures_s: float | None) -> int:
     """Compose and check every job as `fit -m` does, then print what each would do."""
-    from trainer_cli.commands.sweep import plan as plan_jobs
+    from trainer_cli.addons.jobs.sweep import plan as plan_jobs
+    from trainer_cli.addons.jobs.sweep_jobs import text_of
     from trainer_cli.config.compose import compose
-    from trainer_cli.config.sweep import text_of
-    from trainer_cli.runs.plan import plan
-    from trainer_cli.runs.plan_view import as_dict, sweep_table
+    from trainer_cli.running.plan import plan
+    from trainer_cli.running.plan_view import as_dict, sweep_table
 
     plans = {}
     jobs = plan_jobs(args.overrides, config_dir=args.config_dir, config_name=args.config_name)

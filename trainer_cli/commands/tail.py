@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from trainer_cli.core.json_lines import GrowingFile
-from trainer_cli.core.naming import in_runs
-from trainer_cli.core.patterns import did_you_mean
-from trainer_cli.core.schema import LogLevel
 from trainer_cli.errors import UserError, one_line
+from trainer_cli.files.json_lines import GrowingFile
+from trainer_cli.layout.naming import in_runs
 from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.log_messages import LogLine, MessageFilter
 from trainer_cli.runs.record import UNREADABLE
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.schema.sections import LogLevel
 from trainer_cli.terminal import line_width, wrapped
 
 EXAMPLES = """examples:

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from trainer_cli.commands.main import add_allow_pickle, add_config_arguments, add_no_replay
-from trainer_cli.core.ranks import ranks_in
 from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.ranks import ranks_in
 from trainer_cli.terminal import print_json
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
             cure="Start it without torchrun, or with srun --ntasks=1.",
         )
     # Imported here: it loads torch and Hydra, which the help and shell completion must not wait for.
+    from trainer_cli.running.validate import validate
     from trainer_cli.runs.results import show_table
-    from trainer_cli.runs.validate import validate
 
     return validate(
         args.overrides,

@@ -16,13 +16,21 @@ from typing import Any
 from trainer_cli.config.fields import DATA_KEYS, LEAST_OF_DATA, SEVERAL, check_data_count
 from trainer_cli.config.targets import Trust, check_name, check_path, import_target
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree
-from trainer_cli.core.auto import AUTO, check_auto
-from trainer_cli.core.checkpoint_config import CheckpointConfig
-from trainer_cli.core.intervals import Duration
-from trainer_cli.core.patterns import nearest
-from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval, TrainConfig
-from trainer_cli.core.types import MISSING, OPTIMIZER, Parameter, call_parameters, kind_of, misfits, names_optimizer
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.patterns import nearest
+from trainer_cli.schema.auto import AUTO, check_auto
+from trainer_cli.schema.checkpoint_config import CheckpointConfig
+from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval, TrainConfig
+from trainer_cli.signatures.types import (
+    MISSING,
+    OPTIMIZER,
+    Parameter,
+    call_parameters,
+    kind_of,
+    misfits,
+    names_optimizer,
+)
+from trainer_cli.steps.intervals import Duration
 
 SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "callbacks", "loggers")
 """Sections that hold components."""

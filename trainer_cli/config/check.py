@@ -37,12 +37,12 @@ from trainer_cli.config.overrides import (
 from trainer_cli.config.search_path import SearchPath, groups, label, options
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, Node, resolve
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
-from trainer_cli.core.auto import replace_auto
-from trainer_cli.core.field_rules import check_rules
-from trainer_cli.core.patterns import did_you_mean
-from trainer_cli.core.schema import RESUME_WORDS, TrainConfig
-from trainer_cli.core.types import IN_QUOTES, MISSING, SECTION, Kind, in_yaml, kind_of, name_of, shown
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.patterns import did_you_mean
+from trainer_cli.schema.auto import replace_auto
+from trainer_cli.schema.field_rules import check_rules
+from trainer_cli.schema.sections import RESUME_WORDS, TrainConfig
+from trainer_cli.signatures.types import IN_QUOTES, MISSING, SECTION, Kind, in_yaml, kind_of, name_of, shown
 
 NODE = "a node with `_target_`, or null"
 _BY_NAME = ("param_groups", "callbacks", "loggers")

@@ -47,10 +47,10 @@ from trainer_cli.config.search_path import (
 from trainer_cli.config.targets import Trust, import_from
 from trainer_cli.config.tree import COMMAND_LINE, DEFAULT, ConfigTree, Node, Origin, fill_defaults
 from trainer_cli.config.yaml import read_file, read_text
-from trainer_cli.core.gc_pause import gc_paused
-from trainer_cli.core.patterns import did_you_mean
-from trainer_cli.core.schema import ANEW, TrainConfig
 from trainer_cli.errors import Code, ConfigError, TrainError, UserError, raise_all, show_values_in
+from trainer_cli.gc_pause import gc_paused
+from trainer_cli.patterns import did_you_mean
+from trainer_cli.schema.sections import ANEW, TrainConfig
 
 __all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "freeze", "from_yaml", "thaw", "to_yaml"]
 

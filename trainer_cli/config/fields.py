@@ -16,17 +16,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.core import schema
-from trainer_cli.core.auto import is_auto_batch_size
-from trainer_cli.core.checkpoint_config import AUTO
-from trainer_cli.core.field_rules import check_rules
-from trainer_cli.core.intervals import Duration, Interval, StepCounts
-from trainer_cli.core.left_out import KEY, can_resume, check_leave_out, described, left_out
-from trainer_cli.core.patterns import alternatives, did_you_mean, matches
-from trainer_cli.core.policy import SaveRules, check_ephemeral
-from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
-from trainer_cli.core.types import MISSING, Kind, kind_of
 from trainer_cli.errors import Code, ConfigError, raise_all
+from trainer_cli.patterns import alternatives, did_you_mean, matches
+from trainer_cli.policy.rules import SaveRules, check_ephemeral
+from trainer_cli.schema import sections as schema
+from trainer_cli.schema.auto import is_auto_batch_size
+from trainer_cli.schema.checkpoint_config import AUTO
+from trainer_cli.schema.field_rules import check_rules
+from trainer_cli.schema.left_out import KEY, can_resume, check_leave_out, described, left_out
+from trainer_cli.signatures.types import MISSING, Kind, kind_of
+from trainer_cli.steps.intervals import Duration, Interval, StepCounts
+from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
 
 KeyPath = tuple[str, ...]
 
@@ -263,7 +263,7 @@ def check_left_out(config: schema.TrainConfig) -> Iterator[ConfigError]:
 def check_ephemeral_interval(config: schema.TrainConfig) -> Iterator[ConfigError]:
     """Refuse ephemeral saves that are not more frequent than regular ones, as far as the config alone shows it.
 
-    An epoch has a known number of steps here if `loop.steps_per_epoch` is set; core/policy.py compares the others.
+    An epoch has a known number of steps here if `loop.steps_per_epoch` is set; policy/rules.py compares the others.
     """
     settings, loop = config.checkpoint, config.loop
     if settings.ephemeral_save_interval in (None, AUTO):

@@ -22,8 +22,8 @@ from trainer_cli.config.overrides import line_of, override_error
 from trainer_cli.config.search_path import SearchPath, every_group, find, label, options, search_folders
 from trainer_cli.config.tree import COMMAND_LINE, Choice, ConfigTree, Node, Origin
 from trainer_cli.config.yaml import Reading, read_file
-from trainer_cli.core.patterns import nearest
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.patterns import nearest
 
 log = logging.getLogger(__name__)
 

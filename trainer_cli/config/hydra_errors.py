@@ -21,8 +21,8 @@ from trainer_cli.config.overrides import CommandLine, line_of, unknown_option_er
 from trainer_cli.config.search_path import SearchPath, every_group, find, label, options, primaries
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.config.yaml import Reading
-from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.patterns import did_you_mean, nearest
 
 
 class _Lists(NamedTuple):

@@ -12,9 +12,9 @@ from enum import Enum
 from typing import Any, Union, get_args, get_origin
 
 from trainer_cli.config.fields import ConfigKey, fields
-from trainer_cli.core.intervals import Unit
-from trainer_cli.core.left_out import OPTIONAL
-from trainer_cli.core.load_options import STATES
+from trainer_cli.schema.left_out import OPTIONAL
+from trainer_cli.schema.load_options import STATES
+from trainer_cli.steps.intervals import Unit
 
 Schema = dict[str, Any]
 

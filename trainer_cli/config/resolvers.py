@@ -30,8 +30,8 @@ from trainer_cli.config.hydra_compat import register_hydras_resolvers, resolver_
 from trainer_cli.config.search_path import label
 from trainer_cli.config.targets import import_from
 from trainer_cli.config.tree import Node
-from trainer_cli.core.types import kind_of
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.signatures.types import kind_of
 
 FILE = "resolvers.py"
 MOMENT = "TRAIN_MOMENT"

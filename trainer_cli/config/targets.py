@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from trainer_cli.config.hydra_compat import is_blocked
 from trainer_cli.config.modules import refuse_shadows
-from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.patterns import did_you_mean
 
 OURS = "trainer_cli"
 COMPONENTS = tuple(
@@ -35,10 +35,15 @@ COMPONENTS = tuple(
         "data",
         "loggers",
         "models",
-        "testing",
-        "trainer.schedulers",
-        "trainer.warmup",
-        "runs.prediction_writers",
+        "optim.schedulers",
+        "optim.warmup",
+        "addons.exact.faults",
+        "addons.exact.recorder",
+        "addons.inspect",
+        "addons.predict.prediction_writers",
+        "addons.sparsity",
+        "addons.text",
+        "addons.trackers",
     )
 )
 TORCH = "torch"
@@ -55,14 +60,19 @@ _COMPONENT_BASES = _TORCH_BASES | {
     ("trainer_cli.trainer.hooks", "Callback"),
     ("trainer_cli.trainer.train_step", "TrainStep"),
     ("trainer_cli.loggers.base", "Logger"),
-    ("trainer_cli.runs.prediction_writers", "PredictionWriter"),
+    ("trainer_cli.addons.predict.prediction_writers", "PredictionWriter"),
 }
 """(module, qualified name): compared as text, since torch is imported only if a config names it."""
 _TRANSFORMS = ("torchvision.transforms",)
 """Packages all of whose classes transform samples; most have no base class."""
 _COMPILERS = ("torch.distributed", "torch.fx", "torch.jit")
 """Packages whose modules launch processes or compile code."""
-_PASSAGES = (OURS, f"{OURS}.trainer", TORCH, "torch.nn")
+_PASSAGES = (
+    OURS,
+    *(f"{OURS}.{name}" for name in ("optim", "addons", "addons.exact", "addons.predict")),
+    TORCH,
+    "torch.nn",
+)
 """Packages that lead to a component's module; their other names are not trusted."""
 
 
@@ -80,7 +90,7 @@ class Trust(NamedTuple):
         return cls(frozenset(extra), project, is_given)
 
     def bounds(self, key: str) -> bool:
-        """Whether the value of a dotted key is known from a config on disk alone (`runs/reach.py`)."""
+        """Whether the value of a dotted key is known from a config on disk alone (`running/reach.py`)."""
         return not self.unrestricted and (self.is_given is None or not self.is_given(key))
 
     @property

@@ -17,13 +17,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.reader import Reader
 
+from trainer_cli.bounds import DEEPEST, LARGEST_COUNT, find_too_deep
 from trainer_cli.config.fields import KeyPath, text_keys
 from trainer_cli.config.hydra_compat import get_yaml_loader
 from trainer_cli.config.tree import Node, Origin
-from trainer_cli.core.bounds import DEEPEST, LARGEST_COUNT, find_too_deep
-from trainer_cli.core.patterns import nearest
-from trainer_cli.core.types import MISSING
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.patterns import nearest
+from trainer_cli.signatures.types import MISSING
 
 LARGEST_BYTES = 1 << 20
 _HEADER = re.compile(r"\s*#\s*@\s*(\S*)\s*(.*)")

@@ -9,12 +9,12 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainer_cli.core.naming import class_name
 from trainer_cli.data.loader import Loader, SharedLoader
 from trainer_cli.data.position import timeout_seconds
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.errors import UserError
+from trainer_cli.layout.naming import class_name
 
 AnyLoader = Loader | StreamLoader | UserLoader | SharedLoader
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trainer_cli.core.order import sample_indices
+from trainer_cli.data.order import sample_indices
 from trainer_cli.errors import UserError
 
 

@@ -27,8 +27,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainer_cli.core.order import sample_seed
 from trainer_cli.data.loader import Loader, SharedLoader
+from trainer_cli.data.order import sample_seed
 from trainer_cli.data.random_state import kept_random_state, seed_random
 from trainer_cli.data.user_loader import UserLoader
 

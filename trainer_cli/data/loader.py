@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
-from trainer_cli.core.order import ORDER_VERSION, sample_seed
+from trainer_cli.data.order import ORDER_VERSION, sample_seed
 from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
 from trainer_cli.data.random_state import (
     is_random_state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trainer_cli.core.order import GOLDEN, MIX_1, MIX_2, grid_of, round_keys, sample_key
+from trainer_cli.data.order import GOLDEN, MIX_1, MIX_2, grid_of, round_keys, sample_key
 from trainer_cli.terminal import format_count
 
 BLOCK = 1024

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate
 
-from trainer_cli.core.naming import class_name
-from trainer_cli.core.order import sample_seed
 from trainer_cli.data.loader import EpochParts
+from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_counts, check_same
 from trainer_cli.data.random_state import kept_random_state, seed_random
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
+from trainer_cli.layout.naming import class_name
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,8 @@ from torch.utils.data import (
     DistributedSampler,
 )
 
-from trainer_cli.core.naming import class_name
-from trainer_cli.core.order import sample_seed
 from trainer_cli.data.loader import LOADING, EpochParts, parts_of
+from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same, length_of
 from trainer_cli.data.random_state import (
     kept_random_state,
@@ -25,7 +24,8 @@ from trainer_cli.data.random_state import (
 from trainer_cli.data.rebuilt_loader import Fetcher, WalkedSampler, draws_from_torch_alone, rebuild_loader
 from trainer_cli.data.workers import WorkerProcesses
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.torch_compat import next_batch
+from trainer_cli.layout.naming import class_name
+from trainer_cli.torch_compat import next_batch
 
 _ANEW = "Give an object whose __iter__ starts anew, such as a DataLoader."
 

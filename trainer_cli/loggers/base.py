@@ -30,12 +30,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer_cli.core.checkpoint_config import KeepBestConfig
-from trainer_cli.core.files import replace
-from trainer_cli.core.run_status import RunStatus
-from trainer_cli.core.types import CheckedArguments
 from trainer_cli.errors import UserError
+from trainer_cli.files.durable import replace
 from trainer_cli.loggers.marks import MetricRange
+from trainer_cli.schema.checkpoint_config import KeepBestConfig
+from trainer_cli.signatures.types import CheckedArguments
+from trainer_cli.steps.run_status import RunStatus
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from trainer_cli.core.files import naming, sync, sync_folder
+from trainer_cli.files.durable import naming, sync, sync_folder
 from trainer_cli.loggers.base import Record, RunFacts, bin_values, in_run_dir
 from trainer_cli.loggers.text_files import FileLogger, Line, read_record, strict_json
 

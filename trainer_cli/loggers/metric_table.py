@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
-from trainer_cli.core.metric_modes import Mode, usual_mode
-from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.loggers.base import RATE_KEY, Record, RunFacts
 from trainer_cli.loggers.marks import is_validation_metric, loader_of
+from trainer_cli.metric_modes import Mode, usual_mode
+from trainer_cli.schema.sections import TRAIN_PREFIX
 from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_clock, is_utf8, painted
 
 LOSS = f"{TRAIN_PREFIX}loss"

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TextIO
 
-from trainer_cli.core.memory import peak_resident_bytes, resident_bytes
 from trainer_cli.loggers.base import RATE_KEY, SAVES, Now, Record, RunFacts
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.marks import loader_of
 from trainer_cli.loggers.metric_table import LOSS, BestValues, MetricTable
 from trainer_cli.loggers.pace import Pace, position
+from trainer_cli.memory import peak_resident_bytes, resident_bytes
 from trainer_cli.terminal import (
     cell_width,
     cut_end,

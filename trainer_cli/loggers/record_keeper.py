@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import TrainError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.text_files import METRICS_FILE, read_records
+from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.core.files import naming, sync, sync_folder
-from trainer_cli.core.url_path import local_path
+from trainer_cli.files.durable import naming, sync, sync_folder
+from trainer_cli.files.url_path import local_path
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, in_run_dir
 from trainer_cli.loggers.marks import LogEnd, Mark
 

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer_cli.core.files import AppendedFile, keep_spans, sync_folder
-from trainer_cli.core.json_lines import parse_object
-from trainer_cli.core.url_path import local_path
+from trainer_cli.files.durable import AppendedFile, keep_spans, sync_folder
+from trainer_cli.files.json_lines import parse_object
+from trainer_cli.files.url_path import local_path
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
 from trainer_cli.loggers.marks import LogEnd, Mark, MetricRange, is_validation_metric
 

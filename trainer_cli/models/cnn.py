@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from trainer_cli.models.gpt import classification
+from trainer_cli.models.classification import classification
 
 
 class CNN(nn.Module):

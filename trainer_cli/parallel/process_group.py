@@ -1,6 +1,6 @@
 """The processes that train one model: their ranks, and the plain objects that they exchange.
 
-torchrun or Slurm's srun starts them (`core/ranks.py`). One process alone (`ALONE`) imports no torch.
+torchrun or Slurm's srun starts them (`ranks.py`). One process alone (`ALONE`) imports no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from trainer_cli.core.ranks import Ranks, check_tensor_size, has_agent_store, launch_of, launched_as, ranks_in
 from trainer_cli.parallel.rendezvous import (
     LostRankError,
     PeerError,
@@ -22,6 +21,7 @@ from trainer_cli.parallel.rendezvous import (
     noting,
     report_failure,
 )
+from trainer_cli.ranks import Ranks, check_tensor_size, has_agent_store, launch_of, launched_as, ranks_in
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from trainer_cli.core.ranks import Ranks, has_agent_store
 from trainer_cli.errors import UserError
+from trainer_cli.ranks import Ranks, has_agent_store
 
 DIRECT = "trainer_cli/direct: "
 """Begins the errors of `direct.py` about a rank that has ended, or does not answer."""

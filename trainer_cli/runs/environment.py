@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.core.bounds import is_time
+from trainer_cli.bounds import is_time
 
 PACKAGES = (
     "trainer-cli", "torch", "numpy", "hydra-core", "omegaconf",

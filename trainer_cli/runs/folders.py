@@ -8,17 +8,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.bounds import read_yaml
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of, read_small
-from trainer_cli.checkpoint.foreign.kind import kind_of
-from trainer_cli.checkpoint.format.verified_file import read_verified
-from trainer_cli.checkpoint.storage.open import open_storage
-from trainer_cli.core.bounds import read_yaml
-from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE, in_runs
-from trainer_cli.core.patterns import did_you_mean
-from trainer_cli.core.url_path import as_path, is_url
+from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import RunDirectoryError, UserError
+from trainer_cli.files.url_path import as_path, is_url
+from trainer_cli.format.verified_file import read_verified
+from trainer_cli.layout.naming import CONFIG_FILE, MANIFEST_FILE, in_runs
+from trainer_cli.manifest import Manifest
+from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.storage.open import open_storage
 
 _CONFIG_BYTES = 1_000_000
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer_cli.core.bounds import is_count
+from trainer_cli.bounds import is_count
 from trainer_cli.runs.folders import manifest_of
 from trainer_cli.runs.run_dir import attempts_of
 

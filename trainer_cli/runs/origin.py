@@ -31,7 +31,7 @@ from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.terminal import format_first
 
 if TYPE_CHECKING:
-    from trainer_cli.core.manifest import Manifest
+    from trainer_cli.manifest import Manifest
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_cli.core.files import AppendedFile, replace
-from trainer_cli.core.json_lines import read_rows
-from trainer_cli.core.policy import BestRule
+from trainer_cli.files.durable import AppendedFile, replace
+from trainer_cli.files.json_lines import read_rows
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.marks import loader_of
 from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.policy.rules import BestRule
 from trainer_cli.runs.metrics import BestSettings, best_rule, describe
 from trainer_cli.terminal import left_out_of_table, line_width, table, wrapped
 

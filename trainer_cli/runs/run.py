@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.history import Life, Spent, last_spent, lives
 from trainer_cli.config.fields import whole_values
-from trainer_cli.core.files import FileIdentity, identify, identity_of
-from trainer_cli.core.goodput import compute_goodput
-from trainer_cli.core.json_lines import GrowingFile, read_rows
-from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
-from trainer_cli.core.run_status import RunStatus
-from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import RunDirectoryError, TrainError
+from trainer_cli.files.durable import FileIdentity, identify, identity_of
+from trainer_cli.files.json_lines import GrowingFile, read_rows
+from trainer_cli.files.url_path import is_url
+from trainer_cli.goodput import compute_goodput
+from trainer_cli.layout.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
 from trainer_cli.loggers.marks import Mark, MetricRange, is_validation_metric
 from trainer_cli.loggers.media import MEDIA_FILE
 from trainer_cli.loggers.text_files import read_number
@@ -38,6 +37,7 @@ from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView, Saved
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, attempts_of
 from trainer_cli.runs.spent_time import sum_until
+from trainer_cli.steps.run_status import RunStatus
 
 if TYPE_CHECKING:
     from trainer_cli.runs.curves import GrowingColumns

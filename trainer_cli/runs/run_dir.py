@@ -32,17 +32,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.bounds import is_amount, is_bounded, is_count, is_list, is_table, is_text, keep_sound
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of
-from trainer_cli.core.bounds import is_amount, is_bounded, is_count, is_list, is_table, is_text, keep_sound
-from trainer_cli.core.files import close_private, make_folder, open_private, replace, sync_folder
-from trainer_cli.core.goodput import Seconds, compute_goodput, sum_attempts
-from trainer_cli.core.naming import COPIES_CACHE, SWEEP_FOLDER, TRASH_FOLDER, is_run_id
-from trainer_cli.core.run_status import RunStatus
-from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import RunDirectoryError, UserError
+from trainer_cli.files.durable import close_private, make_folder, open_private, replace, sync_folder
+from trainer_cli.files.url_path import as_path
+from trainer_cli.goodput import Seconds, compute_goodput, sum_attempts
+from trainer_cli.layout.naming import COPIES_CACHE, SWEEP_FOLDER, TRASH_FOLDER, is_run_id
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.environment import timestamp
 from trainer_cli.runs.spent_time import seconds_of, seconds_of_killed
+from trainer_cli.steps.run_status import RunStatus
 
 _READERS_S = 0.1
 """How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""

@@ -17,16 +17,16 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from trainer_cli.addons.exact.replayed import replayed_entries
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of
 from trainer_cli.checkpoint.find import checkpoint_at, extract_archive, filled, is_archive, paths_of, split_existing
-from trainer_cli.checkpoint.foreign.kind import kind_of
-from trainer_cli.core.naming import in_runs, parse_step
-from trainer_cli.core.patterns import alternatives, did_you_mean
-from trainer_cli.core.url_path import as_path, is_url, is_web
+from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.files.url_path import as_path, is_url, is_web
+from trainer_cli.layout.naming import in_runs, parse_step
+from trainer_cli.patterns import alternatives, did_you_mean
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_checkpoint, is_run, run_config, run_holding
 from trainer_cli.runs.metrics import best_rule, best_settings
-from trainer_cli.runs.replayed import replayed_entries
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import format_first
 

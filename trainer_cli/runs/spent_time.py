@@ -1,4 +1,4 @@
-"""Where the time of a run went, from its files (`core/goodput.py` has the terms)."""
+"""Where the time of a run went, from its files (`goodput.py` has the terms)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.history import Spent, notes
-from trainer_cli.core.goodput import Activity, Seconds, complete_killed, read_seconds, sum_attempts
-from trainer_cli.core.json_lines import read_last_row, read_rows
+from trainer_cli.files.json_lines import read_last_row, read_rows
+from trainer_cli.goodput import Activity, Seconds, complete_killed, read_seconds, sum_attempts
 from trainer_cli.runs.environment import unix
 
 if TYPE_CHECKING:

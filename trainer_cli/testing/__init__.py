@@ -1,1 +1,1 @@
-"""What tests can use: faults on demand, and proof that a resume is exact."""
+"""The earlier place of what tests can use: take it from `trainer_cli` itself."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.errors import UserError
+from trainer_cli.signatures.instances import check_type, make_instance
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_callbacks
-from trainer_cli.trainer.setup import add_by_class, check_type, make_instance, name_values
+from trainer_cli.trainer.setup import add_by_class, name_values
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.train_step import TrainStep

@@ -11,20 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.find import expanded
-from trainer_cli.core.load_options import LoadOptions
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.data.position import length_of
-from trainer_cli.errors import UserError
+from trainer_cli.errors import UserError, second_to
 from trainer_cli.loggers.marks import loader_of
+from trainer_cli.outputs.model_call import ForwardState
+from trainer_cli.schema.load_options import LoadOptions
+from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
+from trainer_cli.signatures.instances import check_type
+from trainer_cli.state import model_state
+from trainer_cli.steps.progress import Progress
 from trainer_cli.terminal import format_count, html_metrics
-from trainer_cli.trainer.hooks import Callback, second_to
+from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in, noting_set
-from trainer_cli.trainer.model_call import ForwardState
-from trainer_cli.trainer.setup import check_type, loader_settings, name_loaders
+from trainer_cli.trainer.setup import loader_settings, name_loaders
 from trainer_cli.trainer.state import load_for_evaluation
 from trainer_cli.trainer.validation_loop import (
     Due,

@@ -75,15 +75,15 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
-from trainer_cli.core.types import CheckedArguments
 from trainer_cli.errors import UserError
+from trainer_cli.signatures.types import CheckedArguments
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from trainer_cli.checkpoint.checkpointer import Checkpointer
-    from trainer_cli.core.policy import Occasion
+    from trainer_cli.policy.rules import Occasion
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
     from trainer_cli.trainer.validation_loop import ValidationLoop
@@ -497,15 +497,6 @@ class Hooks:
 def _family_names(bases: Iterable[str]) -> dict[str, str]:
     """Hook of each family -> the hook of evaluations that takes the same arguments."""
     return {pattern.format(base): pattern.format("validate") for base in bases for pattern in _FAMILY}
-
-
-@contextmanager
-def second_to(first: BaseException) -> Iterator[None]:
-    """Add an exception inside the block as a note to `first`, instead of raising it."""
-    try:
-        yield
-    except Exception as error:
-        first.add_note(f"and then {type(error).__name__}: {error}")
 
 
 def _add_note(function: Callable[..., Any], note: str) -> Callable[..., Any]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.core.field_rules import check_duration
-from trainer_cli.core.intervals import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
-from trainer_cli.core.schema import LoopConfig
-from trainer_cli.core.stopping import Limits
 from trainer_cli.data.position import length_of
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.policy.stopping import Limits
+from trainer_cli.schema.field_rules import check_duration
+from trainer_cli.schema.sections import LoopConfig
+from trainer_cli.steps.intervals import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
 from trainer_cli.trainer.validation_loop import Evaluations
 
 if TYPE_CHECKING:
-    from trainer_cli.core.progress import Progress
     from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.steps.progress import Progress
 
 
 def begin_epoch(train_loader: Any, epoch: int) -> None:

@@ -10,22 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint import model_state
+from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.find import all_checkpoints, path_to_save
-from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
-from trainer_cli.checkpoint.foreign.read import read_foreign
-from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
 from trainer_cli.checkpoint.group_verify import GroupVerifier
-from trainer_cli.core.goodput import Activity
-from trainer_cli.core.left_out import check_load
-from trainer_cli.core.load_options import LOG_MARKS, VERSIONS, WHOLE, LoadOptions
-from trainer_cli.core.naming import VARIABLES
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import SchedulerInterval
+from trainer_cli.checkpoint.kind import kind_of, refuse_foreign
 from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
+from trainer_cli.format.dtensor import Targets, distributed, targets_of
+from trainer_cli.goodput import Activity
+from trainer_cli.layout.naming import VARIABLES
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
+from trainer_cli.schema.left_out import check_load
+from trainer_cli.schema.load_options import LOG_MARKS, VERSIONS, WHOLE, LoadOptions
+from trainer_cli.schema.sections import SchedulerInterval
+from trainer_cli.state import model_state
+from trainer_cli.steps.progress import Progress
 from trainer_cli.trainer.hooks import CheckpointSaver
 from trainer_cli.trainer.lengths import begin_epoch
 from trainer_cli.trainer.state import describe, load_all, load_weights, rank_state_of

@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_cli.core.argument_names import checks_argument_names
-from trainer_cli.core.field_rules import checked_values
-from trainer_cli.core.files import AppendedFile
-from trainer_cli.core.schema import LoggingConfig
 from trainer_cli.errors import without_secrets
+from trainer_cli.files.durable import AppendedFile
+from trainer_cli.schema.field_rules import checked_values
+from trainer_cli.schema.sections import LoggingConfig
+from trainer_cli.signatures.argument_names import checks_argument_names
 from trainer_cli.terminal import clear_status, columns, is_terminal, painted, stamp, wrapped
 
 log = logging.getLogger(__name__)

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer_cli.core.goodput import Activity
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.run_status import RunStatus
 from trainer_cli.data.random_state import kept_random_state
 from trainer_cli.errors import UserError
+from trainer_cli.goodput import Activity
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table
 from trainer_cli.loggers.marks import loader_of
 from trainer_cli.loggers.record_keeper import RecordKeeper
+from trainer_cli.steps.progress import Progress
+from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.trainer.time_account import TimeAccount
 
 log = logging.getLogger(__name__)

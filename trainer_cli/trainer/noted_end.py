@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.core.schema import LoopConfig
-from trainer_cli.core.stopping import reopens
+from trainer_cli.policy.stopping import reopens
+from trainer_cli.schema.sections import LoopConfig
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

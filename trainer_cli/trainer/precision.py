@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.core.field_rules import build_section, takes_fields_of
-from trainer_cli.core.schema import Dtype, PrecisionConfig
-from trainer_cli.parallel.strategy import Strategy
-from trainer_cli.parallel.torch_compat import dense_stand_in, overflow_flags
+from trainer_cli.schema.field_rules import build_section, takes_fields_of
+from trainer_cli.schema.sections import Dtype, PrecisionConfig
+from trainer_cli.strategies.strategy import Strategy
+from trainer_cli.torch_compat import dense_stand_in, overflow_flags
 
 DYNAMIC = "dynamic"
 _FIRST_SCALE = 65536.0

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer_cli.checkpoint import model_state
-from trainer_cli.core.load_options import LoadOptions
-from trainer_cli.core.patterns import matches
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader, PaddingBatch, SharedLoader
 from trainer_cli.errors import UserError
+from trainer_cli.outputs.metrics import sample_count, to_device
+from trainer_cli.patterns import matches
+from trainer_cli.schema.load_options import LoadOptions
+from trainer_cli.state import model_state
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.evaluate import (
     buffers_kept,
@@ -28,7 +29,6 @@ from trainer_cli.trainer.evaluate import (
     training_kept,
 )
 from trainer_cli.trainer.loading import Unset
-from trainer_cli.trainer.metrics import sample_count, to_device
 from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.setup import loader_settings
 

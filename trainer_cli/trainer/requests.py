@@ -6,9 +6,9 @@ from itertools import chain
 
 import torch
 
-from trainer_cli.core.stopping import Stop
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.policy.stopping import Stop
 from trainer_cli.trainer.hooks import CheckpointSaver
 
 

@@ -14,19 +14,20 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from trainer_cli.checkpoint.model_state import clean_name, fit_model, versions_of
-from trainer_cli.checkpoint.optimizer_state import inner_optimizers
-from trainer_cli.core.naming import STEP_MODULES
-from trainer_cli.core.order import sample_seed
-from trainer_cli.core.patterns import did_you_mean, nearest, why_no_pattern
 from trainer_cli.data.adapt import as_loader, is_loader
+from trainer_cli.data.order import sample_seed
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.layout.naming import STEP_MODULES
 from trainer_cli.loggers.base import Logger
 from trainer_cli.loggers.console import ConsoleLogger
 from trainer_cli.loggers.notebook import NotebookLogger, in_notebook
 from trainer_cli.parallel.process_group import ProcessGroup
-from trainer_cli.parallel.torch_compat import compile_deterministically, leave_compiler_out, step_lightly
+from trainer_cli.patterns import did_you_mean, nearest
+from trainer_cli.signatures.instances import check_type, make_instance
+from trainer_cli.state.model_state import clean_name, fit_model, versions_of
+from trainer_cli.state.optimizer_state import inner_optimizers
 from trainer_cli.terminal import format_count, is_terminal
+from trainer_cli.torch_compat import compile_deterministically, leave_compiler_out, step_lightly
 
 P = TypeVar("P")
 
@@ -36,16 +37,6 @@ _SMALLEST_RANDOM_SEED = 2**32
 """Torch starts with a random seed of 53 bits; seeds that people give are smaller."""
 CONSOLE = "console"
 """Name of the logger that shows metrics."""
-_EXAMPLES = {
-    "LoadOptions": "LoadOptions(states=['model'])",
-    "Logging": "Logging(console='off')",
-    "Precision": "Precision('bf16')",
-    "TrainingLoop": "TrainingLoop(max_duration='3ep')",
-    "ValidationLoop": "ValidationLoop(eval_steps=10)",
-}
-"""Class of an argument -> how it is made, for messages."""
-SUBCLASSED = ("Callback", "Logger", "TrainStep")
-"""Public classes whose subclasses a user gives."""
 
 
 def compile_model(model: nn.Module, settings: Mapping[str, Any] | None) -> None:
@@ -77,23 +68,6 @@ def compile_model(model: nn.Module, settings: Mapping[str, Any] | None) -> None:
         model.compile(**settings)
     except (TypeError, RuntimeError, ValueError) as error:
         raise ConfigError(f"torch.compile refused its settings: {error}", location="compile") from error
-
-
-def check_pattern(pattern: str, where: str) -> None:
-    """Raise ConfigError for a pattern that is not a regular expression."""
-    if (fault := why_no_pattern(pattern)) is not None:
-        raise ConfigError(f"{where}: {fault}", location=where)
-
-
-def no_match_error(pattern: str, names: Sequence[str], where: str, target: str = "parameter") -> ConfigError:
-    """The error for a pattern that matches none of these names, with the nearest name or module."""
-    modules = {name.rsplit(".", depth)[0] + ".*" for name in names for depth in range(1, name.count(".") + 1)}
-    examples = f"Its parameters are named like {', '.join(names[:4])}."
-    return ConfigError(
-        f"{where}: '{pattern}' matches no {target} of the model",
-        location=where,
-        hint=" ".join(filter(None, (did_you_mean(pattern, [*sorted(modules), *names]).strip(), examples))),
-    )
 
 
 def seed_everything(seed: int | None) -> None:
@@ -157,11 +131,6 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def make_instance(source: Any, kind: type, *args: Any) -> Any:
-    """An instance of a class, or what a function without an instance returns for these arguments."""
-    return source if isinstance(source, kind) or not callable(source) else source(*args)
-
-
 def make_default(slot: str, value: Any, kind: type[P]) -> P:
     """The value, or an instance with its defaults for None.
 
@@ -221,20 +190,6 @@ def refuse_lazy(model: nn.Module) -> None:
                 where="model",
                 cure="Call the model once with a batch when it is made, such as at the end of its __init__.",
             )
-
-
-def check_type(slot: str, value: Any, kind: type, cure: str | None = None) -> Any:
-    """Return the value, or raise UserError if it is not of this kind."""
-    if not isinstance(value, kind):
-        got = type(value).__name__
-        if isinstance(value, type) and issubclass(value, kind):
-            got, cure = f"the class {value.__name__}", f"Give an instance of it: {value.__name__}(…)."
-        elif kind.__name__ in SUBCLASSED:
-            cure = f"Subclass it: from trainer_cli import {kind.__name__}."
-        elif cure is None and kind.__name__ in _EXAMPLES:
-            cure = f"Give it as {_EXAMPLES[kind.__name__]}."
-        raise UserError(f"{slot}: expected {kind.__name__}, got {got}", cure=cure)
-    return value
 
 
 def check_logged(config: Any, hparams: Any) -> dict[str, Any]:

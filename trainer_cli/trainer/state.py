@@ -13,18 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.format.sharded import RANKS
-from trainer_cli.checkpoint.model_state import Fitting, weights_of
-from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.config.fields import why_may_change
-from trainer_cli.core.load_options import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, advice
-from trainer_cli.core.progress import Progress
 from trainer_cli.errors import TrainError, UnfitStateError, UserError
-from trainer_cli.trainer.metrics import merge_sums
-from trainer_cli.trainer.optimizers import ONLY
-from trainer_cli.trainer.schedulers import MOVED
+from trainer_cli.format.sharded import RANKS
+from trainer_cli.optim.optimizers import ONLY
+from trainer_cli.optim.schedulers import MOVED
+from trainer_cli.outputs.metrics import merge_sums
+from trainer_cli.schema.load_options import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, advice
+from trainer_cli.state import model_state
+from trainer_cli.state.model_state import Fitting, weights_of
+from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.steps.progress import Progress
 from trainer_cli.trainer.setup import seed_rank
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.errors import HELP
-from trainer_cli.trainer.metrics import is_dense
+from trainer_cli.outputs.metrics import is_dense
 
 _MOST_SHOWN = 4
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer_cli.core.goodput import Activity
+from trainer_cli.goodput import Activity
 
 
 class TimeAccount:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import UserError
+from trainer_cli.optim.optimizer_modes import explain_missing_closure
+from trainer_cli.optim.optimizers import OptimizerEntry, check_members
+from trainer_cli.outputs.label_count import label_counter
+from trainer_cli.outputs.metrics import Number, is_known_zero, read_outputs, returned_weight
+from trainer_cli.outputs.microbatch import Microbatches, join_outputs
+from trainer_cli.outputs.model_call import explain_error, make_arguments, returned_nothing
 from trainer_cli.parallel.agreement import Agreement
-from trainer_cli.parallel.torch_compat import foreach_div_, local
-from trainer_cli.trainer.label_count import label_counter
-from trainer_cli.trainer.metrics import Number, is_known_zero, read_outputs, returned_weight
-from trainer_cli.trainer.microbatch import Microbatches, join_outputs
-from trainer_cli.trainer.model_call import explain_error, make_arguments, returned_nothing
-from trainer_cli.trainer.optimizer_modes import explain_missing_closure
-from trainer_cli.trainer.optimizers import OptimizerEntry, check_members
+from trainer_cli.patterns import did_you_mean
+from trainer_cli.torch_compat import foreach_div_, local
 from trainer_cli.trainer.tensor_errors import help_for
 
 if TYPE_CHECKING:

@@ -13,42 +13,43 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.checkpoint import model_state
-from trainer_cli.core.argument_names import checks_argument_names
-from trainer_cli.core.checkpoint_config import CheckpointConfig
-from trainer_cli.core.field_rules import checked_values
-from trainer_cli.core.load_options import WEIGHTS, WHOLE, LoadOptions
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import LoopConfig, ModelCall, PrecisionConfig, TrainConfig
-from trainer_cli.core.stopping import Stop
-from trainer_cli.core.url_path import local_path
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
+from trainer_cli.files.url_path import local_path
 from trainer_cli.loggers.base import Logger
+from trainer_cli.optim.freezing import Freezing, Patterns
+from trainer_cli.optim.optimizer_modes import OptimizerModes
+from trainer_cli.optim.optimizers import make_optimizers
+from trainer_cli.optim.schedulers import Schedulers, name_schedulers
+from trainer_cli.optim.trained_parameters import TrainedParameters
+from trainer_cli.outputs.metrics import SampleCheck
 from trainer_cli.parallel.agreement import Agreement
-from trainer_cli.parallel.strategy import Single, Strategy
+from trainer_cli.policy.stopping import Stop
+from trainer_cli.schema.checkpoint_config import CheckpointConfig
+from trainer_cli.schema.field_rules import checked_values
+from trainer_cli.schema.load_options import WEIGHTS, WHOLE, LoadOptions
+from trainer_cli.schema.sections import LoopConfig, ModelCall, PrecisionConfig, TrainConfig
+from trainer_cli.signatures.argument_names import checks_argument_names
+from trainer_cli.signatures.instances import check_type
+from trainer_cli.state import model_state
+from trainer_cli.steps.progress import Progress
+from trainer_cli.strategies.strategy import Single, Strategy
 from trainer_cli.trainer import setup, state
 from trainer_cli.trainer.callback_set import CallbackSet, load_first_state
 from trainer_cli.trainer.ctrl_c import CTRL_C, CtrlC
 from trainer_cli.trainer.evaluate import Evaluations, LoaderMetrics, evaluate_all, sanity_check
-from trainer_cli.trainer.freezing import Freezing, Patterns
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver
 from trainer_cli.trainer.loading import UNSET, Loading, Unset, sync_checkpointer
 from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.metric_logger import MetricLogger
-from trainer_cli.trainer.metrics import SampleCheck
 from trainer_cli.trainer.module_modes import ModuleModes
-from trainer_cli.trainer.optimizer_modes import OptimizerModes
-from trainer_cli.trainer.optimizers import make_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.predict import predict_all
 from trainer_cli.trainer.prefetch import close_at_the_end
 from trainer_cli.trainer.recording import Recording
 from trainer_cli.trainer.requests import Requests
-from trainer_cli.trainer.schedulers import Schedulers, name_schedulers
 from trainer_cli.trainer.step_modules import adopt_modules
 from trainer_cli.trainer.train_step import TrainStep
-from trainer_cli.trainer.trained_parameters import TrainedParameters
 from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
 
@@ -185,7 +186,7 @@ class Trainer:
         self._callback_set = CallbackSet(callbacks, sparsity, checkpoint, self.loop, self.step, self.precision)
         # Attributes rather than properties: the loop reads them at every event.
         self.callbacks, self.hooks = self._callback_set.callbacks, self._callback_set.hooks
-        self.strategy: Strategy = setup.check_type("strategy", Single() if strategy is None else strategy, Strategy)
+        self.strategy: Strategy = check_type("strategy", Single() if strategy is None else strategy, Strategy)
         group = self.strategy.group
         self.logging = setup.make_default("logging", logging, Logging)
         self.loggers: dict[str, Logger] = setup.name_loggers(loggers, self.logging.console, is_main=group.is_main)
@@ -273,7 +274,7 @@ class Trainer:
             NotFiniteError: the loss, or the weights at the end, are not finite.
             KeyboardInterrupt: after the first Ctrl-C, with a `checkpoint` once the step is made and saved.
         """
-        setup.check_type("load", load, LoadOptions)
+        check_type("load", load, LoadOptions)
         setup.check_texts("keep_settings", keep_settings)
         if not self.optimizers:
             raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
@@ -401,7 +402,7 @@ class Trainer:
     def _evaluate_all(
         self, val_loaders: Any, ckpt_paths: Any, load: LoadOptions, loop: ValidationLoop | None, *, every: bool = False
     ) -> Evaluations:
-        setup.check_type("load", load, LoadOptions)
+        check_type("load", load, LoadOptions)
         self._join_global_callbacks()
         return evaluate_all(self, val_loaders, ckpt_paths, load, loop, every=every)
 
@@ -424,7 +425,7 @@ class Trainer:
             outputs: globs of the names of outputs; empty: all that have a value for each sample. A UserError says
                 what the model returned if there is none.
         """
-        setup.check_type("load", load, LoadOptions)
+        check_type("load", load, LoadOptions)
         setup.check_texts("outputs", [outputs] if isinstance(outputs, str) else outputs)
         self._join_global_callbacks()
         return predict_all(self, loader, ckpt_path, outputs, load)
@@ -439,7 +440,7 @@ class Trainer:
             by: the callback that decided it. If its `end_rule` has changed, a run started again continues.
         """
         if by is not None:
-            setup.check_type("by", by, Callback, "Give the callback that decided it.")
+            check_type("by", by, Callback, "Give the callback that decided it.")
         name = next((name for name, callback in self.callbacks.items() if callback is by), None)
         self.requests.stop(Stop(reason, finished, name, () if by is None else tuple(by.end_rule())))
 
@@ -476,7 +477,7 @@ class Trainer:
         """Add metrics to the record of the current step, from anywhere. Tensors on a device are read at the next log
         step, evaluation or save, so that no step waits for them. Inside a `name_scope` their names begin with it.
         """
-        self.recording.log_metrics({**setup.check_type("metrics", metrics or {}, Mapping), **named})
+        self.recording.log_metrics({**check_type("metrics", metrics or {}, Mapping), **named})
 
     def log_text(self, name: str, text: str) -> None:
         """Add a text, which may be Markdown, to the record of the current step."""
@@ -606,7 +607,7 @@ class Trainer:
         Raises:
             NoCheckpointError: there is none.
         """
-        setup.check_type("load", load, LoadOptions)
+        check_type("load", load, LoadOptions)
         setup.check_texts("keep_settings", keep_settings)
         path = self.loading.newest_or_refuse() if isinstance(path, Unset) else path
         self.loading.load(path, load, keep_settings, self._train_loader)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.core.intervals import Interval
-from trainer_cli.core.patterns import did_you_mean
-from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.finite import LossCheck
-from trainer_cli.trainer.metrics import WeightedMeans
-from trainer_cli.trainer.optimizers import ONLY
+from trainer_cli.optim.optimizers import ONLY
+from trainer_cli.outputs.finite import LossCheck
+from trainer_cli.outputs.metrics import WeightedMeans
+from trainer_cli.patterns import did_you_mean
+from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
+from trainer_cli.steps.intervals import Interval
 
 if TYPE_CHECKING:
     from torch import device

@@ -9,30 +9,30 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.core.field_rules import build_section, takes_fields_of
-from trainer_cli.core.goodput import Activity
-from trainer_cli.core.intervals import Interval
-from trainer_cli.core.policy import Occasion, occasion_of
-from trainer_cli.core.schema import LoopConfig, SchedulerInterval
-from trainer_cli.core.stopping import Stop, next_stop_step, why_stop
+from trainer_cli.errors import second_to
+from trainer_cli.goodput import Activity
+from trainer_cli.outputs.finite import check_end, roll_back
+from trainer_cli.outputs.metrics import read_outputs, sample_count
+from trainer_cli.outputs.microbatch import Microbatches
+from trainer_cli.outputs.token_count import TokenCount
 from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.policy.rules import Occasion, occasion_of
+from trainer_cli.policy.stopping import Stop, next_stop_step, why_stop
+from trainer_cli.schema.field_rules import build_section, takes_fields_of
+from trainer_cli.schema.sections import LoopConfig, SchedulerInterval
+from trainer_cli.steps.intervals import Interval
 from trainer_cli.terminal import format_count, html_table
 from trainer_cli.trainer.evaluate import evaluate, evaluate_remaining
-from trainer_cli.trainer.finite import check_end, roll_back
-from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.lengths import Lengths, begin_epoch
 from trainer_cli.trainer.metric_logger import SAVING
-from trainer_cli.trainer.metrics import read_outputs, sample_count
-from trainer_cli.trainer.microbatch import Microbatches
 from trainer_cli.trainer.noted_end import note_end, request_again
 from trainer_cli.trainer.prefetch import PaddingPrefetcher, TrainBatches, device_prefetcher
-from trainer_cli.trainer.token_count import TokenCount
 from trainer_cli.trainer.training_log import TrainingLog
 from trainer_cli.trainer.validation_loop import Due, ValidationLoop, last_due
 
 if TYPE_CHECKING:
-    from trainer_cli.core.progress import Progress
     from trainer_cli.parallel.agreement import Agreement
+    from trainer_cli.steps.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
 
 

@@ -11,18 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.core.argument_names import checks_argument_names
-from trainer_cli.core.intervals import Interval
-from trainer_cli.core.metric_modes import is_no_mean
-from trainer_cli.core.patterns import did_you_mean
-from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import LoopConfig
 from trainer_cli.data.loader import PaddingBatch
-from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.errors import ConfigError, UserError, second_to
 from trainer_cli.loggers.marks import loader_of
-from trainer_cli.terminal import format_first
-from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.metrics import (
+from trainer_cli.metric_modes import is_no_mean
+from trainer_cli.outputs.metrics import (
     WeightedMeans,
     check_gathers,
     gather_among,
@@ -32,6 +25,12 @@ from trainer_cli.trainer.metrics import (
     scalars,
     to_device,
 )
+from trainer_cli.patterns import did_you_mean
+from trainer_cli.schema.sections import LoopConfig
+from trainer_cli.signatures.argument_names import checks_argument_names
+from trainer_cli.steps.intervals import Interval
+from trainer_cli.steps.progress import Progress
+from trainer_cli.terminal import format_first
 from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.prefetch import close_at_the_end
 

@@ -342,7 +342,7 @@ class Train(Contender):
     )  # fmt: skip
 
     def prepare(self) -> None:
-        importlib.import_module("trainer_cli.runs.fit")
+        importlib.import_module("trainer_cli.running.fit")
 
     def run(self, folder: Path) -> None:
         from trainer_cli.commands.main import main

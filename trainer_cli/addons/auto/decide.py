@@ -1,0 +1,194 @@
+"""Find the values of a config that are `auto`, before the first step of a run.
+
+Data, model and optimizer are built for the trials alone, and again for the training: so the training is, bit for bit,
+that of a config with the numbers that were found.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.config.compose import Composed, with_values
+from trainer_cli.config.processes import batches_of_step
+from trainer_cli.errors import UserError
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.running.start import Start, fork_of, load_options
+from trainer_cli.runs.run_dir import RunDir, write_json
+from trainer_cli.schema.auto import BATCH_SIZE, LR, auto_keys, batch_sizes, numbers_instead
+from trainer_cli.schema.checkpoint_config import CheckpointConfig
+from trainer_cli.schema.sections import TrainConfig
+from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
+from trainer_cli.terminal import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from trainer_cli.addons.auto.find import BatchSizeTrial
+    from trainer_cli.addons.auto.trial_memory import TrialMemory
+    from trainer_cli.running.build import Data
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The value that was found for a key, why it was chosen, and what was measured."""
+
+    value: Any
+    reason: str
+    measured: Mapping[str, Any]
+    """Name -> values of all trials."""
+
+
+def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tuple[Composed, dict[str, Decision]]:
+    """Find the values that are `auto`, unless the run has found them before. Collective.
+
+    Returns:
+        The config with the values, and the decision for each key that was `auto`; the same on all ranks.
+
+    Raises:
+        UserError: no value was found.
+    """
+    decisions: dict[str, Decision] = {}
+    for key, value in start.stored_values.items():
+        log.info("%s=%s, as in earlier attempts of the run", key, value)
+    composed = with_values(composed, start.stored_values)
+    if not auto_keys(composed.config):
+        return composed, decisions
+    composed.check_targets()
+    for key in auto_keys(composed.config):
+        log.info("%s is auto: short trials are made and undone", key)
+        decision = _DECIDERS[key](composed, group, start)
+        # Otherwise the objects of the training would be built beside those of the trials.
+        gc.collect()
+        decisions[key] = decision
+        composed = with_values(composed, {key: decision.value})
+    return composed, decisions
+
+
+def write_decisions(run: RunDir, decisions: Mapping[str, Decision]) -> None:
+    """Log the decisions, and write what was measured into the run directory."""
+    for key, decision in decisions.items():
+        log.info("%s=%s: %s", key, decision.value, decision.reason)
+    if decisions:
+        write_json(run.decisions_file, {key: asdict(decision) for key, decision in decisions.items()})
+
+
+def _decide_batch_size(composed: Composed, group: ProcessGroup, start: Start) -> Decision:
+    """The batch size that fits on every rank.
+
+    Each rank measures alone, without collectives: none waits for another that runs out of memory.
+    """
+    phase = "while a batch size was searched"
+    with group.checking(phase):
+        trials, memory = _measure_batch_sizes(composed, group)
+        fitting = [trial.size for trial in trials if trial.fits]
+        if not fitting:
+            raise UserError(
+                f"no batch of {format_count(trials[0].size, 'sample')} fits into {memory}",
+                where=BATCH_SIZE,
+                cure="Use a smaller model, precision=bf16, or a larger device.",
+            )
+    of_ranks = group.gather((fitting[-1], trials, str(memory)))
+    size, trials, limit = min(of_ranks, key=lambda rank: rank[0])
+    last = trials[-1]
+    if last.fits:
+        reason = "the largest that was to be tried"
+    elif last.peak_bytes is None:
+        reason = f"{last.size} would not fit into {limit}"
+    else:
+        reason = f"{last.size} took {format_bytes(last.peak_bytes)} of {limit}"
+    if group.world_size > 1:
+        reason = f"{reason} (the smallest of {group.world_size} ranks)"
+    measured = {
+        "sizes": [trial.size for trial in trials],
+        "peak_bytes": [trial.peak_bytes for trial in trials],
+        "fits": [trial.fits for trial in trials],
+    }
+    return Decision(size, reason, measured)
+
+
+def _measure_batch_sizes(composed: Composed, group: ProcessGroup) -> tuple[list[BatchSizeTrial], TrialMemory]:
+    from trainer_cli.addons.auto.find import try_batch_sizes
+    from trainer_cli.addons.auto.trial_memory import TrialMemory
+
+    config = composed.config
+    data = {**config.data, "batch_size": 1, GLOBAL_BATCH_SIZE: None, "overfit_batches": None, "drop_last": False}
+    optimizer = {**config.optimizer, "lr": numbers_instead(data)[LR]} if LR in auto_keys(config) else config.optimizer
+    loop = replace(config.loop, grad_accum_steps=1)
+    trial_trainer, trial_data = _build_trial(
+        composed, replace(config, data=data, optimizer=optimizer, loop=loop), ALONE
+    )
+    sizes = batch_sizes(config.data, getattr(trial_data.train, "length", None) or 1, group.data_size)
+    memory = TrialMemory(trial_trainer.device, processes=-(-group.world_size // group.machines))
+    return try_batch_sizes(trial_trainer, trial_data.train, sizes, memory), memory
+
+
+def _build_trial(composed: Composed, config: TrainConfig, group: ProcessGroup) -> tuple[Trainer, Data]:
+    """Build what trains, without callbacks, loggers, schedules and checkpoints."""
+    from trainer_cli.callbacks.state_saver import RunIdentity
+    from trainer_cli.running.build import Builder
+
+    config = replace(
+        config, scheduler=None, callbacks={}, loggers={}, checkpoint=CheckpointConfig(enabled=False, save_interval=None)
+    )
+    builder = Builder(config, composed.trust, group)
+    data = builder.data()
+    return builder.trainer(data, identity=RunIdentity(), run_dir=Path(config.run_dir), loggers={}), data
+
+
+def _decide_rate(composed: Composed, group: ProcessGroup, start: Start) -> Decision:
+    """The learning rate that a range test suggests.
+
+    Rank 0 makes the test alone, with the batches of all ranks: without collectives, and with the steps of the training.
+    """
+    decision = None
+    with group.checking("while a learning rate was searched"):
+        if group.is_main:
+            decision = _test_rates(composed, group, start)
+    decision = group.broadcast(decision)
+    assert decision is not None
+    return decision
+
+
+def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> Decision:
+    from trainer_cli.addons.auto.find import find_learning_rate
+
+    config = composed.config
+    batch_size, accumulated = batches_of_step(config, group.data_size)
+    trainer, data = _build_trial(
+        composed,
+        replace(
+            config,
+            data={**config.data, "batch_size": batch_size, GLOBAL_BATCH_SIZE: None},
+            # With 1.0, a group's rate is its `lr_scale`.
+            optimizer={**config.optimizer, "lr": 1.0},
+            loop=replace(config.loop, grad_accum_steps=accumulated * group.data_size),
+        ),
+        ALONE,
+    )
+    if (fork := fork_of(composed, start)) is not None:
+        trainer.loading.load(fork, load_options(config.load), (), data.train)
+    largest = max(float(entry["lr"]) for optimizer in trainer.optimizers.values() for entry in optimizer.param_groups)
+    result = find_learning_rate(trainer, data.train)
+    if result.suggestion is None:
+        raise UserError(
+            f"the range test found no learning rate: after {len(result.rates)} steps the loss was not finite, or four "
+            "times its minimum",
+            where=LR,
+            cure="Set a number.",
+        )
+    # Rates are those of the group with the largest; two digits are as exact as the test.
+    value = float(f"{result.suggestion / largest:.2g}")
+    rates = [rate / largest for rate in result.rates]
+    reason = (
+        f"the loss fell fastest there, in a range test of {len(rates)} steps from {rates[0]:.2g} to {rates[-1]:.2g}"
+    )
+    return Decision(value, reason, {"rates": rates, "losses": result.losses})
+
+
+_DECIDERS = {BATCH_SIZE: _decide_batch_size, LR: _decide_rate}

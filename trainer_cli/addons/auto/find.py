@@ -1,0 +1,282 @@
+"""Find a learning rate and a batch size by short trials of a trainer, which are undone."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import math
+import re
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer_cli.addons.auto.trial_memory import TrialMemory
+from trainer_cli.data.adapt import as_loader
+from trainer_cli.data.loader import Loader
+from trainer_cli.data.user_loader import generators_of
+from trainer_cli.errors import UserError
+from trainer_cli.outputs.metrics import read_outputs, sample_count, to_device
+from trainer_cli.outputs.model_call import ForwardState
+from trainer_cli.schema.load_options import WHOLE
+from trainer_cli.state import model_state
+from trainer_cli.state.optimizer_state import inner_optimizers
+from trainer_cli.terminal import format_count
+from trainer_cli.trainer.module_modes import modes_kept
+from trainer_cli.trainer.setup import settings_of
+from trainer_cli.trainer.state import capture, load_all
+from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+_OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory")
+"""In the messages of devices that have no error of their own for it."""
+_SMOOTHING = 0.98
+_SKIPPED = (10, 1)
+"""Number of points at the beginning and at the end that are not suggested."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRates:
+    """The tried rates, the smoothed loss at each, and the rate at which the loss falls fastest."""
+
+    rates: list[float]
+    losses: list[float]
+    suggestion: float | None
+
+
+def find_learning_rate(
+    trainer: Trainer, train_loader: Any, *, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100
+) -> LearningRates:
+    """Train with an exponentially rising learning rate, and suggest the one where the smoothed loss falls fastest.
+
+    This is the range test of Smith, 2015, arXiv:1506.01186. Model, optimizers, schedules, loss scale and random numbers
+    are restored afterwards. Callbacks are not called.
+
+    Args:
+        train_loader: see `Trainer.fit`.
+        min_lr, max_lr: first and last rate of the group with the largest rate; others keep their ratio to it.
+        steps: number of rates, each for an optimizer step of `grad_accum_steps` batches. A loss above four times the
+            smallest ends the trial.
+
+    Raises:
+        UserError: the trainer has no optimizer, or the rates do not rise.
+    """
+    if not 0 < min_lr < max_lr or steps < 2:
+        raise UserError(
+            f"the rates go from {min_lr} to {max_lr} in {format_count(steps, 'step')}, which is not a range"
+        )
+    rates: list[float] = []
+    losses: list[float] = []
+    accumulated, group = trainer.loop.settings.grad_accum_steps, trainer.strategy.group
+    # As the run begins: the rate is for what it trains then.
+    with (
+        _trial(trainer),
+        trainer.freezing.applied(trainer),
+        closing(_batches(trainer, train_loader, steps * accumulated)) as batches,
+    ):
+        # The strategy may train another module while parameters are frozen.
+        trainer.step.bind(trainer)
+        settings = [settings for optimizer in trainer.optimizers.values() for settings in optimizer.param_groups]
+        largest = max(float(of_group["lr"]) for of_group in settings) or 1.0
+        ratios = [float(of_group["lr"]) / largest or 1.0 for of_group in settings]
+        mean, smallest = 0.0, math.inf
+        for number, batches_of_step in enumerate(_group(batches, accumulated)):
+            rate = min_lr * (max_lr / min_lr) ** (number / (steps - 1))
+            for of_group, ratio in zip(settings, ratios, strict=True):
+                of_group["lr"] = rate * ratio
+            # The mean over the ranks, so that all end the trial at the same step.
+            loss = float(group.sum(_step(trainer, batches_of_step).cpu().double())) / group.world_size
+            mean = _SMOOTHING * mean + (1 - _SMOOTHING) * loss
+            # The mean starts at 0, which is a bias of the first steps.
+            smoothed = mean / (1 - _SMOOTHING ** (number + 1))
+            smallest = min(smallest, smoothed)
+            if not math.isfinite(smoothed) or smoothed > 4 * smallest:
+                break
+            rates.append(rate)
+            losses.append(smoothed)
+    inner = slice(_SKIPPED[0], len(losses) - _SKIPPED[1])
+    slopes = np.gradient(losses)[inner] if len(losses) > 1 else np.array([])
+    suggestion = rates[inner][int(slopes.argmin())] if len(slopes) else None
+    log.info("tried %d learning rates; suggested: %s", len(rates), suggestion)
+    return LearningRates(rates, losses, suggestion)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizeTrial:
+    """A batch size that was tried, or that was not because the one before it shows that it would not fit."""
+
+    size: int
+    fits: bool
+    peak_bytes: int | None
+    """Memory that the trial took; None if unknown."""
+
+
+def find_batch_size(
+    trainer: Trainer, train_loader: Any, *, start: int = 2, max_size: int = 8192, steps: int = 2
+) -> int:
+    """Find the largest batch size with which `steps` steps fit into memory, with a margin of a tenth.
+
+    The sizes tried are `start` and its doubles, up to `max_size` and the number of samples. Everything is restored as
+    by `find_learning_rate`. On the CPU a size is tried only if twice the memory of the one before is free.
+
+    Raises:
+        UserError: no batch of `start` fits, or the data is not a map-style dataset.
+    """
+    loader = as_loader(train_loader, shuffle=True, seed=trainer.seed or 0)
+    most = min(max_size, getattr(loader, "length", None) or max_size)
+    sizes = itertools.takewhile(lambda size: size <= most, (start * 2**power for power in itertools.count()))
+    trials = try_batch_sizes(trainer, loader, sizes, TrialMemory(trainer.device), steps=steps)
+    fitting = [trial.size for trial in trials if trial.fits]
+    if not fitting:
+        raise UserError(
+            f"no batch of {format_count(start, 'sample')} fits: there are {most}, or the memory is too small"
+        )
+    log.info("a batch of %s fits", format_count(fitting[-1], "sample"))
+    return fitting[-1]
+
+
+def try_batch_sizes(
+    trainer: Trainer, loader: Any, sizes: Iterable[int], memory: TrialMemory, *, steps: int = 2
+) -> list[BatchSizeTrial]:
+    """Make `steps` steps with batches of each size, up to the first size that does not fit.
+
+    Args:
+        loader: a loader of `trainer_cli.data`.
+        sizes: rising batch sizes.
+
+    Raises:
+        UserError: the data is not a map-style dataset.
+    """
+    if not isinstance(loader, Loader):
+        raise UserError(
+            f"a batch size is found for a map-style dataset, and not for a {type(loader).__name__}",
+            cure="Give the dataset itself, or set the batch size.",
+        )
+    trials: list[BatchSizeTrial] = []
+    for size in sizes:
+        last = trials[-1] if trials else None
+        # An error is safe on a GPU. On the CPU the system would kill this process.
+        if memory.is_cpu and last and last.peak_bytes and memory.exceeds(last.peak_bytes * size / last.size):
+            trials.append(BatchSizeTrial(size, fits=False, peak_bytes=None))
+            break
+        memory.start_trial()
+        fits = _try_batch_size(trainer, loader, size, steps)
+        peak_bytes = memory.end_trial()
+        trials.append(BatchSizeTrial(size, fits and not memory.exceeds(peak_bytes), peak_bytes if fits else None))
+        if not trials[-1].fits:
+            break
+    return trials
+
+
+def _try_batch_size(trainer: Trainer, loader: Loader, size: int, steps: int) -> bool:
+    """Whether `steps` steps with batches of a size are possible without an out-of-memory error."""
+    try:
+        with _trial(trainer):
+            for _ in range(steps):
+                with rng_kept():
+                    batch = to_device(loader.source.fetch((0, 0, size)), trainer.device)
+                _step(trainer, [(batch, size)])
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or _OUT_OF_MEMORY.search(str(error)):
+            return False
+        raise
+    return True
+
+
+@contextmanager
+def rng_kept() -> Iterator[None]:
+    """Restore the random generators after the block."""
+    before = model_state.capture_rng()
+    try:
+        yield
+    finally:
+        model_state.restore_rng(before)
+
+
+@contextmanager
+def _trial(trainer: Trainer) -> Iterator[None]:
+    """Undo the steps inside the block: restore all that a checkpoint holds, and buffers. Callbacks are not called."""
+    if not trainer.optimizers:
+        raise UserError("this trainer has no optimizer, so it cannot train", cure="Give it an optimizer.")
+    rng = trainer.loading.rng
+    # A copy, because the tensors of a state are the live ones.
+    saved = copy.deepcopy(dict(capture(trainer, with_data=False)))
+    # Including buffers that are not persistent, which a checkpoint does not hold, and those that a forward replaces.
+    before_trial = ForwardState(trainer.model)
+    settings = {name: settings_of(optimizer) for name, optimizer in trainer.optimizers.items()}
+    try:
+        # Callbacks would count, log or save steps that are undone.
+        with rng_kept(), modes_kept(trainer.model), trainer.hooks.silenced():
+            trainer.loading.restore_generators()
+            trainer.train_mode()
+            trainer.modes.train()
+            trainer.step.bind(trainer)
+            yield
+    finally:
+        trainer.modes.eval()
+        for name, optimizer in trainer.optimizers.items():
+            optimizer.zero_grad()
+            for group, before in zip(optimizer.param_groups, settings[name], strict=True):
+                group.update(before)
+            # Loading the saved state would not remove the state of parameters that had none.
+            for holder in (optimizer, *inner_optimizers(optimizer)):
+                holder.state.clear()
+        before_trial.restore()
+        load_all(trainer, None, saved, WHOLE, (), Path("the state before the trial"))
+        trainer.loading.keep_rng(rng)
+        trainer.step.bind(trainer)
+
+
+def _batches(trainer: Trainer, train_loader: Any, steps: int) -> Generator[tuple[Any, int | None], None, None]:
+    """Yield `steps` batches on the device with their numbers of samples, from the first epoch on.
+
+    The generators of a DataLoader are restored.
+    """
+    generators = generators_of(train_loader)
+    states = [generator.get_state() for generator in generators]
+    try:
+        yield from _first_batches(trainer, as_loader(train_loader, shuffle=True, seed=trainer.seed or 0), steps)
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def _first_batches(trainer: Trainer, loader: Any, steps: int) -> Iterator[tuple[Any, int | None]]:
+    count = 0
+    for epoch in itertools.count():
+        count_before = count
+        with closing(loader.iterate(epoch)) as batches:
+            for batch in batches:
+                yield to_device(batch, trainer.device), loader.batch_samples
+                count += 1
+                if count == steps:
+                    return
+        if count == count_before:
+            raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
+
+
+def _group(batches: Iterable[tuple[Any, int | None]], count: int) -> Iterator[list[tuple[Any, int | None]]]:
+    """Yield `count` batches at a time."""
+    iterator = iter(batches)
+    while batches_of_step := list(itertools.islice(iterator, count)):
+        yield batches_of_step
+
+
+def _step(trainer: Trainer, batches: Iterable[tuple[Any, int | None]]) -> torch.Tensor:
+    """Make an optimizer step with batches and their numbers of samples. Returns the mean loss before the step."""
+    step = trainer.step
+    losses = []
+    for batch, samples in batches:
+        step.begin_batch(sample_count(batch, samples))
+        if step.evaluates_again:
+            step.batches.append((batch, step.batch_size))
+        loss, _ = read_outputs(step.train_batch(batch))
+        losses.append(loss.detach())
+    step.end_step()
+    return torch.stack(losses).mean()

@@ -1,0 +1,106 @@
+"""`train check resume`: stopping and resuming changes no value. `train check run`: a run is what its config gives."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+from trainer_cli.commands.main import Parser, add_config_arguments
+from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.running.import_torch import showing_import
+from trainer_cli.signals import SignalHandlers, stopping
+from trainer_cli.terminal import is_terminal, line_width, wrapped
+
+EXAMPLES = """examples:
+  train check resume digits
+  train check resume mine data.num_workers=2 --steps 30
+  train check run runs/digits
+  train check run runs/digits --stretches all --json
+
+`resume` trains a few steps without a stop, and again in processes that are stopped or killed at every kind of place
+and started again, in a temporary folder; runs/ is not touched. Every value of every step must be equal, bit for bit.
+
+`run` replays stretches between the checkpoints of a run, and compares every record and every tensor, bit for bit.
+It writes what it found into RUN/replayed/check.json.
+
+Exit code 0: all are equal. 1: some are not; the first that differs is printed.
+"""
+STRETCHES = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a parser for each check."""
+    checks = parser.add_subparsers(title="checks", metavar="CHECK", parser_class=Parser)
+    resume = checks.add_parser(
+        "resume", help="stopping and resuming an experiment changes no value", allow_abbrev=False
+    )
+    add_config_arguments(resume)
+    resume.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each run (12)")
+    resume.set_defaults(check=_check_resume)
+    run_parser = checks.add_parser("run", help="a run's directory is what its config gives", allow_abbrev=False)
+    run_parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
+    run_parser.add_argument(
+        "--stretches",
+        metavar="K",
+        default=str(STRETCHES),
+        help=f"how many stretches between two checkpoints to replay, or all ({STRETCHES})",
+    )
+    run_parser.add_argument("--output", metavar="FILE", type=Path, help="write the result here, not into RUN/replayed")
+    run_parser.set_defaults(check=_check_run)
+    for subparser in (resume, run_parser):
+        subparser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the check that the command names."""
+    return int(args.check(args))
+
+
+def _check_run(args: argparse.Namespace) -> int:
+    from trainer_cli.addons.exact.check_run import check_run
+
+    count = None if args.stretches == "all" else int(args.stretches) if args.stretches.isdecimal() else 0
+    if count == 0:
+        raise UserError(f"--stretches {args.stretches} is not a number of stretches", cure="Write 1 or more, or: all.")
+    show = (lambda text: None) if args.json else lambda text: print(text, flush=True)
+    check = check_run(args.run_dir, count, show=show, output=args.output)
+    text = str(check)
+    print(json.dumps(check.as_dict(), indent=2) if args.json else wrapped(text, line_width(sys.stdout)))
+    return int(ExitCode.DONE if check.equal else ExitCode.FAILED)
+
+
+def _check_resume(args: argparse.Namespace) -> int:
+    """Train without a stop, then with stops of every kind, and compare every value."""
+    with showing_import():
+        from trainer_cli.addons.exact.resume import STEPS, check_resume
+        from trainer_cli.config.compose import compose, refuse_shipped_default
+
+    composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    refuse_shipped_default(composed)
+    show = _show_in_place if is_terminal(sys.stderr) else lambda text: None
+    ending = [number for number in stopping() if number in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        with SignalHandlers(_raise_exit, ending), composed.placing():
+            report = check_resume(
+                composed, steps=STEPS if args.steps is None else args.steps, config_dir=args.config_dir, show=show
+            )
+    finally:
+        # The line of progress is cleared before the report, or an error, is printed.
+        show("")
+    text = str(report)
+    print(json.dumps(report.as_dict(), indent=2) if args.json else wrapped(text, line_width(sys.stdout), indent=7))
+    return int(ExitCode.DONE if report.exact else ExitCode.FAILED)
+
+
+def _raise_exit(number: int, frame: object) -> None:
+    """End by an exception, so that child processes are killed and the temporary folder is removed."""
+    sys.exit(128 + number)
+
+
+def _show_in_place(text: str) -> None:
+    """Show a line on stderr in place of the previous one."""
+    sys.stderr.write(f"\r\x1b[K{text}")
+    sys.stderr.flush()

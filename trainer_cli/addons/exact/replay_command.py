@@ -1,0 +1,325 @@
+"""`train replay RUN STEP`: make steps of a run again, show what happened in them, and compare all that was recorded."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+from bdb import BdbQuit
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.addons.exact.sample_view import as_dict, lines_of, names_of
+from trainer_cli.commands.main import add_config_arguments
+from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.ranks import ranks_in
+from trainer_cli.terminal import format_count, line_width, print_json, wrapped, wrapped_report
+
+if TYPE_CHECKING:
+    from trainer_cli.addons.exact.divergence import StepRow
+    from trainer_cli.addons.exact.replay import Replayed, ReplayPlan
+    from trainer_cli.addons.exact.sample_trace import BlamedSamples
+    from trainer_cli.addons.exact.samples import StepSamples
+    from trainer_cli.config.compose import Composed
+    from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.trainer.hooks import Callback
+
+EXAMPLES = """examples:
+  train replay runs/digits 437                     what happened in step 437
+  train replay runs/digits 430..440 --json         in each of these steps
+  train replay runs/digits 437 callbacks=norms     with a callback, whose output is in RUN/replayed
+  train replay runs/digits 437 --keep              write its state to RUN/replayed/step437
+
+The steps since the newest earlier checkpoint are computed again. Every record on the way is compared with
+metrics.jsonl, and every kept checkpoint with the state. Exit code 0: all are equal, bit for bit. 1: some are not; the
+first is printed.
+"""
+_STEPS = re.compile(r"(?:step)?(\d+)(?:\.\.(?:step)?(\d+))?")
+_OF_BATCH = ("rank", "number", "samples", "batch", "not_finite", "sample_losses")
+"""What a batch has besides its loss and other outputs."""
+_DIGESTS = ("seen", "rows", "values", "ranks")
+"""What a row has to be compared with that of another run."""
+_MOST_ROWS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run, the steps, the overrides and the flags."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory, or RUN@attempt2")
+    parser.add_argument("steps", metavar="STEP", help="a step, or a range of steps: 430..440")
+    add_config_arguments(parser)
+    parser.add_argument("--keep", action="store_true", help="write the state after the last step into RUN/replayed")
+    parser.add_argument("--json", action="store_true", help="print the steps and the comparison as JSON")
+    parser.add_argument("--per-sample", action="store_true", help="the loss of each sample, by its name")
+    parser.add_argument("--pdb", action="store_true", help="stop before each step, with trainer, model and batch")
+    parser.add_argument("--quiet", action="store_true", help="print the result of the comparison alone")
+    # Of `train diverge`: digests of all that the steps compute, in the JSON.
+    parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the steps in as many processes as the run had."""
+    from trainer_cli.addons.exact.replay import compose_replay, plan_replay
+    from trainer_cli.addons.jobs.supervise import run_as_rank, stop_with_parent
+    from trainer_cli.runs.attempts import environment_of, split_attempt
+    from trainer_cli.runs.run_dir import RunDir
+    from trainer_cli.trainer.messages import to_console
+
+    if args.supervised:
+        stop_with_parent()
+    first, last = parse_steps(args.steps, keeps=args.keep)
+    if args.keep and split_attempt(args.run_dir)[1] is not None:
+        raise UserError(f"--keep is for the steps of the run, and {args.run_dir} is an earlier attempt of it")
+    plans: list[ReplayPlan] = []
+
+    def compose() -> Composed:
+        to_console("warning")
+        plans.append(plan_replay(args.run_dir, last, first=first))
+        return compose_replay(plans[0], args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+
+    def work(composed: Composed, group: ProcessGroup) -> int:
+        shared = group.broadcast(replace(plans[0], records=()) if group.is_main else None)
+        assert shared is not None
+        plan = plans[0] if group.is_main else shared
+        with composed.placing():
+            return _replay(args, plan, composed, range(first, last + 1), group)
+
+    if ranks_in(os.environ).world_size > 1:
+        return run_as_rank(compose, work)
+    composed = compose()
+    processes = int(environment_of(RunDir(plans[0].run), plans[0].attempt).get("processes") or 1)
+    if args.pdb and processes > 1:
+        raise UserError(f"--pdb is for runs of one process, and {args.run_dir} had {processes}")
+    if processes > 1:
+        from trainer_cli.addons.jobs.launch import launch
+
+        return launch(["replay", *_child_arguments(args)], processes)
+    if composed.config.parallel.strategy == "fsdp":
+        # One process needs a group, too.
+        return run_as_rank(lambda: composed, work)
+    from trainer_cli.parallel.process_group import ALONE
+
+    return work(composed, ALONE)
+
+
+def parse_steps(text: str, *, keeps: bool) -> tuple[int, int]:
+    """The first and the last of the steps that an argument names.
+
+    Args:
+        keeps: whether the state after the last one is written, so that it may be 0.
+
+    Raises:
+        UserError: it names none.
+    """
+    match = _STEPS.fullmatch(text)
+    if match is None:
+        raise UserError(f"{text!r} is not a step", cure="Write the number of a step, or a range of steps: 430..440.")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if first > last or (first == 0 and not (keeps and last == 0)):
+        raise UserError(
+            "step 0 is the state before the first step: the first is 1"
+            if first == 0
+            else f"{text} ends before it begins"
+        )
+    return first, last
+
+
+def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, steps: range, group: ProcessGroup) -> int:
+    """Make the steps and print, on rank 0, what happened in them."""
+    from trainer_cli.addons.exact.replay import replay
+    from trainer_cli.addons.exact.sample_trace import SampleTrace
+    from trainer_cli.addons.exact.step_trace import StepTrace
+
+    if group.is_main and not args.quiet and not args.json:
+        print(f"{plan.run}: {plan}", file=sys.stderr, flush=True)
+    trace = StepTrace(steps, digests=args.digests, per_sample=args.per_sample, debugs=args.pdb)
+    callbacks: dict[str, Callback] = {} if args.quiet and not args.digests else {"step_trace": trace}
+    sample_trace = SampleTrace(steps)
+    # Digests would include what it computes.
+    if not args.quiet and not args.digests:
+        callbacks["sample_trace"] = sample_trace
+    try:
+        replayed = replay(
+            plan,
+            composed,
+            keep=[plan.last] if args.keep else (),
+            callbacks=callbacks,
+            group=group,
+            config_dir=args.config_dir,
+        )
+    except BdbQuit:
+        return int(ExitCode.FAILED)
+    except Exception:
+        # A step that fails is looked at for the sake of what it did before.
+        if group.is_main and not args.json:
+            _print_steps(trace.rows, _read_samples(args, trace.rows), sample_trace.blamed, per_sample=args.per_sample)
+        raise
+    if not group.is_main:
+        return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
+    samples = _read_samples(args, trace.rows)
+    if args.json:
+        print_json(_as_dict(replayed, trace.rows, samples, sample_trace.blamed, digests=args.digests))
+    else:
+        _print_steps(trace.rows, samples, sample_trace.blamed, per_sample=args.per_sample)
+        print(replayed)
+        for path in replayed.kept.values():
+            print(f"kept: {path}")
+    return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
+
+
+def _read_samples(args: argparse.Namespace, rows: Sequence[StepRow]) -> dict[int, StepSamples]:
+    """The samples of the steps; without those that are unknown from the order of the data alone."""
+    if args.quiet or not rows:
+        return {}
+    from trainer_cli.addons.exact.step_samples import data_overrides, read_step_samples
+
+    overrides = data_overrides(args.overrides)
+    try:
+        samples = read_step_samples(
+            args.run_dir, rows[0].step, rows[-1].step, overrides=overrides, config_dir=args.config_dir
+        )
+        return {step.step: step for step in samples}
+    except TrainError as error:
+        print(f"the samples are not shown: {error.what}", file=sys.stderr)
+        return {}
+
+
+def _print_steps(
+    rows: Iterable[StepRow],
+    samples: Mapping[int, StepSamples],
+    blamed: Mapping[int, BlamedSamples],
+    *,
+    per_sample: bool,
+) -> None:
+    for row in rows:
+        print(f"step {row.step} (epoch {row.epoch}, batch {row.batch_idx})")
+        if row.step in samples:
+            print(wrapped("\n".join(list(lines_of(samples[row.step]))[1:]), line_width(sys.stdout)))
+        facts: list[tuple[str, str]] = []
+        bad: list[str] = []
+        for batch in row.batches:
+            rank = f"rank {batch['rank']}, " if any(other["rank"] for other in row.batches) else ""
+            facts.append(("batch", f"{rank}{format_count(batch['samples'], 'sample')}: {batch['batch']}"))
+            facts += [("", f"{name} {value:.6g}") for name, value in batch.items() if name not in _OF_BATCH]
+            names = names_of(samples.get(row.step), batch["rank"], batch["number"])
+            if "sample_losses" in batch:
+                facts.append(("", _sample_losses(batch["sample_losses"], names, whole=per_sample)))
+            bad += [f"batch {name}{_rows(indices, names)}" for name, indices in batch.get("not_finite", {}).items()]
+        facts += [(f"lr {name}".removesuffix(" optimizer"), _numbers(rates)) for name, rates in row.lr.items()]
+        if row.grad_norm is not None:
+            facts.append(("gradients", f"norm {row.grad_norm:.6g}, the largest of"))
+            facts += [("", f"{name} {norm:.6g}") for name, norm in row.grad_norms.items()]
+        # The batch first: what the model makes of it follows from it.
+        bad += [row.not_finite] if row.not_finite is not None else []
+        blamed_samples = blamed.get(row.step)
+        bad += [] if blamed_samples is None else _not_finite_in_evaluation(blamed_samples)
+        facts += zip(("not finite", *[""] * len(bad)), bad or ["nothing"], strict=False)
+        raised = [] if blamed_samples is None else _raised(blamed_samples, samples.get(row.step))
+        facts += [("failed", text) for text in raised]
+        lines = "\n".join(f"  {title:<11} {text}" for title, text in facts)
+        print(wrapped_report(lines, line_width(sys.stdout)), end="\n\n", flush=True)
+
+
+def _not_finite_in_evaluation(blamed: BlamedSamples) -> Iterator[str]:
+    """What of the evaluation after a step is not finite: its metrics, and the samples to blame."""
+    if not blamed.metrics:
+        return
+    yield ", ".join(blamed.metrics) + ("" if blamed.batches else ", though no batch alone gives such a value")
+    for batch in blamed.batches:
+        names = batch["names"]
+        for name, rows in batch["not_finite"].items():
+            yield f"{batch['loader']}, batch {name}{_rows(rows, names)}"
+        if "sample_losses" in batch:
+            yield f"{batch['loader']}, loss {_sample_losses(batch['sample_losses'], names, whole=False)}"
+
+
+def _raised(blamed: BlamedSamples, samples: StepSamples | None) -> Iterator[str]:
+    """The samples that alone raise the exception that ended a step, or the evaluation after it."""
+    if (failed := blamed.failed) is not None:
+        yield from _lines_of_errors(failed, names_of(samples, failed["rank"], failed["number"]))
+    for batch in blamed.batches:
+        if "raised" in batch:
+            yield from (f"{batch['loader']}, {line}" for line in _lines_of_errors(batch, batch["names"]))
+
+
+def _lines_of_errors(batch: Mapping[str, Any], names: Sequence[str] | None) -> Iterator[str]:
+    """For each exception that samples of a batch raise alone, which ones do."""
+    errors: Mapping[int, str] = batch["raised"]
+    rows_of: dict[str, list[int]] = {}
+    for row, error in errors.items():
+        rows_of.setdefault(error.removesuffix("."), []).append(row)
+    rest = batch["samples"] - len(errors)
+    end = f"; the other {rest:,} do not" if rest else ""
+    for error, rows in rows_of.items():
+        verb = "raises" if len(rows) == 1 else "raise"
+        yield f"{_rows(rows, names).removeprefix(', ')} {verb} {error}{end}"
+
+
+def _rows(indices: Sequence[int], names: Sequence[str] | None) -> str:
+    """The samples at rows of a batch, by their names where they are known."""
+    shown = [str(index) if names is None else names[index] for index in indices[:_MOST_ROWS]]
+    more = f" and {len(indices) - len(shown):,} more" if len(indices) > len(shown) else ""
+    word = ("row" if names is None else "sample") + "s" * (len(indices) > 1)
+    return f", {word} {', '.join(shown)}{more}" if shown else ""
+
+
+def _sample_losses(losses: list[float] | str, names: Sequence[str] | None, *, whole: bool) -> str:
+    """The losses of the samples of a batch with their names, or of those alone that are not finite."""
+    if isinstance(losses, str):
+        return f"of each sample: not known: {losses}"
+    labels = names if names is not None and len(names) == len(losses) else [f"row {row}" for row in range(len(losses))]
+    listed = [(label, loss) for label, loss in zip(labels, losses, strict=True) if whole or not math.isfinite(loss)]
+    if not listed:
+        return "of each sample alone: finite"
+    shown = ", ".join(f"{label} {loss:.4g}" for label, loss in listed)
+    finite = len(losses) - len(listed)
+    return f"of each sample: {shown}" if whole else f"of samples alone: {shown}; the other {finite:,} are finite"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    """Numbers without repetitions that follow one another."""
+    return ", ".join(dict.fromkeys(f"{value:.6g}" for value in values))
+
+
+def _as_dict(
+    replayed: Replayed,
+    rows: Iterable[StepRow],
+    samples: Mapping[int, StepSamples],
+    blamed: Mapping[int, BlamedSamples],
+    *,
+    digests: bool,
+) -> dict[str, Any]:
+    plan = replayed.plan
+    return {
+        "run": str(plan.run),
+        "start": None if plan.start is None else str(plan.start),
+        "start_step": plan.start_step,
+        "steps": [
+            {key: value for key, value in asdict(row).items() if digests or key not in _DIGESTS}
+            | {"samples": as_dict(samples[row.step]) if row.step in samples else None}
+            | {"blamed": asdict(blamed[row.step]) if row.step in blamed else None}
+            for row in rows
+        ],
+        "equal": replayed.equal,
+        "result": str(replayed),
+        "records": replayed.records,
+        "differences": [asdict(difference) for difference in replayed.differences],
+        "states": replayed.states,
+        "kept": {step: str(path) for step, path in replayed.kept.items()},
+    }
+
+
+def _child_arguments(args: argparse.Namespace) -> list[str]:
+    """The command line of each of several processes."""
+    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
+    settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    switches = [
+        f"--{name}"
+        for name in ("keep", "json", "quiet", "per-sample", "digests")
+        if getattr(args, name.replace("-", "_"))
+    ]
+    return [str(args.run_dir), args.steps, *args.overrides, *settings, *switches, "--supervised"]

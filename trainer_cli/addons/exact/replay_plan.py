@@ -1,0 +1,261 @@
+"""Plan the replay of steps of a run: the checkpoint that it begins with, the config, and how long it takes.
+
+    RUN@step437   on the disk, or replayed before: that checkpoint
+                  else: the newest valid checkpoint before it, or the start of the run, and the steps up to it
+
+Without `verify` only small files are read, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.addons.exact.replayed import beginnings_of, is_on_course, replayed_entries
+from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.loggers.text_files import read_number
+from trainer_cli.running.import_torch import import_torch, showing_import
+from trainer_cli.runs.attempts import (
+    RunHistory,
+    attempt_number,
+    bytes_of_config,
+    first_step,
+    kept_entries,
+    read_history,
+)
+from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.terminal import format_count
+
+log = logging.getLogger(__name__)
+
+WITHOUT_EFFECT = ("name", "run_dir", "resume", "resume_allow", "trust", "checkpoint", "loggers", "logging", "restarts")
+"""Sections of a config on which no number of a training depends."""
+_MOST_RATES = 50
+"""Records whose times are used to estimate the duration of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """Which steps are computed again, and from which state."""
+
+    run: Path
+    run_id: str
+    start: Path | None
+    """The checkpoint that is loaded; None: the start of the run."""
+    start_step: int
+    last: int
+    """The last step that is made."""
+    attempt: int
+    """The attempt that made it, whose config is used."""
+    config: Path | str
+    """That config: the file, or the text itself for one in an object store."""
+    reference: Path | None
+    """A checkpoint of the run whose samples and source are compared with those here; None without any."""
+    kept: Mapping[int, Path]
+    """The run's checkpoints after the start up to the last step, by step, with which the replay is compared."""
+    seconds: float | None
+    """Estimate from the times of the run's records, without the start of the process; None if there are too few."""
+    records: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
+    """The lines of `metrics.jsonl`, with which the replay is compared."""
+
+    @property
+    def began_with(self) -> str:
+        """The name of the checkpoint that is loaded, in words."""
+        return "the start of the run" if self.start is None else self.start.name
+
+    def __str__(self) -> str:
+        took = "" if self.seconds is None else f", about {max(1, round(self.seconds)):,} s"
+        return f"replays {format_count(self.last - self.start_step, 'step')} from {self.began_with}{took}"
+
+
+def find_step(run: Path, step: int) -> Path | None:
+    """The valid checkpoint of a step of a run: one that was kept, else one that was replayed; None without any."""
+    directory = RunDir(run)
+    for entry, path in [*kept_entries(directory), *_replayed_in(directory, directory.attempts)]:
+        if entry.step == step:
+            return path
+    return None
+
+
+def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool = True) -> ReplayPlan:
+    """Plan how to reach a step of a run.
+
+    Args:
+        run: the directory of a run, or `RUN@attempt2`: the run as that attempt left it.
+        last: the last step to make.
+        first: the first step of which more than the resulting state is wanted, so that it is computed again even if its
+            checkpoint was kept; by default none is.
+        verify: whether every byte of the checkpoint to begin with is read; else its sizes alone are checked.
+
+    Raises:
+        UserError: there is no such run, or it has not made that step.
+        CheckpointError: no valid checkpoint is early enough, and the run did not begin at step 0; or steps of attempts
+            with several configs are between it and the last step.
+    """
+    history = read_history(run)
+    _check_step(history, last)
+    latest_start = last if first is None else first - 1
+    if verify:
+        # Before a format imports torch without what this sets.
+        with showing_import():
+            import_torch()
+    replayed = _replayed_in(history.run, history.attempts) if history.is_whole else []
+    candidates = [*history.entries, *replayed]
+    # A kept one before a replayed one of the same step; the sort is stable.
+    candidates.sort(key=lambda candidate: candidate[0].step, reverse=True)
+    start, path = next(_usable(candidates, latest_start, verify=verify), (None, None))
+    if start is None and first_step(history.attempts) != 0:
+        raise CheckpointError(
+            f"{run} has no valid checkpoint at or before step {latest_start}, and was not begun at step 0 there",
+            cure=f"The earliest valid one is step {history.entries[0][0].step}." if history.entries else None,
+        )
+    start_step, attempt = 0 if start is None else start.step, attempt_number(history.attempts, last)
+    if (boundary := boundary_between(history, start_step, last)) is not None:
+        step, reason = boundary
+        is_kept = any(entry.step == step for entry, _ in candidates)
+        raise CheckpointError(
+            f"steps {start_step + 1} to {last} of {run} cannot be made in one replay: {reason}",
+            cure=f"Make steps {start_step + 1} to {step}, and {step + 1} to {last}."
+            if is_kept
+            else f"The checkpoint of step {step} is gone: only steps up to it, or after the next one, can be made.",
+        )
+    return ReplayPlan(
+        run=history.run.path,
+        run_id=history.run.run_id,
+        start=path,
+        start_step=start_step,
+        last=last,
+        attempt=attempt,
+        config=history.config_of(attempt),
+        reference=_reference_of(history, attempt, start_step),
+        kept={entry.step: kept for entry, kept in history.entries if start_step < entry.step <= last},
+        seconds=_estimate_s(history.records, start_step, last),
+        records=history.records,
+    )
+
+
+def boundary_between(history: RunHistory, start_step: int, last: int) -> tuple[int, str] | None:
+    """The last step between two that no replay can pass, because the attempts had several configs, and why."""
+    attempts = {attempt.get("attempt"): attempt for attempt in history.attempts}
+    later = attempt_number(history.attempts, last)
+    while start_step < (began := int(attempts.get(later, {}).get("start_step") or 0)):
+        earlier = attempt_number(history.attempts, began)
+        if earlier == later:
+            # A summary that was lost knows no attempt before it.
+            return None
+        # At its end a run logs and evaluates what it otherwise would later.
+        is_finished = attempts.get(earlier, {}).get("status") == RunStatus.finished
+        if is_finished or _trains_otherwise(history, earlier, later):
+            why = "continued the finished run" if is_finished else "has another config than the one before"
+            return began, f"attempt {later}, which {why}, began at step {began}"
+        later = earlier
+    return None
+
+
+def split_steps(history: RunHistory, first: int, last: int) -> list[tuple[int, int]]:
+    """Divide steps into those that one replay each can make."""
+    boundary = boundary_between(history, first - 1, last)
+    if boundary is None:
+        return [(first, last)]
+    return [*split_steps(history, first, boundary[0]), (boundary[0] + 1, last)]
+
+
+def _reference_of(history: RunHistory, attempt: int, start_step: int) -> Path | None:
+    """A kept checkpoint of the attempt; else the newest one before the replay, or the first.
+
+    None that was replayed: its source is that of the process which replayed it.
+    """
+    of_attempt = [
+        (entry, path)
+        for entry, path in history.entries
+        if entry.manifest is not None and entry.manifest.attempt == attempt
+    ]
+    candidates = of_attempt or history.entries
+    earlier = [path for entry, path in candidates if entry.step <= start_step]
+    return earlier[-1] if earlier else next((path for _, path in candidates), None)
+
+
+def _trains_otherwise(history: RunHistory, earlier: int, later: int) -> bool:
+    """Whether two attempts had different configs, beside what no number depends on."""
+    sources = [history.config_of(number) for number in (earlier, later)]
+    if sources[0] == sources[1] or bytes_of_config(sources[0]) == bytes_of_config(sources[1]):
+        return False
+    # Imported here: most runs have one config, and OmegaConf takes 0.1 s to import.
+    from trainer_cli.config.compose import diff, from_yaml
+
+    configs = [from_yaml(source, trusted=True, missing_ok=True).raw for source in sources]
+    return any(change.path[0] not in WITHOUT_EFFECT for change in diff(*configs))
+
+
+def earliest_start(run: RunDir) -> int | None:
+    """The earliest step whose state a replay can begin with: 0, or that of a checkpoint; None without any."""
+    attempts = run.attempts
+    if first_step(attempts) == 0:
+        return 0
+    beginnings = beginnings_of(attempts)
+    entries = (entry for entry, _ in kept_entries(run) if is_on_course(entry, beginnings))
+    return next((entry.step for entry in entries if entry.manifest is not None and not entry.manifest.left_out), None)
+
+
+def _replayed_in(run: RunDir, attempts: Sequence[Mapping[str, Any]]) -> list[tuple[Entry, Path]]:
+    return [(entry, run.replayed_folder / entry.name) for entry in replayed_entries(run, attempts)]
+
+
+def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bool) -> Iterator[tuple[Entry, Path]]:
+    """Those that a replay can begin with, the newest first."""
+    for entry, path in candidates:
+        if entry.step > latest or entry.manifest is None:
+            continue
+        if entry.manifest.left_out:
+            log.warning("%s is skipped: it was saved without %s", path, ", ".join(entry.manifest.left_out))
+            continue
+        try:
+            problem = why_damaged(catalog_of(path.parent).storage, entry) if verify else None
+        except OSError as error:
+            problem = f"it cannot be read: {error}"
+        if problem is None:
+            yield entry, path
+        else:
+            log.warning("%s is skipped: %s", path, problem)
+
+
+def _check_step(history: RunHistory, step: int) -> None:
+    """Refuse a step that the run has not made."""
+    path, reached = history.path, history.reached
+    if history.is_whole and history.run.is_locked():
+        # It may log records while it is replayed, and its next checkpoint may not come.
+        if step > reached:
+            raise UserError(
+                f"{path} is being trained, and its newest checkpoint is of step {reached}: step {step} cannot be "
+                "replayed yet"
+            )
+        return
+    # The step that raised an error was begun too, and it is the one to look at.
+    begun = reached + (not history.is_finished)
+    if not 0 <= step <= begun:
+        raise UserError(f"{path} has made {format_count(reached, 'step')}, so there is no step {step}")
+
+
+def _estimate_s(records: Sequence[Mapping[str, Any]], start: int, last: int) -> float | None:
+    """Seconds that the steps after `start` up to `last` took, by the times of the records around them."""
+    points = [
+        (int(record["step"]), at)
+        for record in records
+        if isinstance(record.get("step"), int) and (at := read_number(record.get("time"))) is not None
+    ]
+    points.sort(key=lambda point: abs(point[0] - (start + last) / 2))
+    points = sorted(points[:_MOST_RATES])
+    # The median, because evaluations, saves and pauses between two attempts lie between some of them.
+    rates = [
+        (at - before_at) / (step - before)
+        for (before, before_at), (step, at) in pairwise(points)
+        if step > before and at > before_at
+    ]
+    return statistics.median(rates) * (last - start) if rates else None

@@ -1,0 +1,186 @@
+"""The callback that saves in a replay: compares states with kept checkpoints, writes replayed ones, and ends it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainer_cli.addons.exact.replay_plan import ReplayPlan
+from trainer_cli.addons.exact.replay_records import RecordComparison
+from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.checkpoint.checkpointer import Checkpointer
+from trainer_cli.errors import UserError
+from trainer_cli.format.dtensor import is_dtensor, local_of
+from trainer_cli.format.tensor_file import bytes_of
+from trainer_cli.layout.shards import PER_RANK
+from trainer_cli.policy.rules import Kind, Occasion
+from trainer_cli.policy.stopping import Stop
+from trainer_cli.schema.load_options import LOG_MARKS
+from trainer_cli.trainer.hooks import Callback
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+_NOT_COMPARED = frozenset({
+    "progress.seconds", "progress.last_seconds", "loop.ended", "loop.owed_record", "loop.owed_at_end", LOG_MARKS,
+})  # fmt: skip
+"""Parts of a state that depend on the clock, or on how the run was stopped and logged."""
+_BEFORE_EVALUATION = ("model", "optimizer", "optimizers", "rng", "data")
+"""Keys of a state that a pending evaluation does not change."""
+
+
+class ReplaySaver(Callback):
+    """Compares the state at each kept checkpoint of a plan, saves at the steps of `keep`, and stops at the last step.
+
+    Args:
+        folder: of the run's checkpoints.
+        replayed: the folder of replayed checkpoints.
+        comparison: of the records. Rank 0 alone has them.
+    """
+
+    save_requested = False
+    tolerates_errors = False
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        checkpointer: Checkpointer,
+        identity: RunIdentity,
+        comparison: RecordComparison,
+        *,
+        folder: Path,
+        replayed: Path,
+        keep: Collection[int],
+    ) -> None:
+        self._plan, self.checkpointer, self._identity = plan, checkpointer, identity
+        self.folder, self._replayed, self._comparison = folder, replayed, comparison
+        self._keep = {step for step in keep if plan.start_step <= step <= plan.last}
+        self.states: dict[int, str | None] = {}
+        """Step of each kept checkpoint -> the first part of the state that differs; None: all is equal."""
+        self.kept: dict[int, Path] = {}
+        """Step -> the checkpoint that was written."""
+        self.doubts: Sequence[str] = ()
+        """What is not as in the run, and may change numbers, unless records or kept states show that it does not."""
+
+    def setup(self, trainer: Trainer) -> None:
+        self.checkpointer.join(trainer.strategy.group)
+
+    def newest(self) -> Path | None:
+        return self._plan.start
+
+    newest_finite = newest
+
+    def go_back(self, trainer: Trainer) -> Path | None:
+        """The newest checkpoint before the present step, as the run had it unless it has been removed since."""
+        kept = [step for step in self._plan.kept if step < trainer.progress.step]
+        return self._plan.kept[max(kept)] if kept else self._plan.start
+
+    def save_now(self, trainer: Trainer) -> Path:
+        raise UserError("a replay saves no checkpoint by hand", cure="Give a path.")
+
+    def next_step(self, trainer: Trainer) -> int | None:
+        steps = {*self._plan.kept, *self._keep, self._plan.last}
+        return min((step for step in steps if step > trainer.progress.step), default=None)
+
+    def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
+        step = trainer.progress.step
+        if step in self._plan.kept and step not in self.states:
+            self._compare(trainer, self._plan.kept[step])
+        if step in self._keep and step not in self.kept:
+            self._save(trainer)
+        if step >= self._plan.last and trainer.stop_request is None:
+            trainer.requests.stop_on_all(Stop(f"replayed up to step {step}", finished=False))
+
+    def _compare(self, trainer: Trainer, path: Path) -> None:
+        """Find the first part of the state that differs from a kept checkpoint on some rank. Collective."""
+        with ExitStack() as locks:
+            # The run may be in training: its retention removes nothing that rank 0 holds.
+            if trainer.strategy.group.on_main(lambda: _hold(path, locks)):
+                self.states[trainer.progress.step] = self._first_difference(trainer, trainer.loading.read_state(path))
+            else:
+                log.info("%s has been removed meanwhile, so it is not compared", path)
+
+    def _first_difference(self, trainer: Trainer, kept: Mapping[str, Any]) -> str | None:
+        live = trainer.checkpoint_state()
+        keys = kept.keys() & live.keys()
+        if kept.get("loop", {}).get("owed_record") is not None:
+            # The run was stopped before the evaluation of this step, which has been made here.
+            keys &= set(_BEFORE_EVALUATION)
+        group = trainer.strategy.group
+        names = (name for key in sorted(keys) for name in differing(kept[key], live[key], key, rank=group.rank))
+        return next(filter(None, group.gather(next(names, None))), None)
+
+    def can_show(self, step: int) -> bool:
+        """Whether a record or a kept checkpoint is among the steps up to one of them. Called on rank 0."""
+        return bool(self._comparison.steps(step)) or any(kept <= step for kept in self._plan.kept)
+
+    def _is_shown(self, step: int) -> bool:
+        """Whether the state after a step may be kept as that of the run. Called on rank 0."""
+        if any(self.states.values()) or any(self._comparison.differences(step, ended=False)):
+            return False
+        return not self.doubts or bool(self.states or self._comparison.steps(step))
+
+    def _save(self, trainer: Trainer) -> None:
+        """Write the present state, unless a record or a kept state up to this step differs. Collective."""
+        group, step = trainer.strategy.group, trainer.progress.step
+        # On a device records wait for later ones.
+        trainer.metric_logger.settle()
+        if group.on_main(lambda: self._is_shown(step)):
+            self.kept[step] = self._replayed / f"step{step}"
+            metadata = self._identity.describe(trainer, Kind.replayed, f"replayed from {self._plan.began_with}")
+            self.checkpointer.save(
+                trainer.checkpoint_state, self.kept[step], metadata=metadata, trained=trainer.trained
+            )
+
+
+def _hold(path: Path, locks: ExitStack) -> bool:
+    """Keep a checkpoint from being removed. Returns False if it is no longer there."""
+    try:
+        locks.enter_context(catalog_of(path.parent).storage.reading(path.name))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def differing(expected: Any, value: Any, name: str, *, rank: int = 0) -> Iterator[str]:
+    """The names of the leaves of a state that are not equal bit for bit.
+
+    What ranks share is that of rank 0 in a checkpoint: others are compared only in what each saves for itself.
+    """
+    if name in _NOT_COMPARED:
+        return
+    rank = 0 if name in PER_RANK else rank
+    if isinstance(expected, Mapping) and isinstance(value, Mapping):
+        for key in {**expected, **value}:
+            inner = f"{name}.{key}"
+            if key in expected and key in value:
+                yield from differing(expected[key], value[key], inner, rank=rank)
+            elif inner not in _NOT_COMPARED:
+                yield inner
+    elif isinstance(expected, list | tuple) and isinstance(value, list | tuple) and len(expected) == len(value):
+        for index, pair in enumerate(zip(expected, value, strict=True)):
+            yield from differing(*pair, f"{name}[{index}]", rank=rank)
+    elif (rank == 0 or is_dtensor(value)) and not _is_equal_leaf(expected, value):
+        yield name
+
+
+def _is_equal_leaf(expected: Any, value: Any) -> bool:
+    if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor):
+        first, second = (local_of(tensor).detach().cpu() for tensor in (expected, value))
+        if first.dtype != second.dtype or first.shape != second.shape:
+            return False
+        # By their bytes: NaN equals NaN, and -0 is not 0.
+        return first.numel() == 0 or np.array_equal(bytes_of(first), bytes_of(second))
+    if isinstance(expected, np.ndarray) and isinstance(value, np.ndarray):
+        return expected.dtype == value.dtype and expected.tobytes() == value.tobytes()
+    # NaN is the only value that differs from itself.
+    return bool(expected == value) or (expected != expected and value != value)

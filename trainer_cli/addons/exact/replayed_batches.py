@@ -1,0 +1,132 @@
+"""Make the batches of a train loader again, without the model, where their indices cannot be known.
+
+It begins at the newest checkpoint before the first step, with the state that the loader had there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer_cli.addons.exact.course import RunRecords
+from trainer_cli.addons.exact.samples import Batch, StepSamples
+from trainer_cli.checkpoint.catalog import Entry, catalog_of
+from trainer_cli.data.digest import digest_of
+from trainer_cli.data.loader import SharedLoader
+from trainer_cli.format.reader import CheckpointReader
+from trainer_cli.outputs.metrics import sample_count
+from trainer_cli.steps.progress import Progress
+from trainer_cli.trainer.prefetch import Direct, TrainBatches
+from trainer_cli.trainer.time_account import TimeAccount
+
+if TYPE_CHECKING:
+    from trainer_cli.addons.exact.run_data import RunData
+
+Round = list[tuple[Any, int]]
+"""The batch of each rank with its number of samples; fewer at the end of an epoch."""
+
+
+class _Rounds:
+    """A loader whose batches are those of all ranks at once."""
+
+    def __init__(self, loader: Any, world_size: int) -> None:
+        # For its length and position; the batches are those of the loader itself.
+        self._shared = SharedLoader(loader, rank=0, world_size=world_size)
+        self._loader, self._world_size = loader, world_size
+        self.batch_samples: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+    def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Round, None, None]:
+        batches = self._loader.iterate(epoch, batch=batch * self._world_size, samples=samples)
+        rank_batches: Round = []
+        try:
+            for rank_batch in batches:
+                rank_batches.append((rank_batch, sample_count(rank_batch, self._loader.batch_samples)))
+                if len(rank_batches) == self._world_size:
+                    yield rank_batches
+                    rank_batches = []
+            if rank_batches:
+                yield rank_batches
+        finally:
+            batches.close()
+
+
+def replay_batches(data: RunData, first: int, last: int) -> Iterator[StepSamples]:
+    """Yield the batches of the steps from `first` to `last`, all of one attempt."""
+    records, attempt = data.records, data.attempt
+    progress, state, doubt = _start(records, first)
+    loader = _Rounds(data.inner, data.builder.group.data_size)
+    if state is not None:
+        loader.check_state(state)
+    loop = data.builder.loop()
+    loop.learn_lengths(loader, progress)
+    loop.start_at(loader, progress)
+    batches = TrainBatches(loader, Direct(torch.device("cpu")), loop.epoch_batches, TimeAccount())
+    try:
+        while progress.step < last:
+            position = progress.epoch, progress.batch
+            rounds = _next_step(batches, progress, loop.settings.grad_accum_steps)
+            if progress.step >= first:
+                yield _described(progress.step, position, attempt.number, rounds, loader, doubt)
+    finally:
+        batches.close()
+        loader.close()
+
+
+def _next_step(batches: TrainBatches, progress: Progress, accumulated: int) -> list[Round]:
+    """Take the batches of one step, as the training loop does."""
+    rounds: list[Round] = []
+    for _ in range(accumulated):
+        round_batches: Round = batches.next(progress)
+        rounds.append(round_batches)
+        size = sum(size for _, size in round_batches)
+        progress.batch += 1
+        progress.epoch_samples += size if batches.samples_per_batch is None else batches.samples_per_batch
+        if batches.is_over(progress):
+            progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
+            batches.close()
+            break
+    progress.step += 1
+    return rounds
+
+
+def _described(
+    step: int, position: tuple[int, int], attempt: int, rounds: list[Round], loader: Any, doubt: str | None
+) -> StepSamples:
+    total = sum(size for round_batches in rounds for _, size in round_batches)
+    described = [
+        Batch(rank, number, size, size / total if total else 0.0, digest=digest_of(batch), content=batch)
+        for number, round_batches in enumerate(rounds, 1)
+        for rank, (batch, size) in enumerate(round_batches)
+    ]
+    return StepSamples(step, position[0], attempt, described, doubt, position[1])
+
+
+def _start(records: RunRecords, first: int) -> tuple[Progress, Mapping[str, Any] | None, str | None]:
+    """The position from which to make batches, the loader's state there, and why the batches are not certain."""
+    entry = records.checkpoint_before(first)
+    if entry is None or entry.step == 0 or entry.manifest is None:
+        return Progress(), None, None
+    progress = Progress.of(entry.manifest.progress)
+    assert progress is not None, "records hold checkpoints with their progress"
+    later = [other for other in records.checkpoints if other.step >= first]
+    doubt = None
+    following = later[0].manifest if later else None
+    if following is not None and following.progress.get("passed_over", 0) != progress.passed_over:
+        doubt = f"data was skipped between step {entry.step} and step {following.step}"
+    return progress, _read_data_state(records.paths[entry.step], entry), doubt
+
+
+def _read_data_state(path: Path, entry: Entry) -> Mapping[str, Any]:
+    assert entry.manifest is not None
+    with catalog_of(path.parent).storage.reading(path.name) as folder:
+        state: Mapping[str, Any] = CheckpointReader().read(folder, entry.manifest, ["data"])["data"]
+    return state

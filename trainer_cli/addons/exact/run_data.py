@@ -1,0 +1,202 @@
+"""The data of a run, built from its stored config, and the order of its samples by the train loader."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from trainer_cli.addons.exact.course import Attempt, Course, DataFacts, RunRecords, needs_resolving
+from trainer_cli.addons.exact.replayed_batches import replay_batches
+from trainer_cli.addons.exact.sample_readers import KeyReader, WalkReader
+from trainer_cli.addons.exact.samples import SampleOrder, StepSamples
+from trainer_cli.addons.exact.walk_indices import IndexWalk, has_indices
+from trainer_cli.config.compose import Composed, from_yaml
+from trainer_cli.data.adapt import AnyLoader
+from trainer_cli.data.loader import Loader, SharedLoader
+from trainer_cli.data.position import length_of
+from trainer_cli.errors import UserError
+from trainer_cli.layout.naming import class_name
+from trainer_cli.parallel.process_group import group_without_processes
+from trainer_cli.running.build import Builder, Data
+from trainer_cli.runs.origin import TRAIN, compare_forked, naming_project, origin_of
+from trainer_cli.trainer.messages import to_console
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The data of one attempt of a run."""
+
+    records: RunRecords
+    attempt: Attempt
+    builder: Builder
+    data: Data
+    doubt: str | None = None
+    """Why the order of the samples is another than in the training."""
+    overrides: tuple[str, ...] = ()
+    """With which it was opened, as are the data of other attempts."""
+    config_dir: Path | None = None
+
+    @property
+    def loader(self) -> AnyLoader:
+        """The train loader, as rank 0 has it."""
+        loader: AnyLoader = self.data.train
+        return loader
+
+    @property
+    def inner(self) -> Any:
+        """The train loader before it is divided among ranks."""
+        return self.loader.loader if isinstance(self.loader, SharedLoader) else self.loader
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset of the train loader; None if the loader is not over a map-style dataset."""
+        if isinstance(self.inner, Loader):
+            return self.inner.source.dataset
+        return self.inner.loader.dataset if has_indices(self.inner) else None
+
+    @property
+    def is_few(self) -> bool:
+        """Whether `data.overfit_batches` is set, so that the dataset is a small subset of the project's."""
+        return (self.builder.config.data or {}).get("overfit_batches") is not None
+
+    def order(self) -> SampleOrder | None:
+        """The order of the samples; None if the loader does not tell indices, or its epochs have no known length."""
+        inner, is_shared = self.inner, isinstance(self.loader, SharedLoader)
+        if isinstance(inner, Loader):
+            # The batches of a loader that our config does not make are its own.
+            is_own = self.data.source.train is inner
+            facts = DataFacts(
+                inner.length,
+                inner.batch_size if is_own else None,
+                inner.drop_last if is_own else None,
+                whole_batches=is_shared,
+            )
+        elif has_indices(inner) and (length := length_of(inner) if inner.length is None else inner.length) is not None:
+            facts = DataFacts(
+                length,
+                inner.batch_size,
+                bool(inner.loader.drop_last),
+                counts_batches=inner.length is None,
+                whole_batches=True,
+            )
+        else:
+            return None
+        if facts.whole_batches and facts.drop_last and facts.batch_size is not None:
+            # Dropped by the loader, before ranks share its batches.
+            whole = facts.length - facts.length % facts.batch_size
+            facts = replace(facts, length=whole, drop_last=False)
+        course = Course(self.records, facts)
+        if isinstance(inner, Loader):
+            return SampleOrder(course, KeyReader(inner, is_few=self.is_few))
+        most = max(stretch.layout.epoch_batches * stretch.layout.world_size for stretch in course.stretches)
+        return SampleOrder(course, WalkReader(IndexWalk(inner, most), counts_samples=not facts.counts_batches))
+
+    def steps(self, first: int, last: int) -> Iterator[StepSamples]:
+        """The samples of the steps from `first` to `last`.
+
+        Raises:
+            UserError: the loader divides samples among ranks by itself.
+        """
+        ranks = self.builder.group.data_size
+        if ranks > 1 and getattr(self.inner, "per_rank", False):
+            raise UserError(
+                f"{class_name(self.inner.loader)} divides samples among {ranks} ranks by itself, "
+                "so one process cannot tell which samples the others have",
+                where="data",
+            )
+        if (order := self.order()) is not None:
+            for step in order.steps(first, last):
+                yield replace(step, doubt=step.doubt or self.doubt)
+            return
+        for _, steps in groupby(range(first, last + 1), self.records.attempt_of):
+            numbers = list(steps)
+            attempt = self.records.attempt_of(numbers[0])
+            # By number: the config of one has its interpolations replaced.
+            if attempt.number == self.attempt.number:
+                data = self
+            else:
+                data = open_data(self.records, self.overrides, config_dir=self.config_dir, attempt=attempt)
+            yield from replay_batches(data, numbers[0], numbers[-1])
+
+
+def open_data(
+    records: RunRecords,
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | None = None,
+    attempt: Attempt | None = None,
+) -> RunData:
+    """Build the data of a run from its stored config, as `train validate` does.
+
+    Args:
+        attempt: the attempt whose config is used; None: the last one.
+
+    Raises:
+        ConfigError: the config names a class that is not trusted, or the data cannot be built.
+    """
+    attempt = records.attempts[-1] if attempt is None else attempt
+    is_of_run = attempt.config == records.config
+    source = records.run.config_file if is_of_run else yaml.safe_dump(dict(attempt.config), sort_keys=False)
+    with naming_project(records.run.path, config_dir):
+        composed = from_yaml(source, overrides, config_dir=config_dir, sections=("data",))
+        to_console("warning")
+        with composed.placing():
+            composed.check_targets(("data",))
+            group = group_without_processes(attempt.processes, composed.config.parallel.tensor_size)
+            builder = Builder(composed.config, composed.trust, group)
+            data = builder.data()
+    run_data = RunData(
+        _resolve(records, config_dir), attempt, builder, data, overrides=tuple(overrides), config_dir=config_dir
+    )
+    return replace(run_data, doubt=_warn_of_other_data(run_data, composed))
+
+
+def _resolve(records: RunRecords, config_dir: Path | None) -> RunRecords:
+    """The records with interpolations replaced by their values in the configs of the attempts."""
+
+    def resolve(attempt: Attempt) -> Attempt:
+        if not needs_resolving(attempt.config):
+            return attempt
+        text = yaml.safe_dump(dict(attempt.config), sort_keys=False)
+        raw = from_yaml(text, trusted=True, config_dir=config_dir, missing_ok=True, sections=()).raw
+        config = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
+        assert isinstance(config, dict), "a config is a mapping"
+        return replace(attempt, config={str(key): value for key, value in config.items()})
+
+    return replace(records, attempts=[resolve(attempt) for attempt in records.attempts])
+
+
+def _warn_of_other_data(run_data: RunData, composed: Composed) -> str | None:
+    """Warn if the data, or the project's source, is not what the run was trained with.
+
+    Returns what differs in a way that changes the order of the samples.
+    """
+    state, inner = run_data.records.data_state, run_data.inner
+    differing = [
+        f"{name} was {state[name]!r} and is {now!r}"
+        for name in ("order", "length", "fingerprint")
+        if name in state and (now := _identity(inner, name)) is not None and state[name] != now
+    ]
+    if differing:
+        message = f"the data is not what {run_data.records.run.path} was trained with: {'; '.join(differing)}"
+        log.warning("%s", message)
+        return message
+    if run_data.records.checkpoints:
+        newest = run_data.records.paths[run_data.records.checkpoints[-1].step]
+        compare_forked(composed, newest, origin_of({TRAIN: run_data.loader}, composed.project_root))
+    return None
+
+
+def _identity(loader: Any, name: str) -> Any:
+    if isinstance(loader, Loader):
+        return {"order": loader.source.order_name, "length": loader.length, "fingerprint": loader.fingerprint}[name]
+    return getattr(loader, name, None)

@@ -1,0 +1,109 @@
+"""The samples of a batch to blame for a loss that is not finite or for an exception: rows with NaN, and what the model
+makes of each sample alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trainer_cli.errors import UserError, one_line
+from trainer_cli.format.dtensor import is_dtensor
+from trainer_cli.outputs.metrics import read_outputs, sample_count
+from trainer_cli.outputs.microbatch import split_batch
+from trainer_cli.outputs.model_call import ForwardState, make_arguments
+from trainer_cli.state.model_state import capture_rng, restore_rng, unwrapped
+from trainer_cli.trainer.module_modes import modes_kept
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+
+def samples_in(batch: Any, loader_count: int | None) -> int:
+    """The number of samples in a batch, see `sample_count`; 1 if it cannot be told."""
+    try:
+        return sample_count(batch, loader_count)
+    except UserError:
+        return 1
+
+
+def losses_or_reason(trainer: Trainer, batch: Any, size: int, before: ForwardState | None) -> list[float] | str:
+    try:
+        outcomes = outcomes_of_samples(trainer, batch, size, before)
+    except UserError as error:
+        return error.what
+    losses = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+    if len(losses) < len(outcomes):
+        # The user's model may take whole batches alone.
+        raised = next(outcome for outcome in outcomes if isinstance(outcome, str))
+        return f"a sample alone is no batch for the model: {raised}"
+    return losses
+
+
+def errors_of_samples(trainer: Trainer, batch: Any, size: int) -> dict[int, str]:
+    """The row of each sample that alone raises an exception, and the exception; none if the batch cannot be split."""
+    try:
+        outcomes = outcomes_of_samples(trainer, batch, size)
+    except UserError:
+        return {}
+    return {row: outcome for row, outcome in enumerate(outcomes) if isinstance(outcome, str)}
+
+
+def given_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
+    """The loss of each sample that the model returns: an output with `loss` in its name and a value for each."""
+    for name, value in outputs.items():
+        if "loss" in str(name) and isinstance(value, Tensor) and value.shape == (size,) and size > 1:
+            return [float(loss) for loss in value.detach()]
+    return None
+
+
+def outcomes_of_samples(
+    trainer: Trainer, batch: Any, size: int, before: ForwardState | None = None
+) -> list[float | str]:
+    """The loss of each sample of a batch alone, or the exception that it raises as text, at the present weights in
+    evaluation mode. Nothing is changed.
+
+    Args:
+        size: the number of samples in the batch.
+        before: the buffers to use instead of the present ones, such as those of before a batch with NaN, which its
+            forward puts into the statistics of batch norm.
+
+    Raises:
+        UserError: the batch cannot be split, or parameters are sharded.
+    """
+    if trainer.strategy.world_size > 1 and any(is_dtensor(parameter) for parameter in trainer.model.parameters()):
+        raise UserError("--per-sample needs the whole model in each process", cure="Leave it out with parallel=fsdp.")
+    model = unwrapped(trainer.model)
+    state, rng = ForwardState(model, parameters=True), capture_rng()
+    outcomes: list[float | str] = []
+    try:
+        if before is not None:
+            before.restore()
+        with modes_kept(model), torch.no_grad():
+            model.eval()
+            for sample, _ in split_batch(batch, size, 1):
+                args, kwargs = make_arguments(trainer.model_call, sample)
+                try:
+                    with trainer.precision.autocast(trainer.device) or nullcontext():
+                        outcomes.append(float(read_outputs(model(*args, **kwargs))[0]))
+                except Exception as error:
+                    outcomes.append(one_line(f"{type(error).__name__}: {error}"))
+    finally:
+        state.restore()
+        restore_rng(rng)
+    return outcomes
+
+
+def numbers_in(outputs: Mapping[str, Any]) -> dict[str, float]:
+    """The outputs besides the loss that are single numbers."""
+    numbers = {name: value.detach() if isinstance(value, Tensor) else value for name, value in outputs.items()}
+    return {str(name): float(value) for name, value in numbers.items() if name != "loss" and _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)

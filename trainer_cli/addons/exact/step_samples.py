@@ -1,0 +1,140 @@
+"""Which samples each optimizer step of a run used, or will use, by rank and batch.
+
+read_step_samples(run, first, last)
+    the course of the run: the position of each step in its data (`runs/course`)
+    the order of the samples, in one of three ways
+        computed     an order of `core/order`: from seed, epoch and length alone, without torch
+        keys         an order of the dataset's own, as with a mixture: from the dataset (`runs/run_data`)
+        walked       a DataLoader of the project: from its sampler, without loading samples (`data/walk_indices`)
+    any other loader is replayed: its batches are made, and known by their digests (`runs/replayed_batches`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.addons.exact.course import Course, DataFacts, RunRecords, check_step, needs_resolving, read_records
+from trainer_cli.addons.exact.samples import ComputedReader, SampleOrder, StepSamples, Use
+from trainer_cli.data.order import ORDER_VERSION
+from trainer_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from trainer_cli.addons.exact.run_data import RunData
+
+_COMPUTED = (ORDER_VERSION, "sequential")
+_WITH_PARTS = ("trainer_cli.Packing", "trainer_cli.addons.text.text.Packing")
+
+
+def read_step_samples(
+    path: Path,
+    first: int,
+    last: int | None = None,
+    *,
+    data: RunData | None = None,
+    overrides: Sequence[str] = (),
+    config_dir: Path | None = None,
+) -> Iterator[StepSamples]:
+    """Yield the samples of the steps from `first` to `last` of a run.
+
+    Args:
+        path: the directory of the run.
+        last: None: `first`.
+        data: the data of the run, if it is built already. Otherwise it is built if its files do not tell the order.
+        overrides: of the stored config, if the data is built: where its files are, `trust=[PACKAGE]`.
+        config_dir: the `configs/` of the project, if the data is built; None: that of the current directory.
+
+    Raises:
+        UserError: there is no such step, or one process cannot tell its samples.
+    """
+    records = read_records(path)
+    last = first if last is None else last
+    for step in (first, last):
+        check_step(records, step)
+    order = order_of(records) if data is None else None
+    if order is not None and not order.course.is_doubtful(first, last):
+        yield from order.steps(first, last)
+        return
+    if data is None:
+        from trainer_cli.addons.exact.run_data import open_data
+
+        data = open_data(records, overrides, config_dir=config_dir)
+    yield from data.steps(first, last)
+
+
+def data_overrides(overrides: Sequence[str]) -> list[str]:
+    """Those of the overrides of a replay that `read_step_samples` needs: where the data is, and what is trusted."""
+    return [override for override in overrides if override.startswith(("data.", "trust="))]
+
+
+def find_sample(
+    path: Path, name: str, *, overrides: Sequence[str] = (), config_dir: Path | None = None
+) -> Iterator[Use]:
+    """Yield the uses of a sample in the steps of a run, by step.
+
+    Args:
+        name: its index in the train dataset, or `SOURCE:INDEX` in a mixture.
+        overrides, config_dir: as in `read_step_samples`.
+
+    Raises:
+        UserError: there is no such sample, or the loader tells no indices.
+    """
+    records = read_records(path)
+    order = order_of(records)
+    if order is None:
+        from trainer_cli.addons.exact.run_data import open_data
+
+        order = open_data(records, overrides, config_dir=config_dir).order()
+    if order is None:
+        raise UserError(
+            "the train loader does not tell the indices of its samples, so none can be found",
+            where="data",
+            cure="`train data RUN STEP` shows the batches of a step.",
+        )
+    yield from order.find(name)
+
+
+def order_of(records: RunRecords) -> SampleOrder | None:
+    """The order of the samples from the files of a run alone; None if the data is needed.
+
+    It is used only if a checkpoint or a record confirms the position that is computed from it.
+    """
+    state = records.data_state
+    length, seed, order = state.get("length"), state.get("seed"), state.get("order")
+    configs = [attempt.config for attempt in records.attempts]
+    if order not in _COMPUTED or "sample_offset" not in state or any(map(needs_resolving, configs)):
+        return None
+    if not isinstance(length, int) or not isinstance(seed, int) or any(map(_has_parts, configs)):
+        return None
+    course = Course(records, DataFacts(length))
+    if not course.confirmed or not _fits_record(course):
+        return None
+    return SampleOrder(course, ComputedReader(seed, length, shuffle=order == ORDER_VERSION))
+
+
+def _has_parts(config: Mapping[str, Any]) -> bool:
+    """Whether the indices alone do not say enough: rows are packed, or few samples are repeated."""
+    data = config.get("data")
+    if not isinstance(data, Mapping) or data.get("overfit_batches") is not None:
+        return True
+    return any(str(value) in _WITH_PARTS for value in _targets(data))
+
+
+def _targets(node: Any) -> Iterator[Any]:
+    if isinstance(node, Mapping):
+        yield node.get("_target_")
+        for value in node.values():
+            yield from _targets(value)
+
+
+def _fits_record(course: Course) -> bool:
+    """Whether the last record has the epoch that the course gives: a loader of the project's own may drop samples."""
+    record = course.records.last_record
+    layouts = {stretch.layout for stretch in course.stretches}
+    if len(layouts) != 1 or record is None:
+        return False
+    layout = layouts.pop()
+    per_epoch = -(-layout.epoch_batches // layout.grad_accum_steps)
+    step, epoch = record
+    return abs(step / per_epoch - epoch) < 6e-5

@@ -1,0 +1,283 @@
+"""A callback that makes a row for each of some steps: numbers for people, and digests to compare two trainings."""
+
+from __future__ import annotations
+
+import math
+import pdb
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.addons.exact.digests import Digests
+from trainer_cli.addons.exact.divergence import OF_RANK, Stage, StepRow
+from trainer_cli.addons.exact.replay_records import is_clocked
+from trainer_cli.addons.exact.sample_losses import given_losses, losses_or_reason, numbers_in, samples_in
+from trainer_cli.outputs.finite import rows_with_nan
+from trainer_cli.outputs.metrics import read_outputs, tensors_of
+from trainer_cli.outputs.model_call import ForwardState, describe_batch
+from trainer_cli.policy.rules import Occasion
+from trainer_cli.state.model_state import capture_rng, parameter_names, unwrapped
+from trainer_cli.torch_compat import foreach_norm, local, whole
+from trainer_cli.trainer.hooks import Callback
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from trainer_cli.trainer.trainer import Trainer
+
+_OPTIMIZERS = ("optimizer", "optimizers")
+NOT_COMPARED = ("progress", "loop", "microbatch")
+"""Parts of a state that count, or follow from what is compared."""
+_MOST_NORMS = 10
+
+
+class StepTrace(Callback):
+    """Looks at some steps of a training and changes nothing. Collective: each rank has one.
+
+    Args:
+        steps: the numbers of the steps, counted from 1.
+        digests: also digest all that the steps begin with and compute, and make a last row, without batches, of the
+            state after the last step.
+        per_sample: also take the loss of each sample, see `outcomes_of_samples`; without it only where the loss of the
+            batch is not finite.
+        debugs: stop in the debugger before each batch, with `trainer`, `model` and `batch`.
+    """
+
+    def __init__(self, steps: range, *, digests: bool = False, per_sample: bool = False, debugs: bool = False) -> None:
+        self._steps = steps
+        self._digests = Digests() if digests else None
+        self._per_sample, self._debugs = per_sample, debugs
+        self._made: dict[int, StepRow] = {}
+        self._row: StepRow | None = None
+        self._watched = ExitStack()
+        self._before: ForwardState | None = None
+        self._batch: Any = None
+        self._size = 1
+        """Number of samples in that batch."""
+        self._bad_rows: dict[str, list[int]] = {}
+        self._sample_losses: list[float] | str | None = None
+
+    @property
+    def rows(self) -> list[StepRow]:
+        """The steps that have been made, and the one in which an error was raised."""
+        return list(self._made.values())
+
+    def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
+        if self._row is None and trainer.progress.step + 1 in self._steps:
+            self._row = self._begin(trainer)
+            self._before = ForwardState(unwrapped(model))
+            self._note_not_finite("parameter", ((name, value) for value, name in parameter_names(model).items()))
+            for name, module in unwrapped(model).named_modules():
+                handle = module.register_forward_hook(partial(self._look, name or type(module).__name__))
+                self._watched.callback(handle.remove)
+
+    def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        if self._row is None:
+            return
+        # Before the model, which may change the batch in place.
+        self._batch, self._size = batch, samples_in(batch, trainer.loop.batch_samples)
+        self._bad_rows = rows_with_nan(batch, self._size)
+        self._sample_losses = losses_or_reason(trainer, batch, self._size, self._before) if self._per_sample else None
+        if self._digests is not None:
+            for name, digests in self._rows_of(self._digests, batch, "batch", self._size):
+                self._row.rows.setdefault(name, []).extend(digests)
+        if self._debugs:
+            # It shows this frame, with trainer, model and batch.
+            pdb.Pdb(skip=["torch.*"]).set_trace()
+
+    def on_before_forward(
+        self, trainer: Trainer, model: nn.Module, batch: Any, args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        self._note(Stage.inputs, "input", [*args, *kwargs.values()])
+
+    def on_after_forward(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        if self._digests is not None and self._row is not None:
+            self._add(Stage.drawn, self._digests.of_generators(capture_rng()))
+
+    def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
+        self._note(Stage.loss, "loss", loss)
+
+    def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
+        # After it, because it needs the buffers of the forward; and before the weights change. With weights that are
+        # not finite, no sample is to blame. Digests would include the outputs of these forwards.
+        if self._row is None or self._digests is not None or self._sample_losses is not None:
+            return
+        if bool(loss.detach().isfinite()):
+            return
+        if not (self._row.not_finite or "").startswith("parameter"):
+            self._sample_losses = losses_or_reason(trainer, self._batch, self._size, self._before)
+
+    def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        if self._row is None:
+            return
+        loss, named = read_outputs(outputs)
+        entry = {
+            "rank": trainer.strategy.group.rank,
+            "number": len(self._row.batches) + 1,
+            "samples": trainer.step.batch_size,
+            "batch": describe_batch(batch),
+            "loss": float(loss.detach()),
+            **numbers_in(named),
+            **({"not_finite": self._bad_rows} if self._bad_rows else {}),
+        }
+        if self._sample_losses is not None:
+            losses = given_losses(named, trainer.step.batch_size)
+            entry["sample_losses"] = self._sample_losses if losses is None else losses
+        self._batch = None
+        self._row.batches.append(entry)
+
+    def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        if self._row is None:
+            return
+        self._note_gradients(Stage.gradients, model, optimizer)
+        names = parameter_names(model)
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
+        labels = [names.get(parameter, f"parameter {index}") for index, parameter in enumerate(parameters)]
+        gradients = [parameter.grad for parameter in parameters]
+        self._note_not_finite("gradient of", zip(labels, gradients, strict=True))
+        norms = map(float, map(whole, foreach_norm(gradients)))
+        self._row.grad_norms |= dict(zip(labels, norms, strict=True))
+
+    def on_before_optimizer_zero_grad(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        self._note_gradients(Stage.clipped, model, optimizer)
+
+    def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        row = self._row
+        if row is None or not trainer.is_step_complete:
+            return
+        self._watched.close()
+        self._before = None
+        norms = row.grad_norms
+        row.grad_norm = math.sqrt(sum(value * value for value in norms.values())) if norms else None
+        # NaN first, which no comparison orders.
+        largest = sorted(norms, key=lambda name: (math.isnan(norms[name]), norms[name]), reverse=True)
+        row.grad_norms = {name: norms[name] for name in largest[:_MOST_NORMS]}
+        row.lr = {
+            name: [float(group["lr"]) for group in groups if group.get("lr") is not None]
+            for name, groups in trainer.step.settings_used().items()
+        }
+        self._end(trainer, row)
+        self._row = None
+
+    def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
+        # Here and not at the end of the batch: teardowns of other callbacks, as with an average, come later.
+        step = trainer.progress.step
+        if self._digests is not None and step == self._steps[-1] and step + 1 not in self._made:
+            self._end(trainer, self._begin(trainer))
+
+    def finalize(self) -> None:
+        # After an error inside a step.
+        self._watched.close()
+        if self._row is not None:
+            self._made[self._row.step] = self._row
+            self._row = None
+
+    def _begin(self, trainer: Trainer) -> StepRow:
+        progress = trainer.progress
+        values = {} if self._digests is None else _state(self._digests, trainer)
+        return StepRow(
+            progress.step + 1, progress.samples, epoch=progress.epoch, batch_idx=progress.batch, values=values
+        )
+
+    def _end(self, trainer: Trainer, row: StepRow) -> None:
+        self._made[row.step] = merge_ranks(trainer.strategy.group.gather(row))
+
+    def _look(self, name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        # Returns nothing: a value would replace the outputs.
+        if self._digests is not None:
+            digests = [str(self._digests.digest(value)) for value in tensors_of(outputs)]
+            self._add(Stage.outputs, [(name, " ".join(digests))])
+        self._note_not_finite("activation of", ((name, value) for value in tensors_of(outputs)))
+
+    def _note_not_finite(self, kind: str, tensors: Iterable[tuple[str, Any]]) -> None:
+        """Note the first tensor that is not finite, unless one was found before."""
+        if self._row is None or self._row.not_finite is not None:
+            return
+        for name, value in tensors:
+            values = local(value).detach()
+            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                self._row.not_finite = f"{kind} {name}"
+                return
+
+    def _note_gradients(self, stage: Stage, model: nn.Module, optimizer: Optimizer) -> None:
+        if self._digests is None or self._row is None:
+            return
+        stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        named = [(name, value) for name, value in unwrapped(model).named_parameters() if value in stepped]
+        # From the loss backwards, as they are computed.
+        self._add(stage, [(name, str(self._digests.digest(value.grad))) for name, value in reversed(named)])
+
+    def _note(self, stage: Stage, name: str, value: Any) -> None:
+        if self._digests is not None and self._row is not None:
+            self._add(stage, self._digests.tree(value, name))
+
+    def _add(self, stage: Stage, leaves: Iterable[tuple[str, str]]) -> None:
+        """Add digests; those of a second batch, or a second call of a module, under names of their own."""
+        assert self._row is not None
+        values = self._row.values.setdefault(stage, {})
+        for name, digest in leaves:
+            free, count = name, 1
+            while free in values:
+                count += 1
+                free = f"{name} (call {count})"
+            values[free] = digest
+
+    def _rows_of(self, digests: Digests, batch: Any, name: str, size: int) -> Iterator[tuple[str, list[str]]]:
+        """The digest of each sample in each leaf of a batch; of a leaf that is not divided by samples, one for all."""
+        if isinstance(batch, Mapping):
+            for key, value in batch.items():
+                yield from self._rows_of(digests, value, f"{name}.{key}", size)
+        elif isinstance(batch, list | tuple) and any(isinstance(value, Tensor | Mapping) for value in batch):
+            for number, value in enumerate(batch):
+                yield from self._rows_of(digests, value, f"{name}[{number}]", size)
+        elif isinstance(batch, list | tuple) or (isinstance(batch, Tensor) and batch.dim() and len(batch) == size):
+            yield name, [digests.digest(row) or digests.whole(row) for row in batch]
+        else:
+            yield name, [digests.whole(batch)] * size
+
+
+def _state(digests: Digests, trainer: Trainer) -> dict[str, dict[str, str]]:
+    """Digests of what a step begins with, by stage."""
+    stages: dict[str, dict[str, str]] = {}
+    parameters = {name for name, _ in unwrapped(trainer.model).named_parameters(remove_duplicate=False)}
+    for name, digest in digests.of_state(trainer):
+        if name.partition(".")[0] not in NOT_COMPARED and not is_clocked(name):
+            stages.setdefault(_stage_of(name, parameters), {})[name.removeprefix("model.")] = digest
+    return stages
+
+
+def _stage_of(name: str, parameters: set[str]) -> Stage:
+    section, _, rest = name.partition(".")
+    if section == "random":
+        return Stage.random
+    if section == "model":
+        return Stage.weights if rest in parameters else Stage.buffers
+    if section in _OPTIMIZERS:
+        return Stage.settings if ".groups[" in name else Stage.optimizer
+    return Stage.callbacks if section == "callbacks" else Stage.other
+
+
+def merge_ranks(ranks: Sequence[StepRow]) -> StepRow:
+    """The rows of all ranks as one: batches and samples by rank, and of values what differs from rank 0 by its name."""
+    merged = replace(
+        ranks[0],
+        ranks=len(ranks),
+        batches=list(chain(*zip(*(row.batches for row in ranks), strict=True))),
+        # The first rank that met one: the same step may be finite on others.
+        not_finite=next(filter(None, (row.not_finite for row in ranks)), None),
+    )
+    for rank, row in enumerate(ranks[1:], 1):
+        for leaf, rows in row.rows.items():
+            merged.rows.setdefault(leaf, []).extend(rows)
+        for stage, values in row.values.items():
+            first = merged.values.setdefault(stage, {})
+            first.update({f"{name}{OF_RANK}{rank})": text for name, text in values.items() if first.get(name) != text})
+    return merged

@@ -1,0 +1,1 @@
+"""Other formats of checkpoints, and those that other programs wrote."""

@@ -1,0 +1,80 @@
+"""Read the weights of a checkpoint that another program wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainer_cli.addons.formats.dcp import load_dcp
+from trainer_cli.addons.formats.files import find_weights, load_huggingface, load_safetensors
+from trainer_cli.addons.formats.torch_checkpointer import read_replicated
+from trainer_cli.addons.formats.torch_file import load_torch_file
+from trainer_cli.checkpoint.kind import Kind, kind_of
+from trainer_cli.errors import CheckpointError, one_line
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCheckpoint:
+    """The weights of another program's checkpoint, on the CPU."""
+
+    program: str
+    """What wrote it, as far as its content shows: "Lightning checkpoint", "DCP folder" and so on."""
+    model: dict[str, torch.Tensor]
+    step: int | None = None
+    """The optimizer step at which it was saved, if it says so."""
+    versions: Mapping[str, int] | None = None
+    """The versions of the saved modules by path; None: the checkpoint has none."""
+
+
+def read_foreign(path: Path, *, allow_pickle: bool = False) -> ForeignCheckpoint:
+    """The weights of a checkpoint of torch, Lightning, Composer, torch.distributed.checkpoint or safetensors.
+
+    Args:
+        allow_pickle: run code in the file if it cannot be loaded otherwise.
+
+    Raises:
+        CheckpointError: it is of another program, damaged, without weights, or can be loaded only by running its code.
+    """
+    try:
+        checkpoint = _read(path, kind_of(path), allow_pickle)
+        _check_sizes(path, checkpoint.model)
+    except OSError as error:
+        raise CheckpointError(f"the file cannot be read: {error.strerror or error}", where=str(path)) from None
+    except CheckpointError as error:
+        error.what = one_line(error.what)
+        raise
+    return checkpoint
+
+
+def _check_sizes(path: Path, model: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a tensor that is larger than all files: by strides of 0 a damaged file can name any number of elements."""
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    size_bytes = sum(file.stat().st_size for file in files)
+    for name, tensor in model.items():
+        if tensor.nbytes > size_bytes:
+            raise CheckpointError(f"{name[:80]!r} is larger than all of the checkpoint", where=str(path))
+
+
+def _read(path: Path, kind: Kind | None, allow_pickle: bool) -> ForeignCheckpoint:
+    match kind:
+        case Kind.torch_file | Kind.torch_checkpointer:
+            try:
+                saved = (
+                    read_replicated(path, allow_pickle=allow_pickle)
+                    if kind is Kind.torch_checkpointer
+                    else find_weights(load_torch_file(path, allow_pickle=allow_pickle))
+                )
+            except ValueError as error:
+                raise CheckpointError(str(error), where=str(path)) from None
+            return ForeignCheckpoint(saved.program, saved.weights, saved.step, saved.versions)
+        case Kind.safetensors:
+            return ForeignCheckpoint(kind.value, load_safetensors(path))
+        case Kind.huggingface:
+            return ForeignCheckpoint(kind.value, load_huggingface(path, allow_pickle=allow_pickle))
+        case Kind.dcp:
+            return ForeignCheckpoint(kind.value, load_dcp(path))
+        case None:
+            raise CheckpointError("it is not a checkpoint of a known program", where=str(path))

@@ -1,0 +1,1 @@
+"""Callbacks that look at a training: profilers, tensors, the machine, samples."""

@@ -1,0 +1,1 @@
+"""Many trainings: sweeps, submitted jobs, restarts, and processes that are launched here."""

@@ -1,0 +1,49 @@
+"""`train _job FILE`: the internal verb by which a sweep starts each of its runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_cli.commands.main import add_config_dir, tolerate_lost_output
+
+if TYPE_CHECKING:
+    from trainer_cli.config.compose import Composed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the file with the frozen config, the overrides that it was composed with, and the folder of configs."""
+    parser.add_argument("file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+    add_config_dir(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit with the config in the file; stop when the parent process ends."""
+    from trainer_cli.addons.jobs.supervise import stop_with_parent
+    from trainer_cli.addons.jobs.sweep_table import recording_error
+    from trainer_cli.config.compose import thaw
+
+    stop_with_parent()
+    tolerate_lost_output()
+    with recording_error(args.file):
+        # Imported here: an error of these imports is recorded too.
+        from trainer_cli.addons.exact.replay_named import provide_fork
+        from trainer_cli.addons.jobs.supervise import fit_in_processes
+        from trainer_cli.addons.view.report_at_end import ReportAtEnd
+
+        report = ReportAtEnd()
+
+        def compose() -> Composed:
+            composed = thaw(args.file, args.overrides, config_dir=args.config_dir)
+            provide_fork(composed.config, config_dir=args.config_dir)
+            if not args.supervised:
+                report.expect(composed.config)
+            return composed
+
+        flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
+        child = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
+        with report:
+            return fit_in_processes(compose, child, supervised=args.supervised)

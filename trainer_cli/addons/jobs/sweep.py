@@ -1,0 +1,507 @@
+"""`train fit -m`: run the jobs of a sweep.
+
+    split the command line into jobs; compose and check the config of every job, against the run if it exists
+    make and lock the sweep's folder only now; freeze the config of each job that is not finished
+    run the jobs in order, each in its own process, `--jobs` at a time
+    after each job and at the end: read the status of all of them from their directories
+
+Each job is a run in `runs/NAME/sweep/KEY`, so that the same command again starts those that are not finished, and
+each resumes. A job that fails does not stop the others. A signal is passed to all jobs: they save and exit, and no
+other job begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from trainer_cli.addons.jobs.fork_server import own_command
+from trainer_cli.addons.jobs.submit import SLURM, Submitted, check_processes, read_submission
+from trainer_cli.addons.jobs.supervise import Children
+from trainer_cli.addons.jobs.sweep_display import SweepDisplay
+from trainer_cli.addons.jobs.sweep_jobs import Job, jobs
+from trainer_cli.addons.jobs.sweep_table import (
+    ERROR,
+    JobStatus,
+    as_sentence,
+    as_table,
+    best_jobs,
+    job_status,
+    recorded_error,
+    write_csv,
+    write_failure,
+)
+from trainer_cli.config import search_path
+from trainer_cli.config.compose import Composed, compose, freeze, refuse_shipped_default, with_values
+from trainer_cli.config.tree import COMMAND_LINE
+from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
+from trainer_cli.files.durable import replace
+from trainer_cli.layout.naming import SWEEP_FOLDER
+from trainer_cli.policy.stopping import RecordedEnd
+from trainer_cli.running.ending import validate_command
+from trainer_cli.running.start import accepted_changes, refuse_anew, refuse_no_optimizer
+from trainer_cli.runs.find_runs import refuse_nested
+from trainer_cli.runs.metrics import BestSettings, best_settings, shared_settings
+from trainer_cli.runs.run_dir import RunDir, describe_moved, make_directory
+from trainer_cli.schema.checkpoint_config import CheckpointConfig
+from trainer_cli.schema.sections import ANEW, RESUME_WORDS, ParallelConfig
+from trainer_cli.signals import StopSignals
+from trainer_cli.steps.intervals import Duration
+from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.terminal import clear_status, format_count, is_terminal, line_width, show_status, wrapped_message
+from trainer_cli.trainer.messages import to_console
+
+log = logging.getLogger(__name__)
+
+_SAVED = (ExitCode.STOPPED_EARLY, ExitCode.INTERRUPTED)
+
+
+def sweep(
+    arguments: Sequence[str],
+    *,
+    config_dir: Path | None = None,
+    config_name: str = "config",
+    at_once: int | None = None,
+    submit: Sequence[str] = (),
+) -> int:
+    """Run every job of the command line, and return the exit code.
+
+    Args:
+        at_once: jobs at a time; None: one, or all under Slurm.
+        submit: values of `--submit`, see `read_submission`; empty: the jobs run in child processes.
+    """
+    if at_once is not None and at_once < 1:
+        raise UserError(f"--jobs is {at_once}, but it must be at least 1")
+    submission = read_submission(submit) if submit else None
+    # All jobs are checked before the first begins: a mistake in the last one would be found after days.
+    planned = plan(arguments, config_dir=config_dir, config_name=config_name)
+    clear_status()
+    to_console(planned[0].level)
+    options = ["--config-dir", str(config_dir)] if config_dir is not None else []
+
+    def command(job: Planned, frozen: Path) -> list[str]:
+        return own_command(["_job", *options, str(frozen), *job.job.overrides])
+
+    # The cores that this process may use, which a container or Slurm limits.
+    cores: int | None = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if submission is not None and submission.cluster == SLURM:
+        # Slurm runs the jobs on other machines: all may wait in its queue at once.
+        at_once, cores = at_once or len(planned), None
+    at_once = at_once or 1
+    folder = folder_of([job.base for job in planned])
+    if not folder.exists() and RunDir(folder.parent).exists_as_run():
+        log.info(
+            "%s is a run, too: while it holds this sweep, resume=anew does not move it; name=OTHER keeps them apart",
+            folder.parent,
+        )
+    display = None
+    if is_terminal(sys.stderr):
+        display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}, settings_of(planned))
+    if submission is None:
+        with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
+            return Sweep(planned, command, at_once, cores, children, display).run()
+    for job in planned:
+        check_processes(submission, job.parallel)
+    return Sweep(planned, command, at_once, cores, Submitted(submission, folder), display).run()
+
+
+def job_file(folder: Path, key: str, suffix: str) -> Path:
+    """A file of a job in the folder of its sweep: the frozen config (yaml), the output (log), how it failed."""
+    return folder / ".jobs" / f"{key}.{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A job whose config is checked; nothing of it is written yet."""
+
+    job: Job
+    run: RunDir
+    base: Path
+    """The directory that the run would have outside the sweep."""
+    frozen: str
+    reopened: bool
+    """Whether a finished run trains further under another config."""
+    level: str
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Config key -> folder outside the run directory in which the job saves or copies checkpoints."""
+    begins_anew: bool = False
+    """Whether `resume=anew` moves the run away that it has."""
+    next: str = ""
+    """What to do while jobs of the sweep are not finished."""
+    longer: str = ""
+    """Twice the length of the training, for `loop.max_duration`."""
+    best: BestSettings = field(default_factory=BestSettings)
+    """What the config says about which run is best."""
+
+    @property
+    def key(self) -> str:
+        """The name of the job in the sweep."""
+        return self.job.key
+
+    @property
+    def done(self) -> bool:
+        """Whether the run directory says that the job is finished."""
+        return (
+            not self.reopened and not self.begins_anew and self.run.read_summary().get("status") == RunStatus.finished
+        )
+
+
+def plan(arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> list[Planned]:
+    """Compose and check all jobs, in order. Nothing is written.
+
+    Raises:
+        ConfigError: every mistake, with the swept values of its first job; or two jobs that do not differ.
+    """
+    search = search_path.SearchPath.of(config_dir, config_name, None)
+
+    def options(group: str) -> list[str] | None:
+        return list(search_path.options(search.dirs, group)) if search_path.is_group(search.dirs, group) else None
+
+    planned: list[Planned] = []
+    mistakes: dict[str, list[tuple[Job, TrainError]]] = {}
+    all_jobs = jobs(arguments, options)
+    for number, job in enumerate(all_jobs, 1):
+        show_status(f"checking job {number:,} of {len(all_jobs):,} …")
+        try:
+            composed = compose(job.overrides, config_dir=config_dir, config_name=config_name)
+            planned.append(_plan_job(job, composed))
+        except TrainError as error:
+            # By their text, apart from the job's own directory: a hundred jobs with one mistake are one message.
+            mistakes.setdefault(str(error).replace(f"/{SWEEP_FOLDER}/{job.key}", ""), []).append((job, error))
+    for failed in mistakes.values():
+        # A mistake of every job is not one of the swept values.
+        if len(failed) == len(all_jobs):
+            raise failed[0][1]
+    raise_all([_join_mistakes(failed) for failed in mistakes.values()])
+    _refuse_equal(planned)
+    _refuse_shared_folder(planned)
+    return planned
+
+
+def folder_of(bases: Sequence[Path]) -> Path:
+    """The sweep's folder: `BASE/sweep`, or for jobs with different bases `COMMON/A,B/sweep` of what differs."""
+    different = sorted(set(bases))
+    if len(different) == 1:
+        return different[0] / SWEEP_FOLDER
+    common = Path(os.path.commonpath(different))
+    ends = [re.sub(r"[^A-Za-z0-9_.-]", "-", str(base.relative_to(common))) for base in different]
+    name = ",".join(ends)
+    if len(name) > 100:
+        # File systems limit a name to 255 bytes.
+        digest = hashlib.sha256("\n".join(map(str, different)).encode()).hexdigest()[:12]
+        name = f"{name[:87]}-{digest}"
+    return common / name / SWEEP_FOLDER
+
+
+def _plan_job(job: Job, composed: Composed) -> Planned:
+    refuse_shipped_default(composed)
+    refuse_no_optimizer(composed)
+    config = composed.config
+    if config.resume not in RESUME_WORDS:
+        raise UserError(
+            f"resume={config.resume} is one run, but a sweep has several",
+            where="resume",
+            cure="Leave resume= out: the same command again resumes.",
+        )
+    for key in composed.of_the_moment:
+        raise ConfigError(
+            f"{key} holds ${{now:…}}, different at each start, so a sweep could not be resumed",
+            source=composed.where(key),
+            hint="Leave the time out: each job has a directory of its own.",
+        )
+    end = f"{SWEEP_FOLDER}/{job.key}"
+    run = RunDir(Path(config.run_dir) / end)
+    reopened, begins_anew = False, config.resume == ANEW and run.exists_as_run()
+    if begins_anew:
+        refuse_anew(run, composed)
+    elif run.exists_as_run():
+        # The config of the job, with its own directory.
+        of_job = with_values(composed, {"run_dir": str(run.path)})
+        stored = accepted_changes(run, of_job, in_sweep=True).stored.config
+        summary = run.read_summary()
+        reopened = RecordedEnd.of(str(summary.get("reason")), summary).may_reopen(stored, config)
+    else:
+        # Only a new run: one that exists has its place already.
+        refuse_nested(run.path)
+        composed.check_targets()
+    to_resume = composed.naming_again("next: the same command again resumes, and repeats what failed.")
+    if config.resume == ANEW:
+        # The sweep moves the runs before its first job, so that a restarted job resumes.
+        composed = with_values(composed, {"resume": "auto"})
+    frozen = freeze(composed, end)
+    return Planned(
+        job,
+        run,
+        Path(config.run_dir),
+        frozen,
+        reopened,
+        config.logging.level,
+        config.parallel,
+        _folders(config.checkpoint),
+        begins_anew,
+        to_resume,
+        _twice(Duration.parse(config.loop.max_duration)),
+        best_settings(asdict(config)),
+    )
+
+
+def _twice(length: Duration) -> str:
+    number = 2 * length.value
+    return f"{number if number.denominator == 1 else float(number)}{length.unit.value}"
+
+
+def _folders(checkpoint: CheckpointConfig) -> dict[str, str]:
+    folders = {"checkpoint.folder": checkpoint.folder, "checkpoint.copy_to.folder": checkpoint.copy_to.folder}
+    return {key: folder for key, folder in folders.items() if folder is not None and checkpoint.enabled}
+
+
+def _join_mistakes(failed: Sequence[tuple[Job, TrainError]]) -> ConfigError:
+    """One error for all jobs with the same mistake, with the swept values of the first."""
+    job, error = failed[0]
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    source = error.source if isinstance(error, UserError) else None
+    return ConfigError(
+        f"{_swept_values(job)}{more}: {error.what}", location=error.where, source=source, hint=error.cure
+    )
+
+
+def _swept_values(job: Job) -> str:
+    return " ".join(f"{key}={text}" for key, text in job.swept.items())
+
+
+def _refuse_shared_folder(planned: Sequence[Planned]) -> None:
+    """Refuse two jobs that save their checkpoints in the same folder."""
+    seen: dict[str, Job] = {}
+    for entry in planned:
+        for key, folder in entry.folders.items():
+            other = seen.setdefault(folder, entry.job)
+            if other is not entry.job:
+                raise ConfigError(
+                    f"{_swept_values(other)} and {_swept_values(entry.job)} both save in {folder}",
+                    location=key,
+                    hint="Leave it out: each job of a sweep has a directory of its own; or put the swept key into it.",
+                )
+
+
+def _refuse_equal(planned: Sequence[Planned]) -> None:
+    """Refuse jobs whose configs do not differ: the swept key does nothing, or is set again by another."""
+    seen: dict[str, Job] = {}
+    for entry in planned:
+        # The run directory contains the key of the job: it always differs.
+        text = re.sub(r"(?m)^run_dir: .*\n", "", entry.frozen, count=1)
+        other = seen.setdefault(text, entry.job)
+        if other is not entry.job:
+            raise ConfigError(
+                f"{_swept_values(other)} and {_swept_values(entry.job)} give the same config",
+                source=COMMAND_LINE,
+                hint="Sweep a key that nothing else sets.",
+            )
+
+
+def settings_of(planned: Sequence[Planned]) -> BestSettings:
+    """What the configs of all jobs say about which is best, also of those that have not begun."""
+    return shared_settings(job.best for job in planned)
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Runs the jobs of one command, from the lock of the sweep's folder to the last table."""
+
+    planned: Sequence[Planned]
+    command: Callable[[Planned, Path], Sequence[str]]
+    """The command line of a job and of the file with its frozen config."""
+    at_once: int
+    cores: int | None
+    """The cores for all jobs together; None: they run on other machines."""
+    children: Children | Submitted
+    display: SweepDisplay | None = None
+    """Shows the jobs on a terminal; None: a line is printed at the start and the end of each."""
+    codes: dict[str, int] = field(default_factory=dict)
+    """Exit codes of the jobs that ended in this command."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the lock, sweep.csv and the frozen configs."""
+        return folder_of([job.base for job in self.planned])
+
+    def run(self) -> int:
+        """Run the jobs that are not finished, print the status of all, and return the exit code."""
+        make_directory(self.folder / ".jobs")
+        # One command at a time works on a sweep: two would start the same jobs.
+        with RunDir(self.folder).lock() as lock:
+            lock.name_holder()
+            waiting = [job for job in self.planned if not job.done]
+            for job in waiting:
+                if job.begins_anew:
+                    log.info("moved the earlier run of %s to %s", job.key, describe_moved(job.run.move_to_trash()))
+                # Frozen now: a job that starts hours later must not see an edit of the configs.
+                replace(self._file(job, "yaml"), [job.frozen.encode()])
+            finished = len(self.planned) - len(waiting)
+            count = format_count(len(self.planned), "job")
+            log.info("%s in %s%s", count, self.folder, f", {finished} finished" if finished else "")
+            with StopSignals(self.children.promise) as signals:
+                try:
+                    self._work(waiting, signals, self._environment(len(waiting)))
+                except KeyboardInterrupt as interrupt:
+                    self.children.kill()
+                    interrupt.add_note(f"kept: the checkpoints that the jobs saved, in {self.folder}")
+                    interrupt.add_note(self.planned[0].next)
+                    raise
+                finally:
+                    if self.display is not None:
+                        self.display.close()
+                    # After an error child processes may still run: they stop when this process ends.
+                    self._write()
+            rows = self._rows()
+            settings = settings_of(self.planned)
+            lines = [as_table(rows, settings), f"results: {self.folder / 'sweep.csv'}"]
+            if any(not row.finished for row in rows):
+                lines.append(self.planned[0].next)
+            shown = wrapped_message("\n".join(lines), line_width(sys.stdout))
+            print(f"\n{shown}", flush=True)
+            if all(row.finished for row in rows):
+                # Not wrapped: commands are copied as a whole.
+                print(self._next(best_jobs(rows, settings)[1]), flush=True)
+            incomplete = any(job.key not in self.codes for job in waiting)
+            stopped = signals.stop_request is not None
+            return exit_code(list(self.codes.values()), stopped=stopped, incomplete=incomplete)
+
+    def _work(self, waiting: Sequence[Planned], signals: StopSignals, env: Mapping[str, str]) -> None:
+        """Start the jobs in order, at most `at_once` at a time, until all have ended or a signal asks to stop."""
+        self._write()
+        # Before the first job starts, which takes seconds: its process imports torch.
+        self._draw()
+        by_key = {job.key: job for job in waiting}
+        queue = list(waiting)
+        passed_on = False
+        while queue or self.children:
+            while queue and len(self.children) < self.at_once and signals.stop_request is None:
+                self._start(queue.pop(0), env)
+                # Before the next start, which may wait for seconds until the server of the forks has imported torch.
+                self._draw()
+            if signals.stop_request is not None:
+                # No other job begins after the signal; those that run may save first.
+                queue.clear()
+                if not passed_on:
+                    # Not SIGINT for Ctrl-C: the terminal sends that to the jobs itself, and a second one interrupts.
+                    self.children.signal(signal.SIGTERM)
+                    passed_on = True
+            self._draw()
+            for key, code in self.children.wait():
+                if passed_on and code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
+                    # The signal ended the process before its handlers were set, so there was nothing to save.
+                    code = ExitCode.STOPPED_EARLY
+                self._on_ended(by_key[key], code)
+                self._write()
+
+    def _draw(self) -> None:
+        if self.display is not None:
+            self.display.draw_if_due()
+
+    def _start(self, job: Planned, env: Mapping[str, str]) -> None:
+        self._report(job, "started")
+        # Those of an earlier command.
+        for suffix in ("failure", ERROR):
+            with contextlib.suppress(FileNotFoundError):
+                self._file(job, suffix).unlink()
+        self.children.start(job.key, self.command(job, self._file(job, "yaml")), env)
+        if self.display is not None:
+            self.display.update(self._rows())
+
+    def _on_ended(self, job: Planned, code: int) -> None:
+        self.codes[job.key] = code
+        if code in (ExitCode.DONE, *_SAVED):
+            self._report(job, as_sentence(self._row(job), settings_of(self.planned)))
+            return
+        error = recorded_error(self._file(job, "yaml"))
+        write_failure(self._file(job, "failure"), code, job.run, error)
+        output = self._file(job, "log")
+        # The table at the end has the reasons of all jobs but those that are finished.
+        reason = f": {error}" if error and self._row(job).finished else ""
+        log.error(
+            "%s failed: %s%s%s",
+            job.key,
+            f"signal {-code}" if code < 0 else f"exit code {code}",
+            reason,
+            f" (output: {output})" if output.is_file() else "",
+        )
+
+    def _next(self, best: Sequence[JobStatus]) -> str:
+        """The next commands after a complete sweep: two for the best job, and the report of all."""
+        commands = []
+        if best:
+            job = next(job for job in self.planned if job.key == best[0].key)
+            # The parser of overrides reads the second `=` in quotes alone.
+            resume = shlex.quote(f'resume="{job.run.path}"')
+            commands.append(f"train fit {resume} loop.max_duration={job.longer}")
+            if kept := job.run.read_summary().get("checkpoints"):
+                commands.append(validate_command(job.run, kept))
+        commands.append(f"train report {shlex.quote(str(self.folder))}")
+        which = " the best job, trained twice as long:" if best else ""
+        return "\n  ".join([f"next:{which}", *commands])
+
+    def _report(self, job: Planned, event: str) -> None:
+        """Print a line about a job, unless the table on the terminal shows it."""
+        if self.display is None:
+            number = [other.job.key for other in self.planned].index(job.key) + 1
+            log.info("[%d/%d] %s %s", number, len(self.planned), job.key, event)
+
+    def _environment(self, count: int) -> dict[str, str]:
+        """The environment of a job. Jobs that run at the same time share the cores."""
+        env = dict(os.environ)
+        side_by_side = min(self.at_once, count)
+        # Their lines are in their logs as they come.
+        env["PYTHONUNBUFFERED"] = "1"
+        if self.cores is not None and side_by_side > 1 and "OMP_NUM_THREADS" not in env:
+            # Each job of torch would otherwise start a thread for every core.
+            threads = max(1, self.cores // side_by_side)
+            env["OMP_NUM_THREADS"] = str(threads)
+            log.info("%s at a time, each with OMP_NUM_THREADS=%d", format_count(side_by_side, "job"), threads)
+        return env
+
+    def _file(self, job: Planned, suffix: str) -> Path:
+        return job_file(self.folder, job.key, suffix)
+
+    def _row(self, job: Planned) -> JobStatus:
+        return job_status(job.key, job.job.swept, job.run, self._file(job, "failure"), now=self.children.state(job.key))
+
+    def _rows(self) -> list[JobStatus]:
+        return [self._row(job) for job in self.planned]
+
+    def _write(self) -> None:
+        file, rows = self.folder / "sweep.csv", self._rows()
+        if self.display is not None:
+            self.display.update(rows)
+        try:
+            write_csv(file, rows)
+        except OSError as error:
+            # Not raised: the jobs continue without the table, and report a full disk themselves.
+            log.error("%s could not be written: %s", file, error)
+
+
+def exit_code(codes: Sequence[int], *, stopped: bool, incomplete: bool) -> ExitCode:
+    """The exit code of a sweep.
+
+    Args:
+        codes: exit codes of the jobs that ended.
+        stopped: whether a signal stopped the sweep.
+        incomplete: whether some jobs did not begin or end.
+    """
+    early = incomplete or any(code in _SAVED for code in codes)
+    failures = [code for code in codes if code not in (ExitCode.DONE, *_SAVED)]
+    if stopped and early:
+        return ExitCode.STOPPED_EARLY
+    if failures:
+        return ExitCode.USER if all(code == ExitCode.USER for code in failures) else ExitCode.FAILED
+    return ExitCode.STOPPED_EARLY if early else ExitCode.DONE

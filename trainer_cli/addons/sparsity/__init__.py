@@ -1,0 +1,1 @@
+"""Training with sparse weights."""

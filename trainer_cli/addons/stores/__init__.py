@@ -1,0 +1,1 @@
+"""Checkpoints elsewhere: object stores, web servers and copies."""

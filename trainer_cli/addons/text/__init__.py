@@ -1,0 +1,1 @@
+"""Text as data: documents, tokens, mixtures, and the models for them."""

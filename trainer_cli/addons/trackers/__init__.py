@@ -1,0 +1,1 @@
+"""Loggers that send metrics to other programs."""

@@ -1,0 +1,259 @@
+"""`train report RUN…`: write curves, checkpoints, configs and more of runs into one HTML file.
+
+The file needs no network: it holds the page, its data, and the scripts that draw it. `train fit` writes one into the
+run directory at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer_cli.addons.exact.replay_plan import earliest_start
+from trainer_cli.addons.view.report_blocks import Block, clock_time
+from trainer_cli.addons.view.report_runs import grouping_keys, groupings
+from trainer_cli.addons.view.report_sections import sections
+from trainer_cli.commands.tail import no_run
+from trainer_cli.errors import TrainError, UserError, one_line
+from trainer_cli.files.durable import replace
+from trainer_cli.files.url_path import as_path
+from trainer_cli.runs.damage import collecting
+from trainer_cli.runs.environment import versions
+from trainer_cli.runs.find_runs import FoundRun, RunFinder
+from trainer_cli.runs.folders import checkpoints_of
+from trainer_cli.runs.forks import forks_among
+from trainer_cli.runs.record import RunRecord, SweepJob, read_sweep, short_keys
+from trainer_cli.runs.results import Row, read_validation
+from trainer_cli.runs.run import Run
+from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.terminal import format_bytes, format_count
+
+EXAMPLES = """examples:
+  train report runs/digits                     into report.html
+  train report runs/digits runs/other          several runs, compared
+  train report runs/digits/sweep               a sweep: best table, parallel coordinates
+  train report runs/digits/validation          only what train validate measured
+  train report runs -o all.html                all runs below a folder
+  train report --json runs/digits              prints what was written as JSON
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
+    parser.add_argument("run_dir", metavar="RUN", nargs="+", type=Path, help="a run's directory, or a folder of runs")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="file to write (report.html)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the file and how much it holds as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report, and print how much it holds."""
+    for path in args.run_dir:
+        if not path.is_dir():
+            raise no_run(path)
+
+    result = report(args.run_dir, args.output, now=time.time())
+    for problem in result.problems:
+        print(f"warning: {one_line(problem)}", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"file": str(args.output), **result._asdict()}))
+        return 0
+    holds = [format_count(result.runs, "run")] if result.runs else []
+    holds += [format_count(result.charts, "chart"), format_bytes(result.size_bytes)]
+    print(f"{args.output}: {', '.join(holds)}; open it in a browser")
+    return 0
+
+
+_PAGE = Path(__file__).with_name("report_page.html")
+_PAGE_SCRIPTS = [Path(__file__).with_name(f"report_{name}.js") for name in ("draw", "media", "table", "page")]
+_POLICY = (
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:\">"
+)
+_MARK = '<meta name="generator" content="train report">'
+"""Stands in the head of the page: a file without it is not replaced."""
+_HEAD_BYTES = 1000
+_NO_CHARTS = ("banner", "table", "facts", "text", "media")
+_NO_CODE = re.compile(r"^\s*(//.*\n)?", re.MULTILINE)
+
+
+class Report(NamedTuple):
+    """How much a report holds."""
+
+    runs: int
+    charts: int
+    size_bytes: int
+    problems: Sequence[str]
+    """What cannot be read, and why."""
+
+
+def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
+    """Read the runs that the paths name, and write the report.
+
+    Args:
+        paths: run directories, folders with runs below them, such as that of a sweep, and folders with the results of
+            `train validate`.
+
+    Raises:
+        UserError: a path holds nothing to report, or the output is a file of another kind.
+    """
+    # First: reading the runs may take long.
+    _refuse_other_file(output)
+    records: list[RunRecord] = []
+    validated: list[Row] = []
+    sweep: dict[str, SweepJob] = {}
+    problems: list[str] = []
+    for path in paths:
+        runs = _runs_at(path)
+        # `train validate` of checkpoints of different runs writes into folders named validation-….
+        rows: list[Row] = []
+        for folder in (path, *sorted(path.glob("validation-*"))):
+            with collecting(problems, Path.cwd()):
+                rows += read_validation(folder)
+        for folder in dict.fromkeys([path, *(run.path.parent for run in runs)]):
+            with collecting(problems, Path.cwd()):
+                sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
+        if not runs and not rows and not sweep:
+            raise UserError(f"{path} holds no run", cure="Name run directories, or a folder that holds some.")
+        validated += rows
+        # A run may be named twice, also through a link.
+        read_paths = {os.path.realpath(record.path) for record in records}
+        new = [run for run in runs if os.path.realpath(run.path) not in read_paths]
+        records += [Run(run.path, unreadable=run.unreadable).record(now) for run in new]
+    names, validated_elsewhere = short_names(records, sweep), _assign_rows(validated, records)
+    version = versions(["trainer-cli"])["trainer-cli"] or ""
+    configs = [record.config for record in records]
+    data: Block = {
+        "title": _title(paths, records),
+        "made": f"Report of {clock_time(now)} UTC by trainer-cli {version}".strip(),
+        "runs": [*names, *validated_elsewhere],
+        "looks": [look_of(record) for record in records],
+        "groups": groupings(configs, grouping_keys(configs)),
+        "forks": {at: fork._asdict() for at, fork in forks_among([record.summary for record in records]).items()},
+        "sections": sections(records, names, validated_elsewhere, list(sweep.values())),
+    }
+    page = _page(data)
+    try:
+        # As a whole, so that a browser that reloads the page never reads half of it.
+        replace(output, [page])
+    except OSError as error:
+        cure = "Name another file with -o."
+        raise UserError(f"{output} cannot be written: {error.strerror}", cure=cure) from error
+    charts = sum(block["kind"] not in _NO_CHARTS for section in data["sections"] for block in section["blocks"])
+    problems += [f"{record.path}: {problem}" for record in records for problem in record.problems]
+    return Report(len(records), charts, len(page), problems)
+
+
+def _assign_rows(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str, list[Row]]:
+    """Add each result of `train validate` to the record of its run. Returns those of other runs, by name."""
+    saved_in: dict[str, Path] = {}
+    for record in records:
+        # A run may save in a folder elsewhere, which a damaged config does not name.
+        with suppress(UserError, OSError):
+            saved_in[os.path.realpath(checkpoints_of(record.path))] = record.path
+    of_run: dict[str, list[Row]] = {}
+    for row in rows:
+        folder = as_path(row.checkpoint).parent
+        run = saved_in.get(os.path.realpath(folder), folder.parent)
+        of_run.setdefault(os.path.abspath(run), []).append(row)
+    for record in records:
+        rows_of_record = of_run.pop(os.path.abspath(record.path), [])
+        record.validation = sorted([*record.validation, *rows_of_record], key=lambda row: row.step)
+    above = os.path.commonpath(of_run) if len(of_run) > 1 else os.getcwd()
+    return {os.path.relpath(path, above): run_rows for path, run_rows in of_run.items()}
+
+
+def look_of(record: RunRecord) -> Block:
+    """What the page needs for the commands that look at a step: the run in the words of a shell, and its earliest state
+    to replay from.
+    """
+    start = None
+    with suppress(OSError, TrainError):
+        start = earliest_start(RunDir(record.path))
+    return {"run": shlex.quote(str(record.path)), "start": start}
+
+
+def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:
+    if len(records) == 1:
+        return records[0].path.name
+    many = f"{len(records)} runs" if records else ""
+    return many if len(paths) > 1 and many else f"{paths[0]}{many and f': {many}'}"
+
+
+def _runs_at(path: Path) -> list[FoundRun]:
+    found = sorted(RunFinder(path).find())
+    # A run is reported without those of its sweep.
+    return found[:1] if found and found[0].path == path else found
+
+
+def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> list[str]:
+    """Short names of the runs: the swept values for a job of a sweep, else what differs between the paths.
+
+    Args:
+        sweep: real path of a run's directory -> its job.
+    """
+    paths = [os.path.realpath(record.path) for record in records]
+    if len(paths) == 1:
+        return [records[0].path.name]
+    common = os.path.commonpath(paths) if paths else ""
+    jobs = [sweep.get(path) for path in paths]
+    short = short_keys({key for job in jobs if job is not None for key in job.swept})
+    names = []
+    for path, job in zip(paths, jobs, strict=True):
+        name = os.path.relpath(path, common)
+        if job is not None and job.swept:
+            above = name.rpartition("sweep/")[0].rstrip("/")
+            name = f"{above} {', '.join(f'{short[key]}={text}' for key, text in job.swept.items())}".strip()
+        names.append(name)
+    return names
+
+
+def _refuse_other_file(output: Path) -> None:
+    if not output.parent.is_dir():
+        raise UserError(f"there is no folder {output.parent}", where="-o")
+    try:
+        with open(output, "rb") as file:
+            # Only a report of ours is replaced: -o may name another file by mistake.
+            if _MARK.encode() in file.read(_HEAD_BYTES):
+                return
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        raise UserError(f"{output} is a folder", where="-o", cure=f"Name a file: -o {output / 'report.html'}") from None
+    raise UserError(f"{output} exists, and is not a report", where="-o", cure="Name another file, or remove this one.")
+
+
+def _page(data: Block) -> bytes:
+    # Inside a script element `<` may begin the end tag or a comment.
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    scripts = f'<script type="application/json" id="data">{text}</script>\n<script>\n{page_script()}</script>'
+    return page_frame(_POLICY, scripts).encode(errors="replace")
+
+
+def page_frame(policy: str, scripts: str) -> str:
+    """The HTML of the page.
+
+    Args:
+        policy: element for its head that restricts what the page may load.
+        scripts: elements with its data and its scripts.
+    """
+    frame = _PAGE.read_text("utf-8")
+    assert _MARK in frame[:_HEAD_BYTES]
+    before, after = frame.replace("<!--POLICY-->", policy).split("<!--SCRIPTS-->")
+    return f"{before}{scripts}{after}"
+
+
+def page_script() -> str:
+    """The JavaScript that draws the page."""
+    # Without indents and lines of comments, which would be a tenth of a report.
+    return _NO_CODE.sub("", "".join(file.read_text("utf-8") for file in _PAGE_SCRIPTS))

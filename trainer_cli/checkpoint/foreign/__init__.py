@@ -1,1 +1,0 @@
-"""Checkpoints that other programs wrote."""

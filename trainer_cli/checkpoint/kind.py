@@ -1,0 +1,78 @@
+"""Recognise checkpoints of other programs by their content, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from trainer_cli.errors import UserError
+from trainer_cli.layout.naming import MANIFEST_FILE
+
+DCP_METADATA = ".metadata"
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
+RANK_FILE = "checkpoint_0.pt"
+"""What rank 0 writes by torch.distributed.checkpoint's experimental Checkpointer; rank 1 writes checkpoint_1.pt."""
+MARKS = (DCP_METADATA, RANK_FILE, *INDEXES, *WHOLE_FILES)
+"""A folder with one of these files is a checkpoint of another program."""
+
+_LARGEST_HEADER = 100_000_000
+_PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+class Kind(StrEnum):
+    """How a checkpoint of another program is stored."""
+
+    torch_file = "torch file"
+    safetensors = "safetensors file"
+    huggingface = "Hugging Face folder"
+    dcp = "DCP folder"
+    torch_checkpointer = "folder of torch's Checkpointer"
+
+
+def kind_of(path: Path) -> Kind | None:
+    """How the checkpoint of another program at `path` is stored; None if it is our own, or not a checkpoint."""
+    if path.is_dir():
+        return _of_folder(path)
+    try:
+        # Opening a pipe would wait for its writer.
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            # As far as the mark of a tar archive, at byte 257.
+            begin = file.read(512)
+    except OSError:
+        return None
+    # Torch wrote a pickle or a tar archive before version 1.6, and a zip archive since.
+    if begin.startswith((b"PK\x03\x04", *_PICKLE)) or begin[257:262] == b"ustar":
+        return Kind.torch_file
+    size = int.from_bytes(begin[:8], "little")
+    return Kind.safetensors if 2 <= size <= _LARGEST_HEADER and begin[8:9] == b"{" else None
+
+
+def refuse_foreign(path: Path, states: Sequence[str]) -> None:
+    """Refuse to load more than the weights of another program's checkpoint.
+
+    Raises:
+        UserError: `states` has other entries than `model`.
+    """
+    if list(states) != ["model"] and (kind := kind_of(path)) is not None:
+        raise UserError(
+            f"{path} is a {kind}, from which only the weights can be loaded",
+            where="load.states",
+            cure="Write load.states=[model]; in Python, LoadOptions(states=['model']).",
+        )
+
+
+def _of_folder(path: Path) -> Kind | None:
+    # First: the huggingface format has a manifest beside a model.safetensors.
+    if (path / MANIFEST_FILE).is_file():
+        return None
+    if (path / DCP_METADATA).is_file():
+        return Kind.dcp
+    if (path / RANK_FILE).is_file():
+        return Kind.torch_checkpointer
+    if any((path / name).is_file() for name in (*INDEXES, *WHOLE_FILES)):
+        return Kind.huggingface
+    return None

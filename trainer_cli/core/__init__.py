@@ -1,1 +1,0 @@
-"""What is decided without torch, clock, disk, other processes or chance."""

@@ -1,0 +1,1 @@
+"""Durable files: replaced as a whole, locked, appended to, and named by a path or an address."""

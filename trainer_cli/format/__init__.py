@@ -1,0 +1,1 @@
+"""How a state becomes files, and files a state."""

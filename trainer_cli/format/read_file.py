@@ -1,0 +1,75 @@
+"""Read whole tensors from a tensor file, into new tensors or into live ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer_cli.format.header import TensorEntry, parsed_header
+from trainer_cli.format.tensor_file import check_booleans, memory_of, new_tensor
+from trainer_cli.format.verified_file import Destination, VerifiedFile, damaged_file
+from trainer_cli.manifest import Manifest
+
+if TYPE_CHECKING:
+    from trainer_cli.format.live_tensors import LiveTensors
+    from trainer_cli.storage.base import ReadableFolder
+
+
+def read_tensors(
+    folder: ReadableFolder,
+    manifest: Manifest,
+    file_name: str,
+    names: Collection[str],
+    live: LiveTensors | None = None,
+) -> dict[str, torch.Tensor]:
+    """The tensors of these names; tied ones are the same tensor. The whole file is digested."""
+    aliases = manifest.aliases.get(file_name, {})
+    stored = {name: aliases.get(name, name) for name in names}
+    tensors = read_file(folder, manifest, file_name, set(stored.values()), live)
+    # An alias leads to a stored tensor, never to another alias.
+    if missing := set(stored.values()) - tensors.keys() | set(stored.values()) & set(aliases):
+        raise damaged_file(folder.path / file_name, f"it lacks the tensor {min(missing)[:80]!r}")
+    return {name: tensors[stored[name]] for name in names}
+
+
+def read_file(
+    folder: ReadableFolder,
+    manifest: Manifest,
+    file_name: str,
+    names: Collection[str],
+    live: LiveTensors | None = None,
+) -> dict[str, torch.Tensor]:
+    """The tensors of a file that have one of these names. The whole file is digested.
+
+    Args:
+        live: tensors that are in the result instead of new ones; `live.read` fills them.
+    """
+
+    with VerifiedFile(folder, manifest, file_name) as file:
+        layout = parsed_header(file)
+        in_place = {} if live is None else live.select(layout, file.size_bytes)
+        new = [entry for entry in layout if entry.name in names and entry.name not in in_place]
+        tensors = {entry.name: new_tensor(file, entry, entry.shape) for entry in new}
+        file.read(_destinations(layout, tensors))
+    # After the digest: a damaged file is reported as such, not by what its bytes happen to be.
+    for name, tensor in tensors.items():
+        check_booleans(file.path, name, tensor)
+    if live is not None and in_place:
+        live.read_later(partial(_read_again, folder, manifest, file_name, in_place))
+    return tensors | in_place
+
+
+def _read_again(
+    folder: ReadableFolder, manifest: Manifest, file_name: str, in_place: Mapping[str, torch.Tensor]
+) -> None:
+    """Read the content of live tensors into them. The whole file is digested a second time."""
+    with VerifiedFile(folder, manifest, file_name) as file:
+        file.read(_destinations(parsed_header(file), in_place))
+
+
+def _destinations(layout: Iterable[TensorEntry], tensors: Mapping[str, torch.Tensor]) -> Iterator[Destination]:
+    """The destinations of the bytes of a file, in order; those of no tensor are only digested."""
+    return (memory_of(tensors[e.name]) if e.name in tensors else e.size_bytes for e in layout if e.size_bytes)

@@ -1,0 +1,66 @@
+"""Checks that a checkpoint can be decoded, without keeping its tensors: `ckpt verify` and a resume share it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from trainer_cli.addons.formats.archive import ArchiveFormat, unpack
+from trainer_cli.errors import CheckpointError
+from trainer_cli.format import tree as codec
+from trainer_cli.format.header import own_file, parsed_header, state_file, tensor_file
+from trainer_cli.format.open import new_format
+from trainer_cli.format.sharded import decode_own, is_sharded
+from trainer_cli.format.verified_file import VerifiedFile, read_verified, undecodable
+from trainer_cli.layout.parts import why_uncovered
+from trainer_cli.manifest import Manifest
+from trainer_cli.schema.checkpoint_config import CheckpointFormat
+
+if TYPE_CHECKING:
+    from trainer_cli.storage.base import ReadableFolder
+
+
+def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
+    """Decode the small states, and look for every tensor that they name. Files of torch and archives are read whole,
+    archives one after another.
+
+    Raises:
+        DamagedCheckpoint: reading raised anything but an OSError, after which it may be readable later.
+    """
+    format = new_format(manifest.format, str(folder.path))
+    try:
+        if isinstance(format, ArchiveFormat):
+            _check_tensor_files(*unpack(folder, manifest))
+        elif CheckpointFormat(manifest.format).has_tensor_files:
+            _check_tensor_files(folder, manifest)
+        else:
+            format.read(folder, manifest)
+    except (OSError, CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        raise undecodable(error, folder.path) from error
+
+
+def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
+    decoder = codec.decode(read_verified(folder, manifest, state_file(0)))
+    aliases = {alias: name for table in manifest.aliases.values() for alias, name in table.items()}
+    stored: dict[str, int] = {}
+    # A manifest that was altered may give any number of ranks.
+    ranks = {tensor_file(rank) for rank in range(min(manifest.world_size, len(manifest.files)))}
+    for file_name in manifest.files:
+        of_rank = file_name in ranks
+        if of_rank or (manifest.format == "huggingface" and file_name.endswith(".safetensors")):
+            file = VerifiedFile(folder, manifest, file_name)
+            with file.without_digest():
+                elements = {entry.name: math.prod(entry.shape) for entry in parsed_header(file)}
+            stored |= elements if of_rank else {f"model/{name}": count for name, count in elements.items()}
+    if is_sharded(manifest):
+        for rank in range(manifest.world_size):
+            decode_own(read_verified(folder, manifest, own_file(rank)))
+        if problem := why_uncovered(decoder.wanted, manifest.shards, aliases):
+            raise codec.Undecodable(problem)
+    for name in decoder.wanted:
+        if aliases.get(name, name) not in stored:
+            raise codec.Undecodable(f"the tensor {name[:80]!r} is in none of the files")
+    for view in decoder.views.values():
+        view.check_fits(stored[aliases.get(view.base, view.base)])

@@ -1,0 +1,462 @@
+"""The default format: one safetensors file a rank and one JSON file for all other values, read by any number of ranks.
+
+    rank0.json                the state that all ranks share; tensors by name
+    rankN.safetensors         rank N's parts of these tensors, and its share of the replicated ones
+    rankN.own.json            with several ranks: states that rank N saves for itself (`PER_RANK`), with small tensors
+    manifest.json             with several ranks: the parts of tensors in each file
+
+A rank reads the files that contain a part of what it needs, each once and whole, since a digest covers a whole file.
+Only the parts that it needs are kept in memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer_cli.format import tree as codec
+from trainer_cli.format.dtensor import Part, Target, Targets, distributed, is_dtensor, local_of, part_of
+from trainer_cli.format.header import (
+    TensorEntry,
+    own_file,
+    parsed_header,
+    read_entries,
+    state_file,
+    tensor_file,
+)
+from trainer_cli.format.read_file import read_tensors
+from trainer_cli.format.tensor_file import (
+    DTYPES,
+    FileLayout,
+    bytes_of,
+    check_booleans,
+    identity,
+    lay_out,
+    memory_of,
+    new_tensor,
+)
+from trainer_cli.format.verified_file import Destination, VerifiedFile, read_verified
+from trainer_cli.layout.parts import PartTable
+from trainer_cli.layout.shards import PER_RANK, Shard, runs, spread, why_incomplete
+from trainer_cli.manifest import DamagedCheckpoint, Manifest, new_digest
+from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+
+if TYPE_CHECKING:
+    from trainer_cli.format.live_tensors import LiveTensors
+    from trainer_cli.storage.base import ReadableFolder
+
+RANKS = "ranks"
+"""Key of a state that was read by another number of ranks: a list of what each rank saved for itself."""
+SMALL_BYTES = 65_536
+"""Maximum size of plain tensors that are not divided among the ranks, such as an optimizer's step counts. If other
+tensors are sharded, each rank writes these to its own file, so that it reads no other file for them."""
+
+
+class ShardedFormat:
+    """The files of one rank of a distributed run.
+
+    Args:
+        rank, world_size: of this process.
+        tensor_size: number of consecutive ranks that form a tensor-parallel group. They have the same samples, and the
+            same copy of each tensor that they do not divide.
+    """
+
+    name = "tensors"
+
+    def __init__(self, rank: int, world_size: int, tensor_size: int = 1) -> None:
+        self.rank, self.world_size, self.tensor_size = rank, world_size, tensor_size
+        self.per_rank: Collection[str] = PER_RANK
+        """The top-level keys of a state that every rank saves for itself; equal on all ranks."""
+
+    def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        per_rank = encode_own({key: value for key, value in tree.items() if key in self.per_rank})
+        text, tensors = codec.encode({key: value for key, value in tree.items() if key not in self.per_rank})
+        # The text is the same on all ranks, so that one writes it.
+        text = text if self.rank == 0 else b""
+        layout = lay_out_rank(
+            text, tensors, self.rank, self.world_size, tensor_size=self.tensor_size, shapes_only=shapes_only
+        )
+        return replace(layout, per_rank=per_rank)
+
+    def read(
+        self,
+        folder: ReadableFolder,
+        manifest: Manifest,
+        only: Collection[str] | None = None,
+        targets: Targets | None = None,
+    ) -> dict[str, Any]:
+        group = (self.world_size, self.tensor_size)
+        return read_sharded(folder, manifest, only, targets, rank=self.rank, group=group)
+
+    def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+        return read_values(folder, manifest, only)
+
+
+def lay_out_rank(
+    text: bytes,
+    tensors: Mapping[str, codec.Leaf],
+    rank: int,
+    world_size: int,
+    *,
+    tensor_size: int = 1,
+    shapes_only: bool = False,
+) -> FileLayout:
+    """The layout of one rank's files of a shared state: its parts of sharded tensors, and its share of replicated ones.
+
+    Every rank has the same names in the same order, so all compute the same shares without communication.
+
+    Args:
+        tensor_size: see `ShardedFormat`.
+        shapes_only: see `lay_out`.
+
+    Raises:
+        UnsavableState: a tensor cannot be saved; the message names it.
+    """
+    all_ranks = tuple(range(world_size))
+    sharded = any(map(is_dtensor, tensors.values()))
+    leaves: dict[str, codec.Leaf] = {}
+    shards: dict[str, Shard] = {}
+    shared: dict[tuple[int, ...], dict[str, Part]] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, leaf in tensors.items():
+        if is_dtensor(leaf) and not math.prod(leaf.shape):
+            # Without elements there is nothing to divide, so it is written like a replicated tensor.
+            leaf = local_of(leaf).new_empty(leaf.shape)
+        if is_dtensor(leaf):
+            local = part_of(name, leaf, tensor_size)
+        else:
+            local = Part(leaf, Shard.all_of(leaf.shape), all_ranks)
+        if local.shard.count and (memory := identity(local.leaf)) is not None:
+            first = seen.setdefault(memory, name)
+            if first != name:
+                aliases[name] = first
+                continue
+        if local.shard.count or local.shard.is_whole:
+            shared.setdefault(local.ranks, {})[name] = local
+    for ranks, replicas in shared.items():
+        sizes = {name: local.leaf.nbytes for name, local in replicas.items()}
+        small = {name for name, local in replicas.items() if local.shard.is_whole and sizes[name] <= SMALL_BYTES}
+        writer = spread({name: size for name, size in sizes.items() if name not in small}, ranks)
+        for name, local in replicas.items():
+            if writer.get(name, rank if sharded else 0) == rank:
+                leaves[name], shards[name] = local.leaf, local.shard
+    # Aliases of tensors in other files are in the manifest entries of those.
+    written = {alias: name for alias, name in aliases.items() if name in shards}
+    return replace(lay_out(text, leaves, shapes_only=shapes_only), rank=rank, parts=shards, aliases=written)
+
+
+def digest_parts(state: Mapping[str, Any]) -> dict[str, str]:
+    """Digest the values under each top-level key of a state, so that ranks can compare theirs.
+
+    DTensors, of which each rank has a part, are left out.
+
+    Raises:
+        UnsavableState: a value cannot be saved; the message names its owner.
+    """
+    digests = {}
+    for key, value in state.items():
+        text, leaves = codec.encode({key: value})
+        digest = new_digest(DigestAlgorithm.xxh3_128)
+        digest.update(text)
+        for name, leaf in leaves.items():
+            if not is_dtensor(leaf):
+                lay_out(b"", {name: leaf})  # Refuses a tensor whose bytes cannot be read below.
+                digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+                digest.update(bytes_of(leaf).data)
+        digests[key] = digest.hexdigest()
+    return digests
+
+
+def keys_of_each(digests: Sequence[Mapping[str, str]]) -> list[str]:
+    """The top-level keys whose values differ among ranks, by the `digest_parts` of each."""
+    keys = dict.fromkeys(key for rank_digests in digests for key in rank_digests)
+    return [key for key in keys if len({rank_digests.get(key) for rank_digests in digests}) > 1]
+
+
+def is_sharded(manifest: Manifest) -> bool:
+    """Whether several ranks saved a checkpoint of the default format."""
+    return own_file(0) in manifest.files
+
+
+def encode_own(state: Mapping[str, Any]) -> bytes:
+    """Encode the states that a rank saves for itself as JSON; tensors as a safetensors file in base64."""
+    text, leaves = codec.encode(state)
+    layout = lay_out(b"", leaves)
+    tensors = layout.header + b"".join(bytes_of(span.leaf).data for span in layout.spans)
+    content = {
+        "state": text.decode("ascii"),
+        "tensors": base64.b64encode(tensors).decode(),
+        "aliases": layout.aliases,
+    }
+    return json.dumps(content).encode("ascii")
+
+
+def decode_own(text: bytes, only: Collection[str] | None = None) -> dict[str, Any]:
+    """Decode the output of `encode_own`.
+
+    Raises:
+        Undecodable: the text is damaged; the message gives the reason.
+    """
+    try:
+        content = json.loads(text)
+        # Without `validate`, base64 skips characters that it does not know.
+        file = io.BytesIO(base64.b64decode(content["tensors"], validate=True))
+        tensors = {}
+        for entry in read_entries(file.read, len(file.getbuffer())):
+            tensors[entry.name] = torch.empty(entry.shape, dtype=DTYPES[entry.code])
+            if entry.size_bytes:
+                file.readinto(memory_of(tensors[entry.name]))
+        decoder = codec.decode(content["state"].encode("ascii"), only)
+        return decoder.tree({name: tensors[content["aliases"].get(name, name)] for name in decoder.wanted})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise codec.Undecodable(f"what a rank saved for itself is not what was written: {error}") from None
+
+
+@contextmanager
+def decoding(folder: ReadableFolder) -> Iterator[None]:
+    """Report small states that cannot be decoded as damage of the checkpoint."""
+    try:
+        yield
+    except codec.Undecodable as error:
+        where = str(folder.path / state_file(0))
+        raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
+
+
+def read_values(folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+    """See `Format.read_values`. No tensor file is read: its digest could only be verified by reading it whole."""
+    text = read_verified(folder, manifest, state_file(0))
+    with decoding(folder):
+        values = codec.decode(text, only).values()
+        if is_sharded(manifest):
+            values |= decode_own(read_verified(folder, manifest, own_file(0)), only)
+    return values
+
+
+@dataclass(slots=True)
+class _Request:
+    """A tensor that this rank reads, whole or in part."""
+
+    shard: Shard
+    """The part that this rank needs."""
+    target: Target | None = None
+    tensor: torch.Tensor | None = None
+    """Memory for the part; None until the header of the first file was read."""
+    sources: Mapping[str, Shard] = field(default_factory=dict)
+    """File -> the part of the tensor in it."""
+
+
+def read_sharded(
+    folder: ReadableFolder,
+    manifest: Manifest,
+    only: Collection[str] | None,
+    targets: Targets | None = None,
+    *,
+    rank: int = 0,
+    group: tuple[int, int] = (1, 1),
+) -> dict[str, Any]:
+    """The state as saved by any number of ranks. Of a tensor with a target, only this rank's part is read.
+
+    Each rank gets the states that it saved for itself. If the number of ranks or the size of tensor groups has changed,
+    `RANKS` is a list of what each rank saved for itself, or each tensor group, whose ranks save the same.
+
+    Args:
+        group: the number of ranks, and the size of a tensor group.
+
+    Raises:
+        DamagedCheckpoint: a file differs from its digest; the message names it.
+    """
+    with decoding(folder):
+        decoder = codec.decode(read_verified(folder, manifest, state_file(0)), only)
+        aliases = {alias: name for table in manifest.aliases.values() for alias, name in table.items()}
+        stored = {name: aliases.get(name, name) for name in decoder.wanted}
+        shards = _shards_by_name(folder, manifest)
+        requests: dict[str, _Request] = {}
+        choice = _SourceChoice(tensor_file(rank))
+        # Views reach into the whole memory of their base, so this is read completely and divided afterwards.
+        bases = {stored[view.base] for view in decoder.views.values()}
+        for name, source in stored.items():
+            if source not in shards:
+                raise codec.Undecodable(f"the tensor {source[:80]!r} is in none of the files")
+            if source not in requests:
+                target_of = None if source in bases else targets
+                requests[source] = _new_request(name, shards[source], target_of, choice)
+        # By file, not by tensor: each file is read once, since a digest covers the whole of it.
+        by_file: dict[str, dict[str, _Request]] = {}
+        for source, request in requests.items():
+            for file in request.sources:
+                by_file.setdefault(file, {})[source] = request
+        for file in manifest.files:
+            if file in by_file:
+                _read_shards(folder, manifest, file, by_file[file])
+        tensors = {name: _finish(folder, name, request) for name, request in requests.items()}
+        tree = decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})
+        if bases and targets is not None:
+            tree = distributed(tree, targets)
+        # Otherwise all requested keys are shared, and no further file is needed.
+        if only is None or any(key not in tree for key in only):
+            tree |= _read_per_rank_states(folder, manifest, only, rank, group)
+        return tree
+
+
+def _read_per_rank_states(
+    folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None, rank: int, group: tuple[int, int]
+) -> dict[str, Any]:
+    """The states that this rank saved for itself. If the group has changed: rank 0's, and a list of all as `RANKS`."""
+    if not is_sharded(manifest):
+        return {} if group[0] == 1 else {RANKS: []}
+    if (manifest.world_size, manifest.tensor_size) == group:
+        return decode_own(read_verified(folder, manifest, own_file(rank)), only)
+    first_ranks = range(0, manifest.world_size, manifest.tensor_size)
+    rank_states = [decode_own(read_verified(folder, manifest, own_file(first)), only) for first in first_ranks]
+    return {**rank_states[0], RANKS: rank_states}
+
+
+def _shards_by_name(folder: ReadableFolder, manifest: Manifest) -> Mapping[str, Mapping[str, Shard]]:
+    """See `PartTable.by_name`."""
+    shards = manifest.shards
+    if not is_sharded(manifest):
+        file_of_one = VerifiedFile(folder, manifest, tensor_file(0))
+        # The header alone: the file is digested when its tensors are read.
+        with file_of_one.without_digest():
+            whole = {entry.name: Shard.all_of(entry.shape) for entry in parsed_header(file_of_one)}
+        shards = {tensor_file(0): whole}
+    return PartTable.of(shards).by_name()
+
+
+class _SourceChoice:
+    """The files from which a rank reads its parts of tensors, chosen once for all tensors with equal parts.
+
+    If there are several copies, the one in the preferred file is read: the rank reads this file anyway.
+    """
+
+    def __init__(self, preferred_file: str) -> None:
+        self._preferred_file = preferred_file
+        self._problems: dict[int, str | None] = {}
+        self._sources: dict[tuple[int, Shard], dict[str, Shard]] = {}
+
+    def why_incomplete(self, shards: Mapping[str, Shard]) -> str | None:
+        """See `shards.why_incomplete`; `shards` comes from `PartTable.by_name`."""
+        if id(shards) not in self._problems:
+            self._problems[id(shards)] = why_incomplete(shards.values())
+        return self._problems[id(shards)]
+
+    def sources(self, shards: Mapping[str, Shard], needed: Shard) -> dict[str, Shard]:
+        """File -> the part in it, for the files to read."""
+        if (id(shards), needed) not in self._sources:
+            sources: dict[str, Shard] = {}
+            chosen: set[Shard] = set()
+            for file in sorted(shards, key=lambda file: (file != self._preferred_file, file)):
+                shard = shards[file]
+                # A rank that needs no element reads one header, for the type of the tensor.
+                if shard not in chosen and (any(True for _ in runs(shard, needed)) or not (needed.count or chosen)):
+                    sources[file] = shard
+                    chosen.add(shard)
+            self._sources[id(shards), needed] = sources
+        return self._sources[id(shards), needed]
+
+
+def _new_request(name: str, shards: Mapping[str, Shard], targets: Targets | None, choice: _SourceChoice) -> _Request:
+    """The part of a tensor that this rank needs, and the files to read it from."""
+    if problem := choice.why_incomplete(shards):
+        raise codec.Undecodable(f"the tensor {name[:80]!r} is incomplete: {problem}")
+    shape = next(iter(shards.values())).shape
+    keys = tuple(key.replace("~1", "/").replace("~0", "~") for key in name.split("/"))
+    target = None if targets is None else targets(keys, shape)
+    needed = Shard.all_of(shape) if target is None else target.shard
+    return _Request(needed, target, sources=choice.sources(shards, needed))
+
+
+def _read_shards(folder: ReadableFolder, manifest: Manifest, file_name: str, requests: Mapping[str, _Request]) -> None:
+    """Read the requested parts of tensors from a file. The whole file is digested, unless only its header is needed."""
+    file = VerifiedFile(folder, manifest, file_name)
+    header_only = not any(request.shard.count for request in requests.values())
+    with file.without_digest() if header_only else file:
+        layout = parsed_header(file)
+        entries = {entry.name: entry for entry in layout}
+        for name, request in requests.items():
+            shard, entry = request.sources[file_name], entries.get(name)
+            if entry is None:
+                raise file.damaged(f"it lacks the tensor {name[:80]!r}")
+            if shard.sizes != entry.shape:
+                raise file.damaged(f"{name[:80]!r} is another part of the tensor than the manifest says")
+            if request.tensor is None:
+                request.tensor = new_tensor(file, entry, request.shard.sizes)
+            elif request.tensor.dtype is not DTYPES[entry.code]:
+                raise file.damaged(f"{name[:80]!r} is of another type in another file")
+        if not header_only:
+            file.read(_destinations(layout, requests, file_name))
+
+
+def _destinations(layout: list[TensorEntry], requests: Mapping[str, _Request], file_name: str) -> Iterator[Destination]:
+    """The destinations of the bytes of a file, in order."""
+    for entry in layout:
+        request = requests.get(entry.name)
+        if request is None or request.tensor is None or not request.tensor.numel():
+            # Bytes that are not needed are also read, since the digest covers them.
+            if entry.size_bytes:
+                yield entry.size_bytes
+            continue
+        source, needed = request.sources[file_name], request.shard
+        memory, element_bytes, at = memory_of(request.tensor), request.tensor.element_size(), 0
+        for begin, to, count in runs(source, needed):
+            if begin > at:
+                yield (begin - at) * element_bytes
+            yield memory[to * element_bytes : (to + count) * element_bytes]
+            at = begin + count
+        if at < source.count:
+            yield (source.count - at) * element_bytes
+
+
+def _finish(folder: ReadableFolder, name: str, request: _Request) -> Any:
+    """The tensor of a request, as a DTensor if it has a target."""
+    assert request.tensor is not None, "every requested tensor is in a file"
+    check_booleans(folder.path / next(iter(request.sources)), name, request.tensor)
+    return request.tensor if request.target is None else request.target.wrap(request.tensor)
+
+
+class TensorsFormat:
+    """Any safetensors reader can open the tensor file; tied tensors and overlapping views are stored once.
+
+    Tensors are written from their memory, without holes between them; the header is padded so that they begin at a
+    multiple of 4,096 bytes. They are read as plain tensors on the CPU: contiguous, and each with memory of its own,
+    except views, which share it.
+    """
+
+    name = "tensors"
+
+    def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        return lay_out(*codec.encode(tree), shapes_only=shapes_only)
+
+    def read(
+        self,
+        folder: ReadableFolder,
+        manifest: Manifest,
+        only: Collection[str] | None = None,
+        targets: Targets | None = None,
+        live: LiveTensors | None = None,
+    ) -> dict[str, Any]:
+        """The state as saved, see `Reader.read`.
+
+        Args:
+            live: the tensors of it that are in the result instead of new ones; the caller fills them by `live.read`.
+        """
+        if is_sharded(manifest) or targets is not None:
+            return read_sharded(folder, manifest, only, targets)
+        text = read_verified(folder, manifest, state_file(0))
+        with decoding(folder):
+            decoder = codec.decode(text, only)
+            if live is not None:
+                live.match(decoder, manifest.aliases.get(tensor_file(0), {}))
+            return decoder.tree(read_tensors(folder, manifest, tensor_file(0), decoder.wanted, live))
+
+    def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+        return read_values(folder, manifest, only)

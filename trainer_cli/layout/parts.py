@@ -1,0 +1,140 @@
+"""Which part of which tensor each file of a checkpoint has, for thousands of files and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from trainer_cli.layout.shards import Shard, why_incomplete
+
+Groups = Mapping[Shard, tuple[str, ...]]
+"""A part -> the names of the tensors of which a file has this part."""
+
+
+def group_names(parts: Mapping[str, Shard]) -> Groups:
+    """Group the tensors of a file by their parts."""
+    groups: dict[Shard, list[str]] = {}
+    for name, shard in parts.items():
+        groups.setdefault(shard, []).append(name)
+    return {shard: tuple(names) for shard, names in groups.items()}
+
+
+class PartTable(Mapping[str, Mapping[str, Shard]]):
+    """File -> name of a tensor -> the part of it in the file.
+
+    Tensors of one shape that are divided alike have equal parts in each file. Their names are stored once for all
+    files, so that the table of N ranks with M tensors grows with N + M. The names and parts of a file are put together
+    when they are asked for.
+
+    Args:
+        groups: file -> its `Groups`.
+    """
+
+    def __init__(self, groups: Mapping[str, Groups]) -> None:
+        same: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._groups = {
+            file: {shard: same.setdefault(names, names) for shard, names in of_file.items()}
+            for file, of_file in groups.items()
+        }
+
+    @classmethod
+    def of(cls, table: Mapping[str, Mapping[str, Shard]]) -> PartTable:
+        """The table with these parts."""
+        return table if isinstance(table, cls) else cls({file: group_names(parts) for file, parts in table.items()})
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> PartTable:
+        """Read what `to_json` writes.
+
+        Raises:
+            ValueError: it is not that.
+        """
+        names: list[tuple[str, ...]] = []
+        for group in raw["names"]:
+            if not isinstance(group, list) or not group or not all(isinstance(name, str) for name in group):
+                raise ValueError("a group of names is not a list of names")
+            names.append(tuple(group))
+        disjoint: set[tuple[int, ...]] = set()
+        groups: dict[str, Groups] = {}
+        for file, of_file in raw["files"].items():
+            numbers = tuple(of_file.values())
+            if not all(type(number) is int and 0 <= number < len(names) for number in numbers):
+                raise ValueError(f"{file[:80]!r} has a part of an unknown group of names")
+            # Once for all files with the same groups.
+            if numbers not in disjoint:
+                listed = [name for number in numbers for name in names[number]]
+                if len(set(listed)) != len(listed):
+                    raise ValueError(f"{file[:80]!r} has two parts of one tensor")
+                disjoint.add(numbers)
+            groups[file] = {Shard.parse(text): names[number] for text, number in of_file.items()}
+        return cls(groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """The table for JSON: groups of names, and file -> part -> the number of a group."""
+        numbers: dict[tuple[str, ...], int] = {}
+        # Sorted as in the JSON text, so that a table that was read has the same numbers.
+        files = {
+            file: {
+                text: numbers.setdefault(names, len(numbers))
+                for text, names in sorted((str(shard), names) for shard, names in self._groups[file].items())
+            }
+            for file in sorted(self._groups)
+        }
+        return {"files": files, "names": [list(names) for names in numbers]}
+
+    def __getitem__(self, file: str) -> Mapping[str, Shard]:
+        return {name: shard for shard, names in self._groups[file].items() for name in names}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def renamed(self, files: Mapping[str, str]) -> PartTable:
+        """The table of these files alone, under other names."""
+        return PartTable({new: self._groups[file] for file, new in files.items() if file in self._groups})
+
+    def by_name(self) -> dict[str, Mapping[str, Shard]]:
+        """Name of a tensor -> file -> the part of it in the file. Tensors with equal parts have one dictionary."""
+        parts_of_group: dict[int, dict[str, Shard]] = {}
+        names_of_group: dict[int, tuple[str, ...]] = {}
+        for file, groups in self._groups.items():
+            for shard, names in groups.items():
+                # By identity: equal groups are one tuple, and the hash of a tuple reads all its names.
+                parts_of_group.setdefault(id(names), {})[file] = shard
+                names_of_group[id(names)] = names
+        groups_of_name: dict[str, tuple[int, ...]] = {}
+        for group, names in names_of_group.items():
+            for name in names:
+                groups_of_name[name] = (*groups_of_name.get(name, ()), group)
+        # A tensor is in several groups where some ranks have no part of others in its group, being too short for it.
+        merged = {
+            key: {file: shard for group in key for file, shard in parts_of_group[group].items()}
+            for key in set(groups_of_name.values())
+        }
+        return {name: merged[key] for name, key in groups_of_name.items()}
+
+
+def why_uncovered(
+    names: Collection[str], table: Mapping[str, Mapping[str, Shard]], aliases: Mapping[str, str]
+) -> str | None:
+    """The reason why the files of all ranks do not contain every tensor of a state completely; None if they do.
+
+    Args:
+        names: the names of the state's tensors.
+        table: the parts of tensors in each file.
+        aliases: name of a tied tensor -> the name under which it is stored.
+    """
+    parts = PartTable.of(table).by_name()
+    for name in names:
+        if aliases.get(name, name) not in parts:
+            return f"no rank has written {name}"
+    # Once for all tensors with equal parts.
+    problems: dict[int, str | None] = {}
+    for name, shards in parts.items():
+        if id(shards) not in problems:
+            problems[id(shards)] = why_incomplete(shards.values())
+        if problem := problems[id(shards)]:
+            return f"{name}: {problem}"
+    return None

@@ -1,0 +1,89 @@
+"""Whether the smallest or the largest value of a metric is the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from trainer_cli.errors import ConfigError
+from trainer_cli.patterns import did_you_mean
+
+
+class Mode(StrEnum):
+    """`auto`, of a setting alone: the usual one of the metric's name."""
+
+    auto = "auto"
+    min = "min"
+    max = "max"
+
+
+MODES: Mapping[str, Mode] = {
+    **dict.fromkeys(
+        (
+            "bce", "bits_per_byte", "bits_per_char", "bpb", "bpc", "bpd", "brier", "ce", "cer", "cross_entropy", "crps",
+            "ece", "eer", "error", "error_rate", "fid", "hamming_loss", "kid", "kl", "kl_divergence", "log_loss",
+            "loss", "lpips", "mae", "mape", "mean_absolute_error", "mean_squared_error", "mse", "msle", "nll",
+            "nll_loss", "nrmse", "per", "perplexity", "ppl", "rmse", "rmsle", "root_mean_squared_error", "smape", "ter",
+            "top1_error", "top5_error", "total_loss", "wer",
+        ),
+        Mode.min,
+    ),
+    **dict.fromkeys(
+        (
+            "acc", "acc1", "acc5", "accuracy", "ap", "auc", "auprc", "auroc", "average_precision", "balanced_accuracy",
+            "bertscore", "bleu", "bleurt", "chrf", "cider", "clip_score", "dice", "em", "episode_return",
+            "episode_reward", "exact_match", "f1", "f1_macro", "f1_micro", "f1_score", "f1_weighted", "hit_rate",
+            "hits", "iou", "jaccard", "kappa", "macro_f1", "map", "map_50", "map_75", "matthews_corrcoef", "mcc",
+            "mean_iou", "mean_reward", "meteor", "micro_f1", "miou", "mrr", "ndcg", "pass", "pass_rate", "pearson",
+            "pesq", "pr_auc", "precision", "psnr", "r2", "r2_score", "recall", "reward", "roc_auc", "rouge", "rouge1",
+            "rouge2", "rouge_l", "rougel", "rougelsum", "sacrebleu", "sensitivity", "si_sdr", "spearman", "specificity",
+            "ssim", "stoi", "success_rate", "top1", "top1_accuracy", "top5", "top5_accuracy", "weighted_f1", "win_rate",
+        ),
+        Mode.max,
+    ),
+}  # fmt: skip
+"""Whether the smallest or the largest value of a metric is best, by its name after the loader's and before `@`."""
+
+
+_NO_MEANS = frozenset((
+    "ap", "auc", "auprc", "auroc", "average_precision", "balanced_accuracy", "bleu", "cer", "chrf", "ece", "eer", "f1",
+    "f1_macro", "f1_micro", "f1_score", "f1_weighted", "fid", "kappa", "kid", "macro_f1", "map", "map_50", "map_75",
+    "matthews_corrcoef", "mcc", "mean_iou", "micro_f1", "miou", "nrmse", "pearson", "pr_auc",
+    "precision", "r2", "r2_score", "recall", "rmse", "rmsle", "roc_auc", "root_mean_squared_error", "sacrebleu",
+    "spearman", "weighted_f1", "wer",
+))  # fmt: skip
+
+
+def is_no_mean(metric: str) -> bool:
+    """Whether a metric of this name, such as val/r2, is over a whole set another value than its mean over batches."""
+    return _last_part(metric) in _NO_MEANS
+
+
+def usual_mode(metric: str) -> Mode | None:
+    """Whether the smallest or the largest value of a metric is best by its name, such as val/accuracy; None if that is
+    unknown."""
+    return MODES.get(_last_part(metric))
+
+
+def _last_part(metric: str) -> str:
+    return metric.rpartition("/")[2].partition("@")[0].lower()
+
+
+def choose_mode(metric: str, mode: str, key: str) -> Mode:
+    """Whether the smallest or the largest value of a metric is best by the setting `key`.
+
+    Raises:
+        ConfigError: it is no mode, or auto for a metric of unknown mode.
+    """
+    if mode == Mode.auto and (usual := usual_mode(metric)) is not None:
+        return usual
+    if mode == Mode.auto:
+        raise ConfigError(
+            f"the name of the metric {metric!r} does not tell whether its smallest or its largest value is best",
+            location=key,
+            # With `++` also where a component in the config does not name its mode yet.
+            hint=f"Set ++{key}=min or ++{key}=max.{did_you_mean(metric.rpartition('/')[2], MODES)}",
+        )
+    if mode not in tuple(Mode):
+        raise ConfigError(f"{key} is {mode!r}, but it must be auto, min or max", location=key)
+    return Mode(mode)

@@ -1,0 +1,147 @@
+"""Stop at NaN or infinity in the loss or the weights, or roll back to a checkpoint from before it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.errors import NotFiniteError, second_to
+from trainer_cli.outputs.metrics import is_dense, named_leaves, tensors_of
+from trainer_cli.state.model_state import are_finite
+from trainer_cli.terminal import format_first
+from trainer_cli.torch_compat import local
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+_IN_PYTHON = (
+    "Make a new trainer without the cause: a sample, which CheckFinite() among the callbacks names with "
+    "TrainingLoop(log_interval=1), or a learning rate that is too large"
+)
+
+
+class LossCheck:
+    """Check the losses that are logged, so that no value is read from the device for the check alone."""
+
+    def __init__(self) -> None:
+        self._since: int | None = None
+        """Step of the last log, if its loss was not finite."""
+
+    def check(self, trainer: Trainer, *, finite: bool) -> None:
+        """Warn of the first loss that is not finite: loss scaling may have skipped its step.
+
+        Raises:
+            NotFiniteError: it is the second in a row.
+        """
+        step = trainer.progress.step
+        if finite:
+            self._since = None
+        elif self._since is None:
+            self._since = step
+            log.warning("the loss is not finite at step %d. %s", step, _last_finite(trainer))
+        else:
+            # The log shall show the loss that ends the training.
+            trainer.recording.flush()
+            between = step - self._since
+            seen = f" (it is looked at every {between} steps)" if between > 1 else ""
+            message = f"the loss was first seen not finite at step {self._since}{seen}, and the run ends at step {step}"
+            raise not_finite(trainer, message)
+
+
+def check_end(trainer: Trainer) -> None:
+    """Raise NotFiniteError if the weights at the end of a training are not finite."""
+    fails = not are_finite(trainer.trained)
+    # All ranks raise together: one that continues would wait for the others in its next collective.
+    if fails if trainer.agreement is None else trainer.agreement.total(fails) > 0:
+        raise not_finite(trainer, f"the weights are not finite at the end of the run, step {trainer.progress.step}")
+
+
+def not_finite(trainer: Trainer, message: str, batch: Any = None) -> NotFiniteError:
+    """Make the error, with the last finite checkpoint in its cure; that of a training in Python also says what to do.
+    Of a run `train fit` knows more, see `runs/failed_step`.
+
+    Args:
+        batch: the last one, whose samples are looked at.
+    """
+    of_tensors = {} if batch is None else rows_with_nan(batch, trainer.step.batch_size)
+    rows = tuple(sorted({row for tensor_rows in of_tensors.values() for row in tensor_rows}))
+    if rows:
+        message += f"; in its batch, NaN is in the {'samples' if len(rows) > 1 else 'sample'} at "
+        message += f"{format_first(rows)}, counted from 0"
+    error = NotFiniteError(message, cure=_last_finite(trainer))
+    error.rows = rows
+    if not trainer.config:
+        keep = "; fit(..., keep_settings=['lr']) resumes with another" if trainer.checkpoint is not None else ""
+        advice = "Mend the sample, and make a new trainer." if rows else f"{_IN_PYTHON}{keep}."
+        error.cure = f"{error.cure} {advice}"
+    return error
+
+
+def rows_with_nan(batch: Any, size: int | None) -> dict[str, list[int]]:
+    """The names of the tensors in a batch that hold NaN, each with the rows that do. An infinity is none: a mask may
+    consist of it. A tensor is without rows if its leading size is not `size`, the number of samples, and if all of them
+    hold NaN, as padded targets do: then none is to blame. A tensor that is not dense is left out."""
+    rows: dict[str, list[int]] = {}
+    for name, leaf in named_leaves(batch):
+        for value in tensors_of(leaf):
+            values = local(value).detach()
+            if is_dense(values) and (values.is_floating_point() or values.is_complex()) and bool(values.isnan().any()):
+                has_rows = values.ndim > 0 and values.shape[0] == size
+                found = values.isnan().reshape(len(values), -1).any(1).nonzero().flatten().tolist() if has_rows else []
+                rows[name] = found if len(found) != size else []
+    return rows
+
+
+def _last_finite(trainer: Trainer) -> str:
+    """A sentence for a hint: the last checkpoint with finite weights."""
+    try:
+        path = None if trainer.checkpoint is None else trainer.checkpoint.newest_finite()
+    except OSError as error:
+        return f"Its checkpoints cannot be listed: {error}."
+    return "There is no checkpoint with finite weights." if path is None else f"The last finite checkpoint is {path}."
+
+
+def roll_back(trainer: Trainer, train_loader: Any) -> None:
+    """Load the newest intact checkpoint with finite weights, and continue with the data after the current position.
+
+    Records of the undone steps are dropped, as on a resume. The steps are computed again with other data, so the length
+    of the training stays the same.
+
+    Raises:
+        NotFiniteError: there is no such checkpoint.
+    """
+    loop, step = trainer.loop, trainer.progress.step
+    # Before the checkpoint replaces the progress.
+    data = loop.data_state(trainer)
+    path = None if trainer.checkpoint is None else trainer.checkpoint.go_back(trainer)
+    if path is None:
+        raise not_finite(trainer, f"the run cannot go back from step {step}")
+    trainer.metric_logger.record.clear()
+    trainer.metric_logger.close()
+    position = trainer.progress.epoch, trainer.progress.batch, trainer.progress.epoch_samples
+    try:
+        trainer.load_checkpoint(path)
+        loop.pending_eval_record = None
+        train_loader.check_state(data)
+        loop.pass_over(trainer, *position)
+        trainer.module_modes.repeat_changes()
+        trainer.trained.keep()
+        trainer.freezing.update(trainer)
+        trainer.trained.repeat()
+        # After the loader, whose passing over may draw random numbers.
+        trainer.loading.restore_rng()
+        # The steps are computed again with other data.
+        trainer.recording.set_repeats(False)
+    except BaseException as error:
+        # Services are told how the run ended only by loggers that are started.
+        with second_to(error):
+            trainer.recording.start()
+        raise
+    trainer.recording.start()
+    trainer.requests.end_roll_back()
+    log.warning(
+        "went back from step %d to step %d; training continues with the data after step %d",
+        step, trainer.progress.step, step,
+    )  # fmt: skip

@@ -1,0 +1,255 @@
+"""Call a model with a batch: its arguments, errors that name a mismatch, and what a forward changes in the model."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.errors import UserError
+from trainer_cli.schema.sections import ModelCall
+from trainer_cli.state.model_state import unwrapped
+from trainer_cli.torch_compat import local
+
+
+class ForwardState:
+    """Copies of a model's buffers and extra states, to undo what a forward changes.
+
+    Args:
+        parameters: copy the parameters too, because a forward may change them in place, as that of an embedding with
+            `max_norm` does. Copies of trained parameters are on their device, where they take no more memory than the
+            gradients will. Copies of frozen ones, which have no gradients and may be large, are on the host.
+    """
+
+    def __init__(self, model: nn.Module, *, parameters: bool = False) -> None:
+        modules = list(model.modules())
+        # The tensors themselves and copies of their values: a forward may replace a buffer or change it in place.
+        self._buffers = [(name, module, dict(module._buffers)) for name, module in model.named_modules()]
+        self._extra = [(module, copy.deepcopy(module.get_extra_state())) for module in modules if _has_extra(module)]
+        tensors = {buffer for *_, buffers in self._buffers for buffer in buffers.values() if buffer is not None}
+        self._copies = {buffer: _copy_tensor(buffer) for buffer in tensors}
+        self._parameters = [(local(one), _copy_tensor(one)) for one in model.parameters()] if parameters else []
+
+    def restore(self) -> list[str]:
+        """Restore the model's tensors and their values.
+
+        Returns:
+            The names of the persistent buffers that had other values.
+        """
+        changed = []
+        # The tensors first, then their values: a forward may have put another tensor in the place of a buffer.
+        for prefix, module, buffers in self._buffers:
+            for name, buffer in buffers.items():
+                now = module._buffers[name] if name in module._buffers.keys() else None  # noqa: SIM118
+                if name not in module._non_persistent_buffers_set and not self._is_as_before(now, buffer):
+                    changed.append(f"{prefix}.{name}".lstrip("."))
+            # By item: those of a ScriptModule are no dict.
+            for name in set(module._buffers.keys()) - set(buffers):
+                del module._buffers[name]
+            for name, buffer in buffers.items():
+                module._buffers[name] = buffer
+        with torch.no_grad():
+            for buffer, value in self._copies.items():
+                tensor = local(buffer)
+                # Only what was written: some cannot be, such as an expanded buffer. Sparse ones are not compared.
+                if not _same_bits(tensor, value):
+                    (tensor if tensor.shape == value.shape else tensor.resize_(value.shape)).copy_(value)
+            for tensor, value in self._parameters:
+                tensor.copy_(value)
+        for module, state in self._extra:
+            module.set_extra_state(state)
+        return changed
+
+    def _is_as_before(self, now: Tensor | None, before: Tensor | None) -> bool:
+        if now is None or before is None or before.layout is not torch.strided:
+            return now is before
+        return _same_bits(local(now), self._copies[before])
+
+
+def _copy_tensor(tensor: Tensor) -> Tensor:
+    # Frozen weights may fill most of the device, which keeps no room for a second copy.
+    on_host = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+    return local(tensor).detach().to("cpu" if on_host else tensor.device, copy=True)
+
+
+def _same_bits(first: Tensor, second: Tensor) -> bool:
+    """Whether two dense tensors are equal bit for bit; NaN equals NaN."""
+    if first.shape != second.shape or first.dtype != second.dtype or first.layout is not torch.strided:
+        return False
+    if not first.is_quantized:
+        first, second = (tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (first, second))
+    return torch.equal(first, second)
+
+
+def _has_extra(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+_MAX_SHOWN = 8
+"""Maximal number of entries of a container in an error message."""
+_RETURNS = "It returns a loss, (loss, outputs), or a mapping with 'loss'."
+
+
+def make_arguments(how: ModelCall, batch: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Make the positional and the named arguments of a model from a batch.
+
+    Raises:
+        UserError: the batch is not of the type that `how` needs.
+    """
+    if how is ModelCall.batch:
+        return [batch], {}
+    if how is ModelCall.args and isinstance(batch, list | tuple):
+        return list(batch), {}
+    if how is ModelCall.kwargs and isinstance(batch, Mapping):
+        return [], dict(batch)
+    needed = "a list or tuple" if how is ModelCall.args else "a mapping"
+    raise UserError(
+        f"model_call={how} needs {needed} as a batch, and here it is {describe_batch(batch)}",
+        cure=f"Set model_call={_unpacking_call(batch) or ModelCall.batch}.",
+    )
+
+
+def _lacks_forward(model: nn.Module, error: Exception) -> bool:
+    """Whether a call of the model ended in the forward of nn.Module, which only says that there is none."""
+    absent = nn.Module.forward
+    if getattr(model.forward, "__func__", None) is absent:
+        return True
+    # A base class, such as Lightning's, may define a forward that calls it, with what it was called with.
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and frames[-1].f_code is absent.__code__:
+        return frames[-1].f_locals["self"] is model
+    return isinstance(error, TypeError) and f"{absent.__name__}()" in str(error)
+
+
+def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception:
+    """Explain an error of a model's call if the batch does not match the signature of its forward.
+
+    Returns a UserError if there is no forward or the arguments cannot be bound, else the error itself, perhaps with a
+    note.
+    """
+    name = type(model).__name__
+    if _lacks_forward(model, error):
+        cure = f"Define forward(self, batch), for training and evaluation. {_RETURNS}"
+        if hasattr(model, "training_step"):
+            cure = f"Let forward(self, batch) compute what training_step computes. {_RETURNS}"
+        return UserError(f"{name} has no forward, so it cannot be called with a batch", where="model", cure=cure)
+    try:
+        signature = inspect.signature(model.forward)
+    except (ValueError, TypeError):
+        return error
+    unpacking = _unpacking_call(batch)
+    shown = f"  batch:   {describe_batch(batch)}\n  forward: {_format_signature(signature)}\n"
+    # The call itself was right, so that the error is the model's own: it keeps its type and gets a note.
+    if _can_bind(signature, args, kwargs):
+        if unpacking is not None and len(args) == 1 and args[0] is batch:
+            # An error that does not name the batch's type, such as `list`, is of the forward's own code.
+            if re.search(rf"\b{type(batch).__name__}\b", str(error)):
+                error.add_note(
+                    f"The model was called with the whole batch:\n{shown}"
+                    f"If forward takes its parts, set model_call={unpacking}; forward returns the loss."
+                )
+        elif any(map(_is_transposed, (*args, *kwargs.values()))):
+            error.add_note(
+                f"The lists of the samples were put together element by element:\n{shown}"
+                "Give tensors in the samples, or a data.collate_fn."
+            )
+        return error
+    cure = f"Give the model a forward that takes what is in the batch. {_RETURNS}"
+    if unpacking is not None and _can_bind(signature, *make_arguments(unpacking, batch)):
+        cure = f"Set model_call={unpacking}. {_RETURNS}"
+    forward = f"{name}.forward"
+    reason = str(error).removeprefix(f"{forward}() ")
+    return UserError(f"{forward} cannot be called with a batch: {reason}\n{shown}", cure=cure)
+
+
+def returned_nothing(model: nn.Module) -> UserError:
+    """The error for a model whose forward returns None, with the place of that forward."""
+    model = unwrapped(model)
+    code = getattr(type(model).forward, "__code__", None)
+    place = ""
+    if code is not None:
+        file = Path(code.co_filename)
+        file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        place = f", {file}:{code.co_firstlineno},"
+    return UserError(
+        f"the model returned NoneType, expected a loss, (loss, outputs), or a mapping with 'loss': "
+        f"{type(model).__name__}.forward{place} returns nothing",
+        cure="End it with `return loss`, `return loss, outputs`, or `return {'loss': loss, …}`.",
+    )
+
+
+def describe_batch(batch: Any) -> str:
+    """Describe the structure of a batch: containers, types and shapes."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')}[{', '.join(map(str, batch.shape))}]"
+    if isinstance(batch, Mapping):
+        entries = [f"{key}: {describe_batch(value)}" for key, value in list(batch.items())[:_MAX_SHOWN]]
+        return "{" + ", ".join([*entries, *(["…"] if len(batch) > _MAX_SHOWN else [])]) + "}"
+    if isinstance(batch, list | tuple):
+        entries = [describe_batch(value) for value in batch[:_MAX_SHOWN]] + (["…"] if len(batch) > _MAX_SHOWN else [])
+        return f"({', '.join(entries)})" if isinstance(batch, tuple) else f"[{', '.join(entries)}]"
+    return type(batch).__name__
+
+
+def _unpacking_call(batch: Any) -> ModelCall | None:
+    """The `model_call` that unpacks a batch; None if it is not a container."""
+    if isinstance(batch, Mapping):
+        return ModelCall.kwargs
+    return ModelCall.args if isinstance(batch, list | tuple) else None
+
+
+def _is_transposed(argument: Any) -> bool:
+    """Whether an argument is what the default collate makes of lists: a tensor for each position in the lists."""
+    return (
+        isinstance(argument, list | tuple)
+        and len(argument) > 0
+        and all(isinstance(element, Tensor) for element in argument)
+    )
+
+
+def _can_bind(signature: inspect.Signature, args: list[Any], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _format_signature(signature: inspect.Signature) -> str:
+    """The parameters and their defaults, without annotations."""
+    parameters = signature.parameters.values()
+    return f"({', '.join(str(parameter.replace(annotation=inspect.Parameter.empty)) for parameter in parameters)})"
+
+
+Observer = Callable[[str, Tensor], None]
+
+_observers: list[Observer] = []
+
+
+def observe(name: str, tensor: Tensor) -> Tensor:
+    """Pass a tensor inside a model to every active observer, such as a TensorListener. Returns the tensor itself.
+
+    Without observers this costs an empty loop. Inside a compiled model observers are not called.
+    """
+    for observer in _observers:
+        observer(name, tensor)
+    return tensor
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Call `observer` for each tensor that is observed inside the block."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        # Not the last one: blocks of several threads or callbacks may end in any order.
+        _observers.remove(observer)

@@ -1,0 +1,116 @@
+"""Match names against globs and regular expressions, and suggest the nearest valid name to a misspelt one.
+
+A glob may have alternatives: `a{b,c}d` matches `abd` and `acd`. `re:a(b|c)d` does the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from trainer_cli.elsewhere import NAMES_HERE, plain
+from trainer_cli.errors import ConfigError
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that other trainers call by this word, or the most similar one; None if there is neither.
+
+    Case is ignored, and `-` equals `_`.
+    """
+    names = _by_plain_name(choices)
+    if (match := _translated(word, names)) is not None:
+        return match
+    similar = get_close_matches(plain(word), names, n=1, cutoff=0.6)
+    return names[similar[0]] if similar else None
+
+
+def find_name(word: str, choices: Iterable[str]) -> str | None:
+    """The choice with this name here or in another trainer, by the rules of `nearest`; None if there is none."""
+    names = _by_plain_name(choices)
+    return names.get(plain(word)) or _translated(word, names)
+
+
+def _by_plain_name(choices: Iterable[str]) -> dict[str, str]:
+    # The first of two choices that differ in case alone is suggested.
+    names: dict[str, str] = {}
+    for choice in choices:
+        names.setdefault(plain(choice), choice)
+    return names
+
+
+def _translated(word: str, names: Mapping[str, str]) -> str | None:
+    section, dot, name = plain(word).rpartition(".")
+    translations = (f"{section}{dot}{translation}" for translation in NAMES_HERE.get(name, ()))
+    return next((names[translation] for translation in translations if translation in names), None)
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"`, or an empty text if no choice is near."""
+    return _question(word, nearest(word, choices))
+
+
+def find_key(word: str, keys: Iterable[str]) -> str | None:
+    """The key that ends in the word, or in its translation: `optimizer.lr` for `lr`; None if there is none."""
+    keys = list(keys)
+    names = {key.rpartition(".")[2]: key for key in keys} | {key.replace(".", "_"): key for key in keys}
+    match = find_name(word, names)
+    return None if match is None else names[match]
+
+
+def _question(word: str, match: str | None) -> str:
+    if match is None:
+        return ""
+    epochs = " Epochs are written as 5ep." if "epoch" in word and match.endswith("max_duration") else ""
+    return f" Did you mean '{match}'?{epochs}"
+
+
+def alternatives(pattern: str) -> Iterator[str]:
+    """The patterns without braces that a pattern expands to, in the order written."""
+    match = re.search(r"\{([^{}]*,[^{}]*)\}", pattern)
+    if match is None:
+        yield pattern
+        return
+    # The innermost braces are expanded first; the recursion expands those around them.
+    for alternative in match[1].split(","):
+        yield from alternatives(pattern[: match.start()] + alternative + pattern[match.end() :])
+
+
+REGEX = "re:"
+"""Prefix of a regular expression, where a glob is allowed too."""
+
+
+def why_no_pattern(pattern: str) -> str | None:
+    """The fault of a regular expression that does not compile; None for one that does, and for a glob."""
+    if not pattern.startswith(REGEX):
+        return None
+    try:
+        re.compile(pattern.removeprefix(REGEX))
+    except re.error as error:
+        return f"{pattern!r} is not a regular expression: {error}"
+    return None
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a whole name matches a glob, or a regular expression after `re:`; case matters."""
+    if pattern.startswith(REGEX):
+        return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
+    return any(fnmatchcase(name, alternative) for alternative in alternatives(pattern))
+
+
+def check_pattern(pattern: str, where: str) -> None:
+    """Raise ConfigError for a pattern that is not a regular expression."""
+    if (fault := why_no_pattern(pattern)) is not None:
+        raise ConfigError(f"{where}: {fault}", location=where)
+
+
+def no_match_error(pattern: str, names: Sequence[str], where: str, target: str = "parameter") -> ConfigError:
+    """The error for a pattern that matches none of these names, with the nearest name or module."""
+    modules = {name.rsplit(".", depth)[0] + ".*" for name in names for depth in range(1, name.count(".") + 1)}
+    examples = f"Its parameters are named like {', '.join(names[:4])}."
+    return ConfigError(
+        f"{where}: '{pattern}' matches no {target} of the model",
+        location=where,
+        hint=" ".join(filter(None, (did_you_mean(pattern, [*sorted(modules), *names]).strip(), examples))),
+    )

@@ -1,0 +1,1 @@
+"""What the verbs do: start, resume, fit, plan and validate a run."""

@@ -1,0 +1,523 @@
+"""Build the objects that a config describes: the only file that instantiates a `_target_`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.config.arguments import (
+    FROM_DATA,
+    SAVER,
+    SCHEDULER_KEYS,
+    SECTIONS,
+    SPECIAL,
+    check_keys,
+    is_node,
+    list_optimizers,
+    node_error,
+)
+from trainer_cli.config.fields import DATA_KEYS
+from trainer_cli.config.processes import batches_of_step, check_strategy
+from trainer_cli.config.targets import Trust, import_target
+from trainer_cli.data.adapt import as_loader
+from trainer_cli.errors import ConfigError, TrainError, raise_all
+from trainer_cli.files.url_path import as_path
+from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.optim.optimizers import make_optimizer, parameters_of
+from trainer_cli.optim.scheduler_intervals import Scheduled, default_interval
+from trainer_cli.optim.schedulers import schedule_settings, with_mode
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.running.reach import check_folder, check_partial, check_reach
+from trainer_cli.schema.sections import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
+from trainer_cli.signatures.types import OPTIMIZER, call_parameters, misfits, names_optimizer
+from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
+from trainer_cli.strategies.blocks import find_blocks, recompute
+from trainer_cli.strategies.strategy import DDP, Single, Strategy
+from trainer_cli.torch_compat import leave_compiler_out_of_shapes
+from trainer_cli.trainer.messages import Logging
+from trainer_cli.trainer.precision import Precision
+from trainer_cli.trainer.setup import CONSOLE, pick_device, seed_everything
+from trainer_cli.trainer.trainer import Trainer
+from trainer_cli.trainer.training_loop import TrainingLoop
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from trainer_cli.runs.origin import Origin
+
+
+def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> Strategy:
+    """The strategy by which the processes train one model.
+
+    Raises:
+        ConfigError: the strategy does not fit the number of processes, or its options conflict.
+    """
+    check_strategy(config, dtype, group.world_size)
+    if config.strategy is ParallelStrategy.fsdp:
+        from trainer_cli.strategies.fsdp import FSDP
+
+        return FSDP(
+            group,
+            shard_size=config.shard_size,
+            wrap=config.wrap,
+            wrap_min_parameters=config.wrap_min_parameters,
+            dtype=torch.bfloat16 if config.mixed_precision and dtype is Dtype.bf16 else None,
+            cpu_offload=config.cpu_offload,
+        )
+    if config.strategy is ParallelStrategy.ddp and group.world_size > 1:
+        return DDP(group, find_unused_parameters=config.find_unused_parameters)
+    return Single()
+
+
+_NO_DISPLAY = {CONSOLE: None}
+"""Loggers of a trainer that shows metrics only if the config has a logger for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The object that `data` describes, and its loaders."""
+
+    source: Any
+    train: Any
+    val: dict[str, Any]
+
+    @property
+    def loaders(self) -> dict[str, Any]:
+        """All loaders, by name."""
+        return {**self.val, "train": self.train}
+
+
+class Builder:
+    """Builds every part of one config. Errors name the key path of the part."""
+
+    def __init__(self, config: TrainConfig, trust: Trust, group: ProcessGroup = ALONE) -> None:
+        self.config = config
+        self.trust = trust
+        self.group = group
+        self._run_dir: Path | None = None
+
+    def data(self, *, predicts: bool = False) -> Data:
+        """Build the data object, and loaders for its `train` and `val`.
+
+        Args:
+            predicts: add a loader for the part `predict` of the data object, if it has one, to those of `val`.
+
+        Raises:
+            ConfigError: the node is wrong, or its object has no `train`.
+        """
+        # A random split in the constructor must be the same on a resume.
+        seed_everything(self.config.seed)
+        node = _node(self.config.data, "data")
+        settings = {key: node[key] for key in DATA_KEYS if key in node and key != GLOBAL_BATCH_SIZE}
+        if isinstance(settings.get("collate_fn"), str):
+            settings["collate_fn"] = import_target(settings["collate_fn"], "data.collate_fn", self.trust)
+        elif settings.get("collate_fn") is not None:
+            settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
+        settings["batch_size"], _ = batches_of_step(self.config, self.group.data_size)
+        # Of the data group: the ranks of a tensor group must read the same samples.
+        settings |= {"rank": self.group.data_rank, "world_size": self.group.data_size}
+        # Pinned memory makes the copies to the device asynchronous.
+        settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
+        val_batch_size, overfit = settings.pop("val_batch_size", None), settings.pop("overfit_batches", None)
+        drop_last = bool(settings.pop("drop_last", False))
+        source = self.make({key: value for key, value in node.items() if key not in DATA_KEYS}, "data")
+        if getattr(source, "train", None) is None:
+            raise ConfigError(
+                f"the object that data makes ({type(source).__name__}) has no 'train'",
+                location="data",
+                hint="Give it a Dataset or DataLoader named train, and one or a mapping of them named val; "
+                "_target_: trainer_cli.Datasets does so with `train` and `val` of the config.",
+            )
+        seed = self.config.seed
+        val = getattr(source, "val", None)
+        val_sets = {} if val is None else val if isinstance(val, Mapping) else {"val": val}
+        if predicts and getattr(source, "predict", None) is not None:
+            val_sets = {**val_sets, "predict": source.predict}
+        train_set = source.train
+        if overfit is not None:
+            train_set = _few(source.train, overfit * int(settings.get("batch_size") or 32), seed)
+            val_sets, val_batch_size = dict.fromkeys(val_sets or {"val": None}, train_set), None
+        train = as_loader(train_set, shuffle=overfit is None, seed=seed, drop_last=drop_last, name="train", **settings)
+        # After the training loader, which has its own batch size.
+        if val_batch_size is not None:
+            settings["batch_size"] = val_batch_size
+        loaders = {
+            str(name): as_loader(val_set, shuffle=False, seed=seed, name=str(name), **settings)
+            for name, val_set in val_sets.items()
+        }
+        return Data(source, train, loaders)
+
+    def model(self, source: Any) -> nn.Module:
+        """Build the model. A key with the value `from_data`, at any depth, is that attribute of the data."""
+        node = _with_attributes(_node(self.config.model, "model"), source, "model")
+        model: nn.Module = self.make(node, "model")
+        return model
+
+    def _trained_model(self, source: Any) -> nn.Module:
+        model, parallel = self.model(source), self.config.parallel
+        if parallel.activation_checkpointing:
+            recompute(find_blocks(model, parallel.wrap, parallel.wrap_min_parameters))
+        return model
+
+    def optimizer(self, model: nn.Module) -> Optimizer | dict[str, Optimizer]:
+        """Build the optimizer with its parameter groups, or a dict of named optimizers."""
+        nodes = list_optimizers(self.config.optimizer)
+        if list(nodes) == ["optimizer"]:
+            return self._optimizer(model, "optimizer", nodes["optimizer"])
+        names = parameters_of(model, {where.partition(".")[2]: node.get("params") for where, node in nodes.items()})
+        return {
+            name: self._optimizer(
+                model, where, {key: value for key, value in node.items() if key != "params"}, parameters
+            )
+            for (where, node), (name, parameters) in zip(nodes.items(), names.items(), strict=True)
+        }
+
+    def _optimizer(self, model: nn.Module, where: str, node: Any, names: list[str] | None = None) -> Optimizer:
+        node = _node(node, where)
+        target = import_target(str(node.get("_target_")), f"{where}._target_", self.trust)
+
+        def call(groups: Sequence[Any], settings: Mapping[str, Any], pattern: str | None) -> Any:
+            return self.make(settings, where if pattern is None else f"param_groups.{pattern}", first=(groups,))
+
+        optimizer: Optimizer = make_optimizer(
+            model, target, node, param_groups=self.config.param_groups, names=names, call=call
+        )
+        return optimizer
+
+    def loop(self) -> TrainingLoop:
+        """Build the training loop. `data.global_batch_size`, if set, decides the number of batches per step.
+
+        Raises:
+            ConfigError: the number of ranks does not divide the global batch size.
+        """
+        _, grad_accum_steps = batches_of_step(self.config, self.group.data_size)
+        return TrainingLoop(config=replace(self.config.loop, grad_accum_steps=grad_accum_steps))
+
+    def schedulers(self, loop: TrainingLoop) -> Any:
+        """Factories of the schedulers, in the nesting that the trainer expects."""
+        return self._schedulers(self.config.scheduler, "scheduler", loop)
+
+    def _schedulers(self, node: Any, where: str, loop: TrainingLoop) -> Any:
+        if node is None:
+            return None
+        nested = isinstance(node, Mapping) and (where == "scheduler" or any(map(is_node, node.values())))
+        if nested and not is_node(node):
+            return {
+                str(name): self._schedulers(child, f"{where}.{name}", loop)
+                for name, child in node.items()
+                if child is not None
+            }
+        node = _node(node, where)
+        target = import_target(node["_target_"], f"{where}._target_", self.trust)
+        interval = node.get("interval") or default_interval(target, node.get("metric"))
+        # A factory, because the scheduler needs the optimizer, which is built later.
+        factory = partial(self._schedule, node, where, loop, interval)
+        return Scheduled(factory, interval, node.get("metric"), node.get("groups")).resolve(target, where)
+
+    def _schedule(self, node: Any, where: str, loop: TrainingLoop, interval: str, optimizer: Optimizer) -> Any:
+        """Build a scheduler. One that takes `total_steps` gets the steps of the loop unless the config sets them."""
+        target = import_target(str(node["_target_"]), f"{where}._target_", self.trust)
+        special = {key: value for key, value in node.items() if key in SPECIAL}
+        arguments = {str(key): value for key, value in node.items() if key not in (*SPECIAL, *SCHEDULER_KEYS)}
+        if "_args_" not in node:
+            arguments = with_mode(target, arguments, node.get("metric"), where)
+        settings = {**special, **schedule_settings(target, arguments, loop, interval, where)}
+        if names_optimizer(call_parameters(target)):
+            return self.make({**settings, OPTIMIZER: optimizer}, where)
+        return self.make(settings, where, first=(optimizer,))
+
+    def step(self) -> Any:
+        """Build the training step; None for the default one."""
+        return None if self.config.step is None else self.make(_node(self.config.step, "step"), "step")
+
+    def _sparsity(self) -> Any:
+        """Build what holds weights at zero; None without it."""
+        node = self.config.sparsity
+        return None if node is None else self.make(_node(node, "sparsity"), "sparsity")
+
+    def _compile(self) -> dict[str, Any] | None:
+        """The arguments of torch.compile; None if the model is not compiled."""
+        settings = asdict(self.config.compile)
+        return settings if settings.pop("enabled") else None
+
+    def trainer(
+        self,
+        data: Data,
+        *,
+        identity: RunIdentity,
+        run_dir: Path,
+        hparams: Mapping[str, bool | int | float | str] | None = None,
+        saver: Any = None,
+        loggers: Mapping[str, Any] | None = None,
+        observers: Mapping[str, Any] | None = None,
+    ) -> Trainer:
+        """Build the trainer of a fit, with all its parts except the data.
+
+        Args:
+            hparams: hyperparameters for loggers.
+            saver: used in place of the callback that saves.
+            loggers: used in place of those of the config.
+            observers: further callbacks, called after those of the config.
+        """
+        config = self.config
+        self._run_dir = run_dir
+        if saver is None:
+            folder = config.checkpoint.folder
+            for key, configured in (("folder", folder), ("copy_to.folder", config.checkpoint.copy_to.folder)):
+                check_folder(f"checkpoint.{key}", configured, self.trust, run_dir, identity.run_id)
+            saver = self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity)
+        if loggers is None:
+            # Only rank 0 logs.
+            loggers = self._components("loggers", config.loggers if self.group.is_main else {})
+        loop = self.loop()
+        # With the loop of this trainer: its length, known once the data is, is read when a schedule is built.
+        schedulers = self.schedulers(loop)
+        return Trainer(
+            # Called by the trainer, after it has seeded the random generators.
+            model=lambda: self._trained_model(data.source),
+            optimizer=self.optimizer if config.optimizer is not None else None,
+            schedulers=schedulers,
+            model_call=config.model_call,
+            freeze=config.freeze,
+            eval_modules=config.eval_modules,
+            compile=self._compile(),
+            step=self.step(),
+            precision=Precision(config=config.precision),
+            sparsity=self._sparsity(),
+            loop=loop,
+            checkpoint=saver,
+            callbacks={**self._callbacks(), **(observers or {})},
+            loggers={**_NO_DISPLAY, **loggers},
+            seed=config.seed,
+            deterministic=config.deterministic,
+            device=config.device,
+            strategy=strategy_of(config.parallel, config.precision.dtype, self.group),
+            run_dir=run_dir,
+            name=config.name or "default",
+            logging=Logging(console=config.logging.console),
+            config=identity.extra_files.get(CONFIG_FILE, b"").decode(),
+            hparams=hparams,
+        )
+
+    def evaluator(self, data: Data) -> Trainer:
+        """Build a trainer that only evaluates: with a new model, without optimizer and loggers."""
+        config = self.config
+        return Trainer(
+            model=lambda: self.model(data.source),
+            model_call=config.model_call,
+            freeze=config.freeze,
+            compile=self._compile(),
+            step=self.step(),
+            precision=Precision(config=config.precision),
+            loop=TrainingLoop(config=config.loop),
+            callbacks=self._callbacks(),
+            loggers=_NO_DISPLAY,
+            seed=config.seed,
+            device=config.device,
+        )
+
+    def shapes(self, data: Data, *, values: bool = False) -> Trainer:
+        """Build a trainer on the meta device: its state has the shapes of the real one, but no values.
+
+        It has no loggers, and of the callbacks only those of this package.
+
+        Args:
+            values: build on the CPU, with values. So is a model that cannot be built on the meta device.
+        """
+        config = self.config
+        callbacks = {name: node for name, node in config.callbacks.items() if name != SAVER and _is_shipped(node)}
+
+        def build_on(device: str) -> Trainer:
+            # The meta device allocates nothing, so a model larger than the memory has a size too.
+            with torch.device(device):
+                model = self.model(data.source)
+            loop = TrainingLoop(config=config.loop)
+            return Trainer(
+                model=model,
+                optimizer=self.optimizer if config.optimizer is not None else None,
+                schedulers=self.schedulers(loop),
+                freeze=config.freeze,
+                eval_modules=config.eval_modules,
+                step=self.step(),
+                sparsity=self._sparsity(),
+                loop=loop,
+                callbacks=self._components("callbacks", callbacks),
+                loggers=_NO_DISPLAY,
+                seed=config.seed,
+                device=device,
+            )
+
+        if not values:
+            leave_compiler_out_of_shapes()
+            # An error of the meta device does not occur on the CPU; any other occurs there again.
+            with suppress(Exception):
+                return build_on("meta")
+        return build_on("cpu")
+
+    def make(self, node: Any, where: str, first: tuple[Any, ...] = ()) -> Any:
+        """Build the object that a node with `_target_` describes, after those of nested nodes.
+
+        Raises:
+            ConfigError: the target cannot be imported or is not trusted, or its constructor refuses the arguments.
+        """
+        if isinstance(node, list):
+            return [self.make(item, f"{where}.{index}") for index, item in enumerate(node)]
+        if not isinstance(node, Mapping):
+            return node
+        if "_target_" not in node:
+            return {key: self.make(value, f"{where}.{key}") for key, value in node.items()}
+        target: Any = import_target(node["_target_"], f"{where}._target_", self.trust)
+        raise_all(list(check_keys(node, where)))
+        positional = [*first, *self.make(list(node.get("_args_", [])), f"{where}._args_")]
+        named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in SPECIAL}
+        is_partial = bool(node.get("_partial_"))
+        takes = call_parameters(target)
+        if takes is not None:
+            name = getattr(target, "__name__", str(node["_target_"]))
+            raise_all(list(misfits(where, name, takes, positional, named, first=len(first), partial=is_partial)))
+        # After the check of its arguments: a mistake is reported now, not at the call in the training.
+        if is_partial:
+            check_partial(target, where, self.trust)
+            return partial(target, *positional, **named)
+        try:
+            made = target(*positional, **named)
+            check_reach(made, where, self.trust, self._run_dir)
+            return made
+        except TrainError as error:
+            if error.where is None or error.where in named:  # the name of an argument
+                error.where = where if error.where is None else f"{where}.{error.where}"
+            raise
+        # Others keep their traceback: they are faults of the component, not of its arguments.
+        except (ValueError, TypeError, FileNotFoundError) as error:
+            raise ConfigError(f"{node['_target_']} refused its arguments: {error}", location=where) from error
+
+    def _callbacks(self) -> dict[str, Any]:
+        """Build all callbacks except the one that saves."""
+        return self._components(
+            "callbacks", {name: node for name, node in self.config.callbacks.items() if name != SAVER}
+        )
+
+    def _checkpointer(self, folder: Path, identity: RunIdentity) -> Any:
+        """Build the CheckpointerCallback, or the subclass that `callbacks.checkpoint` names with its arguments."""
+        settings, node = self.config.checkpoint, self.config.callbacks.get(SAVER)
+        if node is None:
+            return CheckpointerCallback(folder, config=settings, identity=identity)
+        where = f"callbacks.{SAVER}"
+        # By name: the node may set fields, and the constructor of the subclass may have parameters of these names.
+        fields = {**asdict(settings), "folder": folder, "identity": identity}
+        check_folder(f"{where}.folder", _node(node, where).get("folder"), self.trust, folder.parent, identity.run_id)
+        callback = self.make({**fields, **_node(node, where)}, where)
+        if not isinstance(callback, CheckpointerCallback):
+            raise ConfigError(
+                f"{where} is a {type(callback).__name__}, but under this name belongs a subclass of "
+                "CheckpointerCallback",
+                location=where,
+                hint="Give your callback another name.",
+            )
+        return callback
+
+    def _components(self, section: str, nodes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: self.make(_node(node, f"{section}.{name}"), f"{section}.{name}")
+            for name, node in nodes.items()
+            if node is not None
+        }
+
+
+def _few(dataset: Any, count: int, seed: int) -> Any:
+    """A fixed subset of `count` samples of a dataset, chosen by the seed.
+
+    Raises:
+        ConfigError: the dataset makes its own batches, or has no length.
+    """
+    if isinstance(dataset, DataLoader) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise ConfigError(
+            f"data.overfit_batches needs a dataset with __len__ and __getitem__, and train is a "
+            f"{type(dataset).__name__}",
+            location="data.overfit_batches",
+        )
+    # A generator of its own: the draws of the global one must not depend on this option.
+    indices = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count]
+    return Subset(dataset, indices.tolist())
+
+
+def make_identity(
+    config: TrainConfig, text: bytes, origin: Origin, *, run_id: str, attempt: int, **places: Path
+) -> RunIdentity:
+    """The facts about an attempt that its checkpoints contain.
+
+    Args:
+        text: the config as it is stored.
+        places: `local_folder` and `history_file` of `RunIdentity`.
+    """
+    return RunIdentity(
+        run_id=run_id,
+        attempt=attempt,
+        config_digest="sha256:" + hashlib.sha256(text).hexdigest(),
+        target_packages=target_packages(config),
+        extra_files={CONFIG_FILE: text},
+        samples=origin.samples,
+        source=origin.source,
+        **places,
+    )
+
+
+def target_packages(config: TrainConfig) -> tuple[str, ...]:
+    """The top-level packages of all `_target_`s of a config, sorted."""
+    packages: set[str] = set()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Mapping):
+            if isinstance(target := value.get("_target_"), str):
+                packages.add(target.split(".", 1)[0])
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, list):
+            for item in value:
+                walk(item)
+
+    for section in SECTIONS:
+        walk(getattr(config, section))
+    return tuple(sorted(packages))
+
+
+def _with_attributes(node: Any, source: Any, where: str) -> Any:
+    """A part of a model's node, with attributes of the data object in place of `from_data`."""
+    if isinstance(node, list):
+        return [_with_attributes(item, source, f"{where}.{index}") for index, item in enumerate(node)]
+    if not isinstance(node, Mapping):
+        return node
+    filled = {}
+    for key, value in node.items():
+        if value != FROM_DATA:
+            filled[key] = _with_attributes(value, source, f"{where}.{key}")
+        elif hasattr(source, key):
+            filled[key] = getattr(source, key)
+        else:
+            raise ConfigError(
+                f"{where}.{key} is to come from the data, but {type(source).__name__} has no '{key}'",
+                location=f"{where}.{key}",
+            )
+    return filled
+
+
+def _node(value: Any, where: str) -> Mapping[str, Any]:
+    if not is_node(value):
+        raise node_error(value, where)
+    assert isinstance(value, Mapping)
+    return value
+
+
+def _is_shipped(node: Any) -> bool:
+    return isinstance(node, Mapping) and str(node.get("_target_")).startswith("trainer_cli.")

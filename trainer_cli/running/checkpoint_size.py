@@ -1,0 +1,127 @@
+"""The size of a checkpoint, from its state made without values and the file layout of the format."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer_cli.format.base import Format
+from trainer_cli.schema.left_out import without
+from trainer_cli.state.model_state import model_files
+from trainer_cli.steps.progress import Progress
+from trainer_cli.trainer.evaluate import refuse_absent_loaders
+from trainer_cli.trainer.messages import ROOT, SILENT
+from trainer_cli.trainer.state import capture
+
+if TYPE_CHECKING:
+    from trainer_cli.running.build import Builder, Data
+    from trainer_cli.trainer.trainer import Trainer
+
+
+_AFFORDABLE_BYTES = 2**30
+"""A state up to this size is built with values if the optimizer needs them."""
+_SMALL_BYTES = 2**26
+"""A state up to this size is built with values at once: a step without them imports sympy for half a second."""
+LOG_MARKS_BYTES = 560
+"""Size of where the logs stood, after step 0: about this with the default loggers and two validation metrics."""
+IMPLEMENTATIONS = ("fused", "foreach", "capturable")
+"""Settings by which torch's optimizers choose how a step is computed. They do not change the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSize:
+    """Size of one checkpoint in bytes; None if unknown."""
+
+    before_training: int | None = None
+    """Of one saved before the first optimizer step."""
+    trained: int | None = None
+    doubt: str | None = None
+    """What the size leaves out, or why it is unknown."""
+
+    def at(self, step: int) -> int:
+        """Size in bytes of the checkpoint of a step; 0 if unknown."""
+        return (self.trained if step else self.before_training) or 0
+
+
+def checkpoint_size(
+    builder: Builder,
+    data: Data,
+    end: Progress,
+    format: Format,
+    *,
+    beside: int = 0,
+    log_marks: int = 0,
+    leave_out: Sequence[str] = (),
+) -> CheckpointSize:
+    """Compute the size of a checkpoint at step 0 and of one at `end`.
+
+    Args:
+        beside: size in bytes of the small files in it.
+        log_marks: size in bytes of where the logs stood, after step 0.
+        leave_out: `checkpoint.leave_out`.
+
+    Raises:
+        TrainError: `fit` would refuse the model, the optimizer or their state.
+    """
+    try:
+        trainer = _prepared_trainer(builder, data)
+        before = _size(trainer, data, format, leave_out)
+        if before <= _SMALL_BYTES:
+            trainer = _prepared_again(builder, data)
+        doubt = _create_optimizer_state(trainer)
+        if doubt is not None and before <= _AFFORDABLE_BYTES:
+            trainer = _prepared_again(builder, data)
+            doubt = _create_optimizer_state(trainer)
+        # At the end, because numbers of more digits make the JSON of the state longer.
+        trainer.progress.load_state_dict(end.state_dict())
+        after = _size(trainer, data, format, leave_out) + log_marks
+        return CheckpointSize(before + beside, after + beside, doubt)
+    except RuntimeError as error:
+        return CheckpointSize(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
+
+
+def _prepared_trainer(builder: Builder, data: Data, *, values: bool = False) -> Trainer:
+    """A trainer in the state before its first step."""
+    trainer = builder.shapes(data, values=values)
+    trainer.loop.prepare(trainer, data.train)
+    trainer.make_schedulers()
+    refuse_absent_loaders(trainer, data.val)
+    return trainer
+
+
+def _prepared_again(builder: Builder, data: Data) -> Trainer:
+    """The same with values. The messages of the parts were shown when they were made first."""
+    logger = logging.getLogger(ROOT)
+    level = logger.level
+    logger.setLevel(SILENT.upper())
+    try:
+        return _prepared_trainer(builder, data, values=True)
+    finally:
+        logger.setLevel(level)
+
+
+def _size(trainer: Trainer, data: Data, format: Format, leave_out: Sequence[str]) -> int:
+    # Callbacks create their state here, such as the copy of an average.
+    trainer.hooks.call("on_fit_start", trainer, data.train, data.val, trainer.loop)
+    files = sum(map(len, model_files(trainer.model).values()))
+    state = without(capture(trainer, with_data=True), leave_out)
+    return files + format.plan(state, shapes_only=True).total_bytes
+
+
+def _create_optimizer_state(trainer: Trainer) -> str | None:
+    """Make each optimizer create its state by a step. Returns why one cannot, or None."""
+    for optimizer in trainer.optimizers.values():
+        for group in optimizer.param_groups:
+            # The implementation of a step does not change the state, and not every one works without values.
+            group.update({key: False for key in IMPLEMENTATIONS if group.get(key)})
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    parameter.grad = parameter.detach().clone()
+        try:
+            optimizer.step()
+        except Exception as error:
+            # An optimizer of the user may need gradients with values, which a plan does not have.
+            return f"the state of {type(optimizer).__name__} is not counted: {type(error).__name__}: {error}"[:300]
+    return None

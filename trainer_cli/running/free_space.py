@@ -1,0 +1,117 @@
+"""Compare the checkpoints of a training with the free space of the disk, before its first step."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.checkpoint.disk_space import FreeSpace, NeededSpace, files_of_checkpoint, find_shortage
+from trainer_cli.errors import UserError
+from trainer_cli.files.url_path import is_url
+from trainer_cli.running.checkpoint_size import IMPLEMENTATIONS
+from trainer_cli.schema.checkpoint_config import AUTO, Compression
+from trainer_cli.torch_compat import step_lightly
+
+if TYPE_CHECKING:
+    from trainer_cli.policy.simulation import Timeline
+    from trainer_cli.running.plan import StartPoint
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+_SMALL_FILES = 2
+"""Files beside the state, at least: config.yaml, and the config of a model of another library."""
+
+
+def estimate_size(trainer: Trainer, start_point: StartPoint) -> int:
+    """Size in bytes of the next checkpoint, at least: that of the newest one, or else of the weights and the state of
+    torch's own optimizers. 0 if nothing is known."""
+    settings = trainer.checkpoint.settings if isinstance(trainer.checkpoint, CheckpointerCallback) else None
+    if settings is None or settings.compression is not Compression.none:
+        return 0
+    if start_point.saved and start_point.sizes:
+        return start_point.sizes[max(start_point.saved, key=lambda saved: saved.step).name]
+    if settings.leave_out:
+        return 0
+    # The state's tied tensors are stored once.
+    state = trainer.model.state_dict(keep_vars=True)
+    # One that is not dense has no size here, and is refused by name when the state is tried.
+    tensors = {
+        id(value): value
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided
+    }
+    return sum(tensor.nbytes for tensor in tensors.values()) + sum(map(optimizer_bytes, trainer.optimizers.values()))
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Size in bytes of the state that an optimizer has after its first step, at least; 0 if it is not one of torch.
+
+    A second optimizer with the same settings makes a step with tensors of one element.
+    """
+    # A class of a user may have effects beyond its parameters.
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return 0
+    size_bytes = 0
+    for group in optimizer.param_groups:
+        parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
+        tiny = [torch.zeros([1] * max(tensor.ndim, 1), dtype=tensor.dtype, requires_grad=True) for tensor in parameters]
+        if not tiny:
+            continue
+        for tensor in tiny:
+            tensor.grad = torch.zeros_like(tensor)
+        settings = {**group, **dict.fromkeys(IMPLEMENTATIONS, False)}
+        accepted = {key: value for key, value in settings.items() if key in optimizer.defaults}
+        try:
+            copy = type(optimizer)([{**accepted, "params": tiny}])  # type: ignore[call-arg]
+            # As in the trainer: torch's wrapper of `step` imports the compiler, half of the time to the first step.
+            step_lightly(copy)
+            copy.step()
+        # It needs more than gradients, such as a closure.
+        except Exception as error:
+            log.debug("the size of the state of %s is unknown: %r", type(optimizer).__name__, error)
+            return 0
+        for parameter, tensor in zip(parameters, tiny, strict=True):
+            states = [value for value in copy.state[tensor].values() if isinstance(value, torch.Tensor) and value.ndim]
+            size_bytes += parameter.numel() * sum(state.element_size() for state in states)
+    return size_bytes
+
+
+def check_space(trainer: Trainer, start_point: StartPoint, timeline: Timeline, size_bytes: int) -> None:
+    """Warn if the planned checkpoints do not fit.
+
+    Args:
+        timeline: the plan, with checkpoints of this size.
+
+    Raises:
+        UserError: not even two fit, and a failed save would end the training.
+    """
+    checkpoint, peak = trainer.checkpoint, timeline.peak
+    assert isinstance(checkpoint, CheckpointerCallback)
+    # A folder of a URL has no limit, and its cache is emptied meanwhile.
+    if not size_bytes or peak is None or not timeline.saves or is_url(checkpoint.folder):
+        return
+    files = files_of_checkpoint(trainer.strategy.world_size, _SMALL_FILES)
+    present = start_point.sizes or {}
+    # The plan does not list automatic ones, of which the newest stays beside the others.
+    automatic = int(checkpoint.settings.ephemeral_save_interval == AUTO)
+    added_bytes = peak.size_bytes - sum(present.values()) + automatic * size_bytes
+    added = peak.count - len(present) + automatic
+    free = FreeSpace(checkpoint.storage.free_bytes(), checkpoint.storage.free_files())
+    shortage = find_shortage(NeededSpace(size_bytes, files), NeededSpace(added_bytes, files * added), free)
+    if shortage is None:
+        return
+    if shortage.refuses and not checkpoint.tolerates_errors:
+        raise UserError(
+            shortage.text,
+            where=str(checkpoint.folder),
+            cure="Free some space, or set checkpoint.folder to another disk; train plan lists what would be saved.",
+        )
+    log.warning(
+        "%s (%s). Free some space, or keep fewer (checkpoint.max_checkpoints); train plan lists all of them",
+        shortage.text,
+        checkpoint.folder,
+    )

@@ -1,0 +1,269 @@
+"""Show a plan as text (a summary, a chart of the steps, a table of the checkpoints) or as JSON."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.simulation import Timeline
+from trainer_cli.running.failures import BestInterval
+from trainer_cli.running.plan import Plan
+from trainer_cli.running.start import Done
+from trainer_cli.schema.left_out import described
+from trainer_cli.terminal import format_bytes, format_count, line_width, painted, table
+
+_WIDTH = 64
+_ROWS = 40
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, for JSON. Every list is complete and sorted by time."""
+    line, start, start_point = plan.timeline, plan.start, plan.start_point
+    done = isinstance(start, Done)
+    return {
+        "run_dir": str(plan.run_dir),
+        "does": "nothing" if done else "start" if start_point.progress.step == 0 else "go on",
+        "reason": start.end.reason if isinstance(start, Done) else start.reason,
+        "from": {
+            "step": start_point.progress.step,
+            "checkpoint": None if start_point.path is None else str(start_point.path),
+            "changes": [] if isinstance(start, Done) else [str(change) for change in start.changes],
+            "on_disk": [
+                {
+                    "name": saved.name,
+                    "step": saved.step,
+                    "kind": saved.kind.value,
+                    "size_bytes": (start_point.sizes or {})[saved.name],
+                }
+                for saved in start_point.saved
+            ],
+            "left": list(start_point.newer),
+        },
+        "end": None if line.end is None else {"step": line.end.step, "epoch": line.end.epoch},
+        "stop": None if line.stop is None else {"reason": line.stop.reason, "finished": line.stop.finished},
+        "steps_per_epoch": plan.step_counts.steps_per_epoch,
+        "evaluations": line.evaluations,
+        "saves": [{**asdict(save), "size_bytes": save.size_bytes or None} for save in line.saves],
+        "completed": [asdict(save) for save in line.completed.values()],
+        "may_save": line.may_save,
+        "removals": [asdict(removal) for removal in line.removals],
+        "kept": [{"name": name, "why": why} for name, why in line.kept.items()],
+        "peak": None if line.peak is None else asdict(line.peak),
+        "at_most": None if plan.at_most is None else {"count": plan.at_most[0], "size_bytes": plan.at_most[1]},
+        "left_out": list(plan.left_out),
+        "checkpoint_bytes": plan.size.trained,
+        "unfreezes": [asdict(unfreezing) for unfreezing in plan.unfreezes],
+        "copies": plan.copies,
+        "estimates": list(plan.estimates),
+        "unknown": list(plan.unknown),
+        "best_interval": None if plan.best_interval is None else asdict(plan.best_interval),
+    }
+
+
+def shown(plan: Plan) -> str:
+    """The plan as text."""
+    if isinstance(plan.start, Done):
+        finished = (
+            f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.end.reason}); a fit would do nothing"
+            f"{plan.start.note}.\n"
+            f"{plan.start.end.how_to_reopen()}."
+        )
+        return "\n\n".join([finished, *_failures(plan.best_interval)])
+    blocks = ["\n".join(map(_with_label, _summary(plan)))]
+    if plan.timeline.end is not None:
+        blocks += ["\n".join(map(_with_label, _chart(plan))), _table(plan)]
+    for title, lines in (("estimated", plan.estimates), ("not known before the run", plan.unknown)):
+        if lines:
+            blocks.append("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))
+    blocks += _failures(plan.best_interval)
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _with_label(line: str) -> str:
+    """A row with its label dim on a terminal."""
+    return re.sub(r"^  \S.*?(?=  )", lambda match: painted(match[0], "dim", sys.stdout), line)
+
+
+def _failures(best: BestInterval | None) -> list[str]:
+    """A block with the best interval of saves and where it is from; none if it was not asked for."""
+    if best is None:
+        return []
+    lines = (
+        f"with a failure every {best.between_failures_s:g} s on average:",
+        f"  a save         stops training for {best.save_s:.3g} s ({best.source})",
+        f"  best interval  {_interval(best)}",
+        f"  lost           {100 * best.lost_share:.3g} % of the time, half for saves, half for repeated steps",
+    )
+    return ["\n".join(lines)]
+
+
+def _interval(best: BestInterval | None) -> str:
+    if best is None:
+        return ""
+    steps = "" if best.steps is None else f", {format_count(best.steps, 'step')}"
+    return f"{best.interval_s:.3g} s{steps}"
+
+
+def schedule_texts(
+    line: Timeline, start_step: int, steps_per_epoch: int | None, metric: str | None = None
+) -> dict[str, str]:
+    """`steps`, `evaluations` and `saves` for the start of a training, as far as they are known beforehand.
+
+    Args:
+        metric: `checkpoint.keep_best.metric`.
+    """
+    if line.end is None or line.stop is None:
+        return {}
+    steps = f"{start_step:,} to {line.end.step:,} ({_length(line.stop.reason, steps_per_epoch)})"
+    if line.cut:
+        saves = f"checkpoints at {_spread([save.step for save in line.saves[:4]])}, … (`train plan` lists all of them)"
+        return {"steps": steps, "saves": saves}
+    may = f", up to {len(line.may_save):,} more for {metric}" if line.may_save else ""
+    stay = f", {len(line.kept)} stay" if line.kept else ""
+    return {
+        "steps": steps,
+        "evaluations": f"at {_spread(line.evaluations)}" if line.evaluations else "at no step",
+        "saves": f"{_counted([save.step for save in line.saves], 'checkpoint')}{may}{stay}",
+    }
+
+
+def _length(reason: str, steps_per_epoch: int | None) -> str:
+    """The length that ends the training, and that of an epoch if it is another: `15 epochs of 45 steps`."""
+    length = reason.removesuffix(" reached").removeprefix("max_duration of ")
+    if steps_per_epoch is None or length == "1 epoch":
+        return length
+    return (
+        f"{length} of {format_count(steps_per_epoch, 'step')}"
+        if length.endswith("epochs")
+        else f"{length}, {steps_per_epoch:,} an epoch"
+    )
+
+
+def sweep_table(plans: Mapping[str, Plan]) -> str:
+    """A row for each job of a sweep, and the sum of all jobs."""
+    rows: list[tuple[str, ...]] = []
+    for key, plan in plans.items():
+        line, first = plan.timeline, plan.start_point.progress.step
+        peak = "" if line.peak is None else _many(line.peak.count, line.peak.size_bytes)
+        best = _interval(plan.best_interval)
+        if isinstance(plan.start, Done):
+            rows.append((key, f"finished at {first:,}", "", "", "", best))
+        else:
+            end = "?" if line.end is None else f"{line.end.step:,}"
+            rows.append((key, f"{first:,} to {end}", f"{len(line.evaluations):,}", f"{len(line.saves):,}", peak, best))
+    steps = sum(plan.timeline.end.step - plan.start_point.progress.step for plan in plans.values() if plan.timeline.end)
+    most = sum(plan.timeline.peak.size_bytes for plan in plans.values() if plan.timeline.peak)
+    header: tuple[str, ...] = ("job", "steps", "evaluations", "checkpoints", "on the disk at most", "best interval")
+    if not any(plan.best_interval for plan in plans.values()):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    totals = [format_count(len(plans), "job"), format_count(steps, "step")]
+    totals += [f"{format_bytes(most)} on the disk at most"] if most else []
+    return f"{table(header, rows, right=header[2:4])}\n\n{', '.join(totals)}"
+
+
+def _summary(plan: Plan) -> Iterator[str]:
+    line, start_point, start = plan.timeline, plan.start_point, plan.start
+    first = start_point.progress.step
+    assert not isinstance(start, Done)
+    yield f"{plan.run_dir}: {start.reason}"
+    if start_point.path is not None:
+        yield (
+            f"  resumes        {start_point.path} (step {first:,})" if first else f"  weights from   {start_point.path}"
+        )
+    for change in start.changes:
+        yield f"  changed        {change} (may change)"
+    if start_point.newer:
+        yield f"  goes back      {', '.join(start_point.newer)} would be removed"
+    if line.end is None or line.stop is None:
+        yield f"  steps          from {first:,}; its end is not known"
+        return
+    per_epoch = plan.step_counts.steps_per_epoch
+    epochs = "" if per_epoch is None else f", epochs of {per_epoch:,}"
+    yield f"  steps          {first:,} to {line.end.step:,}{epochs} ({line.stop.reason})"
+    for unfreezing in plan.unfreezes:
+        after = unfreezing.duration if unfreezing.step is None else f"step {unfreezing.step:,}"
+        yield f"  unfreezes      {unfreezing.pattern} after {after}"
+    yield f"  evaluations    {_listed(line.evaluations)}"
+    yield f"  checkpoints    {_listed([save.step for save in line.saves])}"
+    if line.may_save:
+        yield f"  may also save  {_listed(line.may_save)}: where the metric is among the best"
+    if line.peak is not None:
+        most = _many(line.peak.count, line.peak.size_bytes)
+        yield f"  on the disk    {len(line.kept)} at the end; at most {most}, at step {line.peak.step:,}"
+    if plan.at_most is not None:
+        yield f"                 with those that may be added, no more than {_many(*plan.at_most)}"
+    if plan.copies is not None:
+        yield f"  copied to      {plan.copies}"
+    if plan.size.trained is not None:
+        yield f"  each takes     {format_bytes(plan.size.trained)}"
+    if plan.left_out:
+        yield f"  left out       {described(plan.left_out)}"
+
+
+def _chart(plan: Plan) -> Iterator[str]:
+    """A row for each kind of event, the steps from left to right."""
+    line = plan.timeline
+    assert line.end is not None
+    first, last = plan.start_point.progress.step, line.end.step
+    fixed = [save.step for save in line.saves if save.reason.startswith("fixed step")]
+    final = [save.step for save in line.saves if save.reason == "end of training"]
+    periodic = [save for save in line.saves if save.step not in (*fixed, *final)]
+    rows = {
+        "evaluations": ("|", line.evaluations),
+        "regular": ("R", [save.step for save in periodic if save.kind is Kind.regular]),
+        "fixed": ("F", fixed),
+        "final": ("E", final),
+        "ephemeral": ("e", [save.step for save in periodic if save.kind == "ephemeral"]),
+        "perhaps": ("?", line.may_save),
+        "removals": ("x", [removal.step for removal in line.removals]),
+    }
+    ends = f"{first:,}", f"{last:,}"
+    width = max(min(_WIDTH, line_width(sys.stdout) - 15), 8)
+    yield f"  {'step':<13}{ends[0]}{' ' * max(1, width - len(ends[0]) - len(ends[1]))}{ends[1]}"
+    for title, (mark, steps) in rows.items():
+        if steps:
+            marked = {_column(step, first, last, width) for step in steps}
+            yield f"  {title:<13}{''.join(mark if column in marked else '.' for column in range(width))}"
+
+
+def _table(plan: Plan) -> str:
+    line = plan.timeline
+    outcomes = {removal.name: f"removed at {removal.step:,}: {removal.reason}" for removal in line.removals}
+    outcomes |= {name: f"stays: {why}" for name, why in line.kept.items()}
+    rows = [
+        (saved.name, saved.kind.value, "on the disk now", outcomes.get(saved.name, ""))
+        for saved in plan.start_point.saved
+    ]
+    rows += [(save.name, save.kind.value, save.reason, outcomes.get(save.name, "")) for save in line.saves]
+    hidden = len(rows) - _ROWS
+    if hidden > 0:
+        half = _ROWS // 2
+        rows = [*rows[:half], (f"… {hidden} more", "", "", "(--json lists all)"), *rows[-half:]]
+    return table(("checkpoint", "kind", "why", "kept or removed"), rows, indent="  ") if rows else ""
+
+
+def _column(step: int, first: int, last: int, width: int) -> int:
+    return 0 if last == first else (step - first) * (width - 1) // (last - first)
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return f"{len(steps):,}: {_spread(steps)}" if steps else "none"
+
+
+def _counted(steps: Sequence[int], noun: str) -> str:
+    many = format_count(len(steps), noun) if steps else f"no {noun}"
+    return f"{many} ({_spread(steps)})" if steps else many
+
+
+def _spread(steps: Sequence[int]) -> str:
+    """The first few steps and the last."""
+    texts = [f"{step:,}" for step in steps]
+    return ", ".join(texts if len(texts) <= 6 else [*texts[:3], "…", texts[-1]])
+
+
+def _many(count: int, size_bytes: int) -> str:
+    return f"{count:,}{f', {format_bytes(size_bytes)}' if size_bytes else ''}"

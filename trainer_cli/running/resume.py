@@ -1,0 +1,361 @@
+"""Which checkpoint a start resumes, and why; and which changes of the config it accepts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.checkpoint.catalog import (
+    Catalog,
+    Check,
+    Entry,
+    catalog_of,
+    holds_steps,
+    newest_of_all,
+    verify_and_decode,
+    why_damaged,
+)
+from trainer_cli.checkpoint.history import CheckpointHistory, Life, lives
+from trainer_cli.config.arguments import SECTIONS, is_node, steps_by_evaluation, steps_by_log
+from trainer_cli.config.compose import Composed, diff, to_yaml
+from trainer_cli.config.diff import ABSENT, Change, changed_env_values, line_of_digests
+from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
+from trainer_cli.elsewhere import hint_on
+from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.files.json_lines import read_last_row, read_rows
+from trainer_cli.files.url_path import as_path, is_url
+from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.select import ckpt_argument, named_path, suggest_nearby
+from trainer_cli.schema.checkpoint_config import CheckpointConfig, Newer
+from trainer_cli.schema.sections import RESUME_WORDS, TrainConfig
+from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
+from trainer_cli.terminal import format_count, table
+
+log = logging.getLogger(__name__)
+
+FIRST_ONLY = "it has no checkpoint after step 0"
+"""Why a run begins anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The checkpoint to resume (None: start at step 0), the reason as a sentence, and the catalog of its folder."""
+
+    entry: Entry | None
+    reason: str
+    catalog: Catalog
+
+
+def folder_of_checkpoints(run: RunDir, now: CheckpointConfig, before: CheckpointConfig) -> Path:
+    """The folder to resume from: that in which this attempt saves; if it is empty, that of earlier attempts."""
+    folder, earlier_folder = run.folder_for(now.folder), run.folder_for(before.folder)
+    return folder if folder == earlier_folder or run.catalog(folder).names() else earlier_folder
+
+
+def stored_config(composed: Composed, run_id: str) -> str:
+    """The text of the config that a run stores in its directory and in its checkpoints."""
+    return to_yaml(composed) + line_of_digests(composed.raw, run_id)
+
+
+def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Change]:
+    """The changes from the config that a run was trained with."""
+    changes = diff(stored.raw, composed.raw)
+    if os.path.normpath(stored.config.run_dir) == os.path.normpath(composed.config.run_dir):
+        # Written in another way, such as by `${name}`.
+        changes = [change for change in changes if change.key != "run_dir"]
+    return [*changes, *changed_env_values(run.read_config(), composed.raw, run.run_id)]
+
+
+def holds_training(run: RunDir, folder: Path, now: CheckpointConfig, stored: TrainConfig) -> bool:
+    """Whether a run is finished, or has a checkpoint to continue from; if not, it begins anew under any config."""
+    if run.read_summary().get("status") == RunStatus.finished:
+        return True
+    catalogs = [run.catalog(folder)]
+    if now.copy_to.folder is not None:
+        catalogs.append(catalog_of(as_path(now.copy_to.folder), run.copies_cache))
+    was_named = any(attempt.get("resume") is not None for attempt in run.attempts)
+    return holds_steps(catalogs, run.run_id, counts_first=was_named or stored.ckpt is not None)
+
+
+def refuse_absent_folder(run: RunDir, catalog: Catalog) -> None:
+    """Refuse to begin anew while the run's checkpoints may be on a disk that is not mounted.
+
+    Their folder is somewhere else then, or a link. A folder in the run's directory was emptied by its user.
+
+    Raises:
+        CheckpointError: it holds none after step 0, though the run has saved some that it has not removed.
+    """
+    # One of step 0 is not needed, and may be there: saved before the disk was mounted over it.
+    folder, saved = catalog.folder, [life for life in _not_removed(run) if life.step]
+    inside = Path(os.path.realpath(run.path)) in Path(os.path.realpath(folder)).parents
+    if saved and (is_url(folder) or not inside):
+        raise CheckpointError(
+            f"{folder} holds no checkpoint after step 0 now, but the run has saved {saved[-1].name}",
+            where=str(run.path),
+            cure="Mount its disk, or restore the folder. To begin anew, use name=OTHER or resume=anew.",
+        )
+
+
+def note_gone_checkpoints(run: RunDir, folder: Path) -> None:
+    """Record which checkpoints a run that begins anew does not have: a later start, from another folder, would take
+    them for those of a disk that is not mounted."""
+    history, names = CheckpointHistory(run.history_file), run.catalog(folder).names()
+    for life in (life for life in _not_removed(run) if life.name not in names):
+        history.removed(life.name, "it was gone when the run began anew")
+
+
+def keep_records(run: RunDir, attempt: int, *, begins_anew: bool) -> None:
+    """Keep the records of the steps that a run has made before it starts at step 0 again, in a file.
+
+    Args:
+        begins_anew: whether no checkpoint is resumed, maybe with another model, so that no record stays; the resume of
+            a checkpoint of step 0 drops those of later steps.
+    """
+    step = read_last_row(run.metrics_file).get("step")
+    if step:
+        kept = run.metrics_file.with_suffix(f".before_attempt{attempt}.jsonl")
+        if begins_anew:
+            os.replace(run.metrics_file, kept)
+        else:
+            shutil.copyfile(run.metrics_file, kept)
+        log.info("the records of the %s before are kept in %s", format_count(step, "step"), kept)
+
+
+def _not_removed(run: RunDir) -> list[Life]:
+    return [life for life in lives(read_rows(run.history_file)) if life.removed_at is None]
+
+
+def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path, *, in_sweep: bool = False) -> None:
+    """Refuse changes that a resume does not accept (config/fields.py and `resume_allow`).
+
+    Args:
+        in_sweep: whether the command is one of a sweep, whose jobs cannot begin with the weights of one run.
+
+    Raises:
+        ConfigError: with a table of the changes, the source of each new value, and what to do.
+    """
+    verdicts = [(change, _why_accepted(change, composed)) for change in changes]
+    refused = [change for change, why in verdicts if why is None]
+    if not refused:
+        return
+    # An argument that a class does not take, or of another type, is a mistake, whatever a resume allows.
+    if changed := [
+        name for name in SECTIONS if any(change.path[0] == name and change.new is not ABSENT for change in changes)
+    ]:
+        composed.check_targets(changed)
+    # The refused changes first: they are what the user must act on. The sort is stable.
+    verdicts.sort(key=lambda verdict: verdict[1] is not None)
+    tree = composed.tree
+    rows = [
+        (f"may change ({why})" if why else "refused", change.key, change.values, str(change.origin(tree) or ""))
+        for change, why in verdicts
+    ]
+    resume = composed.config.resume
+    weights = f"{run_dir}@latest" if resume in RESUME_WORDS else resume
+    if fixed := [change.key for change in refused if _is_fixed(change)]:
+        allow = f"No checkpoint can be continued with another {' or '.join(fixed)}."
+    else:
+        leave = shlex.quote(f"resume_allow=[{','.join(_quote_item(change.key) for change in refused)}]")
+        is_of_model = any(change.path[0] == "model" for change in refused)
+        fits = ", if the parameters keep their names and shapes" if is_of_model else ""
+        allow = f"To continue anyway, add {leave}{fits}."
+    trash = RunDir(run_dir).trash
+    is_of_shapes = any(change.path[0] == "model" and _is_size(change.new) for change in refused)
+    if in_sweep:
+        others = (
+            "To train this as another sweep, add name=OTHER. "
+            f"To begin all runs anew, add resume=anew: they are moved to {trash}, and nothing is deleted."
+        )
+    else:
+        # Weights of other shapes are not loaded.
+        fork = "" if is_of_shapes else f", and {ckpt_argument(weights)} to begin it with the weights of this one"
+        others = (
+            f"To train this as another run, add name=OTHER{fork}. "
+            f"To begin this run anew, add resume=anew: it is moved to {trash}, and nothing is deleted."
+        )
+    raise ConfigError(
+        f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
+        hint=f"{others} {allow}" if is_of_shapes else f"{allow} {others}",
+    )
+
+
+def _is_size(value: object) -> bool:
+    """Whether a value of the model may be the size of a layer, or those of several."""
+    values = value if isinstance(value, list) else [value]
+    return bool(values) and all(isinstance(item, int) and not isinstance(item, bool) for item in values)
+
+
+def _is_fixed(change: Change) -> bool:
+    """Whether a checkpoint cannot be loaded after a change: it holds the seed and, by class, the state of each
+    optimizer and schedule."""
+    if change.path[0] not in ("optimizer", "scheduler"):
+        return change.path == ("seed",)
+    return change.path[-1] == "_target_" or any(is_node(value) for value in (change.old, change.new))
+
+
+def _why_accepted(change: Change, composed: Composed) -> str | None:
+    """Why a resume accepts a change of the config; None if it refuses it."""
+    config, allowed = composed.config, composed.config.resume_allow
+    # Such a scheduler steps at each evaluation or log record, so their number changes the training.
+    steps_scheduler = (steps_by_evaluation(config.scheduler) and change.key.startswith("loop.eval_")) or (
+        steps_by_log(config.scheduler) and change.key == "loop.log_interval"
+    )
+    if steps_scheduler and not matches_any(change.key, allowed):
+        return None
+    if (config.data or {}).get(GLOBAL_BATCH_SIZE) is not None and change.key in BY_GLOBAL_BATCH_SIZE:
+        return "data.global_batch_size fixes a step's samples"
+    return why_may_change(change.key, allowed)
+
+
+def choose(
+    resume: str,
+    catalogs: Sequence[Catalog],
+    run_id: str,
+    *,
+    begins_anew: bool = False,
+    newer: Newer = Newer.refuse,
+    attempts: Sequence[Mapping[str, Any]] = (),
+    check: Check = verify_and_decode,
+    quarantine: bool = True,
+) -> Choice:
+    """Choose the checkpoint of this run to resume, and verify its bytes by `check`.
+
+    If `resume=PATH`, or `resume=RUN@step500`, is repeated after it has saved, what it saved is resumed. If it has saved
+    nothing, PATH is loaded again, and newer checkpoints of earlier attempts are ignored.
+
+    Args:
+        catalogs: of the folder in which the run saves, and of that of its copies.
+        begins_anew: whether a checkpoint of step 0 is resumed only if `resume` names it; see `holds_training`.
+
+    Raises:
+        CheckpointError: none is valid, though `resume=must` or some exist.
+        UserError: `resume=never` although the run exists, or a path that is no checkpoint of the run.
+    """
+    folder = catalogs[0].folder
+    if resume == "never":
+        raise UserError(
+            f"resume=never, but {folder.parent} holds a run already",
+            cure="Start another run with name=OTHER, or begin this one anew with resume=anew.",
+        )
+    back = _last_return(attempts)
+    saved_since = back is not None and any(
+        _is_saved_since(entry, back.attempt) for catalog in catalogs for entry in catalog.newest_first(run_id)
+    )
+    repeated = saved_since and bool(attempts) and attempts[-1].get("resume") == resume
+    if resume not in ("auto", "must") and not repeated:
+        path = named_path(resume)
+        # By the resolved folder: the path may lead through a link or be relative.
+        catalog = next(
+            (catalog for catalog in catalogs if catalog.folder.resolve() == path.resolve().parent), catalogs[0]
+        )
+        return _choose_named(path, _entries(catalog, run_id), catalog, newer, check)
+    if begins_anew and any(not entry.partial for catalog in catalogs for entry in catalog.newest_first(run_id)):
+        return Choice(None, f"anew: {FIRST_ONLY}", catalogs[0])
+    # What was saved after the step that the run returned to belongs to the abandoned course.
+    limit = None if back is None or saved_since else back.step
+    newest = newest_of_all(catalogs, run_id, limit=limit, check=check, quarantine=quarantine)
+    if newest is not None:
+        before = f"; the previous attempt resumed from {resume}, and has saved since" if repeated else ""
+        holder = newest[0].folder
+        if holder.name == "checkpoints":
+            # The run's own, unless `checkpoint.folder` names another.
+            holder = holder.parent
+        return Choice(newest[1], f"the newest valid checkpoint of {holder}{before}", newest[0])
+    if resume == "must":
+        raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
+    return Choice(None, f"{folder} holds no checkpoint yet", catalogs[0])
+
+
+def _entries(catalog: Catalog, run_id: str) -> list[Entry]:
+    # An entry without a readable manifest may belong to the run: it is kept, so that it can be reported.
+    return [entry for entry in catalog.entries() if entry.manifest is None or entry.manifest.run_id == run_id]
+
+
+@dataclass(frozen=True, slots=True)
+class _Return:
+    """The last attempt that returned to an earlier step by `resume=PATH`."""
+
+    attempt: int
+    step: int
+
+
+def _is_saved_since(entry: Entry, attempt: int) -> bool:
+    """Whether this checkpoint is valid and was saved by an attempt or a later one."""
+    return entry.valid and entry.manifest is not None and entry.manifest.attempt >= attempt
+
+
+def _last_return(attempts: Sequence[Mapping[str, Any]]) -> _Return | None:
+    # The newest return decides: it abandoned the course of the earlier ones.
+    for attempt in reversed(attempts):
+        number, step = attempt.get("attempt"), attempt.get("start_step")
+        if attempt.get("resume") is not None and isinstance(number, int) and isinstance(step, int):
+            return _Return(number, step)
+    return None
+
+
+def why_finished(entry: Entry, summary: dict[str, object]) -> str | None:
+    """Why the run had ended at this checkpoint, or None."""
+    assert entry.manifest is not None
+    finished = entry.manifest.finished
+    if finished is None and summary.get("status") == "finished" and summary.get("step") == entry.manifest.step:
+        finished = str(summary.get("reason"))
+    return finished
+
+
+def unsaved_end(catalog: Catalog, run_id: str, summary: dict[str, object], settings: CheckpointConfig) -> int | None:
+    """Step of an end that the summary records and no checkpoint, or None.
+
+    The final checkpoint is missing if the weights were not finite, or if the config disabled the final save. A run
+    whose final checkpoint was lost is not finished.
+    """
+    step = summary.get("step")
+    if summary.get("status") != "finished" or not isinstance(step, int):
+        return None
+    last = next((entry for entry in catalog.newest_first(run_id) if entry.valid), None)
+    # A checkpoint of that step that lacks states cannot be resumed: the summary alone records the end.
+    if last is not None and last.step == step:
+        return None if last.resumable else step
+    return None if settings.enabled and settings.save_final else step
+
+
+def _choose_named(path: Path, entries: Sequence[Entry], catalog: Catalog, newer: Newer, check: Check) -> Choice:
+    """Choose the checkpoint that `resume=PATH` names."""
+    folder = catalog.folder
+    entry = next((entry for entry in entries if (folder / entry.name).resolve() == path.resolve()), None)
+    if entry is None:
+        raise UserError(
+            f"resume={path} is neither {', '.join(RESUME_WORDS)}, a run directory, nor a checkpoint in {folder}",
+            where="resume",
+            cure=hint_on("resume", str(path))
+            or (None if path.exists() else suggest_nearby(str(folder / path.name)))
+            or "To begin a new run with the weights of another, use ckpt=PATH.",
+        )
+    try:
+        problem = why_damaged(catalog.storage, entry, check)
+    except OSError as error:
+        problem = f"it cannot be read: {error}"
+    if problem is not None:
+        raise CheckpointError(f"{path} is not valid: {problem}", cure="Name another, or use resume=auto.")
+    # Partial and damaged ones are no loss, so they do not stop a return.
+    newer_entries = [other for other in entries if other.problem is None and other.step > entry.step]
+    if newer_entries and newer is not Newer.trash:
+        raise UserError(
+            f"resume={path} goes back, but newer checkpoints exist: {', '.join(other.name for other in newer_entries)}",
+            where="checkpoint.newer",
+            cure="To remove them, add checkpoint.newer=trash; to keep them, begin another run with name=OTHER "
+            f"{ckpt_argument(path)} 'load.states=[all]'.",
+        )
+    return Choice(entry, "it was named", catalog)
+
+
+def _quote_item(key: str) -> str:
+    """Quote a key for a list on the command line, if needed."""
+    return key if re.fullmatch(r"[\w.*?/-]+", key) else f'"{key}"'

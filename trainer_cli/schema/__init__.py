@@ -1,0 +1,1 @@
+"""The sections of the config as dataclasses, with the rules of each value."""

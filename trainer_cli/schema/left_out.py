@@ -1,0 +1,108 @@
+"""States that `checkpoint.leave_out` keeps out of checkpoints, and what can be loaded from such a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trainer_cli.errors import CheckpointError, ConfigError
+from trainer_cli.patterns import alternatives, did_you_mean, matches, why_no_pattern
+from trainer_cli.schema.load_options import ONE_CALLBACK, STATES, LoadOptions
+
+KEY = "checkpoint.leave_out"
+_NEEDED = ("model", "progress")
+OPTIONAL = tuple(state for state in STATES if state not in _NEEDED)
+"""States that a checkpoint may lack; beside these `callbacks.NAME`."""
+_CALLBACK = ONE_CALLBACK
+
+
+def check_leave_out(key: str, patterns: Sequence[str], callbacks: Iterable[str] | None = None) -> None:
+    """Refuse patterns of states that every checkpoint needs, or that match no state.
+
+    Args:
+        callbacks: the names of the callbacks; None: not known yet.
+
+    Raises:
+        ConfigError: names the pattern, and the most similar state.
+    """
+    states = [*OPTIONAL, *(_CALLBACK + name for name in callbacks or ())]
+    for pattern in patterns:
+        if (fault := why_no_pattern(pattern)) is not None:
+            raise ConfigError(f"{key}: {fault}", location=key)
+        for name in alternatives(pattern):
+            if name in _NEEDED:
+                raise ConfigError(
+                    f"{key}: every checkpoint has {' and '.join(_NEEDED)}",
+                    location=key,
+                    hint="Set checkpoint.enabled=false to save nothing.",
+                )
+            # Before the callbacks are known, a pattern may match one of them.
+            may_match = callbacks is None and name.startswith((_CALLBACK, "re:"))
+            if not may_match and not any(matches(state, name) for state in states):
+                hint = did_you_mean(name, states).strip() or f"There are {', '.join(states)}."
+                raise ConfigError(f"{key} names {name!r}, and there is no such state", location=key, hint=hint)
+
+
+def left_out(patterns: Sequence[str], callbacks: Iterable[str]) -> tuple[str, ...]:
+    """The states that these patterns match: those of `STATES`, and `callbacks.NAME`."""
+
+    def matches_any(name: str) -> bool:
+        return any(matches(name, pattern) for pattern in patterns)
+
+    states = [state for state in OPTIONAL if matches_any(state)]
+    # `callbacks` is all of them, so their names are not listed too.
+    names = [] if "callbacks" in states else [_CALLBACK + name for name in callbacks if matches_any(_CALLBACK + name)]
+    return (*states, *names)
+
+
+def without(state: Mapping[str, Any], patterns: Sequence[str]) -> Mapping[str, Any]:
+    """A training's state without what these patterns leave out."""
+    if not patterns:
+        return state
+    names = left_out(patterns, state.get("callbacks", ()))
+    keys = {key for name in names for key in STATES.get(name, ())}
+    # A new mapping, as the state still belongs to the caller.
+    kept = {key: value for key, value in state.items() if key not in keys}
+    if "callbacks" in kept:
+        callbacks = kept["callbacks"].items()
+        kept["callbacks"] = {name: value for name, value in callbacks if _CALLBACK + name not in names}
+    return kept
+
+
+def described(names: Sequence[str]) -> str:
+    """One line about checkpoints that lack these states."""
+    return (
+        f"checkpoints lack {', '.join(names)} ({KEY}): the run cannot be resumed from them exactly, "
+        f"and only with 'load.states=[{_rest(names)}]'"
+    )
+
+
+def can_resume(lacking: Sequence[str], states: Sequence[str]) -> bool:
+    """Whether `load.states` asks for a resume without what a checkpoint lacks."""
+    return "progress" in states and not any(_names(state, lacking) for state in states)
+
+
+def _names(state: str, lacking: Sequence[str]) -> bool:
+    """Whether a name of `load.states` is of what a checkpoint lacks: `callbacks.NAME` is of `callbacks`, too."""
+    return state in lacking or (state.startswith(_CALLBACK) and "callbacks" in lacking)
+
+
+def check_load(where: str, lacking: Sequence[str], options: LoadOptions) -> None:
+    """Refuse to load states that a checkpoint lacks.
+
+    Args:
+        lacking: the names in its manifest.
+
+    Raises:
+        CheckpointError: `options` load one of them.
+    """
+    if lost := [name for name in lacking if options.whole or any(_names(state, [name]) for state in options.states)]:
+        raise CheckpointError(
+            f"the checkpoint was saved without {', '.join(lost)}, so it cannot be loaded whole",
+            where=where,
+            cure=f"To load the rest, and start these afresh, add 'load.states=[{_rest(lacking)}]'.",
+        )
+
+
+def _rest(lacking: Sequence[str]) -> str:
+    return ",".join(state for state in STATES if state not in lacking)

@@ -1,0 +1,1 @@
+"""What of a model and its optimizers is saved, and how it is loaded."""

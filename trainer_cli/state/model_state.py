@@ -1,0 +1,487 @@
+"""Models and random generators to state tree, and back. Optimizers are in optimizer_state.py.
+
+Capturing copies nothing: the tensors of the tree are the live ones. Restoring has two steps: `fit_…` reports all that
+does not fit and changes nothing; the `load` that it returns copies the values in place, without a cast.
+
+The weights in a state, or the average of them that a callback keeps and evaluates in their place.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer_cli.errors import CheckpointError
+from trainer_cli.format.dtensor import local_of
+from trainer_cli.layout.naming import MODEL_CONFIG_FILE, STEP_MODULES
+from trainer_cli.schema.load_options import WHOLE, LoadOptions, LoadReport
+from trainer_cli.state.load_hooks import Translation, as_state_dict, metadata_of, translate
+from trainer_cli.state.spectral_norm import spectral_vectors
+
+logger = logging.getLogger(__name__)
+
+_COMPILED = "_orig_mod"
+_WRAPPED = "module."
+_SHOWN = 40
+_MOST_NAMED = 3
+_GENERATORS = ("python", "numpy", "torch", "cuda", "mps")
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """A saved state compared with its owner: a line for each fault, and a function that loads the state."""
+
+    faults: list[str]
+    load: Callable[[], None]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without the wrappers that put a prefix before its names."""
+    while True:
+        inner = getattr(model, _COMPILED, None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without the parts that torch.compile adds."""
+    if _COMPILED not in name:
+        return name
+    return ".".join(component for component in name.split(".") if component != _COMPILED)
+
+
+def capture_model(model: nn.Module) -> dict[str, Any]:
+    """Parameters and persistent buffers by clean name. Tied ones appear under each name, as one memory."""
+    return {clean_name(name): value for name, value in unwrapped(model).state_dict().items()}
+
+
+def versions_of(model: nn.Module) -> dict[str, int]:
+    """The versions of the model's modules by path, those that are not 1.
+
+    Modules migrate in `_load_from_state_dict` what an earlier version of them has saved.
+    """
+    modules = unwrapped(model).named_modules(remove_duplicate=False)
+    versions = {clean_name(path): getattr(module, "_version", 1) for path, module in modules}
+    return {path: version for path, version in versions.items() if version != 1}
+
+
+def model_files(model: nn.Module) -> dict[str, bytes]:
+    """The small files that belong to the weights: the `config.json` of a model of transformers, none of another."""
+    model = unwrapped(model)
+    to_json = getattr(getattr(model, "config", None), "to_json_string", None)
+    if to_json is None or not hasattr(model, "save_pretrained"):
+        return {}
+    settings = {**json.loads(to_json()), "architectures": [type(model).__name__]}
+    return {MODEL_CONFIG_FILE: json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n"}
+
+
+def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
+    """The clean name of each parameter; of a tied one the first name."""
+    return {value: clean_name(name) for name, value in unwrapped(model).named_parameters()}
+
+
+def fit_model(
+    model: nn.Module,
+    state: Mapping[str, Any],
+    options: LoadOptions = WHOLE,
+    *,
+    versions: Mapping[str, int] | None = None,
+    cast: bool = False,
+    reshape_buffers: bool = False,
+    first_none: Container[str] = (),
+) -> tuple[Fitting, LoadReport]:
+    """The parts of a captured state that do not fit a model, and what `load` will copy into it.
+
+    Args:
+        options: `strict`, `ignore_keys` and `key_mapping` apply. A different shape of a parameter is always a fault.
+        versions: `versions_of` the saved model, which modules see that migrate a state; None: it is not known, as in
+            a state dict without metadata.
+        cast: floating-point tensors of another precision are cast; else they are faults, as in a resume.
+        reshape_buffers: the state is of the same model later in its training: a buffer that has changed its shape
+            since, or was None, becomes as it was saved.
+        first_none: with `reshape_buffers`, the buffers that were None when the model was made: one that the state does
+            not have becomes None again. Of any other buffer that is a fault.
+    """
+    inner = unwrapped(model)
+    live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
+    rows: list[str] = []
+    state, absent = _with_step_modules(state, live)
+    saved = renamed(state, live, rows, options)
+    ignored = options.ignored({*live, *saved})
+    stored = {key: saved[name] for name, key in _keys(inner, live, saved).items() if name not in ignored}
+    metadata = _metadata(inner, renamed({name: name for name in state}, live, [], options), versions, absent)
+    # The model's own names, by modules of the same versions, need no translation.
+    is_own = saved.keys() == live.keys() and _has_versions(inner, metadata)
+    translation = Translation(stored) if is_own else translate(inner, stored, metadata)
+    rows += translation.errors
+    translated = {clean_name(key): value for key, value in translation.values.items()}
+    options.warn_unmatched(map(clean_name, state), {*live, *saved, *translated})
+    saved = {name: value for name, value in translated.items() if name not in ignored}
+    excused = set(map(clean_name, translation.excused))
+    buffers = _reshaped_buffers(inner, live, saved) if reshape_buffers else {}
+    live |= {name: (live.get(name, (key,))[0], saved[name]) for name, (key, _, _) in buffers.items()}
+    created = _created_since(inner, saved, first_none) if reshape_buffers else {}
+    targets = {name: value for name, (_, value) in live.items() if name not in ignored and name not in created}
+    report = LoadReport(
+        loaded=[name for name in targets if name in saved],
+        missing=[name for name in _without_tied(targets, saved) if name not in excused],
+        unexpected=[name for name in saved if name not in targets and name not in excused],
+        ignored=sorted(ignored & live.keys()),
+    )
+    for name in report.loaded:
+        if cast and _may_cast(targets[name], saved[name]):
+            report.cast[name] = f"{saved[name].dtype} to {targets[name].dtype}"
+        elif fault := _fault(targets[name], saved[name]):
+            rows.append(f"{name}: {fault}")
+            if isinstance(saved[name], torch.Tensor) and targets[name].shape != saved[name].shape:
+                report.reshaped.append(name)
+    rows += _untied(targets, saved)
+    if options.strict:
+        rows += report.one_sided
+
+    def load() -> None:
+        if absent:
+            logger.warning("the checkpoint has no %s: as they were made", ", ".join(absent[:_MOST_NAMED]))
+        for module, leaf in created.values():
+            module._buffers[leaf] = None
+        for name, (_, module, leaf) in buffers.items():
+            module._buffers[leaf] = torch.empty_like(saved[name], device=_device_of(module, leaf, inner))
+        # A hook may translate a name into one that is ignored.
+        kept = [(live[name][1], live[name][1].clone()) for name in ignored & live.keys() & translated.keys()]
+        # Not strict: what the options leave out was compared above, and would be an error here.
+        inner.load_state_dict(as_state_dict(stored, metadata), strict=False)
+        with torch.no_grad():
+            for value, before in kept:
+                value.copy_(before)
+
+    return Fitting(rows, load), report
+
+
+def _metadata(
+    model: nn.Module, origins: Mapping[str, str], versions: Mapping[str, int] | None, absent: Container[str]
+) -> dict[str, dict[str, int]]:
+    """The versions of the saved modules, by the paths of the model's.
+
+    Args:
+        origins: names in the model -> names in the checkpoint.
+        absent: names that the checkpoint lacks: the values are those of the model.
+    """
+    metadata = metadata_of({name: origin for name, origin in origins.items() if name not in absent}, versions)
+    own = metadata_of({name: name for name in origins if name in absent}, versions_of(model))
+    by_path = {**own, **metadata}
+    paths = (path for path, _ in model.named_modules(remove_duplicate=False))
+    return {path: by_path[clean_name(path)] for path in paths if clean_name(path) in by_path}
+
+
+def _has_versions(model: nn.Module, metadata: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether a state is of modules of the versions that the model has."""
+    modules = model.named_modules(remove_duplicate=False)
+    return all(getattr(module, "_version", 1) == metadata.get(path, {}).get("version", 1) for path, module in modules)
+
+
+def _with_step_modules(
+    state: Mapping[str, Any], live: Mapping[str, tuple[str, Any]]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """A state with the tensors of the training step that the model has: those that it lacks, which are named, too.
+
+    They belong to the step of a run. An export, a run with another step and an old checkpoint have none.
+    """
+    prefix = f"{STEP_MODULES}."
+    names = set(map(clean_name, state))
+    absent = [name for name in live if name.startswith(prefix) and name not in names]
+    kept = {name: value for name, value in state.items() if not clean_name(name).startswith(prefix) or name in live}
+    return kept | {name: live[name][1] for name in absent}, absent
+
+
+def capture_rng() -> dict[str, Any]:
+    """The states of python's, numpy's and torch's global generators, those of the devices in use included."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
+        "numpy": {
+            "kind": kind,
+            "keys": np.array(keys),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": [],
+        "mps": None,
+    }
+    if _cuda_in_use():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def rng_faults(state: Mapping[str, Any]) -> list[str]:
+    """What `restore_rng` would not find."""
+    return [f"{name}: missing in the checkpoint" for name in _GENERATORS if name not in state]
+
+
+def restore_rng(state: Mapping[str, Any]) -> None:
+    """Restore every generator. Do this last: later draws would change the run."""
+    python, legacy = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
+    np.random.set_state((legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"]))
+    torch.set_rng_state(state["torch"])
+    for index, device_state in enumerate(state["cuda"][: _cuda_devices()]):
+        torch.cuda.set_rng_state(device_state, index)
+    if state["mps"] is not None and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+
+
+def warn_of_other_devices(state: Mapping[str, Any]) -> None:
+    """Warn if a checkpoint's random state is of another number of GPUs than there are."""
+    if len(state["cuda"]) != _cuda_devices() and (state["cuda"] or _cuda_in_use()):
+        logger.warning(
+            "the checkpoint has random states of %d GPUs, but there are %d here: "
+            "random numbers drawn on a GPU will differ from an uninterrupted run",
+            len(state["cuda"]),
+            _cuda_devices(),
+        )
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _cuda_in_use() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def renamed(
+    state: Mapping[str, Any], live: Container[str], rows: list[str], options: LoadOptions = WHOLE
+) -> dict[str, Any]:
+    """The state under the names of the model: mapped by `key_mapping`, and without the prefix of a parallel wrapper
+    where the model has none.
+
+    Two names that become the same are a line in `rows`.
+    """
+    mapped = options.renamed(map(clean_name, state))
+    by_name: dict[str, Any] = {}
+    for name, value in state.items():
+        name = plain_name(mapped[clean_name(name)], live, state)
+        if name in by_name:
+            rows.append(f"{name}: two tensors of the checkpoint get this name")
+        by_name[name] = value
+    return by_name
+
+
+def plain_name(name: str, live: Container[str], state: Container[str] = ()) -> str:
+    """A saved name without what torch.compile and parallel wrappers add."""
+    name = clean_name(name)
+    short = name.removeprefix(_WRAPPED)
+    return short if name not in live and short in live and short not in state else name
+
+
+def _fault(live: Any, saved: Any) -> str | None:
+    if isinstance(live, torch.Tensor) != isinstance(saved, torch.Tensor):
+        return f"is a {type(live).__name__} in this model, but a {type(saved).__name__} in the checkpoint"
+    if not isinstance(live, torch.Tensor) or nn.parameter.is_lazy(live):
+        return None
+    if live.shape != saved.shape:
+        return f"has shape {tuple(live.shape)} in this model, but {tuple(saved.shape)} in the checkpoint"
+    if live.dtype != saved.dtype:
+        return f"is {live.dtype} in this model, but {saved.dtype} in the checkpoint"
+    return None
+
+
+def _keys(model: nn.Module, live: Mapping[str, tuple[str, Any]], names: Iterable[str]) -> dict[str, str]:
+    """Clean name -> key in the model's state; of a name that the model does not have, the key in its module."""
+    prefixes = {clean_name(prefix): prefix for prefix, _ in model.named_modules()}
+
+    def key_of(name: str) -> str:
+        parts = name.split(".")
+        paths = ((".".join(parts[:end]), parts[end:]) for end in range(len(parts) - 1, 0, -1))
+        return next((".".join([prefixes[path], *rest]) for path, rest in paths if path in prefixes), name)
+
+    return {name: live[name][0] if name in live else key_of(name) for name in names}
+
+
+def _reshaped_buffers(
+    model: nn.Module, live: Mapping[str, tuple[str, Any]], saved: Mapping[str, Any]
+) -> dict[str, tuple[str, nn.Module, str]]:
+    """Name -> (key in the model's state, module, name in it) of the persistent buffers that are None or have another
+    shape than in a state."""
+    found = {}
+    for key, module, leaf in _persistent_buffers(model):
+        name, buffer = clean_name(key), module._buffers[leaf]
+        value = saved.get(name)
+        if type(value) is not torch.Tensor:
+            continue
+        if buffer is None:
+            differs = name not in live
+        else:
+            is_replaceable = type(buffer) is torch.Tensor and name in live and buffer.dtype == value.dtype
+            differs = is_replaceable and buffer.shape != value.shape
+        if differs:
+            found[name] = key, module, leaf
+    return found
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Key in the model's state, module and name in it of each persistent buffer, those that are None included."""
+    # A module that the model has twice has two names in its state, too.
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        # By keys(): those of a ScriptModule are no dict, and cannot be iterated over.
+        for leaf in module._buffers.keys():  # noqa: SIM118
+            if leaf not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{leaf}" if prefix else leaf, module, leaf
+
+
+def none_buffers(model: nn.Module) -> frozenset[str]:
+    """Clean names of the persistent buffers that are None."""
+    buffers = _persistent_buffers(unwrapped(model))
+    return frozenset(clean_name(key) for key, module, leaf in buffers if module._buffers[leaf] is None)
+
+
+def _created_since(
+    model: nn.Module, saved: Container[str], first_none: Container[str]
+) -> dict[str, tuple[nn.Module, str]]:
+    """Name -> (module, name in it) of the buffers that the model has created since a state was saved."""
+    return {
+        name: (module, leaf)
+        for key, module, leaf in _persistent_buffers(model)
+        if (name := clean_name(key)) in first_none and name not in saved and module._buffers[leaf] is not None
+    }
+
+
+def _device_of(module: nn.Module, leaf: str, model: nn.Module) -> torch.device | None:
+    """The device of a buffer; if it is None, that of the model's first tensor; None for a model without tensors."""
+    others = (value for values in (model.parameters(), model.buffers()) for value in values)
+    tensor = next(others, None) if (buffer := module._buffers[leaf]) is None else buffer
+    return None if tensor is None else tensor.device
+
+
+def _may_cast(live: Any, saved: Any) -> bool:
+    """Whether two tensors differ in nothing but the precision of their floating-point numbers."""
+    if not isinstance(live, torch.Tensor) or not isinstance(saved, torch.Tensor) or nn.parameter.is_lazy(live):
+        return False
+    same_shape = live.shape == saved.shape and live.dtype != saved.dtype
+    return same_shape and live.is_floating_point() and saved.is_floating_point()
+
+
+def _memory(value: Any) -> tuple[Any, ...] | None:
+    """The memory that tied tensors share, on this rank."""
+    value = local_of(value)
+    if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value) or not value.numel() or value.is_meta:
+        return None
+    return (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
+
+
+def _without_tied(targets: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """The names that the checkpoint lacks, except those that share memory with one that it has."""
+    filled = {_memory(value) for name, value in targets.items() if name in saved} - {None}
+    return [name for name, value in targets.items() if name not in saved and _memory(value) not in filled]
+
+
+def _untied(targets: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """Names that share memory in the model, but have different values in the checkpoint."""
+    first: dict[tuple[Any, ...], str] = {}
+    rows = []
+    for name, value in targets.items():
+        if name not in saved or (memory := _memory(value)) is None:
+            continue
+        other = first.setdefault(memory, name)
+        if other == name or saved[other] is saved[name] or _fault(value, saved[name]):
+            continue
+        if _fault(value, saved[other]) is not None:
+            continue
+        if not torch.equal(local_of(saved[other]), local_of(saved[name])):
+            rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
+    return rows
+
+
+def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
+    """A title, and under it each owner's lines; an owner without a name has no column."""
+    width = max(map(len, rows_of), default=0)
+    rows = [
+        f"  {owner:<{width}}  {row}" if owner else f"  {row}"
+        for owner, owner_rows in rows_of.items()
+        for row in owner_rows
+    ]
+    more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+    return "\n".join([f"{title}:", *rows[:_SHOWN], *more])
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
+    that some may be."""
+    # Torch sums no elements of 8 bits.
+    # Of a sharded one this rank's part.
+    parts = [getattr(tensor.detach(), "_local_tensor", tensor.detach()) for tensor in tensors]
+    values = [tensor.float() if tensor.dtype.itemsize == 1 else tensor for tensor in parts if tensor.numel()]
+    # A finite sum proves that all elements are, in a tenth of the time. A sum may overflow though all are finite: then
+    # the largest magnitude decides, without memory of the tensor's size.
+    return _all_finite([tensor.sum() for tensor in values]) or _all_finite(
+        [torch.linalg.vector_norm(tensor, ord=torch.inf) for tensor in values]
+    )
+
+
+def _all_finite(numbers: Sequence[torch.Tensor]) -> bool:
+    return not numbers or bool(torch.stack([torch.isfinite(number) for number in numbers]).all())
+
+
+AVERAGE = "average"
+"""Key of a callback's state: name of a tensor of the model -> its average."""
+
+
+def weights_of(state: Mapping[str, Any], where: str, average: str | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of the model in a state that was read.
+
+    Args:
+        where: the checkpoint, for messages.
+        average: the name of a callback whose averages take the place of the weights that it averages.
+
+    Raises:
+        CheckpointError: there is no model, or no such callback.
+    """
+    weights = {name: value for name, value in state.get("model", {}).items() if isinstance(value, torch.Tensor)}
+    if not weights:
+        raise CheckpointError("the checkpoint has no model", where=where)
+    if average is None:
+        return weights
+    averages_of = {
+        name: callback[AVERAGE]
+        for name, callback in state.get("callbacks", {}).items()
+        if isinstance(callback, Mapping) and callback.get(AVERAGE)
+    }
+    averages = averages_of.get(average)
+    if averages is None or not averages.keys() <= weights.keys():
+        raise CheckpointError(
+            f"the checkpoint has no averaged weights of a callback '{average}'",
+            where=where,
+            cure=f"It has those of {', '.join(averages_of)}." if averages_of else "Leave --ema out.",
+        )
+    # A callback averages tied weights once, under one of their names.
+    of_tensor = {id(weights[name]): value.to(weights[name].dtype) for name, value in averages.items()}
+    weights = {name: of_tensor.get(id(value), value) for name, value in weights.items()}
+    return weights | spectral_vectors(weights)
+
+
+def without_step_modules(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of the model alone, without those that the training step of the run held."""
+    return {name: value for name, value in weights.items() if not name.startswith(f"{STEP_MODULES}.")}
+
+
+def evaluated_average(callbacks: Mapping[str, Any]) -> str | None:
+    """Name of the last callback whose average of the weights evaluations see now; None: no average."""
+    averaging = [
+        name for name, callback in callbacks.items() if callback.evaluates and callback.state_dict().get(AVERAGE)
+    ]
+    return averaging[-1] if averaging else None

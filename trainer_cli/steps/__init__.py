@@ -1,0 +1,1 @@
+"""How a training counts: steps, epochs, intervals, and how batches are divided."""

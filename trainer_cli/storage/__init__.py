@@ -1,0 +1,1 @@
+"""Where checkpoints live: folders on a disk."""

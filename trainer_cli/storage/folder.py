@@ -1,0 +1,387 @@
+"""One folder on a local disk: writing its files front to back, reading them, and replacing it as a whole."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import glob
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from mmap import mmap
+from pathlib import Path
+
+from trainer_cli.errors import UserError
+from trainer_cli.files.durable import REFUSED, close_private, open_private, private_file, sync
+from trainer_cli.layout.naming import is_plain
+from trainer_cli.manifest import FileEntry, new_digest
+from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.storage.disk import PAGE, Bytes, Disk, StrPath
+
+logger = logging.getLogger(__name__)
+
+WRITE_BYTES = 1 << 25
+"""Maximum number of bytes that are digested, then written by one call."""
+_MOST_BUFFERS = 1000
+"""Maximum number of buffers in one call; most systems accept 1,024."""
+_STAGING = ".part"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+
+
+class StagedFolder:
+    """A folder being written under a hidden name.
+
+    Args:
+        publish: gives the folder its final name, durably.
+
+    Attributes:
+        files: the files finished so far, by name.
+        after_publish: called once the folder has its final name.
+        check_replaced: called with the manifest of the checkpoint that the folder replaces. If it raises, that one
+            stays.
+    """
+
+    def __init__(
+        self, path: Path, disk: Disk, digest: DigestAlgorithm, publish: Callable[[], object] = lambda: None
+    ) -> None:
+        self.path = path
+        self.files: dict[str, FileEntry] = {}
+        self.after_publish: Callable[[], object] = lambda: None
+        self.check_replaced: Callable[[bytes], object] = lambda manifest: None
+        self._publish = publish
+        self._disk = disk
+        self._digest = digest
+
+    def publishes_by(self, publish: Callable[[], object]) -> None:
+        """Set what gives the folder its final name."""
+        self._publish = publish
+
+    @property
+    def hidden_name(self) -> str:
+        """The argument of `Storage.joining` on another rank."""
+        return self.path.name
+
+    @contextmanager
+    def create(self, file: str) -> Iterator[LocalFileWriter]:
+        """A new file; it is in `files`, and fsynced, on clean exit."""
+        _check_plain(file)
+        fd = self._disk.open_new(self.path / file)
+        try:
+            writer = LocalFileWriter(fd, self._disk, self._digest)
+            yield writer
+            self.files[file] = writer.finish()
+        finally:
+            self._disk.close(fd)
+
+    def publish(self) -> None:
+        """Give the folder its name, durably.
+
+        Raises:
+            UnsyncedError: it has the name, but may lose it in a power cut.
+        """
+        self._publish()
+        self.after_publish()
+
+
+class LocalFileWriter:
+    """Appends to one file. Aligned memory is written from where it is; all other bytes are buffered in one block first.
+
+    A file smaller than a block is written at the end, through the page cache.
+    """
+
+    def __init__(self, fd: int, disk: Disk, algorithm: DigestAlgorithm) -> None:
+        self._fd = fd
+        self._disk = disk
+        self._algorithm = algorithm
+        self._digest = new_digest(algorithm)
+        self._size_bytes = self._written_bytes = 0
+        self._is_large = self._direct = False
+        # An anonymous map begins at a page, and its untouched pages take no memory.
+        self._block = memoryview(mmap(-1, disk.block_bytes))
+        self._buffered_bytes = 0
+
+    def write(self, data: Bytes) -> None:
+        """Append bytes; the caller may reuse their memory afterwards."""
+        view = memoryview(data).cast("B")
+        self._size_bytes += len(view)
+        if not self._is_large and self._size_bytes >= len(self._block):
+            # Large files would evict everything else from the page cache, and are slower through it.
+            self._is_large = True
+            self._bypass_cache()
+        while view:
+            in_place = self._in_place_bytes(view)
+            if in_place:
+                self._write_out(view[:in_place], in_place)
+                view = view[in_place:]
+            else:
+                view = self._buffer(view)
+
+    def finish(self) -> FileEntry:
+        """Write the buffered bytes and fsync the file; returns its size and digest."""
+        if self._buffered_bytes:
+            end = self._buffered_bytes
+            # Past the page cache only whole pages can be written; the file is cut to its size afterwards.
+            padded = end + -end % PAGE if self._direct else end
+            self._block[end:padded] = bytes(padded - end)
+            self._write_out(self._block[:padded], end)
+        if self._written_bytes != self._size_bytes:
+            self._disk.truncate(self._fd, self._size_bytes)
+        # A failed fsync is never repeated: the kernel may have dropped the pages, and would then report success.
+        self._disk.fsync(self._fd)
+        return FileEntry(self._size_bytes, f"{self._algorithm.value}:{self._digest.hexdigest()}")
+
+    def _in_place_bytes(self, view: memoryview) -> int:
+        """Number of bytes at the beginning of the view that can be written without copying them to the block."""
+        if not self._is_large or self._buffered_bytes or len(view) < len(self._block):
+            return 0
+        if not self._direct:
+            return len(view)
+        return 0 if _address_of(view) % PAGE else len(view) - len(view) % PAGE
+
+    def _buffer(self, view: memoryview) -> memoryview:
+        """Copy the beginning of the view into the block; returns the remainder."""
+        piece = view[: len(self._block) - self._buffered_bytes]
+        end = self._buffered_bytes + len(piece)
+        self._block[self._buffered_bytes : end] = piece
+        self._buffered_bytes = end
+        if end == len(self._block) and self._is_large:
+            self._write_out(self._block, end)
+            self._buffered_bytes = 0
+        return view[len(piece) :]
+
+    def _write_out(self, view: memoryview, size_bytes: int) -> None:
+        """Digest the first `size_bytes` and write the whole view, of which the remainder pads the last page."""
+        # In slices, so that each is written while the digest has left it in the processor's cache.
+        for start in range(0, len(view), WRITE_BYTES):
+            end = start + WRITE_BYTES
+            self._digest.update(view[start : min(end, size_bytes)])
+            self._write_block(view[start:end])
+
+    def _write_block(self, block: memoryview) -> None:
+        while block:
+            try:
+                count = self._disk.write(self._fd, block, self._written_bytes)
+            except OSError as error:
+                # Some file systems accept the flag, and refuse the write.
+                if not (self._direct and error.errno in REFUSED):
+                    raise
+                self._disable_bypass(error)
+                self._use_cache()
+                continue
+            if count <= 0:
+                raise OSError(errno.EIO, "The disk took no bytes")
+            self._written_bytes += count
+            block = block[count:]
+            if self._direct and count % PAGE:
+                # A short write leaves an offset that is not aligned.
+                self._use_cache()
+
+    def _bypass_cache(self) -> None:
+        """Write the file past the page cache from now on, if the file system supports that."""
+        if self._disk.offers_bypass:
+            try:
+                self._disk.bypass_cache(self._fd, on=True)
+            except OSError as error:
+                if error.errno not in REFUSED:
+                    raise
+                self._disable_bypass(error)
+            else:
+                self._direct = True
+
+    def _use_cache(self) -> None:
+        """Write the remainder of this file through the page cache."""
+        self._disk.bypass_cache(self._fd, on=False)
+        self._direct = False
+
+    def _disable_bypass(self, error: OSError) -> None:
+        """Write every later file of this disk through the page cache."""
+        self._disk.offers_bypass = False
+        logger.debug("files are written through the page cache, since the file system says: %s", error)
+
+
+def _address_of(view: memoryview) -> int:
+    """The address of writable memory; 1, which is not aligned, for read-only memory: ctypes gives no address of it."""
+    return 1 if view.readonly else ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def write_file(disk: Disk, path: Path, content: bytes) -> None:
+    """Write one small file and fsync its content (not its name)."""
+    fd = disk.open_new(path)
+    try:
+        view, offset = memoryview(content), 0
+        while offset < len(view):
+            offset += disk.write(fd, view[offset:], offset)
+        disk.fsync(fd)
+    finally:
+        disk.close(fd)
+
+
+class LocalReadableFolder:
+    """A folder on this machine."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self.is_shared = True
+        self._disk = disk
+
+    @contextmanager
+    def open(self, file: str) -> Iterator[LocalSource]:
+        """See `ReadableFolder.open`."""
+        _check_plain(file)
+        source = open_source(self._disk, self.path / file)
+        try:
+            yield source
+        finally:
+            source.close()
+
+
+def open_source(disk: Disk, path: StrPath) -> LocalSource:
+    """Open a plain file for reading; the caller closes it."""
+    fd = disk.open(path)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Not a plain file", str(path))
+        return LocalSource(fd, disk, status.st_size, path)
+    except BaseException:
+        disk.close(fd)
+        raise
+
+
+class LocalSource:
+    """A file that is read at any offset, from any thread."""
+
+    def __init__(self, fd: int, disk: Disk, size_bytes: int, path: StrPath) -> None:
+        self.size_bytes = size_bytes
+        self._fd = fd
+        self._disk = disk
+        self._path = path
+
+    def close(self) -> None:
+        """Close the file."""
+        self._disk.close(self._fd)
+
+    def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
+        """See `Source.read_at`."""
+        unfilled = deque(buffer for buffer in buffers if buffer)
+        while unfilled:
+            count = self._disk.read(self._fd, list(islice(unfilled, _MOST_BUFFERS)), offset)
+            if count <= 0:
+                raise OSError(errno.EIO, "The file is shorter than it was", str(self._path))
+            offset += count
+            # A read may end within a buffer.
+            while count and count >= len(unfilled[0]):
+                count -= len(unfilled.popleft())
+            if count:
+                unfilled[0] = unfilled[0][count:]
+
+
+def _check_plain(file: str) -> None:
+    if not is_plain(file):
+        raise ValueError(f"{file!r} is not a plain name of a file")
+
+
+@contextmanager
+def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A path in a hidden folder beside `output`; what was written there is fsynced and replaces `output` on clean exit.
+
+    A file replaces a file in one rename. A folder takes two: a process that dies between them leaves the old one as
+    `.NAME.PID.old`, and nothing at `output`. What a killed process had written is deleted by the next call for the same
+    `output`.
+
+    Raises:
+        UserError: `output` exists, and must not be replaced.
+    """
+    if os.path.lexists(output) and not overwrite:
+        raise UserError(f"{output} exists", cure="Choose another --output, or add --overwrite.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    old = output.parent / f".{output.name}.{os.getpid()}.old"
+    with _staging_folder(output) as folder:
+        staging = folder / output.name
+        yield staging
+        # fsync before rename: a rename may reach the disk before the data does.
+        for path in (*(staging.iterdir() if staging.is_dir() else ()), staging):
+            _fsync(path)
+        if os.path.lexists(output) and (output.is_dir() or staging.is_dir()):
+            # No rename replaces a folder that is not empty.
+            os.rename(output, old)
+        try:
+            os.replace(staging, output)
+        except OSError:
+            if os.path.lexists(old):
+                os.rename(old, output)
+            raise
+        # The old folder is deleted only after the new name is durable.
+        _fsync(output.parent)
+        delete(old)
+
+
+@contextmanager
+def _staging_folder(output: Path) -> Iterator[Path]:
+    """A hidden folder beside `output`, deleted at exit. It is locked as long as this process lives."""
+    for leftover in output.parent.glob(f".{glob.escape(output.name)}.*{_STAGING}"):
+        _delete_if_unlocked(leftover)
+    folder, descriptor = _make_locked(output)
+    try:
+        yield folder
+    finally:
+        delete(folder)
+        close_private(descriptor)
+
+
+def _make_locked(output: Path) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=_STAGING, dir=output.parent))
+        try:
+            descriptor = open_private(folder, _DIRECTORY)
+        except FileNotFoundError:
+            continue
+        # A file system without locks: no process can lock the folder to delete it either.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Before it was locked another process may have deleted it as abandoned.
+        if folder.exists():
+            return folder, descriptor
+        close_private(descriptor)
+
+
+def _delete_if_unlocked(folder: Path) -> None:
+    """Delete a staging folder, unless the process that made it lives or its file system has no locks."""
+    with suppress(OSError), private_file(folder, _DIRECTORY) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+
+
+def point_link(link: Path, target: str) -> None:
+    """Create a symbolic link, or replace it in one rename, so that it always points to something.
+
+    Raises:
+        OSError: a folder has that name, or the file system has no symbolic links.
+    """
+    new = link.with_name(f".{link.name}.new")
+    new.unlink(missing_ok=True)  # A process that died here may have left one.
+    os.symlink(target, new)
+    os.replace(new, link)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, or a folder with its content, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,42 @@
+"""Open a storage by its URL: a local disk, or an object store through fsspec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.files.url_path import as_path, is_url
+from trainer_cli.storage.base import Storage
+from trainer_cli.storage.local import LocalStorage
+
+
+def open_storage(root: Path | str, *, cache: Path | None = None, **identity: Any) -> Storage:
+    """The storage of a folder of checkpoints.
+
+    Args:
+        root: a path or a URL.
+        cache: the local folder for copies of checkpoints in an object store; by default one in the user's cache.
+        identity: `run_id`, `attempt` and `later`, as in `LocalStorage`.
+
+    Raises:
+        UserError: there is no storage for this scheme, or it needs another package.
+    """
+    if not is_url(root):
+        return LocalStorage(as_path(root), **identity)
+    # Imported here, because the transfer code is loaded for object stores alone.
+    from trainer_cli.addons.stores.object_store import ObjectStorage
+
+    return ObjectStorage(root, cache=cache, **identity)
+
+
+def check_store(root: str, run_id: str) -> None:
+    """Check that a folder of checkpoints can be written if it is in an object store.
+
+    Raises:
+        UserError: there is no such bucket, or the store refuses.
+        StoreAwayError: it does not answer.
+    """
+    if is_url(root):
+        from trainer_cli.addons.stores.object_client import ObjectClient
+
+        ObjectClient(root).check_writable(run_id)

@@ -1,0 +1,1 @@
+"""How many processes train one model: one, copies of it, or shards."""
