@@ -223,6 +223,30 @@ def test_a_package_offers_few_names(name: str) -> None:
     assert len(FACES[name]) <= MOST_NAMES
 
 
+@pytest.mark.parametrize("name", FACES)
+def test_no_module_hides_a_name_of_its_package(name: str) -> None:
+    """An import of a module makes it an attribute of its package, in the place of a name that is spelt like it."""
+    assert not {each for each in FACES[name] if f"{name}.{each}" in MODULES}
+
+
+_OF_EVERYBODY = (f"{ROOT}.__main__", f"{ROOT}.errors", f"{ROOT}.terminal")
+"""The door of the command, the tree of errors, and the words and widths of a terminal."""
+BESIDE = [name for name in MODULES if name.count(".") == 1 and name not in FACES and name not in _OF_EVERYBODY]
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_module_beside_the_packages_offers_few_names(name: str) -> None:
+    taken = {
+        alias.name
+        for user, path in MODULES.items()
+        if user != ROOT
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module == name
+        for alias in node.names
+    }
+    assert len(taken) <= MOST_NAMES
+
+
 GATES = {
     "imports of add-ons by what is no add-on": 54,
     "imports of add-ons by other add-ons": 14,
