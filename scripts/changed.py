@@ -26,7 +26,7 @@ PACKAGE = "trainer_cli"
 TOP = f"{PACKAGE}/__init__.py"
 """Imports the public names when they are used, so that it reaches none by itself."""
 MAIN = f"{PACKAGE}/commands/main.py"
-"""Imports verbs when they are called."""
+"""Imports verbs when they are called, as the `addon.py` of each add-on names them."""
 CONFIGS = f"{PACKAGE}/config/search_path.py"
 """Finds configs by their names."""
 ALL = ["tests"]
@@ -43,7 +43,12 @@ class Graph:
         self._strings = {file: _strings(nodes) for file, nodes in self._nodes.items()}
         self._helpers = {_stem(file): file for file in python if file.startswith("tests/") and not _is_test(file)}
         self._public = {name: module for module, name in _imported(self._nodes[TOP])}
-        self._verbs = verbs_in(self._nodes[MAIN])
+        self._verbs = {
+            verb: module
+            for file, nodes in self._nodes.items()
+            if _names_verbs(file)
+            for verb, module in verbs_in(nodes).items()
+        }
         self._configs: dict[str, list[str]] = {}
         self._texts = {
             str(path.relative_to(root)): re.sub("#.*", "", path.read_text("utf-8"))
@@ -108,13 +113,13 @@ class Graph:
         for module, name in _imported(self._nodes[file]):
             yield from self._files_of(f"{module}.{name}")
         strings, tested = self._strings[file], file.startswith("tests/")
-        for text in strings if file != MAIN else ():
+        for text in () if _names_verbs(file) else strings:
             yield from self._modules_in(text)
             if tested and text.endswith(".py") and _stem(text) in self._helpers:
                 yield self._helpers[_stem(text)]
         if {"-m", PACKAGE} <= strings:
             yield f"{PACKAGE}/__main__.py"
-        if file != MAIN and any(isinstance(node, ast.Name) and node.id == "VERBS" for node in self._nodes[file]):
+        if any(isinstance(node, ast.Name) and node.id == "listed_verbs" for node in self._nodes[file]) and file != MAIN:
             yield from self._verbs.values()
         for folder in PurePosixPath(file).parents if tested else ():
             yield from {f"{folder}/conftest.py"} & self._nodes.keys()
@@ -137,6 +142,10 @@ class Graph:
     def _configs_in(self, texts: Iterable[str]) -> set[str]:
         words = {word for text in texts for word in re.findall(r"\w+", text)}
         return {file for word in words & self._configs.keys() for file in self._configs[word]}
+
+
+def _names_verbs(file: str) -> bool:
+    return file == MAIN or (file.startswith(PACKAGE) and file.endswith("/addon.py"))
 
 
 def _stem(file: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.commands.main import VERBS
+from trainer_cli.commands.main import listed_verbs
 
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("changed", ROOT / "scripts" / "changed.py")
@@ -48,7 +48,7 @@ PROJECT = {
     "tests/runs/test_plain.py": "import command\ntrain('fit')\nstart(HERE / 'ranks.py')\n",
     "tests/test_top.py": "import command\ntrain('top')\n",
     "tests/test_names.py": "import trainer_cli\ntrainer_cli.EMA\n",
-    "tests/test_tables.py": "from trainer_cli.commands.main import VERBS\nVERBS\n",
+    "tests/test_tables.py": "from trainer_cli.commands.main import listed_verbs\nlisted_verbs()\n",
     "tests/test_pages.py": "ROOT / 'docs'\nROOT / 'README.md'\n",
     "tests/test_whole_sources.py": "ROOT.rglob('*.py')\n",
 }
@@ -100,9 +100,11 @@ def test_every_test_reaches_the_top_conftest(project: Path) -> None:
 
 
 def test_the_verbs_are_read_from_the_source_of_the_command() -> None:
-    tree = ast.parse((ROOT / changed.MAIN).read_text("utf-8"))
-    modules = {verb: entry.module.replace(".", "/") + ".py" for verb, entry in VERBS.items()}
-    assert changed.verbs_in(ast.walk(tree)).items() >= modules.items()
+    files = [ROOT / changed.MAIN, *(ROOT / "trainer_cli/addons").glob("*/addon.py")]
+    found = {}
+    for file in files:
+        found |= changed.verbs_in(ast.walk(ast.parse(file.read_text("utf-8"))))
+    assert found.items() >= {(verb, f"{known.module.replace('.', '/')}.py") for verb, known in listed_verbs().items()}
     assert all((ROOT / file).is_file() for file in (changed.CONFIGS, changed.TOP))
 
 

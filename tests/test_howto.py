@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from trainer_cli.commands.main import VERBS, actions_of, parser_of
+from trainer_cli.commands.main import actions_of, listed_verbs, parser_of
 from trainer_cli.config.fields import fields
 
+VERBS = listed_verbs()
 DOCS = Path(__file__).parents[1] / "docs"
 AGENTS = DOCS.parent / "trainer_cli/scaffold/AGENTS.md.tmpl"
 PAGES = [page for page in sorted(DOCS.glob("*.md")) if page.name != "architecture.md"]
@@ -39,7 +39,7 @@ def test_every_config_key_is_named_on_a_how_to_page() -> None:
 
 
 def _flags(verb: str, action: str) -> set[str]:
-    parser = parser_of(verb, import_module(VERBS[verb].module))
+    parser = parser_of(verb, VERBS[verb])
     parsers = [parser, *(inner for name, inner in actions_of(parser).items() if name == action)]
     return {flag for one in parsers for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", one.format_help())}
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def add_lazy_names(package: dict[str, Any], names: Mapping[str, str]) -> None:
+def add_lazy_names(package: dict[str, Any], names: Mapping[str, str], *, of_addons: bool = False) -> None:
     """Make names of a package's modules attributes of the package, each imported when it is first asked for.
 
     The package's `__init__.py` calls this, and repeats the names as imports under `TYPE_CHECKING` for type checkers.
@@ -16,19 +16,30 @@ def add_lazy_names(package: dict[str, Any], names: Mapping[str, str]) -> None:
     Args:
         package: `globals()` of the package.
         names: names of modules, relative to the package -> the names that they hold, separated by spaces.
+        of_addons: whether the public names of add-ons are attributes, too.
     """
     path = package["__name__"]
     module_of = {name: f"{path}.{module}" for module, text in names.items() for name in text.split()}
+
+    def find_modules() -> Mapping[str, str]:
+        if not of_addons:
+            return module_of
+        from trainer_cli.addon import public_names
+
+        return {**public_names(), **module_of}
 
     def get_name(name: str) -> Any:
         # Here, not above: `train --help` and completion import packages whose names they do not need.
         from importlib import import_module
 
-        if name not in module_of:
+        if name == "__all__":
+            return sorted(name for name in find_modules() if not name.startswith("_"))
+        # Python asks for attributes such as `__path__` that no add-on brings.
+        modules = module_of if name in module_of or name.startswith("__") else find_modules()
+        if name not in modules:
             raise AttributeError(f"module {path!r} has no attribute {name!r}")
-        return getattr(import_module(module_of[name]), name)
+        return getattr(import_module(modules[name]), name)
 
     package["__getattr__"] = get_name
     # Completion and `dir` show the names, although none of them is imported yet.
-    package["__dir__"] = lambda: sorted({*package, *module_of})
-    package["__all__"] = sorted(name for name in module_of if not name.startswith("_"))
+    package["__dir__"] = lambda: sorted({*package, *find_modules()})

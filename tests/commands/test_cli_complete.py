@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.commands.complete import BASH, answer, candidates, split
-from trainer_cli.commands.main import VERBS, main
+from trainer_cli.commands.main import listed_verbs, main
 
 BREAKS = " \t\n\"'@><=;|&(:"
 """COMP_WORDBREAKS of an interactive bash."""
@@ -110,7 +110,9 @@ def test_what_is_offered(made: Path, line: str, expected: list[str]) -> None:
 
 def test_every_verb_is_offered_with_what_it_does(made: Path) -> None:
     found = {one.word: one.about for one in candidates(["train", ""], made)}
-    assert {verb: found.get(verb) for verb in VERBS} == {verb: known.summary for verb, known in VERBS.items()}
+    assert {verb: found.get(verb) for verb in listed_verbs()} == {
+        verb: known.summary for verb, known in listed_verbs().items()
+    }
 
 
 def test_options_are_offered_with_their_description(made: Path) -> None:

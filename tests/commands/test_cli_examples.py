@@ -18,12 +18,13 @@ from trainer_cli.addons.exact.replay_command import parse_steps
 from trainer_cli.addons.jobs.sweep_jobs import jobs
 from trainer_cli.commands import main as main_module
 from trainer_cli.commands.choices import Choices
-from trainer_cli.commands.main import VERBS, main, parser_of
+from trainer_cli.commands.main import listed_verbs, main, parser_of
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import compose
 from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.runs.run_dir import RunDir
 
+VERBS = listed_verbs()
 NEEDS = {
     "experiment=char_gpt": ["data.path=text.txt"],
     "data=characters": ["data.path=text.txt"],
@@ -33,7 +34,7 @@ NEEDS = {
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    texts = {verb: import_module(VERBS[verb].module).EXAMPLES for verb in VERBS} | {"help": main_module.EXAMPLES}
+    texts = {name: import_module(verb.module).EXAMPLES for name, verb in VERBS.items()} | {"help": main_module.EXAMPLES}
     for verb, text in texts.items():
         for line in text.splitlines():
             if match := re.match(r" +(train .*?)(?:  .*)?$", line):
@@ -53,7 +54,7 @@ def test_an_example_can_be_run(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     _, verb, *arguments = shlex.split(text)
-    parsed = main_module._parse(parser_of(verb, import_module(VERBS[verb].module)), verb, arguments)
+    parsed = main_module._parse(parser_of(verb, VERBS[verb]), verb, arguments)
     if verb in ("fit", "validate", "predict") or arguments[:1] == ["resume"]:
         many = getattr(parsed, "multirun", False)
         for overrides in (

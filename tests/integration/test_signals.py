@@ -165,7 +165,7 @@ def test_signals_are_handled_before_anything_else_is_imported(argv: list[str]) -
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     ours = {name for name in done.stdout.split() if name.startswith("trainer_cli")}
-    allowed = {"lazy", "__main__", "runs", "runs.signals"}
+    allowed = {"lazy", "__main__", "signals"}
     assert ours == {"trainer_cli", *(f"trainer_cli.{name}" for name in allowed)}
     assert not {"argparse", "typing", "pathlib", "hydra", "omegaconf", "torch"} & set(done.stdout.split())
 

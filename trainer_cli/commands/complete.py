@@ -12,12 +12,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from trainer_cli.commands.choices import EXPERIMENT, Choices, keys, values_of
 from trainer_cli.commands.docs import find_pages
-from trainer_cli.commands.main import VERBS, actions_of, parser_of
+from trainer_cli.commands.main import actions_of, listed_verbs, parser_of
 from trainer_cli.config import search_path
 from trainer_cli.errors import UserError
 from trainer_cli.schema.sections import RESUME_WORDS
@@ -151,14 +150,14 @@ def candidates(words: Sequence[str], cwd: Path) -> list[Candidate]:
 
 def _find_all(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
     if not before or before == ["help"]:
-        yield from (Candidate(name, verb.summary) for name, verb in VERBS.items())
+        yield from (Candidate(name, verb.summary) for name, verb in listed_verbs().items())
         if not before:
             yield from (Candidate(flag) for flag in ("--help", "--version"))
         return
-    verb = before[0]
-    if verb not in VERBS:
+    verb = listed_verbs().get(before[0])
+    if verb is None:
         return
-    parser = parser_of(verb, import_module(VERBS[verb].module))
+    parser = parser_of(before[0], verb)
     # An action has flags and arguments of its own.
     chosen = actions_of(parser).get(before[1]) if len(before) > 1 else None
     if chosen is not None:

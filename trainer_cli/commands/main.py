@@ -15,8 +15,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
+from trainer_cli.addon import Verb, add_verbs, find_verb
 from trainer_cli.errors import (
     DISK_CURES,
     NO_SPACE,
@@ -41,57 +42,25 @@ from trainer_cli.terminal import (
     wrapped_help,
 )
 
-
-class Verb(NamedTuple):
-    """A module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`, imported only when called.
-
-    It may have `before_parsing(words)`, which rewrites the words of the command line before argparse reads them.
-    """
-
-    module: str
-    summary: str
-
-
 VERBS: Mapping[str, Verb] = {
-    "fit": Verb("trainer_cli.commands.fit", "train, or resume where a run stopped"),
-    "validate": Verb("trainer_cli.commands.validate", "evaluate every checkpoint that a glob matches"),
-    "predict": Verb(
-        "trainer_cli.addons.predict.predict_command", "write a model's outputs for every sample of a dataset"
+    "fit": Verb("trainer_cli.commands.fit", "train, or resume where a run stopped", loads_torch=True),
+    "validate": Verb(
+        "trainer_cli.commands.validate", "evaluate every checkpoint that a glob matches", loads_torch=True
     ),
-    "plan": Verb("trainer_cli.commands.plan", "show what a fit would do: steps, evaluations, checkpoints, disk"),
+    "plan": Verb(
+        "trainer_cli.commands.plan", "show what a fit would do: steps, evaluations, checkpoints, disk", loads_torch=True
+    ),
     "top": Verb("trainer_cli.commands.top", "show all runs below a folder, live: state, step, rate, loss, time left"),
     "tail": Verb("trainer_cli.commands.tail", "show the last log lines and metrics of a run, and follow them"),
-    "serve": Verb("trainer_cli.addons.view.serve", "show all runs below a folder in a browser, live: table and curves"),
-    "report": Verb(
-        "trainer_cli.addons.view.report", "write runs into one HTML file: curves, checkpoints, config, sweeps"
-    ),
-    "replay": Verb("trainer_cli.addons.exact.replay_command", "replay a step of a run, look into it and verify it"),
-    "diverge": Verb(
-        "trainer_cli.addons.exact.diverge_command", "find the first step where two runs differ, and what differs first"
-    ),
-    "check": Verb(
-        "trainer_cli.addons.exact.check_command",
-        "prove that a resume equals a run without a stop, and check a finished run",
-    ),
-    "bisect": Verb(
-        "trainer_cli.addons.exact.bisect_command", "find the first step of a run at which a condition holds"
-    ),
-    "data": Verb("trainer_cli.addons.exact.data_command", "show which samples a step of a run used, or will use"),
     "config": Verb("trainer_cli.commands.config", "print the composed config, and where each value comes from"),
     "ckpt": Verb("trainer_cli.commands.ckpt", "list, show, verify, compare, pin, remove, prune and export checkpoints"),
     "list": Verb("trainer_cli.commands.list", "list the experiments, models, data and other options"),
     "new": Verb("trainer_cli.commands.new", "create a project: model, data, configs and tests that run"),
     "docs": Verb("trainer_cli.commands.docs", "list the pages of the documentation, or print one"),
-    "env": Verb("trainer_cli.commands.env", "show versions, devices and paths, for a bug report"),
+    "env": Verb("trainer_cli.commands.env", "show versions, devices and paths, for a bug report", loads_torch=True),
     "complete": Verb("trainer_cli.commands.complete", "print the completion script for bash or zsh"),
 }
-_INTERNAL = {
-    "_job": Verb("trainer_cli.addons.jobs.job", "run a job of a sweep"),
-    "_store": Verb("trainer_cli.addons.jobs.store", "serve the store of ranks on one machine"),
-}
-"""Verbs of the commands that `train` itself starts; neither listed nor suggested."""
-_LOADING_TORCH = ("fit", "validate", "predict", "plan", "replay", "env")
-"""Verbs that need seconds until they print something."""
+"""Those that are no add-on's."""
 EXAMPLES = """examples:
   train list                                        what there is
   train fit digits                                  train an experiment
@@ -254,24 +223,24 @@ def _dispatch(arguments: list[str]) -> int:
     # Before any import, which would fail with a traceback where the current folder no longer exists.
     if {"-h", "--help"}.isdisjoint(words):
         _refuse_missing_folder()
-    verb = {**VERBS, **_INTERNAL}.get(word)
+    verb = VERBS.get(word) or find_verb(word)
     if verb is None:
         _refuse_missing_folder()
         from trainer_cli.commands.choices import no_verb
 
-        raise no_verb(word, arguments, VERBS)
+        raise no_verb(word, arguments, listed_verbs())
     if not {"-h", "--help"}.isdisjoint(words[:-1]):
         from trainer_cli.commands.choices import wants_help_on
 
         if (error := wants_help_on(words)) is not None:
             raise error
-    if word in _LOADING_TORCH and {"-h", "--help"}.isdisjoint(words):
+    if verb.loads_torch and {"-h", "--help"}.isdisjoint(words):
         # Of a sweep the jobs load torch, in processes of their own, but all their configs are checked first.
         show_status(LOADING_TORCH if {"-m", "--multirun"}.isdisjoint(words) else "checking the jobs …")
     with gc_paused():
         # Only the verb's own module: each imports what it needs, and the help of others waits for nothing.
         module = import_module(verb.module)
-    parser = parser_of(word, module)
+    parser = parser_of(word, verb)
     try:
         parsed = _parse(parser, word, getattr(module, "before_parsing", list)(words))
     except SystemExit as stop:
@@ -302,12 +271,17 @@ def _refuse_missing_folder() -> None:
         raise UserError("the current folder no longer exists", where=os.environ.get("PWD"), cure=cure) from None
 
 
-def parser_of(word: str, module: Any) -> Parser:
-    """The parser of a verb, whose module is imported already."""
-    summary = {**VERBS, **_INTERNAL}[word].summary
+def listed_verbs() -> dict[str, Verb]:
+    """The verbs of `train`, with those of add-ons."""
+    return {name: verb for name, verb in add_verbs(VERBS).items() if verb.summary}
+
+
+def parser_of(word: str, verb: Verb) -> Parser:
+    """The parser of a verb."""
+    module = import_module(verb.module)
     parser = Parser(
         prog=f"train {word}",
-        description=f"{summary[0].upper()}{summary[1:]}.",
+        description=f"{verb.summary[:1].upper()}{verb.summary[1:]}.",
         epilog=getattr(module, "EXAMPLES", None),
         formatter_class=_HelpFormatter,
         # An abbreviation would change its meaning with the next flag that is added.
@@ -369,12 +343,13 @@ def _exit_code(value: Any) -> int:
 
 
 def _overview() -> str:
-    names, width = max(map(len, VERBS)), columns(sys.stdout)
+    listed = listed_verbs()
+    names, width = max(map(len, listed)), columns(sys.stdout)
     verbs = "\n".join(
         textwrap.fill(f"  {name:{names}}  {verb.summary}", width, subsequent_indent=" " * (names + 4)).replace(
             name, painted(name, "bold", sys.stdout), 1
         )
-        for name, verb in VERBS.items()
+        for name, verb in listed.items()
     )
     return with_headings(
         "usage: train VERB [OVERRIDE ...] [FLAGS]\n\n"

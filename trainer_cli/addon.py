@@ -1,0 +1,114 @@
+"""What an add-on brings, and who brings what.
+
+An add-on is a folder of `trainer_cli/addons/` whose module `addon.py` has an `ADDON`, or such an object that another
+distribution names as an entry point of the group `trainer_cli.addons`. All that it names is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_GROUP = "trainer_cli.addons"
+"""The package of the shipped add-ons, and the group of entry points of all others."""
+
+
+class Verb(NamedTuple):
+    """A module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`, imported only when called.
+
+    It may have `before_parsing(words)`, which rewrites the words of the command line before argparse reads them.
+
+    Args:
+        summary: what it does, in half a sentence; empty for a verb that `train` itself starts, which is listed nowhere.
+        after: the verb after which it is listed; None: after all others.
+        loads_torch: whether it needs seconds until it prints something.
+    """
+
+    module: str
+    summary: str = ""
+    after: str | None = None
+    loads_torch: bool = False
+
+
+class AddOn(NamedTuple):
+    """What an add-on brings.
+
+    Args:
+        verbs: name -> verb.
+        names: module, by its whole name -> its public names, separated by spaces. They become names of `trainer_cli`.
+        parts: what other code asks for -> `module:name` of the function or class that is it.
+    """
+
+    verbs: Mapping[str, Verb] = {}
+    names: Mapping[str, str] = {}
+    parts: Mapping[str, str] = {}
+
+
+@cache
+def _find_shipped() -> Mapping[str, AddOn]:
+    folder = os.path.join(os.path.dirname(__file__), "addons")
+    names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, "addon.py")))
+    return {name: import_module(f"{_GROUP}.{name}.addon").ADDON for name in names}
+
+
+@cache
+def _find_installed() -> Mapping[str, AddOn]:
+    if not any(map(_has_addon, filter(os.path.isdir, sys.path))):
+        return {}
+    # Here, and only now: this import and the look at all that is installed take longer than a fast verb.
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry.load() for entry in entry_points(group=_GROUP)}
+
+
+def _has_addon(folder: str) -> bool:
+    """Whether a distribution in a folder of `sys.path` names an entry point of an add-on."""
+    for name in os.listdir(folder):
+        if name.endswith((".dist-info", ".egg-info")):
+            with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+                if f"[{_GROUP}]".encode() in file.read():
+                    return True
+    return False
+
+
+def each_addon() -> Iterator[tuple[str, AddOn]]:
+    """Each add-on with its name: first the shipped ones, then those of other distributions."""
+    yield from _find_shipped().items()
+    yield from _find_installed().items()
+
+
+def find_part(name: str) -> Any:
+    """The function or class that an add-on brings under this name; None if there is no such add-on."""
+    for _, addon in each_addon():
+        if name in addon.parts:
+            module, _, attribute = addon.parts[name].partition(":")
+            return getattr(import_module(module), attribute)
+    return None
+
+
+def add_verbs(verbs: Mapping[str, Verb]) -> dict[str, Verb]:
+    """The verbs with those of all add-ons, in the order in which they are listed."""
+    merged = list(verbs.items())
+    for _, addon in each_addon():
+        for name, verb in addon.verbs.items():
+            words = [word for word, _ in merged]
+            merged.insert(words.index(verb.after) + 1 if verb.after in words else len(words), (name, verb))
+    return dict(merged)
+
+
+def find_verb(word: str) -> Verb | None:
+    """The verb of this name that an add-on brings; None if there is none."""
+    return next((addon.verbs[word] for _, addon in each_addon() if word in addon.verbs), None)
+
+
+@cache
+def public_names() -> Mapping[str, str]:
+    """Public name that an add-on brings -> its module."""
+    return {name: module for _, addon in each_addon() for module, text in addon.names.items() for name in text.split()}

@@ -1,0 +1,39 @@
+"""What the add-on `exact` brings."""
+
+from __future__ import annotations
+
+from trainer_cli.addon import AddOn, Verb
+
+ADDON = AddOn(
+    verbs={
+        "replay": Verb(
+            "trainer_cli.addons.exact.replay_command",
+            "replay a step of a run, look into it and verify it",
+            after="tail",
+            loads_torch=True,
+        ),
+        "diverge": Verb(
+            "trainer_cli.addons.exact.diverge_command",
+            "find the first step where two runs differ, and what differs first",
+            after="replay",
+        ),
+        "check": Verb(
+            "trainer_cli.addons.exact.check_command",
+            "prove that a resume equals a run without a stop, and check a finished run",
+            after="diverge",
+        ),
+        "bisect": Verb(
+            "trainer_cli.addons.exact.bisect_command",
+            "find the first step of a run at which a condition holds",
+            after="check",
+        ),
+        "data": Verb(
+            "trainer_cli.addons.exact.data_command",
+            "show which samples a step of a run used, or will use",
+            after="bisect",
+        ),
+    },
+    names={
+        "trainer_cli.addons.exact.resume": "assert_resume_is_exact",
+    },
+)

@@ -1,0 +1,7 @@
+"""What the add-on `formats` brings."""
+
+from __future__ import annotations
+
+from trainer_cli.addon import AddOn
+
+ADDON = AddOn()

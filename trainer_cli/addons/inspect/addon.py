@@ -1,0 +1,15 @@
+"""What the add-on `inspect` brings."""
+
+from __future__ import annotations
+
+from trainer_cli.addon import AddOn
+
+ADDON = AddOn(
+    names={
+        "trainer_cli.addons.inspect.metrics": "ConfusionMatrix Metrics",
+        "trainer_cli.addons.inspect.profiling": "DurationProfiler MemoryMonitor Throughput TorchProfiler",
+        "trainer_cli.addons.inspect.samples": "EvalHarness TextSamples",
+        "trainer_cli.addons.inspect.system": "SystemMonitor",
+        "trainer_cli.addons.inspect.tensors": "ActivationStatistics DumpActivations Norms TensorListener",
+    },
+)

@@ -1,0 +1,11 @@
+"""What the add-on `sparsity` brings."""
+
+from __future__ import annotations
+
+from trainer_cli.addon import AddOn
+
+ADDON = AddOn(
+    names={
+        "trainer_cli.addons.sparsity.sparse_training": "GMP RigL SET Static",
+    },
+)

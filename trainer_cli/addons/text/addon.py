@@ -1,0 +1,15 @@
+"""What the add-on `text` brings."""
+
+from __future__ import annotations
+
+from trainer_cli.addon import AddOn
+
+ADDON = AddOn(
+    names={
+        "trainer_cli.addons.text.gpt": "GPT",
+        "trainer_cli.addons.text.lora": "lora",
+        "trainer_cli.addons.text.mixture": "Mixture",
+        "trainer_cli.addons.text.text": "Documents Packing Text",
+        "trainer_cli.addons.text.tokens": "TokenFiles",
+    },
+)

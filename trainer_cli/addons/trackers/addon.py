@@ -1,0 +1,13 @@
+"""What the add-on `trackers` brings."""
+
+from __future__ import annotations
+
+from trainer_cli.addon import AddOn
+
+ADDON = AddOn(
+    names={
+        "trainer_cli.addons.trackers.mlflow": "MlflowLogger",
+        "trainer_cli.addons.trackers.trackio": "TrackioLogger",
+        "trainer_cli.addons.trackers.wandb": "WandbLogger",
+    },
+)
