@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.optim.optimizers import ONLY
+from trainer_cli.optim import ONLY
 from trainer_cli.state.model_state import clean_name, unwrapped
 from trainer_cli.trainer.hooks import Callback
 

@@ -50,14 +50,14 @@ class _Rule:
     interval: Interval | None = None
 
 
-def scheduled_patterns(patterns: Patterns | None) -> dict[str, Duration]:
+def _scheduled_patterns(patterns: Patterns | None) -> dict[str, Duration]:
     """Each pattern whose parameters are frozen for a part of the run, and for how long."""
     if not isinstance(patterns, Mapping):
         return {}
     return {pattern: Duration.parse(value) for pattern, value in patterns.items() if value is not None}
 
 
-def learn_interval(pattern: str, duration: Duration, loop: Lengths) -> Interval:
+def _learn_interval(pattern: str, duration: Duration, loop: Lengths) -> Interval:
     """The interval at whose end the parameters of a pattern begin to be trained.
 
     Raises:
@@ -86,7 +86,7 @@ class Freezing:
     """
 
     def __init__(self, model: nn.Module, patterns: Patterns | None) -> None:
-        scheduled = scheduled_patterns(patterns)
+        scheduled = _scheduled_patterns(patterns)
         always = [pattern for pattern in patterns or () if pattern not in scheduled]
         self._norms = freeze_parameters(model, always)
         self._kept: set[nn.Module] = set()
@@ -101,6 +101,16 @@ class Freezing:
         """The clean names of the parameters that are frozen for a part of the run."""
         self._frozen: frozenset[str] | None = frozenset()
         """The scheduled parameters that `update` has frozen; None: the strategy may have others."""
+
+    @staticmethod
+    def ends(patterns: Patterns | None, loop: Lengths) -> Iterator[tuple[str, Duration, int | None]]:
+        """Each pattern that is frozen for a part of the run, for how long, and the step after which it is trained.
+
+        Raises:
+            ConfigError: one is frozen for a time, which is not the same in each run.
+        """
+        for pattern, duration in _scheduled_patterns(patterns).items():
+            yield pattern, duration, _learn_interval(pattern, duration, loop).end
 
     def _make_rule(self, model: nn.Module, pattern: str, duration: Duration) -> _Rule:
         check_pattern(pattern, KEY)
@@ -132,10 +142,10 @@ class Freezing:
         """Set the intervals by the lengths of the training.
 
         Raises:
-            ConfigError: as from `learn_interval`.
+            ConfigError: one is a time, which is not the same in each run.
         """
         for rule in self._rules:
-            rule.interval = learn_interval(rule.pattern, rule.duration, loop)
+            rule.interval = _learn_interval(rule.pattern, rule.duration, loop)
 
     def next_step(self, now: Progress) -> Iterable[int]:
         """For each pattern that is frozen: the earliest step after which it may have to be unfrozen."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.optim.optimizer_modes import needs_closure
+from trainer_cli.optim.optimizer_modes import explain_missing_closure, needs_closure
 from trainer_cli.outputs.metrics import Number
 from trainer_cli.patterns import check_pattern, did_you_mean, matches, no_match_error
 from trainer_cli.signatures.instances import check_type, make_instance
@@ -188,7 +188,7 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
                         f"a parameter is in two optimizers, {owner[parameter]} and {name}",
                         cure="Choose those of each, such as by `params` of optimizer_factory.",
                     )
-        check_members(name, optimizers[name], model)
+        _check_members(name, optimizers[name], model)
     _check_covered(model, owner, is_mapping=is_mapping)
     _warn_of_unsaved(optimizers)
     return optimizers
@@ -232,7 +232,7 @@ def _warn_of_unsaved(optimizers: Mapping[str, Optimizer]) -> None:
                 )
 
 
-def check_members(name: str, optimizer: Optimizer, model: nn.Module) -> None:
+def _check_members(name: str, optimizer: Optimizer, model: nn.Module) -> None:
     """Raise UserError for a parameter of an optimizer that is not the model's, as in a group that a callback adds:
     no checkpoint would have its values."""
     parameters = set(model.parameters())
@@ -473,6 +473,14 @@ class OptimizerEntry:
         self._tensor_settings = [
             (number, key) for number, group in enumerate(groups) for key in group if isinstance(group[key], Tensor)
         ]
+
+    def check_parameters(self, model: nn.Module) -> None:
+        """Raise UserError for a parameter that is not the model's, as in a group that a callback has added."""
+        _check_members(self.name, self.optimizer, model)
+
+    def explain(self, error: Exception) -> Exception:
+        """Explain an error of a step, if the optimizer needs its optional `closure`; else return the error itself."""
+        return explain_missing_closure(self.optimizer, error)
 
     def keep_settings(self) -> None:
         """Copy the groups' settings before a step."""

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAME = "scheduler"
-MOVED = frozenset({"lr", "momentum", "betas"})
+_MOVED = frozenset({"lr", "momentum", "betas"})
 """Settings of parameter groups that torch's schedulers change."""
 _STEP = SchedulerInterval.step
 
@@ -67,25 +67,45 @@ _STEP = SchedulerInterval.step
 def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: Any) -> Callable[[Optimizer], Any]:
     """A function `optimizer -> schedule` with the settings of a config's `scheduler`.
 
+    See `schedule_from`.
+    """
+    return schedule_from(kind, settings, loop)
+
+
+def schedule_from(
+    kind: Callable[..., Any],
+    settings: Mapping[str, Any],
+    loop: TrainingLoop,
+    *,
+    where: str = NAME,
+    call: Callable[..., Any] | None = None,
+    adds_mode: bool = True,
+) -> Scheduled:
+    """A schedule that is made of an optimizer later, when the length of the training is known.
+
     `interval`, `metric` and `groups` are those of `Scheduled`. Durations such as `1ep` are converted to a number of
     intervals. If `kind` takes `total_steps` and it is not among the settings, it is that of the loop's `max_duration`.
+
+    Args:
+        where: the settings' place in the config, for errors.
+        call: makes the schedule with the arguments of `kind`; None: `kind`.
+        adds_mode: set the usual mode of the metric where `kind` takes a mode and there is none.
     """
-    metric, groups = settings.pop("metric", None), settings.pop("groups", None)
-    interval = settings.pop("interval", None) or default_interval(kind, metric)
-    settings = with_mode(kind, settings, metric)
+    arguments = {key: value for key, value in settings.items() if key not in ("interval", "metric", "groups")}
+    metric = settings.get("metric")
+    interval = settings.get("interval") or default_interval(kind, metric)
 
     def make(optimizer: Optimizer) -> Any:
-        arguments = schedule_settings(kind, settings, loop, interval)
+        with_mode = _add_mode(kind, arguments, metric, where) if adds_mode else arguments
+        named = _convert_settings(kind, with_mode, loop, interval, where)
         if names_optimizer(call_parameters(kind)):
-            return kind(**{OPTIMIZER: optimizer}, **arguments)
-        return kind(optimizer, **arguments)
+            return (call or kind)(**{OPTIMIZER: optimizer}, **named)
+        return (call or kind)(optimizer, **named)
 
-    return Scheduled(make, interval, metric, groups)
+    return Scheduled(make, interval, metric, settings.get("groups"))
 
 
-def with_mode(
-    kind: Callable[..., Any], settings: Mapping[str, Any], metric: str | None, where: str = NAME
-) -> dict[str, Any]:
+def _add_mode(kind: Callable[..., Any], settings: Mapping[str, Any], metric: str | None, where: str) -> dict[str, Any]:
     """The settings of a schedule with the usual mode of its metric, where it takes a mode and they have none.
 
     Raises:
@@ -97,8 +117,8 @@ def with_mode(
     return dict(settings)
 
 
-def schedule_settings(
-    kind: Callable[..., Any], settings: Mapping[str, Any], loop: TrainingLoop, interval: str, where: str = NAME
+def _convert_settings(
+    kind: Callable[..., Any], settings: Mapping[str, Any], loop: TrainingLoop, interval: str, where: str
 ) -> dict[str, Any]:
     """The settings of a schedule with durations as a number of intervals.
 
@@ -251,6 +271,10 @@ class Schedulers:
     def of(self, optimizer: str) -> list[Any]:
         """The schedules of an optimizer."""
         return [self.live[name] for name, owner in self._optimizer_of.items() if owner == optimizer]
+
+    def moved_settings(self, optimizer: str) -> frozenset[str]:
+        """The settings of an optimizer's parameter groups that its schedules may change."""
+        return _MOVED if self.of(optimizer) else frozenset()
 
     def functions_of_steps(self, optimizer: str) -> list[tuple[Any, Callable[[int], Any]]]:
         """Each schedule of an optimizer that steps after a step of the run, and a function of the number of steps."""

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.callbacks import CheckpointerCallback, RunIdentity
 from trainer_cli.config.arguments import (
     FROM_DATA,
     SAVER,
-    SCHEDULER_KEYS,
     SECTIONS,
     SPECIAL,
     check_keys,
@@ -33,13 +31,11 @@ from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.files.url_path import as_path
 from trainer_cli.layout.naming import CONFIG_FILE
-from trainer_cli.optim.optimizers import make_optimizer, parameters_of
-from trainer_cli.optim.scheduler_intervals import Scheduled, default_interval
-from trainer_cli.optim.schedulers import schedule_settings, with_mode
+from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.running.reach import check_folder, check_partial, check_reach
 from trainer_cli.schema.sections import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
-from trainer_cli.signatures.types import OPTIMIZER, call_parameters, misfits, names_optimizer
+from trainer_cli.signatures.types import call_parameters, misfits
 from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.strategies.blocks import find_blocks, recompute
 from trainer_cli.strategies.strategy import DDP, Single, Strategy
@@ -220,22 +216,14 @@ class Builder:
             }
         node = _node(node, where)
         target = import_target(node["_target_"], f"{where}._target_", self.trust)
-        interval = node.get("interval") or default_interval(target, node.get("metric"))
-        # A factory, because the scheduler needs the optimizer, which is built later.
-        factory = partial(self._schedule, node, where, loop, interval)
-        return Scheduled(factory, interval, node.get("metric"), node.get("groups")).resolve(target, where)
-
-    def _schedule(self, node: Any, where: str, loop: TrainingLoop, interval: str, optimizer: Optimizer) -> Any:
-        """Build a scheduler. One that takes `total_steps` gets the steps of the loop unless the config sets them."""
-        target = import_target(str(node["_target_"]), f"{where}._target_", self.trust)
+        settings = {str(key): value for key, value in node.items() if key not in SPECIAL}
         special = {key: value for key, value in node.items() if key in SPECIAL}
-        arguments = {str(key): value for key, value in node.items() if key not in (*SPECIAL, *SCHEDULER_KEYS)}
-        if "_args_" not in node:
-            arguments = with_mode(target, arguments, node.get("metric"), where)
-        settings = {**special, **schedule_settings(target, arguments, loop, interval, where)}
-        if names_optimizer(call_parameters(target)):
-            return self.make({**settings, OPTIMIZER: optimizer}, where)
-        return self.make(settings, where, first=(optimizer,))
+
+        def call(*first: Any, **arguments: Any) -> Any:
+            return self.make({**special, **arguments}, where, first=first)
+
+        schedule = schedule_from(target, settings, loop, where=where, call=call, adds_mode="_args_" not in node)
+        return schedule.resolve(target, where)
 
     def step(self) -> Any:
         """Build the training step; None for the default one."""

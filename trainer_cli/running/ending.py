@@ -49,7 +49,7 @@ def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[st
         best_metrics: for each metric the best value of the run and its step, as in `summary.json`.
     """
     # Here: it imports torch, and a finished run needs none.
-    from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+    from trainer_cli.callbacks import CheckpointerCallback
 
     checkpoint = trainer.checkpoint
     if not isinstance(checkpoint, CheckpointerCallback) or not composed.config.checkpoint.enabled:

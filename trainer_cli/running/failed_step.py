@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.replay_plan import earliest_start
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.data.loader import LOADING
 from trainer_cli.errors import LOST, NotFiniteError, TrainError
 from trainer_cli.files.json_lines import read_rows

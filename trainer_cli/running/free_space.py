@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.checkpoint.disk_space import FreeSpace, NeededSpace, files_of_checkpoint, find_shortage
 from trainer_cli.errors import UserError
 from trainer_cli.files.url_path import is_url

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.config.arguments import SAVER, is_node, list_optimizers, list_schedules
 from trainer_cli.config.compose import Composed
-from trainer_cli.optim.optimizers import ONLY
+from trainer_cli.optim import ONLY
 from trainer_cli.running.start import Start
 from trainer_cli.runs.metrics import best_rule, best_settings
 from trainer_cli.terminal import format_count, format_first

@@ -153,7 +153,7 @@ def _plan_training(
     between_failures_s: float | None,
 ) -> Plan:
     import_torch()
-    from trainer_cli.callbacks.state_saver import saves_in_background
+    from trainer_cli.callbacks import saves_in_background
     from trainer_cli.running.build import Builder
 
     composed = with_values(composed, start.stored_values)
@@ -223,7 +223,7 @@ def _kinds_of_callbacks(composed: Composed) -> dict[str, Any]:
 
 
 def _warn_of_short_patience(builder: Builder, kinds: dict[str, Any], loop: TrainingLoop, data: Data) -> None:
-    from trainer_cli.callbacks.early_stopping import EarlyStopping
+    from trainer_cli.callbacks import EarlyStopping
 
     for name, kind in kinds.items():
         if isinstance(kind, type) and issubclass(kind, EarlyStopping):
@@ -365,10 +365,10 @@ def has_pending_evaluation(catalog: Catalog, entry: Entry) -> bool:
 
 
 def _unfreezes(patterns: Any, loop: TrainingLoop) -> Iterator[Unfreezing]:
-    from trainer_cli.optim.freezing import learn_interval, scheduled_patterns
+    from trainer_cli.optim import Freezing
 
-    for pattern, duration in scheduled_patterns(patterns).items():
-        yield Unfreezing(pattern, str(duration), learn_interval(pattern, duration, loop).end)
+    for pattern, duration, end in Freezing.ends(patterns, loop):
+        yield Unfreezing(pattern, str(duration), end)
 
 
 def _overrides(kind: Any, hook: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.callbacks.skip_samples import ScopedFlags
+from trainer_cli.callbacks import ScopedFlags
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError, TrainError

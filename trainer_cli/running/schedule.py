@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.config.compose import Composed
 from trainer_cli.policy.simulation import simulate
 from trainer_cli.running.free_space import check_space, estimate_size

@@ -17,8 +17,7 @@ from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.config.fields import why_may_change
 from trainer_cli.errors import TrainError, UnfitStateError, UserError
 from trainer_cli.format.sharded import RANKS
-from trainer_cli.optim.optimizers import ONLY
-from trainer_cli.optim.schedulers import MOVED
+from trainer_cli.optim import ONLY
 from trainer_cli.outputs.metrics import merge_sums
 from trainer_cli.schema.load_options import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, advice
 from trainer_cli.state import model_state
@@ -313,7 +312,6 @@ def _fit_optimizers(
     fittings = {}
     saved = {ONLY: state[ONLY]} if ONLY in state else state.get(_MANY, {})
     for name, optimizer in trainer.optimizers.items():
-        moved = MOVED if trainer.schedulers.of(name) else ()
         configured = trainer.first_settings[name]
         keep = [key.removeprefix(f"{name}.") for key in keep_settings if "." not in key or key.startswith(f"{name}.")]
         fit = partial(
@@ -322,7 +320,7 @@ def _fit_optimizers(
             optimizer,
             options=options,
             keep_settings=keep,
-            moved=moved,
+            moved=trainer.schedulers.moved_settings(name),
             configured=configured,
         )
         fittings[_key_of(name)] = _fit_saved(saved, name, fit)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer_cli.errors import UserError
-from trainer_cli.optim.optimizer_modes import explain_missing_closure
-from trainer_cli.optim.optimizers import OptimizerEntry, check_members
+from trainer_cli.optim import OptimizerEntry
 from trainer_cli.outputs.label_count import label_counter
 from trainer_cli.outputs.metrics import Number, is_known_zero, read_outputs, returned_weight
 from trainer_cli.outputs.microbatch import Microbatches, join_outputs
@@ -310,7 +309,7 @@ class TrainStep:
         for entry in self._entries:
             if entry.group_count > len(trainer.first_settings[entry.name]):
                 # A callback has added parameter groups.
-                check_members(entry.name, entry.optimizer, trainer.model)
+                entry.check_parameters(trainer.model)
             # Loggers may still read the values of the last step.
             if (last := previous.get(entry.name)) is not None:
                 entry.grad_norm, entry.settings = last.grad_norm, last.settings
@@ -461,7 +460,7 @@ class TrainStep:
             scaler.unscale(optimizer)
         if len(optimizer.param_groups) != entry.group_count:
             # A callback has added parameter groups.
-            check_members(entry.name, optimizer, trainer.model)
+            entry.check_parameters(trainer.model)
             entry.list_parameters()
         self._divide(entry)
         for call in self._before_step:
@@ -475,7 +474,7 @@ class TrainStep:
             try:
                 optimizer.step()
             except Exception as error:
-                if (explained := explain_missing_closure(optimizer, error)) is error:
+                if (explained := entry.explain(error)) is error:
                     raise
                 raise explained from error
         else:

@@ -17,11 +17,15 @@ from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
 from trainer_cli.files.url_path import local_path
 from trainer_cli.loggers.base import Logger
-from trainer_cli.optim.freezing import Freezing, Patterns
-from trainer_cli.optim.optimizer_modes import OptimizerModes
-from trainer_cli.optim.optimizers import make_optimizers
-from trainer_cli.optim.schedulers import Schedulers, name_schedulers
-from trainer_cli.optim.trained_parameters import TrainedParameters
+from trainer_cli.optim import (
+    Freezing,
+    OptimizerModes,
+    Patterns,
+    Schedulers,
+    TrainedParameters,
+    make_optimizers,
+    name_schedulers,
+)
 from trainer_cli.outputs.metrics import SampleCheck
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.policy.stopping import Stop

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.errors import UserError
-from trainer_cli.optim.optimizers import ONLY
+from trainer_cli.optim import ONLY
 from trainer_cli.outputs.finite import LossCheck
 from trainer_cli.outputs.metrics import WeightedMeans
 from trainer_cli.patterns import did_you_mean

@@ -130,7 +130,7 @@ def _measure_batch_sizes(composed: Composed, group: ProcessGroup) -> tuple[list[
 
 def _build_trial(composed: Composed, config: TrainConfig, group: ProcessGroup) -> tuple[Trainer, Data]:
     """Build what trains, without callbacks, loggers, schedules and checkpoints."""
-    from trainer_cli.callbacks.state_saver import RunIdentity
+    from trainer_cli.callbacks import RunIdentity
     from trainer_cli.running.build import Builder
 
     config = replace(

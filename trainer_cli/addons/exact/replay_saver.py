@@ -13,7 +13,7 @@ import torch
 
 from trainer_cli.addons.exact.replay_plan import ReplayPlan
 from trainer_cli.addons.exact.replay_records import RecordComparison
-from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.callbacks import RunIdentity
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.errors import UserError

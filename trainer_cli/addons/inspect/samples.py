@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.callbacks.validation_callback import ValidationCallback
+from trainer_cli.callbacks import ValidationCallback
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import import_extra
 from trainer_cli.schema.field_rules import check_at_least

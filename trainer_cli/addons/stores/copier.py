@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from trainer_cli.addons.stores.download import read_blocks, write_copy
-from trainer_cli.callbacks.retention import Retention
+from trainer_cli.callbacks import Retention
 from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import SaveError, TrainError, disk_cure
