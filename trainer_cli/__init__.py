@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trainer_cli.addons.inspect.tensors import TensorListener as TensorListener
     from trainer_cli.addons.predict.prediction_writers import ParquetWriter as ParquetWriter
     from trainer_cli.addons.predict.prediction_writers import PredictionWriter as PredictionWriter
+    from trainer_cli.addons.sparsity.selective_grad import SelectiveGrad as SelectiveGrad
     from trainer_cli.addons.sparsity.sparse_training import GMP as GMP
     from trainer_cli.addons.sparsity.sparse_training import SET as SET
     from trainer_cli.addons.sparsity.sparse_training import RigL as RigL
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.momentum_teacher import MomentumTeacher as MomentumTeacher
     from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState as SaveCheckpointState
     from trainer_cli.callbacks.skip_samples import ScopedFlags as ScopedFlags
-    from trainer_cli.callbacks.skip_samples import SelectiveGrad as SelectiveGrad
     from trainer_cli.callbacks.skip_samples import SkipSamples as SkipSamples
     from trainer_cli.callbacks.validation_callback import ValidationCallback as ValidationCallback
     from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer as AsyncCheckpointer
@@ -126,7 +126,7 @@ else:
             "callbacks.learning_rate_monitor": "BatchSummary LearningRateMonitor ParameterTable",
             "callbacks.momentum_teacher": "MomentumTeacher",
             "callbacks.save_checkpoint_state": "SaveCheckpointState",
-            "callbacks.skip_samples": "ScopedFlags SelectiveGrad SkipSamples",
+            "callbacks.skip_samples": "ScopedFlags SkipSamples",
             "callbacks.validation_callback": "ValidationCallback",
             "checkpoint.checkpointer": (
                 "AsyncCheckpointer Checkpointer make_async_checkpointer make_sync_checkpointer SyncCheckpointer"

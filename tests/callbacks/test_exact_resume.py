@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 from tiny import ListLogger, Noisy, StopAt, StopInEvaluation, everything, loader, same, trainer
 
+from trainer_cli.addons.sparsity.selective_grad import SelectiveGrad
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyExit, EarlyStopping, ThresholdStopper
 from trainer_cli.callbacks.ema import EMA, SWA
-from trainer_cli.callbacks.skip_samples import SelectiveGrad
 from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.trainer.hooks import Callback
 

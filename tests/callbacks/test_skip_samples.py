@@ -9,8 +9,9 @@ import pytest
 import torch
 from tiny import Noisy, StopAt, loader, trainer
 
+from trainer_cli.addons.sparsity.selective_grad import SelectiveGrad
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.skip_samples import ScopedFlags, SelectiveGrad, SkipSamples
+from trainer_cli.callbacks.skip_samples import ScopedFlags, SkipSamples
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.retention import Retention as Retention
     from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState as SaveCheckpointState
     from trainer_cli.callbacks.skip_samples import ScopedFlags as ScopedFlags
-    from trainer_cli.callbacks.skip_samples import SelectiveGrad as SelectiveGrad
     from trainer_cli.callbacks.skip_samples import SkipSamples as SkipSamples
     from trainer_cli.callbacks.state_saver import RunIdentity as RunIdentity
     from trainer_cli.callbacks.state_saver import saves_in_background as saves_in_background
@@ -51,7 +50,7 @@ else:
             "momentum_teacher": "MomentumTeacher",
             "retention": "Retention",
             "save_checkpoint_state": "SaveCheckpointState",
-            "skip_samples": "ScopedFlags SelectiveGrad SkipSamples",
+            "skip_samples": "ScopedFlags SkipSamples",
             "state_saver": "RunIdentity saves_in_background",
             "validation_callback": "ValidationCallback",
         },

@@ -30,7 +30,7 @@ from trainer_cli.errors import NotDurableError, SaveError, UserError
 from trainer_cli.files.url_path import as_path, is_url
 from trainer_cli.format.verified_file import verify
 from trainer_cli.goodput import Activity
-from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy.rules import (
     Decision,
     Kind,

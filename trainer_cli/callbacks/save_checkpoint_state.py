@@ -14,7 +14,7 @@ from trainer_cli.files.url_path import as_path
 from trainer_cli.format.verified_file import read_verified
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.manifest import Manifest
-from trainer_cli.parallel.process_group import ALONE
+from trainer_cli.parallel import ALONE
 from trainer_cli.policy.rules import Kind
 from trainer_cli.schema.field_rules import check_duration
 from trainer_cli.schema.load_options import STATES, LoadOptions

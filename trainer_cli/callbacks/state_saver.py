@@ -26,8 +26,7 @@ from trainer_cli.format.open import format_of
 from trainer_cli.format.tree import UnsavableState
 from trainer_cli.layout.naming import COPIES_CACHE, LATEST_LINK, Naming
 from trainer_cli.loggers.base import SAVES
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup
-from trainer_cli.parallel.rendezvous import LostRankError, PeerError
+from trainer_cli.parallel import ALONE, LostRankError, PeerError, ProcessGroup
 from trainer_cli.policy.rules import Decision, Kind
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError
 from trainer_cli.schema.left_out import KEY, check_leave_out, described, left_out, without

@@ -54,7 +54,7 @@ from trainer_cli.format.sharded import RANKS, ShardedFormat
 from trainer_cli.format.verified_file import verify
 from trainer_cli.layout.naming import is_plain
 from trainer_cli.manifest import Manifest
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks, lone_rank
+from trainer_cli.parallel import ALONE, ProcessGroup, default_group, default_ranks, lone_rank
 from trainer_cli.schema.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, DigestAlgorithm
 from trainer_cli.state.fill_state import LoadedState, MapLocation, load_into, move_tensors
 from trainer_cli.storage.base import ReadableFolder, Storage

@@ -35,7 +35,7 @@ from trainer_cli.layout.naming import (
     variables_in,
 )
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError
-from trainer_cli.parallel.process_group import default_ranks
+from trainer_cli.parallel import default_ranks
 from trainer_cli.patterns import alternatives
 from trainer_cli.schema.checkpoint_config import Compression
 from trainer_cli.storage.base import Storage

@@ -36,10 +36,10 @@ from trainer_cli.format.tree import decode, encode
 from trainer_cli.layout.parts import PartTable, why_uncovered
 from trainer_cli.layout.shards import Shard
 from trainer_cli.manifest import FileEntry
-from trainer_cli.parallel.rendezvous import PeerError
+from trainer_cli.parallel import PeerError
 
 if TYPE_CHECKING:
-    from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.parallel import ProcessGroup
     from trainer_cli.storage.folder import StagedFolder
 
 log = logging.getLogger(__name__)

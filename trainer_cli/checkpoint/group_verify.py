@@ -14,7 +14,7 @@ from trainer_cli.storage.folder import LocalReadableFolder
 
 if TYPE_CHECKING:
     from trainer_cli.manifest import Manifest
-    from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.parallel import ProcessGroup
     from trainer_cli.storage.base import ReadableFolder
 
 log = logging.getLogger(__name__)

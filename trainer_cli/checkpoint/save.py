@@ -33,7 +33,7 @@ from trainer_cli.format.verified_file import verify
 from trainer_cli.layout.naming import MANIFEST_FILE, VARIABLES, step_within
 from trainer_cli.layout.parts import Groups, PartTable, group_names
 from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, ManifestError
-from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy.rules import Kind
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 

@@ -17,7 +17,7 @@ from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import MissingStateError, UnfitStateError
 from trainer_cli.layout.naming import step_within
 from trainer_cli.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
-from trainer_cli.parallel.process_group import ALONE
+from trainer_cli.parallel import ALONE
 from trainer_cli.schema.load_options import (
     OTHER_MODEL,
     VERSIONS,

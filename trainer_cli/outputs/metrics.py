@@ -20,8 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from trainer_cli.errors import UserError
 from trainer_cli.outputs.live_loss import LiveLoss
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup
-from trainer_cli.parallel.same import check_same_losses
+from trainer_cli.parallel import ALONE, ProcessGroup, check_same_losses
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from torch import Tensor
 from trainer_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from trainer_cli.parallel.agreement import Agreement
+    from trainer_cli.parallel import Agreement
     from trainer_cli.steps.progress import Progress
 
 

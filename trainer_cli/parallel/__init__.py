@@ -1,1 +1,55 @@
-"""How many processes train one model, and what each of them does with it."""
+"""The processes that train one model: how they meet, exchange small values, and find out which one is lost.
+
+A `ProcessGroup` is one process (`ALONE`, which imports no torch) or the ranks that torchrun or srun started
+(`from_environment`). Its methods are collective: every rank calls the same ones in the same order, from one thread.
+Values go through a group of gloo of their own, so they never mix with the collectives of a training. Nothing here knows
+models, checkpoints or configs.
+
+- What one rank does alone is in `leading` or `on_main`, what may fail on some in `checking`: if it fails on one rank,
+  the others raise `PeerError` with its reason instead of waiting. `LostRankError` names a rank that has ended or hangs.
+- `Agreement` is the one sum of a step: weight, samples, requests, written checkpoints. Decisions that depend on its
+  results alone are the same on every rank.
+- `check_same…` compare what the ranks see before a training goes wrong in silence.
+
+Begin with `process_group.py`. `rendezvous.py` has the store by which ranks meet and are found lost, `direct.py` sums
+between ranks of one machine over sockets.
+"""
+
+from __future__ import annotations
+
+from trainer_cli.lazy import add_lazy_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from trainer_cli.parallel.agreement import Agreement as Agreement
+    from trainer_cli.parallel.process_group import ALONE as ALONE
+    from trainer_cli.parallel.process_group import ProcessGroup as ProcessGroup
+    from trainer_cli.parallel.process_group import default_group as default_group
+    from trainer_cli.parallel.process_group import default_ranks as default_ranks
+    from trainer_cli.parallel.process_group import from_environment as from_environment
+    from trainer_cli.parallel.process_group import group_without_processes as group_without_processes
+    from trainer_cli.parallel.process_group import lone_rank as lone_rank
+    from trainer_cli.parallel.rendezvous import LostRankError as LostRankError
+    from trainer_cli.parallel.rendezvous import PeerError as PeerError
+    from trainer_cli.parallel.rendezvous import is_of_peer as is_of_peer
+    from trainer_cli.parallel.rendezvous import noted_activity as noted_activity
+    from trainer_cli.parallel.rendezvous import noting as noting
+    from trainer_cli.parallel.rendezvous import serve_store as serve_store
+    from trainer_cli.parallel.same import check_same as check_same
+    from trainer_cli.parallel.same import check_same_file as check_same_file
+    from trainer_cli.parallel.same import check_same_losses as check_same_losses
+    from trainer_cli.parallel.same import check_same_samples as check_same_samples
+
+    __all__: list[str]
+else:
+    add_lazy_names(
+        globals(),
+        {
+            "agreement": "Agreement",
+            "process_group": (
+                "ALONE default_group default_ranks from_environment group_without_processes lone_rank ProcessGroup"
+            ),
+            "rendezvous": "is_of_peer LostRankError noted_activity noting PeerError serve_store",
+            "same": "check_same check_same_file check_same_losses check_same_samples",
+        },
+    )

@@ -32,13 +32,12 @@ from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.files.url_path import as_path
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running.reach import check_folder, check_partial, check_reach
 from trainer_cli.schema.sections import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.signatures.types import call_parameters, misfits
 from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
-from trainer_cli.strategies.blocks import find_blocks, recompute
-from trainer_cli.strategies.strategy import DDP, Single, Strategy
+from trainer_cli.strategies import DDP, Single, Strategy, find_blocks, recompute
 from trainer_cli.torch_compat import leave_compiler_out_of_shapes
 from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.precision import Precision
@@ -61,7 +60,7 @@ def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> St
     """
     check_strategy(config, dtype, group.world_size)
     if config.strategy is ParallelStrategy.fsdp:
-        from trainer_cli.strategies.fsdp import FSDP
+        from trainer_cli.strategies import FSDP
 
         return FSDP(
             group,

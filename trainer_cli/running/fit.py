@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.auto.decide import Decision, decide, write_decisions
+from trainer_cli.addons.auto import AutoDecision, decide, write_decisions
 from trainer_cli.addons.stores.download import configure_downloads
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import GroupVerifier
@@ -36,9 +36,7 @@ from trainer_cli.errors import ExitCode, NotFiniteError, without_secrets
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.files.url_path import is_url
 from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup
-from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
-from trainer_cli.parallel.same import check_same, check_same_file
+from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
 from trainer_cli.running.disk_failures import explain_disk_failure
 from trainer_cli.running.ending import describe_best, print_already_finished, print_outcome
 from trainer_cli.running.import_torch import import_torch
@@ -230,7 +228,7 @@ def _open_run(
     fork: Path | None,
     trainer: Trainer,
     data: Data,
-    decisions: Mapping[str, Decision],
+    decisions: Mapping[str, AutoDecision],
     stack: ExitStack,
     config_text: str,
 ) -> None:

@@ -21,7 +21,7 @@ from trainer_cli.config.compose import Composed, to_yaml, with_values
 from trainer_cli.config.targets import import_from, import_target
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import Naming
-from trainer_cli.parallel.process_group import group_without_processes
+from trainer_cli.parallel import group_without_processes
 from trainer_cli.policy.rules import Saved, check_ephemeral, retention_rules, save_rules, settings_of
 from trainer_cli.policy.simulation import Simulation, Timeline, simulate
 from trainer_cli.policy.stopping import Stop

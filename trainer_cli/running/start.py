@@ -22,7 +22,7 @@ from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.files.url_path import as_path
 from trainer_cli.format.verified_file import verify
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.policy.stopping import RecordedEnd
 from trainer_cli.running.resume import (
     FIRST_ONLY,

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.layout.naming import STEP_MODULES
-from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel import ProcessGroup
 from trainer_cli.patterns import did_you_mean, matches
 from trainer_cli.ranks import check_shards
 from trainer_cli.strategies.blocks import find_blocks, without_tied

@@ -14,7 +14,7 @@ from trainer_cli.steps.intervals import Duration, Interval, StepCounts, Unit, ep
 from trainer_cli.trainer.validation_loop import Evaluations
 
 if TYPE_CHECKING:
-    from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.parallel import ProcessGroup
     from trainer_cli.steps.progress import Progress
 
 

@@ -19,8 +19,7 @@ from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.format.dtensor import Targets, distributed, targets_of
 from trainer_cli.goodput import Activity
 from trainer_cli.layout.naming import VARIABLES
-from trainer_cli.parallel.process_group import ProcessGroup
-from trainer_cli.parallel.same import check_same
+from trainer_cli.parallel import ProcessGroup, check_same
 from trainer_cli.schema.left_out import check_load
 from trainer_cli.schema.load_options import LOG_MARKS, VERSIONS, WHOLE, LoadOptions
 from trainer_cli.schema.sections import SchedulerInterval

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainer_cli.schema.field_rules import build_section, takes_fields_of
 from trainer_cli.schema.sections import Dtype, PrecisionConfig
-from trainer_cli.strategies.strategy import Strategy
+from trainer_cli.strategies import Strategy
 from trainer_cli.torch_compat import dense_stand_in, overflow_flags
 
 DYNAMIC = "dynamic"

@@ -21,7 +21,7 @@ from trainer_cli.layout.naming import STEP_MODULES
 from trainer_cli.loggers.base import Logger
 from trainer_cli.loggers.console import ConsoleLogger
 from trainer_cli.loggers.notebook import NotebookLogger, in_notebook
-from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel import ProcessGroup
 from trainer_cli.patterns import did_you_mean, nearest
 from trainer_cli.signatures.instances import check_type, make_instance
 from trainer_cli.state.model_state import clean_name, fit_model, versions_of

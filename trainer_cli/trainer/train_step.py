@@ -15,7 +15,7 @@ from trainer_cli.outputs.label_count import label_counter
 from trainer_cli.outputs.metrics import Number, is_known_zero, read_outputs, returned_weight
 from trainer_cli.outputs.microbatch import Microbatches, join_outputs
 from trainer_cli.outputs.model_call import explain_error, make_arguments, returned_nothing
-from trainer_cli.parallel.agreement import Agreement
+from trainer_cli.parallel import Agreement
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.torch_compat import foreach_div_, local
 from trainer_cli.trainer.tensor_errors import help_for

@@ -27,7 +27,7 @@ from trainer_cli.optim import (
     name_schedulers,
 )
 from trainer_cli.outputs.metrics import SampleCheck
-from trainer_cli.parallel.agreement import Agreement
+from trainer_cli.parallel import Agreement
 from trainer_cli.policy.stopping import Stop
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
 from trainer_cli.schema.field_rules import checked_values
@@ -37,7 +37,7 @@ from trainer_cli.signatures.argument_names import checks_argument_names
 from trainer_cli.signatures.instances import check_type
 from trainer_cli.state import model_state
 from trainer_cli.steps.progress import Progress
-from trainer_cli.strategies.strategy import Single, Strategy
+from trainer_cli.strategies import Single, Strategy
 from trainer_cli.trainer import setup, state
 from trainer_cli.trainer.callback_set import CallbackSet, load_first_state
 from trainer_cli.trainer.ctrl_c import CTRL_C, CtrlC

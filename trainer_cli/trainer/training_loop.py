@@ -15,7 +15,7 @@ from trainer_cli.outputs.finite import check_end, roll_back
 from trainer_cli.outputs.metrics import read_outputs, sample_count
 from trainer_cli.outputs.microbatch import Microbatches
 from trainer_cli.outputs.token_count import TokenCount
-from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy.rules import Occasion, occasion_of
 from trainer_cli.policy.stopping import Stop, next_stop_step, why_stop
 from trainer_cli.schema.field_rules import build_section, takes_fields_of
@@ -31,7 +31,7 @@ from trainer_cli.trainer.training_log import TrainingLog
 from trainer_cli.trainer.validation_loop import Due, ValidationLoop, last_due
 
 if TYPE_CHECKING:
-    from trainer_cli.parallel.agreement import Agreement
+    from trainer_cli.parallel import Agreement
     from trainer_cli.steps.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
 

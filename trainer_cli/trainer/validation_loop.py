@@ -35,7 +35,7 @@ from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.prefetch import close_at_the_end
 
 if TYPE_CHECKING:
-    from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.parallel import ProcessGroup
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)

@@ -49,7 +49,7 @@ ERROR = "train: error: "
 
 def main(path: str) -> int:
     """Run the plan in a file, and return the exit code of the fit."""
-    from trainer_cli.parallel.process_group import from_environment
+    from trainer_cli.parallel import from_environment
     from trainer_cli.running.fit import fit
 
     plan = ProbePlan.read(path)

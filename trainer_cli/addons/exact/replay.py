@@ -32,7 +32,7 @@ from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import hparams
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.files.durable import lock_exclusively, private_file
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running.import_torch import import_torch, showing_import
 from trainer_cli.running.start import fork_path, kept_settings, load_options
 from trainer_cli.runs.attempts import bytes_of_config, environment_of, read_history

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainer_cli.addons.exact.sample_trace import BlamedSamples
     from trainer_cli.addons.exact.samples import StepSamples
     from trainer_cli.config.compose import Composed
-    from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.parallel import ProcessGroup
     from trainer_cli.trainer.hooks import Callback
 
 EXAMPLES = """examples:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     if composed.config.parallel.strategy == "fsdp":
         # One process needs a group, too.
         return run_as_rank(lambda: composed, work)
-    from trainer_cli.parallel.process_group import ALONE
+    from trainer_cli.parallel import ALONE
 
     return work(composed, ALONE)
 

@@ -23,7 +23,7 @@ from trainer_cli.data.loader import Loader, SharedLoader
 from trainer_cli.data.position import length_of
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import class_name
-from trainer_cli.parallel.process_group import group_without_processes
+from trainer_cli.parallel import group_without_processes
 from trainer_cli.running.build import Builder, Data
 from trainer_cli.runs.origin import TRAIN, compare_forked, naming_project, origin_of
 from trainer_cli.trainer.messages import to_console

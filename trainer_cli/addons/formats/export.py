@@ -11,7 +11,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from trainer_cli.addons.text.lora import SCALING
+from trainer_cli.addons.text import SCALING
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.state.load_hooks import as_state_dict

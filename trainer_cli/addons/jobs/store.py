@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve a store, print its port, and end with the process at the other end of stdin."""
-    from trainer_cli.parallel.rendezvous import serve_store
+    from trainer_cli.parallel import serve_store
     from trainer_cli.signals import stopping
 
     # A scheduler may signal all processes: the ranks then save, and need the store.

@@ -37,8 +37,16 @@ from trainer_cli.config.processes import check_processes
 from trainer_cli.config.resolvers import share_moment
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.files.url_path import as_path
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
-from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer, noted_activity, noting
+from trainer_cli.parallel import (
+    ALONE,
+    LostRankError,
+    PeerError,
+    ProcessGroup,
+    from_environment,
+    is_of_peer,
+    noted_activity,
+    noting,
+)
 from trainer_cli.policy.stopping import Ended, decide_restart
 from trainer_cli.ranks import is_restarted, ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 from trainer_cli.runs.run_dir import RunDir

@@ -6,6 +6,7 @@ from trainer_cli.addon import AddOn
 
 ADDON = AddOn(
     names={
+        "trainer_cli.addons.sparsity.selective_grad": "SelectiveGrad",
         "trainer_cli.addons.sparsity.sparse_training": "GMP RigL SET Static",
     },
 )

@@ -151,7 +151,7 @@ def _inspect_npy(path: Path, size: int, where: str) -> TokenFile:
     return TokenFile(path, size, offset, dtype, shape[0])
 
 
-def sample_parts(file: TokenFile, reader: Reader, files: int) -> tuple[list[tuple[int, Tokens]], str]:
+def sample_parts(file: TokenFile, reader: TokenReader, files: int) -> tuple[list[tuple[int, Tokens]], str]:
     """Parts spread evenly over a file, each with the position of its first token, and their digest.
 
     Args:
@@ -169,15 +169,15 @@ def sample_parts(file: TokenFile, reader: Reader, files: int) -> tuple[list[tupl
     return sampled, digest.hexdigest()
 
 
-class Reader:
+class TokenReader:
     """Reads tokens of files, of which at most 64 stay open. A copy in another process opens them again."""
 
     def __init__(self) -> None:
         self._descriptors: dict[Path, int] = {}
 
-    def __reduce__(self) -> tuple[type[Reader], tuple[()]]:
+    def __reduce__(self) -> tuple[type[TokenReader], tuple[()]]:
         # Numbers of open files mean nothing in a process that was not forked.
-        return Reader, ()
+        return TokenReader, ()
 
     def __del__(self) -> None:
         for descriptor in self._descriptors.values():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from trainer_cli.addons.text.text import IGNORED, collate_rows
-from trainer_cli.addons.text.token_file import DTYPES, Reader, TokenFile, Tokens, inspect, list_files, sample_parts
+from trainer_cli.addons.text.token_file import DTYPES, TokenFile, TokenReader, Tokens, inspect, list_files, sample_parts
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
 
@@ -61,7 +61,7 @@ class TokenFiles:
                 where="data.val_path",
                 cure="A file that is held out must not be trained on: change one of the two.",
             )
-        reader = Reader()
+        reader = TokenReader()
         files = _inspect_files(paths, "data.path", dtype, reader, context=context, vocab_size=vocab_size)
         total = sum(file.count for file in files)
         train, val = _split(files, total if held_out else total - round(total * val_fraction))
@@ -94,7 +94,7 @@ class TokenWindows:
     deterministic = True
 
     def __init__(
-        self, spans: Sequence[Span], reader: Reader, *, context: int, vocab_size: int, end_token: int | None
+        self, spans: Sequence[Span], reader: TokenReader, *, context: int, vocab_size: int, end_token: int | None
     ) -> None:
         self._spans, self._reader = spans, reader
         self._context, self._vocab_size, self._end_token = context, vocab_size, end_token
@@ -167,7 +167,7 @@ def check_ids(tokens: Tokens, file: TokenFile, start: int, vocab_size: int) -> N
 
 
 def _inspect_files(
-    paths: Sequence[Path], where: str, dtype: str, reader: Reader, *, context: int, vocab_size: int
+    paths: Sequence[Path], where: str, dtype: str, reader: TokenReader, *, context: int, vocab_size: int
 ) -> list[TokenFile]:
     """The files with their digests. Raises UserError if one is too short, or has a wrong id in a sampled part."""
     files = []

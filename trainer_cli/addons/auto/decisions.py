@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.config.compose import Composed, with_values
 from trainer_cli.config.processes import batches_of_step
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running.start import Start, fork_of, load_options
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.schema.auto import BATCH_SIZE, LR, auto_keys, batch_sizes, numbers_instead
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class AutoDecision:
     """The value that was found for a key, why it was chosen, and what was measured."""
 
     value: Any
@@ -44,7 +44,7 @@ class Decision:
     """Name -> values of all trials."""
 
 
-def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tuple[Composed, dict[str, Decision]]:
+def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tuple[Composed, dict[str, AutoDecision]]:
     """Find the values that are `auto`, unless the run has found them before. Collective.
 
     Returns:
@@ -53,7 +53,7 @@ def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tup
     Raises:
         UserError: no value was found.
     """
-    decisions: dict[str, Decision] = {}
+    decisions: dict[str, AutoDecision] = {}
     for key, value in start.stored_values.items():
         log.info("%s=%s, as in earlier attempts of the run", key, value)
     composed = with_values(composed, start.stored_values)
@@ -70,7 +70,7 @@ def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tup
     return composed, decisions
 
 
-def write_decisions(run: RunDir, decisions: Mapping[str, Decision]) -> None:
+def write_decisions(run: RunDir, decisions: Mapping[str, AutoDecision]) -> None:
     """Log the decisions, and write what was measured into the run directory."""
     for key, decision in decisions.items():
         log.info("%s=%s: %s", key, decision.value, decision.reason)
@@ -78,7 +78,7 @@ def write_decisions(run: RunDir, decisions: Mapping[str, Decision]) -> None:
         write_json(run.decisions_file, {key: asdict(decision) for key, decision in decisions.items()})
 
 
-def _decide_batch_size(composed: Composed, group: ProcessGroup, start: Start) -> Decision:
+def _decide_batch_size(composed: Composed, group: ProcessGroup, start: Start) -> AutoDecision:
     """The batch size that fits on every rank.
 
     Each rank measures alone, without collectives: none waits for another that runs out of memory.
@@ -109,7 +109,7 @@ def _decide_batch_size(composed: Composed, group: ProcessGroup, start: Start) ->
         "peak_bytes": [trial.peak_bytes for trial in trials],
         "fits": [trial.fits for trial in trials],
     }
-    return Decision(size, reason, measured)
+    return AutoDecision(size, reason, measured)
 
 
 def _measure_batch_sizes(composed: Composed, group: ProcessGroup) -> tuple[list[BatchSizeTrial], TrialMemory]:
@@ -141,7 +141,7 @@ def _build_trial(composed: Composed, config: TrainConfig, group: ProcessGroup) -
     return builder.trainer(data, identity=RunIdentity(), run_dir=Path(config.run_dir), loggers={}), data
 
 
-def _decide_rate(composed: Composed, group: ProcessGroup, start: Start) -> Decision:
+def _decide_rate(composed: Composed, group: ProcessGroup, start: Start) -> AutoDecision:
     """The learning rate that a range test suggests.
 
     Rank 0 makes the test alone, with the batches of all ranks: without collectives, and with the steps of the training.
@@ -155,7 +155,7 @@ def _decide_rate(composed: Composed, group: ProcessGroup, start: Start) -> Decis
     return decision
 
 
-def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> Decision:
+def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> AutoDecision:
     from trainer_cli.addons.auto.find import find_learning_rate
 
     config = composed.config
@@ -188,7 +188,7 @@ def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> Decisi
     reason = (
         f"the loss fell fastest there, in a range test of {len(rates)} steps from {rates[0]:.2g} to {rates[-1]:.2g}"
     )
-    return Decision(value, reason, {"rates": rates, "losses": result.losses})
+    return AutoDecision(value, reason, {"rates": rates, "losses": result.losses})
 
 
 _DECIDERS = {BATCH_SIZE: _decide_batch_size, LR: _decide_rate}
