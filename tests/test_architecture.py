@@ -29,7 +29,8 @@ FLOORS = (
     "patterns ranks addon",
     "metric_modes",
     "steps files",
-    "signatures layout models",
+    "values layout models",
+    "signatures",
     "schema",
     "policy",
     "manifest",
@@ -47,7 +48,9 @@ FLOORS = (
 """The folders of the package, from the lowest: a module imports only from its own folder or a lower floor."""
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 PORTS = [f"{ROOT}.{part}" for part in ("storage", "format")]
-PURE_PACKAGES = "bounds elsewhere goodput layout manifest metric_modes patterns policy ranks schema signatures steps"
+PURE_PACKAGES = (
+    "bounds elsewhere goodput layout manifest metric_modes patterns policy ranks schema signatures steps values"
+)
 """What decides and names, from plain values alone."""
 # What would bring torch, a clock, the disk, other processes or chance into a pure module.
 IMPURE = {

@@ -18,7 +18,7 @@ from trainer_cli.errors import ConfigError, ExitCode
 from trainer_cli.running.build import Builder
 from trainer_cli.running.reach import is_outside
 from trainer_cli.schema.sections import TrainConfig
-from trainer_cli.signatures.types import CheckedArguments
+from trainer_cli.signatures.calls import CheckedArguments
 
 
 @pytest.fixture(scope="module")

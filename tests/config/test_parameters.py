@@ -11,7 +11,8 @@ import pytest
 
 from trainer_cli.config.fields import fields
 from trainer_cli.schema.checkpoint_config import Removal
-from trainer_cli.signatures.types import call_parameters, kind_of, misfits
+from trainer_cli.signatures.calls import call_parameters, misfits
+from trainer_cli.values.kinds import kind_of
 
 VALUES: dict[str, Any] = {
     "null": None, "true": True, "0": 0, "7": 7, "2.0": 2.0, "a": "a", "[1]": [1], "{x: 1}": {"x": 1},

@@ -45,7 +45,7 @@ from trainer_cli.policy.rules import (
     why_save,
 )
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError
-from trainer_cli.schema.field_rules import build_section, takes_fields_of
+from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

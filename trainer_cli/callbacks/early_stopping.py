@@ -19,12 +19,12 @@ from torch.utils.hooks import RemovableHandle
 from trainer_cli.errors import ConfigError
 from trainer_cli.metric_modes import Mode, choose_mode, usual_mode
 from trainer_cli.schema.sections import TRAIN_PREFIX
-from trainer_cli.steps.intervals import Duration, Interval, Unit
+from trainer_cli.steps import Duration, Interval, Unit
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.steps.progress import Progress
+    from trainer_cli.steps import Progress
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.schema.field_rules import parse_duration
 from trainer_cli.state.model_state import capture_model, clean_name, parameter_names, plain_name, unwrapped
 from trainer_cli.state.spectral_norm import find_spectral_norms, spectral_vectors
+from trainer_cli.steps import Duration
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import foreach_copy_, foreach_lerp_, local
 from trainer_cli.trainer.hooks import Callback
@@ -61,7 +61,7 @@ class EMA(Callback):
                 f"every is {every!r}, but it must be a whole number of steps, at least 1", location="every"
             )
         self.decay, self.every = float(decay), every
-        self.start = None if start == 0 else parse_duration("start", start)
+        self.start = None if start == 0 else Duration.read("start", start)
         self._start_step = 0
         self._model: nn.Module | None = None
         self._first_trained: frozenset[str] = frozenset()
@@ -280,7 +280,7 @@ class SWA(EMA):
     def __init__(self, start: int | str, every: int | str = "1ep") -> None:
         # The decay and the steps of EMA are not used: `_share` and `every` replace them.
         super().__init__(0.0, 1, start)
-        self._interval = parse_duration("every", every)
+        self._interval = Duration.read("every", every)
         self._count = 1
         """Weights in the average."""
 

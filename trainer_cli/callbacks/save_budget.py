@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer_cli.policy.rules import SaveCost, steps_until
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Progress
 
 _FAILURE_S = 1.0
 """What a failed save is taken to cost at least: with the default budget the next one comes 50 s later."""

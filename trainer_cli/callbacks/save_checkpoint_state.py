@@ -16,12 +16,11 @@ from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE
 from trainer_cli.policy.rules import Kind
-from trainer_cli.schema.field_rules import check_duration
 from trainer_cli.schema.load_options import STATES, LoadOptions
 from trainer_cli.state.model_state import weights_of
-from trainer_cli.steps.intervals import Interval
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Interval, Progress
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.values import check_duration
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

@@ -20,7 +20,7 @@ from trainer_cli.layout.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
 from trainer_cli.policy.rules import Kind, Saved
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Progress
 from trainer_cli.storage.base import ReadableFolder, Storage
 from trainer_cli.storage.open import open_storage
 from trainer_cli.terminal import format_count

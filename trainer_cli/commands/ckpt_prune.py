@@ -20,7 +20,7 @@ from trainer_cli.files.url_path import is_url
 from trainer_cli.policy.rules import RetentionRules, retention_rules, settings_of, why_keep, why_remove
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_run
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.steps.intervals import Duration, Interval
+from trainer_cli.steps import Duration, Interval
 from trainer_cli.storage.local import LocalStorage
 
 

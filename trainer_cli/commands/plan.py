@@ -9,7 +9,7 @@ import sys
 
 from trainer_cli.commands.main import add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.steps.intervals import Duration, Unit
+from trainer_cli.steps import Duration, Unit
 from trainer_cli.terminal import clear_status, line_width, show_status, wrapped
 
 EXAMPLES = """examples:

@@ -21,16 +21,9 @@ from trainer_cli.patterns import nearest
 from trainer_cli.schema.auto import AUTO, check_auto
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
 from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval, TrainConfig
-from trainer_cli.signatures.types import (
-    MISSING,
-    OPTIMIZER,
-    Parameter,
-    call_parameters,
-    kind_of,
-    misfits,
-    names_optimizer,
-)
-from trainer_cli.steps.intervals import Duration
+from trainer_cli.signatures import OPTIMIZER, Parameter, call_parameters, misfits, names_optimizer
+from trainer_cli.steps import Duration
+from trainer_cli.values import MISSING, kind_of
 
 SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "callbacks", "loggers")
 """Sections that hold components."""

@@ -40,9 +40,8 @@ from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number,
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema.auto import replace_auto
-from trainer_cli.schema.field_rules import check_rules
 from trainer_cli.schema.sections import RESUME_WORDS, TrainConfig
-from trainer_cli.signatures.types import IN_QUOTES, MISSING, SECTION, Kind, in_yaml, kind_of, name_of, shown
+from trainer_cli.values import IN_QUOTES, MISSING, SECTION, ValueKind, check_rules, in_yaml, kind_of, name_of, shown
 
 NODE = "a node with `_target_`, or null"
 _BY_NAME = ("param_groups", "callbacks", "loggers")
@@ -184,7 +183,7 @@ class _Validation:
             self._check_number(leaf_path, leaf)
         return value
 
-    def _converted(self, kind: Kind, value: Any, resolved: Any, path: KeyPath) -> Any:
+    def _converted(self, kind: ValueKind, value: Any, resolved: Any, path: KeyPath) -> Any:
         """Convert whole numbers to strings or floats, and strings from interpolations to the type of the key."""
         if name_of(resolved) is None and path[0] not in OPEN:
             self._refuse(path[:-1] if path[-1].isdecimal() else path, resolved, str(kind))
@@ -272,7 +271,7 @@ class _Validation:
             key = ".".join(path)
             self._report(path, f"{key} must be given", f"Add {key}=VALUE to the command line.", code=Code.not_given)
 
-    def _add_of_type(self, path: KeyPath, mistake: ConfigError, kind: Kind, value: Any) -> None:
+    def _add_of_type(self, path: KeyPath, mistake: ConfigError, kind: ValueKind, value: Any) -> None:
         """Report a wrong type; the hint on quotes depends on where the value was written."""
         source = self._tree.source(path)
         hint = mistake.hint

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from trainer_cli.config.fields import DEFAULTS_OF_OPEN, NULL_IF_EMPTY, KeyPath, defaults, whole_values, why_may_change
 from trainer_cli.config.tree import ConfigTree, Node, Origin, fill_defaults, resolve
 from trainer_cli.metric_modes import Mode, usual_mode
-from trainer_cli.signatures.types import in_yaml
+from trainer_cli.values import in_yaml
 
 _RESOLVER = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict))[\w.]+\s*:")
 """An interpolation with a resolver other than OmegaConf's own: its value can change while its text stays the same."""

@@ -22,11 +22,9 @@ from trainer_cli.policy.rules import SaveRules, check_ephemeral
 from trainer_cli.schema import sections as schema
 from trainer_cli.schema.auto import is_auto_batch_size
 from trainer_cli.schema.checkpoint_config import AUTO
-from trainer_cli.schema.field_rules import check_rules
 from trainer_cli.schema.left_out import KEY, can_resume, check_leave_out, described, left_out
-from trainer_cli.signatures.types import MISSING, Kind, kind_of
-from trainer_cli.steps.intervals import Duration, Interval, StepCounts
-from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
+from trainer_cli.steps import GLOBAL_BATCH_SIZE, Duration, Interval, StepCounts
+from trainer_cli.values import MISSING, ValueKind, check_rules, kind_of
 
 KeyPath = tuple[str, ...]
 
@@ -157,7 +155,7 @@ def text_keys() -> frozenset[KeyPath]:
     )
 
 
-def kind_at(key: str) -> Kind | None:
+def kind_at(key: str) -> ValueKind | None:
     """What the value of a key may be; None for a key that is not in the schema, and where it may be anything."""
     return next((kind_of(entry.kind) for entry in fields() if entry.key == key), None)
 

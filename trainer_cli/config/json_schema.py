@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin
 from trainer_cli.config.fields import ConfigKey, fields
 from trainer_cli.schema.left_out import OPTIONAL
 from trainer_cli.schema.load_options import STATES
-from trainer_cli.steps.intervals import Unit
+from trainer_cli.steps import Unit
 
 Schema = dict[str, Any]
 

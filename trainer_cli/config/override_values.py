@@ -24,7 +24,7 @@ from trainer_cli.config.search_path import SearchPath, options
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, Origin, merge, name_kind, resolve
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.patterns import did_you_mean, nearest
-from trainer_cli.signatures.types import MISSING, in_yaml
+from trainer_cli.values import MISSING, in_yaml
 
 _MAX_LISTED = 12
 """Keys of a section that a message lists."""

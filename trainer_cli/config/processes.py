@@ -8,7 +8,7 @@ from trainer_cli.ranks import check_shards, check_tensor_size
 from trainer_cli.schema.auto import BATCH_SIZE, auto_keys, undecided_error
 from trainer_cli.schema.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, CheckpointFormat
 from trainer_cli.schema.sections import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
-from trainer_cli.steps.step_batches import divide_step
+from trainer_cli.steps import divide_step
 
 
 def check_processes(config: TrainConfig, world_size: int) -> None:

@@ -31,7 +31,7 @@ from trainer_cli.config.search_path import label
 from trainer_cli.config.targets import import_from
 from trainer_cli.config.tree import Node
 from trainer_cli.errors import Code, ConfigError
-from trainer_cli.signatures.types import kind_of
+from trainer_cli.values import kind_of
 
 FILE = "resolvers.py"
 MOMENT = "TRAIN_MOMENT"

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config.fields import OPEN, KeyPath, defaults, whole_values
-from trainer_cli.signatures.types import MISSING
+from trainer_cli.values import MISSING
 
 DEFAULT, COMMAND_LINE = "default", "command line"
 

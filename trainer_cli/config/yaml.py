@@ -23,7 +23,7 @@ from trainer_cli.config.hydra_compat import get_yaml_loader
 from trainer_cli.config.tree import Node, Origin
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.patterns import nearest
-from trainer_cli.signatures.types import MISSING
+from trainer_cli.values import MISSING
 
 LARGEST_BYTES = 1 << 20
 _HEADER = re.compile(r"\s*#\s*@\s*(\S*)\s*(.*)")

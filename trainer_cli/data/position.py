@@ -11,7 +11,7 @@ import numpy as np
 
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import class_name
-from trainer_cli.steps.intervals import Duration, Unit
+from trainer_cli.steps import Duration, Unit
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ from trainer_cli.errors import UserError
 from trainer_cli.files.durable import replace
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.schema.checkpoint_config import KeepBestConfig
-from trainer_cli.signatures.types import CheckedArguments
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.signatures import CheckedArguments
+from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from contextlib import closing
 from trainer_cli.errors import TrainError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.text_files import METRICS_FILE, read_records
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

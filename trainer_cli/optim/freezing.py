@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from trainer_cli.errors import ConfigError
 from trainer_cli.patterns import check_pattern, matches, no_match_error
 from trainer_cli.state.model_state import clean_name
-from trainer_cli.steps.intervals import Duration, Interval, Unit
+from trainer_cli.steps import Duration, Interval, Unit
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
-    from trainer_cli.steps.progress import Progress
+    from trainer_cli.steps import Progress
     from trainer_cli.trainer.lengths import Lengths
     from trainer_cli.trainer.trainer import Trainer
 

@@ -11,7 +11,7 @@ from trainer_cli.errors import UserError
 
 if TYPE_CHECKING:
     from trainer_cli.parallel import Agreement
-    from trainer_cli.steps.progress import Progress
+    from trainer_cli.steps import Progress
 
 
 class TokenCount:

@@ -24,8 +24,7 @@ from trainer_cli.schema.checkpoint_config import (
     ephemeral_never_due,
     ephemeral_too_rare,
 )
-from trainer_cli.steps.intervals import Duration, Interval, StepCounts
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Duration, Interval, Progress, StepCounts
 
 _MOST_COMPARED = 1000
 """Steps of ephemeral saves that are compared with those of regular ones."""

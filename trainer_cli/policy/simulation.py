@@ -24,8 +24,7 @@ from trainer_cli.policy.rules import (
 )
 from trainer_cli.policy.stopping import Limits, Stop, why_stop
 from trainer_cli.schema.checkpoint_config import Removal
-from trainer_cli.steps.intervals import Interval, StepCounts, first_step
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Interval, Progress, StepCounts, first_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_cli.schema.sections import LoopConfig, TrainConfig
-from trainer_cli.steps.intervals import Duration, Interval
-from trainer_cli.steps.progress import Progress
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import Duration, Interval, Progress, RunStatus
 from trainer_cli.terminal import format_count
 
 _HARD_STOP = "hard_stop"

@@ -35,8 +35,8 @@ from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running.reach import check_folder, check_partial, check_reach
 from trainer_cli.schema.sections import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
-from trainer_cli.signatures.types import call_parameters, misfits
-from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
+from trainer_cli.signatures import call_parameters, misfits
+from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.strategies import DDP, Single, Strategy, find_blocks, recompute
 from trainer_cli.torch_compat import leave_compiler_out_of_shapes
 from trainer_cli.trainer.messages import Logging

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.format.base import Format
 from trainer_cli.schema.left_out import without
 from trainer_cli.state.model_state import model_files
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Progress
 from trainer_cli.trainer.evaluate import refuse_absent_loaders
 from trainer_cli.trainer.messages import ROOT, SILENT
 from trainer_cli.trainer.state import capture

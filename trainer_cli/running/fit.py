@@ -62,8 +62,7 @@ from trainer_cli.runs.run_dir import Outcome, RunDir, describe_moved
 from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.schema.sections import ANEW, RESUME_WORDS
 from trainer_cli.signals import StopSignals
-from trainer_cli.steps.progress import Progress
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import Progress, RunStatus
 from trainer_cli.storage.open import check_store
 from trainer_cli.terminal import LOADING_TORCH, clear_status, show_status
 from trainer_cli.trainer.messages import SILENT, to_console, to_file

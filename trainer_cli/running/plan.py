@@ -33,10 +33,7 @@ from trainer_cli.schema.auto import BATCH_SIZE, auto_keys, numbers_instead
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, Compression, Newer, Removal
 from trainer_cli.schema.left_out import left_out
 from trainer_cli.schema.sections import TRAIN_PREFIX
-from trainer_cli.steps.intervals import StepCounts
-from trainer_cli.steps.progress import Progress
-from trainer_cli.steps.run_status import RunStatus
-from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
+from trainer_cli.steps import GLOBAL_BATCH_SIZE, Progress, RunStatus, StepCounts
 from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:

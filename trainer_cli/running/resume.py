@@ -35,8 +35,7 @@ from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, named_path, suggest_nearby
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, Newer
 from trainer_cli.schema.sections import RESUME_WORDS, TrainConfig
-from trainer_cli.steps.run_status import RunStatus
-from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
+from trainer_cli.steps import GLOBAL_BATCH_SIZE, RunStatus
 from trainer_cli.terminal import format_count, table
 
 log = logging.getLogger(__name__)

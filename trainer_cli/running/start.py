@@ -46,9 +46,7 @@ from trainer_cli.schema.checkpoint_config import CheckpointConfig
 from trainer_cli.schema.left_out import can_resume, check_load
 from trainer_cli.schema.load_options import WHOLE, LoadOptions
 from trainer_cli.schema.sections import ANEW, LoadConfig, TrainConfig
-from trainer_cli.steps.intervals import Duration, Interval
-from trainer_cli.steps.progress import Progress
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import Duration, Interval, Progress, RunStatus
 from trainer_cli.storage.open import open_storage
 
 

@@ -43,7 +43,7 @@ from trainer_cli.runs.select import Selection, select
 from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.schema.sections import TrainConfig
 from trainer_cli.signals import StopSignals
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import clear_status, is_terminal, show_status
 from trainer_cli.trainer.messages import to_console
 

@@ -22,7 +22,7 @@ from trainer_cli.files.url_path import as_path
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.runs.folders import checkpoints_of, config_of, open_run, run_config
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 
 log = logging.getLogger(__name__)
 

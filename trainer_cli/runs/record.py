@@ -14,7 +14,7 @@ from trainer_cli.checkpoint.history import Life
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.metrics import BestSettings, best_rule, shared_settings
 from trainer_cli.runs.results import Row
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:
     from trainer_cli.runs.curves import Columns

@@ -37,7 +37,7 @@ from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView, Saved
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, attempts_of
 from trainer_cli.runs.spent_time import sum_until
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:
     from trainer_cli.runs.curves import GrowingColumns

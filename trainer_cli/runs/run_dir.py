@@ -42,7 +42,7 @@ from trainer_cli.layout.naming import COPIES_CACHE, SWEEP_FOLDER, TRASH_FOLDER, 
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.environment import timestamp
 from trainer_cli.runs.spent_time import seconds_of, seconds_of_killed
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 
 _READERS_S = 0.1
 """How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.schema.sections import ParallelStrategy, TrainConfig
-from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
+from trainer_cli.steps import GLOBAL_BATCH_SIZE
 
 AUTO = "auto"
 BATCH_SIZE = "data.batch_size"

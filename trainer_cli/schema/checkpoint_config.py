@@ -1,7 +1,7 @@
 """The `checkpoint` section of the config: when to save, what may be removed, and how files are written."""
 
 # No `from __future__ import annotations` here: it would turn the type of each field into a string, and
-# signatures/types.py, config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and
+# values/, config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and
 # choices (enumerations).
 import re
 from dataclasses import dataclass, field
@@ -12,19 +12,10 @@ from typing import Any
 from trainer_cli.errors import ConfigError
 from trainer_cli.layout.naming import why_unfit
 from trainer_cli.metric_modes import Mode, choose_mode
-from trainer_cli.schema.field_rules import (
-    at_least,
-    check_at_least,
-    check_duration,
-    check_fields,
-    check_folder,
-    check_length,
-    checked,
-    duration,
-    needs,
-)
+from trainer_cli.schema.field_checks import check_folder, check_length
 from trainer_cli.schema.left_out import check_leave_out
-from trainer_cli.steps.intervals import Duration, Unit
+from trainer_cli.steps import Duration, Unit
+from trainer_cli.values import at_least, check_at_least, check_duration, check_fields, checked, duration, needs
 
 EPHEMERAL = "checkpoint.ephemeral_save_interval"
 AUTO = "auto"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.patterns import did_you_mean, matches, why_no_pattern
-from trainer_cli.signatures.argument_names import checks_argument_names
+from trainer_cli.signatures import checks_argument_names
 from trainer_cli.terminal import format_count
 
 logger = logging.getLogger(__name__)

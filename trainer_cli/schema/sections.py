@@ -1,13 +1,13 @@
 """Every closed section of the config, in the order of the YAML, with what each key means.
 
 The docstring under a field is its documentation everywhere (config/fields.py). Sections are never null as a whole: a
-part is off when its key field is null. A rule for one value is declared with its field (schema/field_rules.py); rules
+part is off when its key field is null. A rule for one value is declared with its field (values/fields.py); rules
 for several values are in a section's `__post_init__`, and raise `ConfigError` with the key path. The `checkpoint`
 section is in schema/checkpoint_config.py.
 """
 
 # No `from __future__ import annotations` here: it would turn the type of each field into a string, and
-# signatures/types.py, config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and
+# values/, config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and
 # choices (enumerations).
 import math
 from collections.abc import Mapping
@@ -19,19 +19,10 @@ from typing import Any
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.layout.naming import why_unfit
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, filled_folder
-from trainer_cli.schema.field_rules import (
-    at_least,
-    check_duration,
-    check_fields,
-    check_folder,
-    check_patterns,
-    checked,
-    duration,
-    needs,
-)
+from trainer_cli.schema.field_checks import check_folder, check_patterns
 from trainer_cli.schema.load_options import check_mapping, check_states
-from trainer_cli.signatures.types import shown
-from trainer_cli.steps.intervals import Duration, Unit
+from trainer_cli.steps import Duration, Unit
+from trainer_cli.values import at_least, check_duration, check_fields, checked, duration, needs, shown
 
 
 class Device(StrEnum):

@@ -1,1 +1,47 @@
-"""How a training counts: steps, epochs, intervals, and how batches are divided."""
+"""How a training counts: lengths and intervals in every unit, and the counts of each step.
+
+A `Duration` is a length of training, such as `3ep`, `1e9tok` or `1h30m`; an `Interval` repeats it from the start of the
+run; `Progress` is what has been counted at a step; `StepCounts` predicts the counts of later steps. All is arithmetic:
+no clock, no disk, no torch.
+
+Invariants:
+
+- Amounts are exact fractions, never floats: a quotient of floats may fall on the other side of a multiple.
+- Whether an interval is due is decided from one `Progress` alone, which holds the counts of the step before, too.
+  A resume is therefore due at the same steps as a run that was never interrupted.
+- Counts are those of the whole run, over all attempts, not of this process.
+- A global batch is divided exactly, or refused (`divide_step`): no rank trains on more samples than another.
+
+Begin with `intervals.py`: `Duration.parse`, then `Interval.due`, then `StepCounts.at`.
+"""
+
+from __future__ import annotations
+
+from trainer_cli.lazy import add_lazy_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from trainer_cli.steps.intervals import Duration as Duration
+    from trainer_cli.steps.intervals import Interval as Interval
+    from trainer_cli.steps.intervals import StepCounts as StepCounts
+    from trainer_cli.steps.intervals import Unit as Unit
+    from trainer_cli.steps.intervals import epoch_steps as epoch_steps
+    from trainer_cli.steps.intervals import first_step as first_step
+    from trainer_cli.steps.intervals import limited_batches as limited_batches
+    from trainer_cli.steps.intervals import total_steps as total_steps
+    from trainer_cli.steps.progress import Progress as Progress
+    from trainer_cli.steps.run_status import RunStatus as RunStatus
+    from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE as GLOBAL_BATCH_SIZE
+    from trainer_cli.steps.step_batches import divide_step as divide_step
+
+    __all__: list[str]
+else:
+    add_lazy_names(
+        globals(),
+        {
+            "intervals": "Duration epoch_steps first_step Interval limited_batches StepCounts total_steps Unit",
+            "progress": "Progress",
+            "run_status": "RunStatus",
+            "step_batches": "divide_step GLOBAL_BATCH_SIZE",
+        },
+    )

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from fractions import Fraction
+from typing import Any
 
+from trainer_cli.errors import ConfigError
 from trainer_cli.steps.progress import Progress
 
 
@@ -78,6 +80,30 @@ class Duration:
             raise ValueError(f"{text!r} is not a duration: a share of the run is at most 1dur")
         return cls(value, unit)
 
+    @classmethod
+    def read(
+        cls, key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit), words: tuple[str, ...] = ()
+    ) -> Duration:
+        """The duration that a key of a config holds, which may not be null.
+
+        Args:
+            words: what the key may hold besides, for the message.
+
+        Raises:
+            ConfigError: it is not a duration, or not in one of `units`.
+        """
+        try:
+            duration = cls.parse(value)
+        except ValueError as error:
+            near = _nearest(value)
+            hint = None if near is None else f"Did you mean '{near}'?"
+            raise ConfigError(f"{key}: {', or '.join((str(error), *words))}", location=key, hint=hint) from None
+        if duration.unit not in units:
+            names = ", ".join(unit.name.lower() + "s" for unit in units)
+            hint = f"Write {key}={value}s." if isinstance(value, int) and units == (Unit.SECOND,) else None
+            raise ConfigError(f"{key} is {value!r}, but it must be counted in {names}", location=key, hint=hint)
+        return duration
+
     def within(self, run: Duration) -> Duration:
         """A share of the run converted to the unit of the whole run (steps may then be a fraction), or itself."""
         return Duration(self.value * run.value, run.unit) if self.unit is Unit.RUN else self
@@ -113,7 +139,7 @@ def _read(text: str) -> tuple[Fraction, Unit]:
     raise ValueError(f"{text!r} is not a duration; expected {EXAMPLES}")
 
 
-def suggest_duration(text: object) -> str | None:
+def _nearest(text: object) -> str | None:
     """The duration that a text with a misspelt unit means, such as `10ep` for `10 epochz`; None if none is near."""
     match = _COUNT.fullmatch(str(text).strip())
     units = {**_LONG, **{word: str(unit) for word, unit in _WORDS.items()}}

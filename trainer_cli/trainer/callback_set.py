@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.errors import UserError
-from trainer_cli.signatures.instances import check_type, make_instance
+from trainer_cli.signatures import check_type, make_instance
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_callbacks
 from trainer_cli.trainer.setup import add_by_class, name_values
 

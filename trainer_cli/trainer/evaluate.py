@@ -18,9 +18,9 @@ from trainer_cli.loggers.marks import loader_of
 from trainer_cli.outputs.model_call import ForwardState
 from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
-from trainer_cli.signatures.instances import check_type
+from trainer_cli.signatures import check_type
 from trainer_cli.state import model_state
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Progress
 from trainer_cli.terminal import format_count, html_metrics
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.loading import Unset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer_cli.errors import NO_SPACE, NoSpaceError
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

@@ -76,7 +76,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from trainer_cli.errors import UserError
-from trainer_cli.signatures.types import CheckedArguments
+from trainer_cli.signatures import CheckedArguments
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.data.position import length_of
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.policy.stopping import Limits
-from trainer_cli.schema.field_rules import check_duration
 from trainer_cli.schema.sections import LoopConfig
-from trainer_cli.steps.intervals import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
+from trainer_cli.steps import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
 from trainer_cli.trainer.validation_loop import Evaluations
+from trainer_cli.values import check_duration
 
 if TYPE_CHECKING:
     from trainer_cli.parallel import ProcessGroup
-    from trainer_cli.steps.progress import Progress
+    from trainer_cli.steps import Progress
 
 
 def begin_epoch(train_loader: Any, epoch: int) -> None:

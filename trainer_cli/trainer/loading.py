@@ -24,7 +24,7 @@ from trainer_cli.schema.left_out import check_load
 from trainer_cli.schema.load_options import LOG_MARKS, VERSIONS, WHOLE, LoadOptions
 from trainer_cli.schema.sections import SchedulerInterval
 from trainer_cli.state import model_state
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Progress
 from trainer_cli.trainer.hooks import CheckpointSaver
 from trainer_cli.trainer.lengths import begin_epoch
 from trainer_cli.trainer.state import describe, load_all, load_weights, rank_state_of

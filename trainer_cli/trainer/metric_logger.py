@@ -24,8 +24,7 @@ from trainer_cli.goodput import Activity
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table
 from trainer_cli.loggers.marks import loader_of
 from trainer_cli.loggers.record_keeper import RecordKeeper
-from trainer_cli.steps.progress import Progress
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import Progress, RunStatus
 from trainer_cli.trainer.time_account import TimeAccount
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from trainer_cli.data.loader import PaddingBatch
 from trainer_cli.errors import UserError
 from trainer_cli.outputs.metrics import tensors_of, to_device
 from trainer_cli.parallel import ProcessGroup, check_same_samples
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Progress
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.time_account import TimeAccount
 

@@ -16,7 +16,7 @@ from trainer_cli.loggers.base import Logger, Now, RunFacts, in_run_dir
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.state.model_state import evaluated_average
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 from trainer_cli.trainer.full_disk import status_after
 from trainer_cli.trainer.metric_logger import (
     EVALUATING,

@@ -23,7 +23,7 @@ from trainer_cli.loggers.console import ConsoleLogger
 from trainer_cli.loggers.notebook import NotebookLogger, in_notebook
 from trainer_cli.parallel import ProcessGroup
 from trainer_cli.patterns import did_you_mean, nearest
-from trainer_cli.signatures.instances import check_type, make_instance
+from trainer_cli.signatures import check_type, make_instance
 from trainer_cli.state.model_state import clean_name, fit_model, versions_of
 from trainer_cli.state.optimizer_state import inner_optimizers
 from trainer_cli.terminal import format_count, is_terminal

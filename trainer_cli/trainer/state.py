@@ -23,7 +23,7 @@ from trainer_cli.schema.load_options import LOG_MARKS, VERSIONS, LoadOptions, Lo
 from trainer_cli.state import model_state
 from trainer_cli.state.model_state import Fitting, weights_of
 from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Progress
 from trainer_cli.trainer.setup import seed_rank
 
 if TYPE_CHECKING:

@@ -30,13 +30,11 @@ from trainer_cli.outputs.metrics import SampleCheck
 from trainer_cli.parallel import Agreement
 from trainer_cli.policy.stopping import Stop
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
-from trainer_cli.schema.field_rules import checked_values
 from trainer_cli.schema.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.schema.sections import LoopConfig, ModelCall, PrecisionConfig, TrainConfig
-from trainer_cli.signatures.argument_names import checks_argument_names
-from trainer_cli.signatures.instances import check_type
+from trainer_cli.signatures import check_type, checks_argument_names
 from trainer_cli.state import model_state
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Progress
 from trainer_cli.strategies import Single, Strategy
 from trainer_cli.trainer import setup, state
 from trainer_cli.trainer.callback_set import CallbackSet, load_first_state
@@ -56,6 +54,7 @@ from trainer_cli.trainer.step_modules import adopt_modules
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
+from trainer_cli.values import checked_values
 
 Factory = Callable[..., Any]
 OF_PARTS = {

@@ -11,7 +11,7 @@ from trainer_cli.outputs.finite import LossCheck
 from trainer_cli.outputs.metrics import WeightedMeans
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
-from trainer_cli.steps.intervals import Interval
+from trainer_cli.steps import Interval
 
 if TYPE_CHECKING:
     from torch import device

@@ -18,9 +18,9 @@ from trainer_cli.outputs.token_count import TokenCount
 from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy.rules import Occasion, occasion_of
 from trainer_cli.policy.stopping import Stop, next_stop_step, why_stop
-from trainer_cli.schema.field_rules import build_section, takes_fields_of
 from trainer_cli.schema.sections import LoopConfig, SchedulerInterval
-from trainer_cli.steps.intervals import Interval
+from trainer_cli.signatures import build_section, takes_fields_of
+from trainer_cli.steps import Interval
 from trainer_cli.terminal import format_count, html_table
 from trainer_cli.trainer.evaluate import evaluate, evaluate_remaining
 from trainer_cli.trainer.lengths import Lengths, begin_epoch
@@ -32,7 +32,7 @@ from trainer_cli.trainer.validation_loop import Due, ValidationLoop, last_due
 
 if TYPE_CHECKING:
     from trainer_cli.parallel import Agreement
-    from trainer_cli.steps.progress import Progress
+    from trainer_cli.steps import Progress
     from trainer_cli.trainer.trainer import Trainer
 
 

@@ -27,9 +27,8 @@ from trainer_cli.outputs.metrics import (
 )
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema.sections import LoopConfig
-from trainer_cli.signatures.argument_names import checks_argument_names
-from trainer_cli.steps.intervals import Interval
-from trainer_cli.steps.progress import Progress
+from trainer_cli.signatures import checks_argument_names
+from trainer_cli.steps import Interval, Progress
 from trainer_cli.terminal import format_first
 from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.prefetch import close_at_the_end

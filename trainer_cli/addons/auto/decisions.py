@@ -22,7 +22,7 @@ from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.schema.auto import BATCH_SIZE, LR, auto_keys, batch_sizes, numbers_instead
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
 from trainer_cli.schema.sections import TrainConfig
-from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE
+from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.terminal import format_bytes, format_count
 
 if TYPE_CHECKING:

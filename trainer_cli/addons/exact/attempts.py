@@ -42,7 +42,7 @@ from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.running.start import values_found
 from trainer_cli.schema.auto import auto_keys
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
-from trainer_cli.steps.intervals import Duration, Unit
+from trainer_cli.steps import Duration, Unit
 
 ERROR = "train: error: "
 

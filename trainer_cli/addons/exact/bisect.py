@@ -36,7 +36,7 @@ from trainer_cli.runs.attempts import read_history
 from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.schema.sections import TRAIN_PREFIX
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:
     from trainer_cli.runs.results import Results

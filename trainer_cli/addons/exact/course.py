@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.addons.exact.epoch_layout import EpochLayout
 from trainer_cli.addons.exact.replayed import is_on_course
 from trainer_cli.bounds import read_yaml
 from trainer_cli.checkpoint.catalog import Entry
@@ -28,8 +29,7 @@ from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
 from trainer_cli.schema.load_options import LoadOptions
-from trainer_cli.steps.progress import Progress
-from trainer_cli.steps.step_batches import EpochLayout, divide_step
+from trainer_cli.steps import Progress, divide_step
 
 log = logging.getLogger(__name__)
 

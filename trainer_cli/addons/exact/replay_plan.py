@@ -30,7 +30,7 @@ from trainer_cli.runs.attempts import (
     read_history,
 )
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

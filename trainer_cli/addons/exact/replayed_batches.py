@@ -18,7 +18,7 @@ from trainer_cli.data.digest import digest_of
 from trainer_cli.data.loader import SharedLoader
 from trainer_cli.format.reader import CheckpointReader
 from trainer_cli.outputs.metrics import sample_count
-from trainer_cli.steps.progress import Progress
+from trainer_cli.steps import Progress
 from trainer_cli.trainer.prefetch import Direct, TrainBatches
 from trainer_cli.trainer.time_account import TimeAccount
 

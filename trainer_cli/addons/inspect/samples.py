@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from trainer_cli.callbacks import ValidationCallback
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import import_extra
-from trainer_cli.schema.field_rules import check_at_least
 from trainer_cli.state.model_state import unwrapped
+from trainer_cli.values import check_at_least
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

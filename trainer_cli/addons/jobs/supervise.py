@@ -51,13 +51,12 @@ from trainer_cli.policy.stopping import Ended, decide_restart
 from trainer_cli.ranks import is_restarted, ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, run_of
-from trainer_cli.schema.field_rules import check_duration
 from trainer_cli.schema.sections import ANEW, RESUME_WORDS, TrainConfig
 from trainer_cli.signals import SignalHandlers
-from trainer_cli.steps.intervals import Unit
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus, Unit
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.messages import to_console
+from trainer_cli.values import check_duration
 
 log = logging.getLogger(__name__)
 

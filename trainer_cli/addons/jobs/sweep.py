@@ -56,8 +56,7 @@ from trainer_cli.runs.run_dir import RunDir, describe_moved, make_directory
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
 from trainer_cli.schema.sections import ANEW, RESUME_WORDS, ParallelConfig
 from trainer_cli.signals import StopSignals
-from trainer_cli.steps.intervals import Duration
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import Duration, RunStatus
 from trainer_cli.terminal import clear_status, format_count, is_terminal, line_width, show_status, wrapped_message
 from trainer_cli.trainer.messages import to_console
 

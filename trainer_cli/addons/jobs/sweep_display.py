@@ -16,7 +16,7 @@ from trainer_cli.runs.metrics import BestSettings, best_rule, summarize_metrics
 from trainer_cli.runs.record import RunView
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import (
     LOADING_TORCH,
     cell_width,

@@ -18,7 +18,7 @@ from trainer_cli.files.durable import replace
 from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.metrics import BestSettings, best_rule
 from trainer_cli.runs.run_dir import RunDir, write_json
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_first, left_out_of_table, line_width, table, wrapped
 
 NOT_BEGUN, QUEUED = "not begun", "queued"

@@ -25,8 +25,9 @@ from trainer_cli.addons.sparsity.sparsity import (
 )
 from trainer_cli.data.order import sample_seed
 from trainer_cli.errors import ConfigError
-from trainer_cli.schema.field_rules import check_duration, parse_duration
+from trainer_cli.steps import Duration
 from trainer_cli.torch_compat import whole
+from trainer_cli.values import check_duration
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -49,9 +50,9 @@ class Schedule:
 
     def __init__(self, start: int | str, stop: int | str | None, every: int | str, *, at_stop: bool = False) -> None:
         self._given = {
-            "start": None if start == 0 else parse_duration("start", start),
+            "start": None if start == 0 else Duration.read("start", start),
             "stop": check_duration("stop", stop),
-            "every": parse_duration("every", every),
+            "every": Duration.read("every", every),
         }
         self.start, self.stop, self.every = 0, 0, 1
         self._at_stop = at_stop

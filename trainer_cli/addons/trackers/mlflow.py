@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, import_extra, read_id, save_id
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 
 log = logging.getLogger(__name__)
 

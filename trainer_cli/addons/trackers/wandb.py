@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, bin_values, import_extra, read_id, save_id
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from trainer_cli.files.durable import FileIdentity, identity_of, staged_path
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema.sections import TrainConfig
 from trainer_cli.signals import SignalHandlers
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 
 log = logging.getLogger(__name__)
 

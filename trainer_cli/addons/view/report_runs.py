@@ -17,7 +17,7 @@ from trainer_cli.runs.environment import unix
 from trainer_cli.runs.forks import forks_among, recorded_fork
 from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView, SweepJob, rank_metrics, short_keys
 from trainer_cli.runs.run_dir import attempts_of
-from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_clock, format_rate
 
 _SWEPT = 6

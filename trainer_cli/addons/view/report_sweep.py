@@ -11,7 +11,7 @@ import numpy as np
 
 from trainer_cli.runs.curves import Array
 from trainer_cli.runs.record import RunRecord, rank_metrics, short_keys
-from trainer_cli.steps.intervals import Duration
+from trainer_cli.steps import Duration
 
 Block = dict[str, Any]
 _LOG_RATIO = 30

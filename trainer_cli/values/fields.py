@@ -1,0 +1,125 @@
+"""What a field of a config section is declared with, and how its value is checked.
+
+A rule for one value is declared with its field by `at_least`, `duration` or `checked`. `needs` declares that a field
+has an effect only with another. `check_fields` applies them all. They raise `ConfigError` with the key path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from trainer_cli.errors import Code, ConfigError
+from trainer_cli.steps import Duration, Unit
+from trainer_cli.values.kinds import converted, in_yaml
+
+
+def at_least(least: float, default: Any = None) -> Any:
+    """A field whose number is finite and not below `least`; null passes."""
+    return dataclasses.field(default=default, metadata={"at_least": least})
+
+
+def duration(
+    default: Any = None, *, units: tuple[Unit, ...] = tuple(Unit), null: bool = True, words: tuple[str, ...] = ()
+) -> Any:
+    """A field that holds a duration in one of `units`, one of `words`, or null if that is allowed."""
+    return dataclasses.field(default=default, metadata={"units": units, "null": null, "words": words})
+
+
+def checked(check: Callable[[str, Any], None], default: Any = None) -> Any:
+    """A field whose value is checked by `check(key, value)`, which raises ConfigError."""
+    if isinstance(default, list | dict):
+        # Each section gets a copy: it may change its list or mapping.
+        return dataclasses.field(default_factory=default.copy, metadata={"check": check})
+    return dataclasses.field(default=default, metadata={"check": check})
+
+
+def needs(declared: Any, *conditions: tuple[str, Any]) -> Any:
+    """A field that has an effect only if one of the conditions holds: a key of its section has this value; for true,
+    any value but null, false and 0. Where none holds, the field may only have its default."""
+    # dataclasses makes metadata read-only, so it is replaced as a whole.
+    declared.metadata = MappingProxyType({**declared.metadata, "needs": conditions})
+    return declared
+
+
+def check_fields(section: Any, path: str = "") -> None:
+    """Convert the values of a section to the types of its fields, and check them by the rules of these."""
+    values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    for name, value in checked_values(type(section), values, path).items():
+        setattr(section, name, value)
+    # After the conversion: a condition is compared with the member of a choice, not with its name.
+    for field in dataclasses.fields(section):
+        _check_effect(section, field, path)
+
+
+def checked_values(section: type, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Values for fields of a section, converted to the types of these and checked by their rules.
+
+    Raises:
+        ConfigError: a value is of another type, or not allowed.
+    """
+    checked = {}
+    for field in dataclasses.fields(section):
+        if field.name in values:
+            key = f"{path}.{field.name}".lstrip(".")
+            checked[field.name] = converted(field.type, values[field.name], key)
+            check_rules(field.metadata, key, checked[field.name])
+    return checked
+
+
+def check_rules(rules: Mapping[str, Any], key: str, value: Any) -> None:
+    """Raise the ConfigError of the rule that a field was declared with: `rules` is its metadata."""
+    if "at_least" in rules:
+        check_at_least(key, value, rules["at_least"])
+    if "units" in rules and value not in rules["words"]:
+        duration = check_duration(key, value, units=rules["units"], words=rules["words"])
+        if duration is None and not rules["null"]:
+            raise ConfigError(f"{key} is null, but it must be a duration", location=key)
+    if "check" in rules:
+        rules["check"](key, value)
+
+
+def _check_effect(section: Any, field: dataclasses.Field[Any], path: str) -> None:
+    """Refuse a value that has no effect, by the conditions of `needs`."""
+    conditions = field.metadata.get("needs", ())
+    value = getattr(section, field.name)
+    # A new default each time: lists and sections are made by their factory.
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if not conditions or value == default:
+        return
+    settings = {name: getattr(section, name) for name, _ in conditions}
+    if any(bool(settings[name]) if needed is True else settings[name] == needed for name, needed in conditions):
+        return
+    name = conditions[0][0]
+    cures = []
+    for key, needed in conditions:
+        is_any = needed is True and not isinstance(settings[key], bool)
+        cures.append(f"{path}.{key}" if is_any else f"{path}.{key}={str(needed).lower()}")
+    raise ConfigError(
+        f"{path}.{field.name} is {_shown(value)}, but {path}.{name} is {_shown(settings[name])}",
+        location=f"{path}.{field.name}",
+        code=Code.no_effect,
+        hint=f"Set {' or '.join(cures)}, or leave {field.name} out.",
+    )
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, StrEnum) else in_yaml(value)
+
+
+def check_duration(
+    key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit), words: tuple[str, ...] = ()
+) -> Duration | None:
+    """The duration that a key holds, or None if it is null; raises as `Duration.read`."""
+    return None if value is None else Duration.read(key, value, units=units, words=words)
+
+
+def check_at_least(key: str, value: float | None, least: float) -> None:
+    """Refuse a number below `least`, NaN or infinity; null passes."""
+    # NaN is not below any number, so it is tested by itself.
+    if value is not None and not (math.isfinite(value) and value >= least):
+        raise ConfigError(f"{key} is {value}, but it must be a finite number of at least {least:g}", location=key)
