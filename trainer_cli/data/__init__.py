@@ -1,1 +1,60 @@
-"""Data that ships, and the loader whose order can be resumed anywhere."""
+"""Loaders whose order can be resumed at any batch, and the data sets that ship.
+
+`as_loader` makes the loader of anything that holds data: `Loader` of a dataset, `StreamLoader` of an iterable dataset,
+`UserLoader` of a DataLoader or another iterable, and `SharedLoader` divides one of them among ranks. All have the same
+methods: `iterate(epoch, batch=, samples=)` enters an epoch anywhere, `state_dict` and `check_state` are the position.
+
+- Order and random numbers of `Loader` are pure functions of (seed, epoch, index), see `order.py`: the same with any
+  number of workers and ranks, and an epoch is entered in its middle without loading what was before.
+- The random generators of the training are as before after each batch, whatever a dataset draws.
+- Of a loader of the user the position is its own state, its sampler walked, or its batches replayed; the log says
+  which (`promise`).
+- All ranks have the same number of batches. One that has no sample left has a `PaddingBatch`, which does not count.
+- `sample_digests` reads a few samples, by which a resume detects that the data has changed.
+
+Nothing here knows of trainers or runs. Datasets that ship (`datasets.py`) are named by their public names, such as
+`trainer_cli.Digits`.
+
+Begin with `adapt.py`, then `order.py` and `loader.py`.
+"""
+
+from trainer_cli.lazy import add_lazy_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from trainer_cli.data.adapt import AnyLoader as AnyLoader
+    from trainer_cli.data.adapt import as_loader as as_loader
+    from trainer_cli.data.adapt import as_val_loaders as as_val_loaders
+    from trainer_cli.data.digest import digest_of as digest_of
+    from trainer_cli.data.digest import other_samples as other_samples
+    from trainer_cli.data.digest import sample_digests as sample_digests
+    from trainer_cli.data.loader import LOADING as LOADING
+    from trainer_cli.data.loader import Loader as Loader
+    from trainer_cli.data.loader import MapDataset as MapDataset
+    from trainer_cli.data.loader import PaddingBatch as PaddingBatch
+    from trainer_cli.data.loader import SharedLoader as SharedLoader
+    from trainer_cli.data.order import ORDER_VERSION as ORDER_VERSION
+    from trainer_cli.data.order import sample_indices as sample_indices
+    from trainer_cli.data.order import sample_position as sample_position
+    from trainer_cli.data.order import sample_seed as sample_seed
+    from trainer_cli.data.position import length_of as length_of
+    from trainer_cli.data.random_state import kept_random_state as kept_random_state
+    from trainer_cli.data.stream import StreamLoader as StreamLoader
+    from trainer_cli.data.user_loader import UserLoader as UserLoader
+    from trainer_cli.data.user_loader import generators_of as generators_of
+
+    __all__: list[str]
+else:
+    add_lazy_names(
+        globals(),
+        {
+            "adapt": "AnyLoader as_loader as_val_loaders",
+            "digest": "digest_of other_samples sample_digests",
+            "loader": "Loader LOADING MapDataset PaddingBatch SharedLoader",
+            "order": "ORDER_VERSION sample_indices sample_position sample_seed",
+            "position": "length_of",
+            "random_state": "kept_random_state",
+            "stream": "StreamLoader",
+            "user_loader": "generators_of UserLoader",
+        },
+    )

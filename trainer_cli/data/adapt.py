@@ -106,6 +106,22 @@ def as_loader(
     return _share(UserLoader(data, seed=seed), **ranks)
 
 
+def as_val_loaders(val_loader: Any, **settings: Any) -> dict[str, AnyLoader]:
+    """The validation loaders by name, not shuffled: a single one is `val`, those of a list `validate_0` and so on.
+
+    Args:
+        val_loader: what `as_loader` takes, or a list or mapping of it; None: there are none.
+        settings: of `as_loader`.
+    """
+    if val_loader is None:
+        return {}
+    if isinstance(val_loader, list | tuple) and val_loader and all(map(_is_loader, val_loader)):
+        val_loader = {f"validate_{index}": loader for index, loader in enumerate(val_loader)}
+    elif not isinstance(val_loader, Mapping):
+        val_loader = {"val": val_loader}
+    return {name: as_loader(loader, shuffle=False, **settings) for name, loader in val_loader.items()}
+
+
 def _refuse_text_and_several(data: Any, where: str) -> None:
     """Refuse a text, and a collection of loaders or datasets, where one loader or dataset is expected."""
     if isinstance(data, str | bytes):
@@ -115,7 +131,7 @@ def _refuse_text_and_several(data: Any, where: str) -> None:
             where=where,
             cure="Give the dataset itself. Names of options, such as digits, are for the command line: data=NAME.",
         )
-    if isinstance(data, list | tuple) and data and all(map(is_loader, data)):
+    if isinstance(data, list | tuple) and data and all(map(_is_loader, data)):
         raise UserError(
             f"there is a {type(data).__name__} of {len(data)} where one loader or dataset is expected",
             where=where,
@@ -136,7 +152,7 @@ def _share(loader: Loader | StreamLoader | UserLoader, *, rank: int, world_size:
     return loader if world_size == 1 or is_divided else SharedLoader(loader, rank=rank, world_size=world_size)
 
 
-def is_loader(value: Any) -> bool:
+def _is_loader(value: Any) -> bool:
     """Whether a value is a loader or a dataset, rather than a sample."""
     if isinstance(value, Loader | StreamLoader | UserLoader | DataLoader | Dataset):
         return True

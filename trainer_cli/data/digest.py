@@ -42,7 +42,7 @@ _MAX_NUMBERS, _MAX_PLACES = 2**18, 2**12
 mean of more numbers, each times a factor of its position, would hardly depend on their positions."""
 _MAX_DEPTH = 16
 
-FINGERPRINT = "fingerprint"
+_FINGERPRINT = "fingerprint"
 Digests = dict[str, str]
 """Index of a sample -> its digest; or `fingerprint` -> that of the dataset."""
 LoaderDigests = tuple[str, Digests | None]
@@ -56,8 +56,9 @@ Readers = Mapping[str, Callable[[], Samples]]
 def sample_digests(loaders: Mapping[str, Any], *, draws: int = 2, limit_s: float = LIMIT_S) -> dict[str, Digests]:
     """Digests of a few samples of each map-style dataset, by the name of its loader.
 
-    There is no entry for an iterable dataset, for one with a `fingerprint`, for one with different samples on each
-    rank, for one that is too slow, and for one with a sample that differs when it is read `draws` times.
+    A dataset with a `fingerprint` has that alone; the training data, called `train`, has no entry then, because the
+    state of its loader has it. Nor is there one for an iterable dataset, for one with different samples on each rank,
+    for one that is too slow, and for one with a sample that differs when it is read `draws` times.
 
     On Linux a forked process reads the samples. So files that a dataset opens, random numbers that it draws and threads
     that it starts do not affect this process, or workers that it forks later.
@@ -66,11 +67,13 @@ def sample_digests(loaders: Mapping[str, Any], *, draws: int = 2, limit_s: float
         limit_s: time limit for all datasets together; each may take an equal share.
     """
     readers = {name: partial(read, draws) for name, loader in loaders.items() if (read := _reader(loader)) is not None}
-    if not readers:
-        return {}
     results: dict[str, Digests] = {}
-    for name, digests in (_read_in_fork if sys.platform == "linux" else _read_here)(readers, limit_s):
+    read_all = _read_in_fork if sys.platform == "linux" else _read_here
+    for name, digests in read_all(readers, limit_s) if readers else ():
         results[name] = {} if digests is None else results.get(name, {}) | digests
+    for name, loader in loaders.items():
+        if name != "train" and isinstance(text := getattr(loader, "fingerprint", None), str):
+            results[name] = {_FINGERPRINT: text}
     return {name: digests for name, digests in results.items() if digests}
 
 
@@ -81,20 +84,8 @@ def other_samples(now: Mapping[str, Mapping[str, str]], before: Mapping[str, Map
         shared = sorted(set(digests) & set(now.get(name, ())), key=lambda index: (len(index), index))
         differing = next((index for index in shared if not _is_same(now[name][index], digests[index])), None)
         if differing is not None:
-            differences.append(f"{'' if differing == FINGERPRINT else 'sample '}{differing} of {name}")
+            differences.append(f"{'' if differing == _FINGERPRINT else 'sample '}{differing} of {name}")
     return differences
-
-
-def count_samples(loader: Any) -> int | None:
-    """The number of samples in a loader's dataset; None if it is unknown."""
-    if isinstance(loader, SharedLoader):
-        return count_samples(loader.loader)
-    if isinstance(loader, Loader):
-        return loader.length
-    try:
-        return len(loader.loader.dataset)
-    except (AttributeError, TypeError):
-        return None
 
 
 def _reader(loader: Any) -> Callable[[int], Samples] | None:

@@ -25,7 +25,7 @@ from trainer_cli.data.random_state import (
     seed_random,
     seed_torch,
 )
-from trainer_cli.data.sample_order import SampleOrder
+from trainer_cli.data.sample_order import OrderInBlocks
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import HELP, UserError
 from trainer_cli.terminal import format_count
@@ -426,7 +426,7 @@ class KeyedSource:
     def set_length(self, length: int) -> None:
         """Order this number of samples from now on."""
         # With an order of the dataset's own, seeds are those of positions.
-        self._order = SampleOrder(self.seed, length, shuffle=self._shuffle and self.own_order is None)
+        self._order = OrderInBlocks(self.seed, length, shuffle=self._shuffle and self.own_order is None)
 
     def fetch(self, batch_range: BatchRange) -> Any:
         """Make a batch. An error of the dataset keeps its type, and gets a note that names the sample.

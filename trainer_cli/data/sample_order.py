@@ -1,4 +1,4 @@
-"""Compute the order and seeds of `core.order` for many samples at once: the same numbers in a tenth of the time."""
+"""Compute the order and seeds of `data/order.py` for many samples at once: the same numbers in a tenth of the time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCK = 1024
 _Words = npt.NDArray[np.uint64]
 
 
-class SampleOrder:
+class OrderInBlocks:
     """The sample numbers of each epoch in their order, and the seeds of the samples. The last block is kept.
 
     Args:

@@ -27,7 +27,7 @@ from trainer_cli.config.arguments import (
 from trainer_cli.config.fields import DATA_KEYS
 from trainer_cli.config.processes import batches_of_step, check_strategy
 from trainer_cli.config.targets import Trust, import_target
-from trainer_cli.data.adapt import as_loader
+from trainer_cli.data import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.files.url_path import as_path
 from trainer_cli.layout.naming import CONFIG_FILE

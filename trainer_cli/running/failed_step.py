@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.replay_plan import earliest_start
 from trainer_cli.callbacks import CheckpointerCallback
-from trainer_cli.data.loader import LOADING
+from trainer_cli.data import LOADING
 from trainer_cli.errors import LOST, NotFiniteError, TrainError
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.layout.naming import SWEEP_FOLDER

@@ -48,7 +48,7 @@ def repeats_steps(attempts: Iterable[Mapping[str, Any]], start_step: int) -> boo
 def _is_exact(
     composed: Composed, start: Start, trainer: Trainer, train_loader: Any, environment: Mapping[str, Any]
 ) -> bool:
-    from trainer_cli.data.loader import Loader, SharedLoader
+    from trainer_cli.data import Loader, SharedLoader
 
     before = environment_of(start.run, int(start.run.attempts[-1].get("attempt") or 1))
     loader = train_loader.loader if isinstance(train_loader, SharedLoader) else train_loader

@@ -57,12 +57,10 @@ def origin_of(loaders: Mapping[str, Any], root: Path) -> Origin:
 
 
 def _samples_of(loaders: Mapping[str, Any], draws: int = 2) -> dict[str, dict[str, str]]:
-    """Digests of samples of each dataset, or its fingerprint; that of the training data is in its loader's state."""
-    from trainer_cli.data.digest import FINGERPRINT, sample_digests
+    # Not above: it imports torch.
+    from trainer_cli.data import sample_digests
 
-    fingerprints = {name: getattr(loader, "fingerprint", None) for name, loader in loaders.items() if name != TRAIN}
-    digests = {name: {FINGERPRINT: text} for name, text in fingerprints.items() if isinstance(text, str)}
-    return sample_digests(loaders, draws=draws) | digests
+    return sample_digests(loaders, draws=draws)
 
 
 def _source_digests(root: Path) -> Iterator[tuple[str, str]]:
@@ -213,7 +211,7 @@ def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Orig
     Raises:
         UserError: raised on every rank, with what differs and on which ranks.
     """
-    from trainer_cli.data.digest import count_samples, other_samples
+    from trainer_cli.data import other_samples
 
     facts: dict[str, object] = {}
     for name, loader in loaders.items():
@@ -231,6 +229,20 @@ def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Orig
         source[rank] = [file for file in shared if first.source[file] != other.source[file]]
     _refuse_ranks(samples, "data", "data", "Give all machines the same data, in the same order.")
     _refuse_ranks(source, "source", None, "Give all machines the same files of the project.")
+
+
+def count_samples(loader: Any) -> int | None:
+    """The number of samples in a loader's dataset; None if it is unknown."""
+    from trainer_cli.data import Loader, SharedLoader
+
+    if isinstance(loader, SharedLoader):
+        return count_samples(loader.loader)
+    if isinstance(loader, Loader):
+        return loader.length
+    try:
+        return len(loader.loader.dataset)
+    except (AttributeError, TypeError):
+        return None
 
 
 def _refuse_ranks(differing: Mapping[int, list[str]], noun: str, where: str | None, cure: str) -> None:
@@ -316,7 +328,7 @@ def _seeds(changes: Iterable[Change]) -> str:
 
 
 def _differing(now: Origin, manifest: Manifest) -> list[str]:
-    from trainer_cli.data.digest import other_samples
+    from trainer_cli.data import other_samples
 
     return other_samples(now.samples, manifest.samples)
 
@@ -325,7 +337,7 @@ def _compare_samples(
     composed: Composed, name: str, manifest: Manifest, loaders: Mapping[str, Any], now: Origin, seeds: str = ""
 ) -> None:
     from trainer_cli.checkpoint.save import library_versions
-    from trainer_cli.data.digest import other_samples
+    from trainer_cli.data import other_samples
 
     # The few draws first: many are read only if something differs.
     if not _differing(now, manifest):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.find import expanded
-from trainer_cli.data.position import length_of
+from trainer_cli.data import as_val_loaders, length_of
 from trainer_cli.errors import UserError, second_to
 from trainer_cli.loggers.marks import loader_of
 from trainer_cli.outputs.model_call import ForwardState
@@ -25,7 +25,7 @@ from trainer_cli.terminal import format_count, html_metrics
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in, noting_set
-from trainer_cli.trainer.setup import loader_settings, name_loaders
+from trainer_cli.trainer.setup import loader_settings
 from trainer_cli.trainer.state import load_for_evaluation
 from trainer_cli.trainer.validation_loop import (
     Due,
@@ -139,7 +139,7 @@ def evaluate_all(
     with ExitStack() as stack:
         stack.callback(trainer.requests.clear)
         settings = loader_settings(trainer.seed, trainer.device, trainer.strategy.group)
-        loaders = name_loaders(val_loaders, settings)
+        loaders = as_val_loaders(val_loaders, **settings)
         if not trainer.fitting:
             trainer.recording.loaders = tuple(loaders)
             stack.enter_context(trainer.recording.opened())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.data.position import length_of
+from trainer_cli.data import length_of
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.policy.stopping import Limits
 from trainer_cli.schema.sections import LoopConfig

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer_cli.data.random_state import kept_random_state
+from trainer_cli.data import kept_random_state
 from trainer_cli.errors import UserError
 from trainer_cli.goodput import Activity
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table

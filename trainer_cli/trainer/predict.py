@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer_cli.data.adapt import as_loader
-from trainer_cli.data.loader import Loader, PaddingBatch, SharedLoader
+from trainer_cli.data import Loader, PaddingBatch, SharedLoader, as_loader
 from trainer_cli.errors import UserError
 from trainer_cli.outputs.metrics import sample_count, to_device
 from trainer_cli.patterns import matches

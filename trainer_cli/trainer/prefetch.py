@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from trainer_cli.data.loader import PaddingBatch
+from trainer_cli.data import PaddingBatch
 from trainer_cli.errors import UserError
 from trainer_cli.outputs.metrics import tensors_of, to_device
 from trainer_cli.parallel import ProcessGroup, check_same_samples

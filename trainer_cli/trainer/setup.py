@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from trainer_cli.data.adapt import as_loader, is_loader
-from trainer_cli.data.order import sample_seed
+from trainer_cli.data import sample_seed
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.layout.naming import STEP_MODULES
 from trainer_cli.loggers.base import Logger
@@ -274,17 +273,6 @@ def loader_settings(seed: int | None, device: torch.device, group: ProcessGroup)
         "rank": group.data_rank,
         "world_size": group.data_size,
     }
-
-
-def name_loaders(val_loader: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The validation loaders by name: a single one is `val`, those of a list are `validate_0` and so on."""
-    if val_loader is None:
-        return {}
-    if isinstance(val_loader, list | tuple) and val_loader and all(map(is_loader, val_loader)):
-        val_loader = {f"validate_{index}": loader for index, loader in enumerate(val_loader)}
-    elif not isinstance(val_loader, Mapping):
-        val_loader = {"val": val_loader}
-    return {name: as_loader(loader, shuffle=False, **settings) for name, loader in val_loader.items()}
 
 
 def check_data(train_loader: Any, val_loaders: Mapping[str, Any]) -> None:

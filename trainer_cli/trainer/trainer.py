@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.data.adapt import as_loader
+from trainer_cli.data import as_loader, as_val_loaders
 from trainer_cli.errors import UserError
 from trainer_cli.files.url_path import local_path
 from trainer_cli.loggers.base import Logger
@@ -287,7 +287,7 @@ class Trainer:
         self._callback_set.check_owned(self.step)
         settings = setup.loader_settings(self.seed, self.device, self.strategy.group)
         self._train_loader = train = as_loader(train_loader, shuffle=True, **settings)
-        self._val_loaders = val = setup.name_loaders(val_loader, settings)
+        self._val_loaders = val = as_val_loaders(val_loader, **settings)
         setup.check_data(train, val)
         self.loop.evaluations.check(val)
         self._prepare_loop(anew=ckpt_path is None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.data.loader import PaddingBatch
+from trainer_cli.data import PaddingBatch
 from trainer_cli.errors import ConfigError, UserError, second_to
 from trainer_cli.loggers.marks import loader_of
 from trainer_cli.metric_modes import is_no_mean

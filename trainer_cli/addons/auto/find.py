@@ -17,9 +17,7 @@ import numpy as np
 import torch
 
 from trainer_cli.addons.auto.trial_memory import TrialMemory
-from trainer_cli.data.adapt import as_loader
-from trainer_cli.data.loader import Loader
-from trainer_cli.data.user_loader import generators_of
+from trainer_cli.data import Loader, as_loader, generators_of
 from trainer_cli.errors import UserError
 from trainer_cli.outputs.metrics import read_outputs, sample_count, to_device
 from trainer_cli.outputs.model_call import ForwardState

@@ -344,7 +344,7 @@ def _facts(first: _Run, second: _Run) -> Iterator[Fact]:
     manifests = first.manifest, second.manifest
     if None not in manifests:
         yield from _other_source(*(manifest.source for manifest in manifests))
-        from trainer_cli.data.digest import other_samples
+        from trainer_cli.data import other_samples
 
         yield from (Fact("data", name) for name in other_samples(manifests[1].samples, manifests[0].samples))
     versions = [run.environment.get("versions") or {} for run in (first, second)]

@@ -14,7 +14,7 @@ from torch import nn
 from trainer_cli.addons.exact.digests import Digests
 from trainer_cli.addons.exact.trace import OWN_FAILURE, ProbePlan, TraceKind, TraceWriter, When
 from trainer_cli.callbacks import CheckpointerCallback
-from trainer_cli.data.stream import StreamLoader
+from trainer_cli.data import StreamLoader
 from trainer_cli.errors import TrainError
 from trainer_cli.trainer.hooks import Callback
 

@@ -18,9 +18,7 @@ from trainer_cli.addons.exact.sample_readers import KeyReader, WalkReader
 from trainer_cli.addons.exact.samples import SampleOrder, StepSamples
 from trainer_cli.addons.exact.walk_indices import IndexWalk, has_indices
 from trainer_cli.config.compose import Composed, from_yaml
-from trainer_cli.data.adapt import AnyLoader
-from trainer_cli.data.loader import Loader, SharedLoader
-from trainer_cli.data.position import length_of
+from trainer_cli.data import AnyLoader, Loader, SharedLoader, length_of
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import class_name
 from trainer_cli.parallel import group_without_processes

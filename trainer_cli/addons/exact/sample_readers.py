@@ -11,8 +11,7 @@ from trainer_cli.addons.exact.sample_view import name_of
 from trainer_cli.addons.exact.samples import Document, Sample, has_name
 from trainer_cli.addons.exact.walk_indices import IndexWalk, has_indices
 from trainer_cli.addons.text import MixedDataset, PackedRows
-from trainer_cli.data.loader import Loader
-from trainer_cli.data.user_loader import generators_of
+from trainer_cli.data import Loader, generators_of
 
 
 class KeyReader:

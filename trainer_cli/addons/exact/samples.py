@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from trainer_cli.addons.exact.course import Course, Stretch
-from trainer_cli.data.order import sample_indices, sample_position
+from trainer_cli.data import sample_indices, sample_position
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
 

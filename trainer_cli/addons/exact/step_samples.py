@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.course import Course, DataFacts, RunRecords, check_step, needs_resolving, read_records
 from trainer_cli.addons.exact.samples import ComputedReader, SampleOrder, StepSamples, Use
-from trainer_cli.data.order import ORDER_VERSION
+from trainer_cli.data import ORDER_VERSION
 from trainer_cli.errors import UserError
 
 if TYPE_CHECKING:

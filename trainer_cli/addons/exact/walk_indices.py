@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
-from trainer_cli.data.user_loader import UserLoader, generators_of
+from trainer_cli.data import UserLoader, generators_of
 
 
 class _Indices:

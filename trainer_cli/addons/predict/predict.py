@@ -246,7 +246,7 @@ def _choose_loaders(data: Data, name: str | None) -> dict[str, Any]:
 
 def _batches_per_part(loader: Any) -> int | None:
     """Batches in a part; None if the loader cannot be entered at any sample: all batches are one part."""
-    from trainer_cli.data.position import length_of
+    from trainer_cli.data import length_of
 
     size = getattr(loader, "samples_per_batch", None)
     return None if size is None or length_of(loader) is None else max(1, -(-_PART_SAMPLES // size))

@@ -23,7 +23,7 @@ from trainer_cli.addons.sparsity.sparsity import (
     random_scores,
     replaced,
 )
-from trainer_cli.data.order import sample_seed
+from trainer_cli.data import sample_seed
 from trainer_cli.errors import ConfigError
 from trainer_cli.steps import Duration
 from trainer_cli.torch_compat import whole

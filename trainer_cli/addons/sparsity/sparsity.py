@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.data.order import sample_seed
+from trainer_cli.data import sample_seed
 from trainer_cli.errors import ConfigError
 from trainer_cli.format.dtensor import Target, is_dtensor, local_of, part_of
 from trainer_cli.layout.naming import STEP_MODULES

@@ -14,8 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-from trainer_cli.data.loader import MapDataset
-from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
+from trainer_cli.data import ORDER_VERSION, MapDataset, sample_indices, sample_seed
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import class_name
 

@@ -26,7 +26,7 @@ from trainer_cli.addons.text.read_text import (
     read_text,
     tokenize,
 )
-from trainer_cli.data.random_state import kept_random_state
+from trainer_cli.data import kept_random_state
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import class_name
 from trainer_cli.terminal import format_count
