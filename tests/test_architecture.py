@@ -31,6 +31,7 @@ FLOORS = (
     "steps files",
     "values layout models",
     "signatures",
+    "loads",
     "schema",
     "policy",
     "manifest",
@@ -49,7 +50,7 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 PORTS = [f"{ROOT}.{part}" for part in ("storage", "format")]
 PURE_PACKAGES = (
-    "bounds elsewhere goodput layout manifest metric_modes patterns policy ranks schema signatures steps values"
+    "bounds elsewhere goodput layout loads manifest metric_modes patterns policy ranks schema signatures steps values"
 )
 """What decides and names, from plain values alone."""
 # What would bring torch, a clock, the disk, other processes or chance into a pure module.

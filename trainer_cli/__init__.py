@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from trainer_cli.errors import SaveError as SaveError
     from trainer_cli.errors import TrainError as TrainError
     from trainer_cli.errors import UserError as UserError
+    from trainer_cli.loads.options import LoadOptions as LoadOptions
     from trainer_cli.loggers.base import Logger as Logger
     from trainer_cli.loggers.base import Record as Record
     from trainer_cli.loggers.base import RunFacts as RunFacts
@@ -98,7 +99,6 @@ if TYPE_CHECKING:
     from trainer_cli.parallel.process_group import ALONE as ALONE
     from trainer_cli.running.load_model import load_model as load_model
     from trainer_cli.schema.checkpoint_config import CheckpointConfig as CheckpointConfig
-    from trainer_cli.schema.load_options import LoadOptions as LoadOptions
     from trainer_cli.schema.sections import LoopConfig as LoopConfig
     from trainer_cli.schema.sections import PrecisionConfig as PrecisionConfig
     from trainer_cli.steps.intervals import Duration as Duration
@@ -136,6 +136,7 @@ else:
             "data.datasets": "Datasets Digits",
             "data.loader": "Loader",
             "errors": "CheckpointError ConfigError NotFiniteError RunDirectoryError SaveError TrainError UserError",
+            "loads.options": "LoadOptions",
             "loggers.base": "Logger Record RunFacts",
             "loggers.console": "ConsoleLogger",
             "loggers.media": "MediaLogger",
@@ -151,7 +152,6 @@ else:
             "parallel.process_group": "ALONE",
             "running.load_model": "load_model",
             "schema.checkpoint_config": "CheckpointConfig",
-            "schema.load_options": "LoadOptions",
             "schema.sections": "LoopConfig PrecisionConfig",
             "steps.intervals": "Duration",
             "trainer.evaluate": "Evaluation",

@@ -20,7 +20,7 @@ from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import UserError
-from trainer_cli.schema.load_options import WEIGHTS, LoadOptions
+from trainer_cli.loads.options import WEIGHTS, LoadOptions
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.train_step import TrainStep
 

@@ -21,7 +21,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpoi
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.files.json_lines import read_rows
-from trainer_cli.schema.load_options import LoadOptions
+from trainer_cli.loads.options import LoadOptions
 from trainer_cli.storage.disk import Disk
 from trainer_cli.trainer.hooks import Callback
 

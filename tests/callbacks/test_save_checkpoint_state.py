@@ -10,7 +10,7 @@ from tiny import Noisy, StopAt, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
-from trainer_cli.schema.load_options import LoadOptions
+from trainer_cli.loads.options import LoadOptions
 
 
 def _fit(folder: Path, saver: SaveCheckpointState, *callbacks: Any, **more: Any) -> Any:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from trainer_cli.errors import UserError
+from trainer_cli.loads.options import LoadOptions
+from trainer_cli.loads.report import LoadReport
 from trainer_cli.manifest import FileEntry, Manifest, new_digest
-from trainer_cli.schema.load_options import LoadOptions, LoadReport
 from trainer_cli.state.model_state import Fitting, fit_model, table
 from trainer_cli.state.optimizer_state import fit_optimizer
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.schema.load_options import LoadOptions, LoadReport, advice
+from trainer_cli.loads.options import LoadOptions
+from trainer_cli.loads.report import LoadReport
 
 
 @pytest.mark.parametrize(
@@ -105,4 +106,4 @@ def test_only_the_keys_of_the_chosen_states_are_read(states: list[str], keys: li
     ],
 )
 def test_the_advice_names_the_setting(missing: list[str], extra: list[str], reshaped: list[str], said: str) -> None:
-    assert said in advice(LoadReport(missing=missing, unexpected=extra, reshaped=reshaped))
+    assert said in LoadReport(missing=missing, unexpected=extra, reshaped=reshaped).advice

@@ -18,7 +18,7 @@ from trainer_cli.addons.text.lora import lora
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
-from trainer_cli.schema.load_options import LoadOptions
+from trainer_cli.loads.options import LoadOptions
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 

@@ -26,10 +26,10 @@ from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, CheckpointMetadata, SyncCheckpointer
 from trainer_cli.errors import UserError
 from trainer_cli.format.dtensor import local_of, targets_of
+from trainer_cli.loads.options import WHOLE
 from trainer_cli.parallel import process_group
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.parallel.rendezvous import is_of_peer
-from trainer_cli.schema.load_options import WHOLE
 from trainer_cli.state.model_state import capture_model, fit_model
 from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.storage.local import LocalStorage

@@ -17,7 +17,7 @@ from typing import Any
 import trainer_cli
 
 _ROOT = f"{Path(trainer_cli.__file__).parent}/"
-_NOT_COUNTED = ("models/", "policy/", "schema/", "signatures/", "steps/", "values/", "layout/", "files/")
+_NOT_COUNTED = ("models/", "policy/", "schema/", "signatures/", "steps/", "values/", "layout/", "loads/", "files/")
 _DOORS = ("config", "format", "storage")
 _OTHER_WORK = {"trainer/training_log.py:TrainingLog.write"}
 """Where work begins that is none of the walks, and passes some of their stations."""

@@ -19,10 +19,10 @@ from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.loads.options import LoadOptions
 from trainer_cli.optim.optimizers import optimizer_factory, parameter_groups
 from trainer_cli.patterns import matches, why_no_pattern
 from trainer_cli.running.build import Builder
-from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.schema.sections import CompileConfig, TrainConfig
 from trainer_cli.trainer.hooks import Callback
 

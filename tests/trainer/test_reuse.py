@@ -23,8 +23,8 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.errors import UserError
+from trainer_cli.loads.options import LoadOptions
 from trainer_cli.loggers.text_files import JsonlLogger
-from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.trainer import Trainer

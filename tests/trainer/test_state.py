@@ -21,7 +21,7 @@ from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.errors import UserError
-from trainer_cli.schema.load_options import LoadOptions
+from trainer_cli.loads.options import LoadOptions
 from trainer_cli.state import model_state
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision

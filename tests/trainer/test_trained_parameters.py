@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import UserError
-from trainer_cli.schema.load_options import LoadOptions
+from trainer_cli.loads.options import LoadOptions
 from trainer_cli.trainer.hooks import Callback
 
 STEPS = 8

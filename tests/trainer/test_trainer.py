@@ -16,8 +16,8 @@ from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.loads.options import LoadOptions
 from trainer_cli.optim.schedulers import scheduler_factory
-from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.setup import pick_device
 from trainer_cli.trainer.trainer import Trainer

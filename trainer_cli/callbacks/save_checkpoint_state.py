@@ -13,10 +13,10 @@ from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.files.url_path import as_path
 from trainer_cli.format.verified_file import read_verified
 from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.loads import STATES, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE
 from trainer_cli.policy.rules import Kind
-from trainer_cli.schema.load_options import STATES, LoadOptions
 from trainer_cli.state.model_state import weights_of
 from trainer_cli.steps import Interval, Progress
 from trainer_cli.trainer.hooks import Callback

@@ -25,12 +25,11 @@ from trainer_cli.files.url_path import as_path
 from trainer_cli.format.open import format_of
 from trainer_cli.format.tree import UnsavableState
 from trainer_cli.layout.naming import COPIES_CACHE, LATEST_LINK, Naming
+from trainer_cli.loads import LEAVE_OUT, LOG_MARKS, check_leave_out, describe_left_out, find_left_out, omit_states
 from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel import ALONE, LostRankError, PeerError, ProcessGroup
 from trainer_cli.policy.rules import Decision, Kind
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError
-from trainer_cli.schema.left_out import KEY, check_leave_out, described, left_out, without
-from trainer_cli.schema.load_options import LOG_MARKS
 from trainer_cli.storage.base import Storage
 from trainer_cli.storage.folder import point_link
 from trainer_cli.storage.open import open_storage
@@ -150,21 +149,22 @@ class StateSaver(SaveCaller):
             UserError: a part of the state cannot be saved; it is named.
         """
         trainer = self.trainer
-        check_leave_out(KEY, self._leave_out, trainer.callbacks)
-        lacking = left_out(self._leave_out, trainer.callbacks)
+        check_leave_out(LEAVE_OUT, self._leave_out, trainer.callbacks)
+        lacking = find_left_out(self._leave_out, trainer.callbacks)
         for name, callback in trainer.callbacks.items():
             if callback.evaluates and {"callbacks", f"callbacks.{name}"} & set(lacking):
                 raise ConfigError(
-                    f"{KEY} names callbacks.{name}, which evaluations see: a checkpoint without it cannot be evaluated",
-                    location=KEY,
+                    f"{LEAVE_OUT} names callbacks.{name}, which evaluations see: a checkpoint without it cannot be "
+                    "evaluated",
+                    location=LEAVE_OUT,
                     hint="Keep it; SaveCheckpointState saves an average alone, in place of the weights.",
                 )
         if lacking and trainer.strategy.group.is_main:
-            log.warning("%s", described(lacking))
+            log.warning("%s", describe_left_out(lacking))
         self.checkpointer.format.plan(self._state())
 
     def _state(self) -> Mapping[str, Any]:
-        state = without(self.trainer.checkpoint_state(), self._leave_out)
+        state = omit_states(self.trainer.checkpoint_state(), self._leave_out)
         if self._keeps_settings:
             state = {SETTINGS: settings_of(self.trainer), **state}
         marks = self.trainer.metric_logger.state_dict()
@@ -191,7 +191,7 @@ class StateSaver(SaveCaller):
     def _left_out(self) -> tuple[str, ...]:
         """Names of the states that a checkpoint of the present step lacks, without callbacks that have no state."""
         callbacks = self.trainer.callbacks
-        names = left_out(self._leave_out, callbacks) if self._leave_out else ()
+        names = find_left_out(self._leave_out, callbacks) if self._leave_out else ()
         return tuple(
             name
             for name in names

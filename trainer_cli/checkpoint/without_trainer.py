@@ -16,17 +16,9 @@ from trainer_cli.checkpoint.find import checkpoint_at, path_to_save
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import MissingStateError, UnfitStateError
 from trainer_cli.layout.naming import step_within
+from trainer_cli.loads import OTHER_MODEL, VERSIONS, WEIGHTS, WHOLE, LoadOptions, LoadReport
 from trainer_cli.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
 from trainer_cli.parallel import ALONE
-from trainer_cli.schema.load_options import (
-    OTHER_MODEL,
-    VERSIONS,
-    WEIGHTS,
-    WHOLE,
-    LoadOptions,
-    LoadReport,
-    prefix_mapping,
-)
 from trainer_cli.state.model_state import Fitting, capture_model, fit_model, table, versions_of
 from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
 
@@ -154,7 +146,7 @@ def _advice(report: LoadReport) -> str:
     if report.reshaped:
         more = ", strict=False" if report.needs_not_strict else ""
         return f"To keep the model's own values of these layers, add ignore_keys={report.globs_of_reshaped}{more}."
-    if (mapping := prefix_mapping(report.missing, report.unexpected)) is not None:
+    if (mapping := report.prefix_mapping) is not None:
         return f"The names differ by a prefix: add key_mapping={mapping}."
     return f"{OTHER_MODEL} strict=False loads what both have." if report.one_sided else OTHER_MODEL
 

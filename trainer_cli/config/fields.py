@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.errors import Code, ConfigError, raise_all
+from trainer_cli.loads import LEAVE_OUT, can_resume, check_leave_out, describe_left_out, find_left_out
 from trainer_cli.patterns import alternatives, did_you_mean, matches
 from trainer_cli.policy.rules import SaveRules, check_ephemeral
 from trainer_cli.schema import sections as schema
 from trainer_cli.schema.auto import is_auto_batch_size
 from trainer_cli.schema.checkpoint_config import AUTO
-from trainer_cli.schema.left_out import KEY, can_resume, check_leave_out, described, left_out
 from trainer_cli.steps import GLOBAL_BATCH_SIZE, Duration, Interval, StepCounts
 from trainer_cli.values import MISSING, ValueKind, check_rules, kind_of
 
@@ -250,12 +250,14 @@ def check_left_out(config: schema.TrainConfig) -> Iterator[ConfigError]:
     if config.sparsity is not None:
         callbacks.append("sparsity")
     try:
-        check_leave_out(KEY, config.checkpoint.leave_out, callbacks)
+        check_leave_out(LEAVE_OUT, config.checkpoint.leave_out, callbacks)
     except ConfigError as error:
         yield error
-    lacking = left_out(config.checkpoint.leave_out, callbacks)
+    lacking = find_left_out(config.checkpoint.leave_out, callbacks)
     if lacking and config.restarts.max and not can_resume(lacking, config.load.states):
-        yield ConfigError(f"restarts.max is {config.restarts.max}, but {described(lacking)}", location=KEY)
+        yield ConfigError(
+            f"restarts.max is {config.restarts.max}, but {describe_left_out(lacking)}", location=LEAVE_OUT
+        )
 
 
 def check_ephemeral_interval(config: schema.TrainConfig) -> Iterator[ConfigError]:

@@ -12,8 +12,7 @@ from enum import Enum
 from typing import Any, Union, get_args, get_origin
 
 from trainer_cli.config.fields import ConfigKey, fields
-from trainer_cli.schema.left_out import OPTIONAL
-from trainer_cli.schema.load_options import STATES
+from trainer_cli.loads import OPTIONAL_STATES, STATES
 from trainer_cli.steps import Unit
 
 Schema = dict[str, Any]
@@ -49,7 +48,10 @@ _NARROWER: Mapping[str, Schema] = {
     "run_dir": _FOLDER,
     "checkpoint.leave_out": {
         "type": "array",
-        "items": {"anyOf": [{"enum": list(OPTIONAL)}, {"pattern": r"^(callbacks\.|re:)|[*?\[{]"}], "type": "string"},
+        "items": {
+            "anyOf": [{"enum": list(OPTIONAL_STATES)}, {"pattern": r"^(callbacks\.|re:)|[*?\[{]"}],
+            "type": "string",
+        },
     },
     "load.states": {"anyOf": [{"const": ["all"]}, {"type": "array", "minItems": 1, "items": _STATE}]},
     "checkpoint.fixed_steps": {

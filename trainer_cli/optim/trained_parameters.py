@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from trainer_cli.loads import LoadOptions
 from trainer_cli.optim.freezing import Freezing
-from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.state.model_state import Fitting, parameter_names, plain_name
 
 

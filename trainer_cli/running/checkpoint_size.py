@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer_cli.format.base import Format
-from trainer_cli.schema.left_out import without
+from trainer_cli.loads import omit_states
 from trainer_cli.state.model_state import model_files
 from trainer_cli.steps import Progress
 from trainer_cli.trainer.evaluate import refuse_absent_loaders
@@ -106,7 +106,7 @@ def _size(trainer: Trainer, data: Data, format: Format, leave_out: Sequence[str]
     # Callbacks create their state here, such as the copy of an average.
     trainer.hooks.call("on_fit_start", trainer, data.train, data.val, trainer.loop)
     files = sum(map(len, model_files(trainer.model).values()))
-    state = without(capture(trainer, with_data=True), leave_out)
+    state = omit_states(capture(trainer, with_data=True), leave_out)
     return files + format.plan(state, shapes_only=True).total_bytes
 
 

@@ -35,6 +35,7 @@ from trainer_cli.config.targets import import_from
 from trainer_cli.errors import ExitCode, NotFiniteError, without_secrets
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.files.url_path import is_url
+from trainer_cli.loads import LoadOptions
 from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
 from trainer_cli.running.disk_failures import explain_disk_failure
@@ -59,7 +60,6 @@ from trainer_cli.runs.forks import describe_fork
 from trainer_cli.runs.metrics import best_settings, summarize_metrics
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.run_dir import Outcome, RunDir, describe_moved
-from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.schema.sections import ANEW, RESUME_WORDS
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Progress, RunStatus

@@ -14,11 +14,11 @@ from trainer_cli.config.arguments import needs_data
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.loads import OTHER_MODEL, WEIGHTS
 from trainer_cli.running.build import Builder
 from trainer_cli.runs.folders import config_of
 from trainer_cli.runs.origin import EvaluatedOrigin
 from trainer_cli.runs.select import select_one
-from trainer_cli.schema.load_options import OTHER_MODEL, WEIGHTS
 from trainer_cli.state import model_state
 from trainer_cli.trainer.setup import pick_device
 

@@ -21,6 +21,7 @@ from trainer_cli.config.compose import Composed, to_yaml, with_values
 from trainer_cli.config.targets import import_from, import_target
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import Naming
+from trainer_cli.loads import find_left_out
 from trainer_cli.parallel import group_without_processes
 from trainer_cli.policy.rules import Saved, check_ephemeral, retention_rules, save_rules, settings_of
 from trainer_cli.policy.simulation import Simulation, Timeline, simulate
@@ -31,7 +32,6 @@ from trainer_cli.running.start import Done, Start, fork_of, load_options, refuse
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema.auto import BATCH_SIZE, auto_keys, numbers_instead
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, Compression, Newer, Removal
-from trainer_cli.schema.left_out import left_out
 from trainer_cli.schema.sections import TRAIN_PREFIX
 from trainer_cli.steps import GLOBAL_BATCH_SIZE, Progress, RunStatus, StepCounts
 from trainer_cli.trainer.messages import to_console
@@ -198,7 +198,7 @@ def _plan_training(
         copies=_copies(checkpoint),
         at_most=_at_most(setting, timeline, size),
         estimates=(*_estimates(setting, step_counts), *_of_format(checkpoint)),
-        left_out=left_out(checkpoint.leave_out, kinds),
+        left_out=find_left_out(checkpoint.leave_out, kinds),
         unfreezes=tuple(_unfreezes(config.freeze, loop)),
         unknown=(
             *(f"{key} (auto): its value is found before the first step" for key in undecided),

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from trainer_cli.loads import describe_left_out
 from trainer_cli.policy.rules import Kind
 from trainer_cli.policy.simulation import Timeline
 from trainer_cli.running.failures import BestInterval
 from trainer_cli.running.plan import Plan
 from trainer_cli.running.start import Done
-from trainer_cli.schema.left_out import described
 from trainer_cli.terminal import format_bytes, format_count, line_width, painted, table
 
 _WIDTH = 64
@@ -201,7 +201,7 @@ def _summary(plan: Plan) -> Iterator[str]:
     if plan.size.trained is not None:
         yield f"  each takes     {format_bytes(plan.size.trained)}"
     if plan.left_out:
-        yield f"  left out       {described(plan.left_out)}"
+        yield f"  left out       {describe_left_out(plan.left_out)}"
 
 
 def _chart(plan: Plan) -> Iterator[str]:

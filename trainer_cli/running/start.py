@@ -22,6 +22,7 @@ from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.files.url_path import as_path
 from trainer_cli.format.verified_file import verify
+from trainer_cli.loads import WHOLE, LoadOptions, can_resume, check_load
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.policy.stopping import RecordedEnd
 from trainer_cli.running.resume import (
@@ -43,8 +44,6 @@ from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_nearby
 from trainer_cli.schema.auto import AUTO, BATCH_SIZE, auto_keys, largest_batch_size
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
-from trainer_cli.schema.left_out import can_resume, check_load
-from trainer_cli.schema.load_options import WHOLE, LoadOptions
 from trainer_cli.schema.sections import ANEW, LoadConfig, TrainConfig
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus
 from trainer_cli.storage.open import open_storage

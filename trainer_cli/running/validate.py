@@ -33,6 +33,7 @@ from trainer_cli.config.overrides import experiment_in
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UnfitStateError, UserError, without_secrets
 from trainer_cli.files.url_path import as_path, is_url
 from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.loads import LoadOptions
 from trainer_cli.running.start import load_options
 from trainer_cli.runs.folders import config_of, run_holding, run_that_saved
 from trainer_cli.runs.metrics import best_settings, shared_settings
@@ -40,7 +41,6 @@ from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.runs.results import Results, Row, show_table
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import Selection, select
-from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.schema.sections import TrainConfig
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import RunStatus

@@ -11,9 +11,9 @@ from typing import Any
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.layout.naming import why_unfit
+from trainer_cli.loads import check_leave_out
 from trainer_cli.metric_modes import Mode, choose_mode
 from trainer_cli.schema.field_checks import check_folder, check_length
-from trainer_cli.schema.left_out import check_leave_out
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.values import at_least, check_at_least, check_duration, check_fields, checked, duration, needs
 

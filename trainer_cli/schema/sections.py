@@ -18,9 +18,9 @@ from typing import Any
 
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.layout.naming import why_unfit
+from trainer_cli.loads import check_mapping, check_states
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, filled_folder
 from trainer_cli.schema.field_checks import check_folder, check_patterns
-from trainer_cli.schema.load_options import check_mapping, check_states
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.values import at_least, check_duration, check_fields, checked, duration, needs, shown
 

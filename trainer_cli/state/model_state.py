@@ -22,7 +22,7 @@ from torch import nn
 from trainer_cli.errors import CheckpointError
 from trainer_cli.format.dtensor import local_of
 from trainer_cli.layout.naming import MODEL_CONFIG_FILE, STEP_MODULES
-from trainer_cli.schema.load_options import WHOLE, LoadOptions, LoadReport
+from trainer_cli.loads import WHOLE, LoadOptions, LoadReport
 from trainer_cli.state.load_hooks import Translation, as_state_dict, metadata_of, translate
 from trainer_cli.state.spectral_norm import spectral_vectors
 

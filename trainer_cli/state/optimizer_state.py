@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from trainer_cli.layout.naming import class_name
-from trainer_cli.schema.load_options import WHOLE, LoadOptions
+from trainer_cli.loads import WHOLE, LoadOptions
 from trainer_cli.state.model_state import Fitting, parameter_names, plain_name
 
 ADDED = "added"

@@ -19,9 +19,8 @@ from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.format.dtensor import Targets, distributed, targets_of
 from trainer_cli.goodput import Activity
 from trainer_cli.layout.naming import VARIABLES
+from trainer_cli.loads import LOG_MARKS, VERSIONS, WHOLE, LoadOptions, check_load
 from trainer_cli.parallel import ProcessGroup, check_same
-from trainer_cli.schema.left_out import check_load
-from trainer_cli.schema.load_options import LOG_MARKS, VERSIONS, WHOLE, LoadOptions
 from trainer_cli.schema.sections import SchedulerInterval
 from trainer_cli.state import model_state
 from trainer_cli.steps import Progress

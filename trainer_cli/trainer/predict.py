@@ -14,9 +14,9 @@ from torch import Tensor
 
 from trainer_cli.data import Loader, PaddingBatch, SharedLoader, as_loader
 from trainer_cli.errors import UserError
+from trainer_cli.loads import LoadOptions
 from trainer_cli.outputs.metrics import sample_count, to_device
 from trainer_cli.patterns import matches
-from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.state import model_state
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.evaluate import (

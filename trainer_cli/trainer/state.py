@@ -17,9 +17,9 @@ from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.config.fields import why_may_change
 from trainer_cli.errors import TrainError, UnfitStateError, UserError
 from trainer_cli.format.sharded import RANKS
+from trainer_cli.loads import LOG_MARKS, VERSIONS, LoadOptions, LoadReport
 from trainer_cli.optim import ONLY
 from trainer_cli.outputs.metrics import merge_sums
-from trainer_cli.schema.load_options import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, advice
 from trainer_cli.state import model_state
 from trainer_cli.state.model_state import Fitting, weights_of
 from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
@@ -205,7 +205,7 @@ def load_weights(
             average,
         )
     fitting, report = _fit_model(trainer, state, options, cast=True)
-    _load({"model": fitting}, path, advice(report))
+    _load({"model": fitting}, path, report.advice)
     step = state.get("progress", {}).get("step")
     _log_weights(report, f"{path}{'' if step is None else f' step {step}'}")
 
@@ -223,7 +223,7 @@ def load_for_evaluation(trainer: Trainer, state: Mapping[str, Any], options: Loa
             fittings[f"callbacks.{name}"] = _fit_callback(callback, saved.get(name, {}))
         elif callback.evaluates:
             log.warning("%s has no state of callback '%s': its weights are evaluated", path, name)
-    _load(fittings, path, advice(report))
+    _load(fittings, path, report.advice)
     if report.lines:
         _log_weights(report, str(path))
 
@@ -303,7 +303,7 @@ def _advice(trainer: Trainer, path: Path, report: LoadReport, fittings: Mapping[
     """What to do about a state that does not fit: `load` is for checkpoints of other runs alone."""
     if trainer.checkpoint is not None and path.parent.absolute() == trainer.checkpoint.folder.absolute():
         return ADVICE if trainer.config else _ADVICE_IN_PYTHON
-    return advice(report) if "model" in fittings and fittings["model"].faults else _LOAD_LESS
+    return report.advice if "model" in fittings and fittings["model"].faults else _LOAD_LESS
 
 
 def _fit_optimizers(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainer_cli.data import as_loader, as_val_loaders
 from trainer_cli.errors import UserError
 from trainer_cli.files.url_path import local_path
+from trainer_cli.loads import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.loggers.base import Logger
 from trainer_cli.optim import (
     Freezing,
@@ -30,7 +31,6 @@ from trainer_cli.outputs.metrics import SampleCheck
 from trainer_cli.parallel import Agreement
 from trainer_cli.policy.stopping import Stop
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
-from trainer_cli.schema.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.schema.sections import LoopConfig, ModelCall, PrecisionConfig, TrainConfig
 from trainer_cli.signatures import check_type, checks_argument_names
 from trainer_cli.state import model_state

@@ -19,9 +19,9 @@ import torch
 from trainer_cli.addons.auto.trial_memory import TrialMemory
 from trainer_cli.data import Loader, as_loader, generators_of
 from trainer_cli.errors import UserError
+from trainer_cli.loads import WHOLE
 from trainer_cli.outputs.metrics import read_outputs, sample_count, to_device
 from trainer_cli.outputs.model_call import ForwardState
-from trainer_cli.schema.load_options import WHOLE
 from trainer_cli.state import model_state
 from trainer_cli.state.optimizer_state import inner_optimizers
 from trainer_cli.terminal import format_count

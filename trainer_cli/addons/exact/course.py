@@ -23,12 +23,12 @@ from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, U
 from trainer_cli.files.json_lines import read_last_row, read_rows
 from trainer_cli.files.url_path import is_url
 from trainer_cli.format.header import state_file
+from trainer_cli.loads import LoadOptions
 from trainer_cli.runs.attempts import RunHistory, environment_of, kept_entries, split_attempt
 from trainer_cli.runs.folders import advise_run, config_of, manifest_of, read_small_file, run_config
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
-from trainer_cli.schema.load_options import LoadOptions
 from trainer_cli.steps import Progress, divide_step
 
 log = logging.getLogger(__name__)

@@ -32,6 +32,7 @@ from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import hparams
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.files.durable import lock_exclusively, private_file
+from trainer_cli.loads import WHOLE
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running.import_torch import import_torch, showing_import
 from trainer_cli.running.start import fork_path, kept_settings, load_options
@@ -40,7 +41,6 @@ from trainer_cli.runs.environment import versions
 from trainer_cli.runs.folders import checkpoints_of, config_of, manifest_of
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.schema.load_options import WHOLE
 from trainer_cli.schema.sections import SYSTEM, TrainConfig
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.storage.open import open_storage

@@ -20,9 +20,9 @@ from trainer_cli.errors import UserError
 from trainer_cli.format.dtensor import is_dtensor, local_of
 from trainer_cli.format.tensor_file import bytes_of
 from trainer_cli.layout.shards import PER_RANK
+from trainer_cli.loads import LOG_MARKS
 from trainer_cli.policy.rules import Kind, Occasion
 from trainer_cli.policy.stopping import Stop
-from trainer_cli.schema.load_options import LOG_MARKS
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 
 from trainer_cli.addons.text import SCALING
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.schema.load_options import LoadOptions
+from trainer_cli.loads import LoadOptions
 from trainer_cli.state.load_hooks import as_state_dict
 from trainer_cli.state.model_state import table
 from trainer_cli.storage.folder import replacing

@@ -27,10 +27,10 @@ from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files.url_path import is_url
 from trainer_cli.layout.naming import CONFIG_FILE, MODEL_CONFIG_FILE
+from trainer_cli.loads import VERSIONS, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE
 from trainer_cli.runs.folders import config_of, manifest_of, read_small_file, run_holding
-from trainer_cli.schema.load_options import VERSIONS, LoadOptions
 from trainer_cli.state.load_hooks import metadata_of
 from trainer_cli.state.model_state import weights_of, without_step_modules
 from trainer_cli.state.spectral_norm import spectral_vectors

@@ -41,8 +41,8 @@ from trainer_cli.terminal import format_count
 from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
+    from trainer_cli.loads import LoadOptions
     from trainer_cli.running.build import Builder, Data
-    from trainer_cli.schema.load_options import LoadOptions
     from trainer_cli.schema.sections import TrainConfig
     from trainer_cli.trainer.trainer import Trainer
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer_cli.errors import CheckpointError, ConfigError
+from trainer_cli.loads.options import ONE_CALLBACK, STATES, LoadOptions
 from trainer_cli.patterns import alternatives, did_you_mean, matches, why_no_pattern
-from trainer_cli.schema.load_options import ONE_CALLBACK, STATES, LoadOptions
 
-KEY = "checkpoint.leave_out"
+LEAVE_OUT = "checkpoint.leave_out"
 _NEEDED = ("model", "progress")
-OPTIONAL = tuple(state for state in STATES if state not in _NEEDED)
+OPTIONAL_STATES = tuple(state for state in STATES if state not in _NEEDED)
 """States that a checkpoint may lack; beside these `callbacks.NAME`."""
 _CALLBACK = ONE_CALLBACK
 
@@ -25,7 +25,7 @@ def check_leave_out(key: str, patterns: Sequence[str], callbacks: Iterable[str] 
     Raises:
         ConfigError: names the pattern, and the most similar state.
     """
-    states = [*OPTIONAL, *(_CALLBACK + name for name in callbacks or ())]
+    states = [*OPTIONAL_STATES, *(_CALLBACK + name for name in callbacks or ())]
     for pattern in patterns:
         if (fault := why_no_pattern(pattern)) is not None:
             raise ConfigError(f"{key}: {fault}", location=key)
@@ -43,23 +43,23 @@ def check_leave_out(key: str, patterns: Sequence[str], callbacks: Iterable[str] 
                 raise ConfigError(f"{key} names {name!r}, and there is no such state", location=key, hint=hint)
 
 
-def left_out(patterns: Sequence[str], callbacks: Iterable[str]) -> tuple[str, ...]:
+def find_left_out(patterns: Sequence[str], callbacks: Iterable[str]) -> tuple[str, ...]:
     """The states that these patterns match: those of `STATES`, and `callbacks.NAME`."""
 
     def matches_any(name: str) -> bool:
         return any(matches(name, pattern) for pattern in patterns)
 
-    states = [state for state in OPTIONAL if matches_any(state)]
+    states = [state for state in OPTIONAL_STATES if matches_any(state)]
     # `callbacks` is all of them, so their names are not listed too.
     names = [] if "callbacks" in states else [_CALLBACK + name for name in callbacks if matches_any(_CALLBACK + name)]
     return (*states, *names)
 
 
-def without(state: Mapping[str, Any], patterns: Sequence[str]) -> Mapping[str, Any]:
+def omit_states(state: Mapping[str, Any], patterns: Sequence[str]) -> Mapping[str, Any]:
     """A training's state without what these patterns leave out."""
     if not patterns:
         return state
-    names = left_out(patterns, state.get("callbacks", ()))
+    names = find_left_out(patterns, state.get("callbacks", ()))
     keys = {key for name in names for key in STATES.get(name, ())}
     # A new mapping, as the state still belongs to the caller.
     kept = {key: value for key, value in state.items() if key not in keys}
@@ -69,10 +69,10 @@ def without(state: Mapping[str, Any], patterns: Sequence[str]) -> Mapping[str, A
     return kept
 
 
-def described(names: Sequence[str]) -> str:
+def describe_left_out(names: Sequence[str]) -> str:
     """One line about checkpoints that lack these states."""
     return (
-        f"checkpoints lack {', '.join(names)} ({KEY}): the run cannot be resumed from them exactly, "
+        f"checkpoints lack {', '.join(names)} ({LEAVE_OUT}): the run cannot be resumed from them exactly, "
         f"and only with 'load.states=[{_rest(names)}]'"
     )
 
