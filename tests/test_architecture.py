@@ -35,6 +35,7 @@ FLOORS = (
     "schema",
     "policy",
     "manifest",
+    "dtensor",
     "data storage format parallel loggers",
     "config state strategies",
     "checkpoint outputs",

@@ -20,8 +20,7 @@ from trainer_cli.errors import (
     TrainError,
     UserError,
 )
-from trainer_cli.format.tree import UnsavableState
-from trainer_cli.manifest import DamagedCheckpoint
+from trainer_cli.manifest import DamagedCheckpoint, UnsavableState
 
 MISTAKE = ConfigError("x is 1", location="x", source="a.yaml:1", code=Code.no_effect, hint="Leave it out.")
 ERRORS = [

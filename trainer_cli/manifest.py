@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from trainer_cli.errors import CheckpointError, one_line
+from trainer_cli.errors import CheckpointError, UserError, one_line
 from trainer_cli.layout.naming import MANIFEST_FILE, PINNED_FILE, is_plain
 from trainer_cli.layout.parts import PartTable
 from trainer_cli.layout.shards import Shard
@@ -36,6 +36,10 @@ class UnrecoverableCheckpoint(DamagedCheckpoint, ValueError):
 
 class ManifestError(DamagedCheckpoint):
     """These bytes are no manifest, or were altered."""
+
+
+class UnsavableState(UserError):
+    """The state has a value of a type that a checkpoint cannot contain."""
 
 
 class Digest(Protocol):

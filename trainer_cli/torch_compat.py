@@ -140,19 +140,6 @@ def step_lightly(optimizer: Optimizer) -> None:
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The tensor, or this rank's part of one that is sharded."""
-    return tensor if type(tensor) is Tensor else getattr(tensor, "_local_tensor", tensor)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The tensor, or the whole of one that is sharded: then collective."""
-    if type(tensor) is Tensor or not hasattr(tensor, "full_tensor"):
-        return tensor
-    full: Tensor = tensor.full_tensor()
-    return full
-
-
 def foreach_div_(tensors: list[Tensor], divisor: float | Tensor) -> None:
     """Divide each tensor by the divisor, in place."""
     if (kernel := getattr(torch, "_foreach_div_", None)) is not None:

@@ -29,7 +29,7 @@ from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager
 from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.format import open as registry
 from trainer_cli.format.sharded import TensorsFormat
-from trainer_cli.format.tree import UnsavableState
+from trainer_cli.manifest import UnsavableState
 from trainer_cli.policy.rules import Kind
 from trainer_cli.storage import manifest_lock
 from trainer_cli.storage.disk import Disk

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from states import same
 
-from trainer_cli.format.tree import Undecodable, UnsavableState, decode, encode
+from trainer_cli.format.tree import Undecodable, decode, encode
+from trainer_cli.manifest import UnsavableState
 
 
 def there_and_back(tree):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from trainer_cli.format import dtensor
-from trainer_cli.format.tree import UnsavableState
+from trainer_cli import dtensor
+from trainer_cli.manifest import UnsavableState
 
 
 def sharded(placement: Any, *boxes: int) -> Any:

@@ -16,15 +16,15 @@ from thread_ranks import ThreadGroup, on_ranks
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from trainer_cli.checkpoint.checkpointer import SyncCheckpointer, make_sync_checkpointer
+from trainer_cli.dtensor import is_dtensor, local_of, targets_of
 from trainer_cli.format import sharded
-from trainer_cli.format.dtensor import is_dtensor, local_of, targets_of
 from trainer_cli.format.readable import check_readable
 from trainer_cli.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own
-from trainer_cli.format.tree import Undecodable, UnsavableState
+from trainer_cli.format.tree import Undecodable
 from trainer_cli.format.verified_file import VerifiedFile
 from trainer_cli.layout.parts import why_uncovered
 from trainer_cli.layout.shards import Shard as Part
-from trainer_cli.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.manifest import DamagedCheckpoint, Manifest, UnsavableState
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.folder import LocalReadableFolder
 

@@ -18,8 +18,7 @@ from states import same, small_state
 from trainer_cli.format import tensor_file
 from trainer_cli.format.header import ELEMENT_BYTES
 from trainer_cli.format.sharded import TensorsFormat
-from trainer_cli.format.tree import UnsavableState
-from trainer_cli.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.manifest import DamagedCheckpoint, Manifest, UnsavableState
 from trainer_cli.policy.rules import Kind
 from trainer_cli.storage.local import LocalStorage
 

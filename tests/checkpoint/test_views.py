@@ -26,8 +26,8 @@ from trainer_cli.addons.formats.torch_file import TorchFileFormat
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, SyncCheckpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.snapshot import SnapshotBuffer
 from trainer_cli.commands.ckpt_inspect import compare, opened
+from trainer_cli.dtensor import local_of, targets_of
 from trainer_cli.format.base import Format
-from trainer_cli.format.dtensor import local_of, targets_of
 from trainer_cli.format.readable import check_readable
 from trainer_cli.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own, encode_own
 from trainer_cli.format.tree import Undecodable, decode, encode

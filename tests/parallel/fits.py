@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from trainer_cli import Callback, Digits, TrainStep
 from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.addons.jobs.supervise import compose_fit
+from trainer_cli.dtensor import whole_of
 from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.running.fit import fit
-from trainer_cli.torch_compat import whole
 
 
 class Stopping(Callback):
@@ -93,10 +93,10 @@ class Sums(Callback):
         assert metrics["own/rank"] == 0
 
     def on_fit_end(self, trainer: Any, loop: Any) -> None:
-        weights = sum(float(whole(one.detach()).double().sum()) for one in trainer.model.parameters())
+        weights = sum(float(whole_of(one.detach()).double().sum()) for one in trainer.model.parameters())
         sparsity, confusion = (trainer.callbacks.get(name) for name in ("sparsity", "confusion_matrix"))
         masks = [] if sparsity is None else sparsity.state_dict()["masks"].values()
-        print(f"SUMS {weights!r} {sum(int(whole(mask).flatten().nonzero().sum()) for mask in masks)}", flush=True)
+        print(f"SUMS {weights!r} {sum(int(whole_of(mask).flatten().nonzero().sum()) for mask in masks)}", flush=True)
         if confusion is not None:
             print(f"COUNTS {confusion.counts.sum(1).tolist()}", flush=True)
 

@@ -24,8 +24,8 @@ from trainer_cli.addons.auto.find import find_learning_rate
 from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, CheckpointMetadata, SyncCheckpointer
+from trainer_cli.dtensor import local_of, targets_of
 from trainer_cli.errors import UserError
-from trainer_cli.format.dtensor import local_of, targets_of
 from trainer_cli.loads.options import WHOLE
 from trainer_cli.parallel import process_group
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment

@@ -15,7 +15,7 @@ from trainer_cli import TrainStep, WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
 from trainer_cli.errors import UserError
-from trainer_cli.format.tree import UnsavableState
+from trainer_cli.manifest import UnsavableState
 from trainer_cli.optim.scheduler_intervals import Scheduled, default_interval
 from trainer_cli.optim.schedulers import Schedulers, name_schedulers
 from trainer_cli.schema.sections import SchedulerInterval

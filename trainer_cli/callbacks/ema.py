@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.dtensor import local_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.state.model_state import capture_model, clean_name, parameter_names, plain_name, unwrapped
 from trainer_cli.state.spectral_norm import find_spectral_norms, spectral_vectors
 from trainer_cli.steps import Duration
 from trainer_cli.terminal import format_count
-from trainer_cli.torch_compat import foreach_copy_, foreach_lerp_, local
+from trainer_cli.torch_compat import foreach_copy_, foreach_lerp_
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -225,8 +226,8 @@ class EMA(Callback):
         for name, average in self._average.items():
             averages, parameters = self._halves if tensors[name].dtype in _HALF else self._pairs
             # Of a sharded parameter this rank's part.
-            averages.append(local(average))
-            parameters.append(local(tensors[name]))
+            averages.append(local_of(average))
+            parameters.append(local_of(tensors[name]))
 
     def _live_model(self) -> nn.Module:
         assert self._model is not None, "a callback's setup comes first"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.dtensor import local_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.state.model_state import clean_name, unwrapped
-from trainer_cli.torch_compat import foreach_lerp_, local
+from trainer_cli.torch_compat import foreach_lerp_
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -50,14 +51,14 @@ class MomentumTeacher(Callback):
                     hint=f"Call requires_grad_(False) of it in the model, or set freeze=[{self.teacher}.*].",
                 )
             # The parts of a rank too: they are interpolated, and other shapes might broadcast.
-            if name not in students or local(students[name]).shape != local(parameter).shape:
+            if name not in students or local_of(students[name]).shape != local_of(parameter).shape:
                 raise ConfigError(
                     f"MomentumTeacher: {self.teacher}.{name} has no parameter of its name and shape in {self.student}",
                     location="student",
                 )
             # Of a sharded parameter this rank's part.
-            self._pairs[0].append(local(parameter))
-            self._pairs[1].append(local(students[name]))
+            self._pairs[0].append(local_of(parameter))
+            self._pairs[1].append(local_of(students[name]))
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if trainer.is_step_complete:

@@ -23,10 +23,10 @@ from trainer_cli.errors import ConfigError, SaveError, without_secrets
 from trainer_cli.files.durable import is_gone
 from trainer_cli.files.url_path import as_path
 from trainer_cli.format.open import format_of
-from trainer_cli.format.tree import UnsavableState
 from trainer_cli.layout.naming import COPIES_CACHE, LATEST_LINK, Naming
 from trainer_cli.loads import LEAVE_OUT, LOG_MARKS, check_leave_out, describe_left_out, find_left_out, omit_states
 from trainer_cli.loggers.base import SAVES
+from trainer_cli.manifest import UnsavableState
 from trainer_cli.parallel import ALONE, LostRankError, PeerError, ProcessGroup
 from trainer_cli.policy.rules import Decision, Kind
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer_cli.addons.formats.archive import ArchiveFormat
+from trainer_cli.dtensor import Targets, distributed
 from trainer_cli.format.base import Format
-from trainer_cli.format.dtensor import Targets, distributed
 from trainer_cli.format.open import format_of_rank, new_format
 from trainer_cli.format.sharded import ShardedFormat, TensorsFormat
 from trainer_cli.manifest import Manifest

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer_cli.dtensor import Part, Target, Targets, distributed, is_dtensor, local_of, part_of
 from trainer_cli.format import tree as codec
-from trainer_cli.format.dtensor import Part, Target, Targets, distributed, is_dtensor, local_of, part_of
 from trainer_cli.format.header import (
     TensorEntry,
     own_file,

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trainer_cli.format.dtensor import undistributed
+from trainer_cli.dtensor import undistributed
 from trainer_cli.format.header import LINE, TensorEntry, own_file, rendered_header, state_file, tensor_file
-from trainer_cli.format.tree import Leaf, UnsavableState
+from trainer_cli.format.tree import Leaf
 from trainer_cli.format.verified_file import VerifiedFile, damaged_file
 from trainer_cli.layout.shards import Shard
+from trainer_cli.manifest import UnsavableState
 from trainer_cli.schema.checkpoint_config import FORMATS_OF_EVERY_DTYPE
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
-from trainer_cli.errors import UserError
 from trainer_cli.format.views import View, find_views
+from trainer_cli.manifest import UnsavableState
 
 Leaf = torch.Tensor | np.ndarray[Any, Any]
 
@@ -28,10 +28,6 @@ _TAG = "$"
 _DEEPEST = 64
 _SMALL_INT = 2**53
 _KEYS = (str, int, float, bool, type(None), bytes, tuple)
-
-
-class UnsavableState(UserError):
-    """The state has a value of a type that a checkpoint cannot contain."""
 
 
 class Undecodable(ValueError):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.dtensor import local_of
 from trainer_cli.errors import NotFiniteError, second_to
 from trainer_cli.outputs.metrics import is_dense, named_leaves, tensors_of
 from trainer_cli.state.model_state import are_finite
 from trainer_cli.terminal import format_first
-from trainer_cli.torch_compat import local
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -86,7 +86,7 @@ def rows_with_nan(batch: Any, size: int | None) -> dict[str, list[int]]:
     rows: dict[str, list[int]] = {}
     for name, leaf in named_leaves(batch):
         for value in tensors_of(leaf):
-            values = local(value).detach()
+            values = local_of(value).detach()
             if is_dense(values) and (values.is_floating_point() or values.is_complex()) and bool(values.isnan().any()):
                 has_rows = values.ndim > 0 and values.shape[0] == size
                 found = values.isnan().reshape(len(values), -1).any(1).nonzero().flatten().tolist() if has_rows else []

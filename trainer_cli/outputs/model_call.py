@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.dtensor import local_of
 from trainer_cli.errors import UserError
 from trainer_cli.schema.sections import ModelCall
 from trainer_cli.state.model_state import unwrapped
-from trainer_cli.torch_compat import local
 
 
 class ForwardState:
@@ -36,7 +36,7 @@ class ForwardState:
         self._extra = [(module, copy.deepcopy(module.get_extra_state())) for module in modules if _has_extra(module)]
         tensors = {buffer for *_, buffers in self._buffers for buffer in buffers.values() if buffer is not None}
         self._copies = {buffer: _copy_tensor(buffer) for buffer in tensors}
-        self._parameters = [(local(one), _copy_tensor(one)) for one in model.parameters()] if parameters else []
+        self._parameters = [(local_of(one), _copy_tensor(one)) for one in model.parameters()] if parameters else []
 
     def restore(self) -> list[str]:
         """Restore the model's tensors and their values.
@@ -58,7 +58,7 @@ class ForwardState:
                 module._buffers[name] = buffer
         with torch.no_grad():
             for buffer, value in self._copies.items():
-                tensor = local(buffer)
+                tensor = local_of(buffer)
                 # Only what was written: some cannot be, such as an expanded buffer. Sparse ones are not compared.
                 if not _same_bits(tensor, value):
                     (tensor if tensor.shape == value.shape else tensor.resize_(value.shape)).copy_(value)
@@ -71,13 +71,14 @@ class ForwardState:
     def _is_as_before(self, now: Tensor | None, before: Tensor | None) -> bool:
         if now is None or before is None or before.layout is not torch.strided:
             return now is before
-        return _same_bits(local(now), self._copies[before])
+        return _same_bits(local_of(now), self._copies[before])
 
 
 def _copy_tensor(tensor: Tensor) -> Tensor:
     # Frozen weights may fill most of the device, which keeps no room for a second copy.
     on_host = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-    return local(tensor).detach().to("cpu" if on_host else tensor.device, copy=True)
+    copied: Tensor = local_of(tensor).detach().to("cpu" if on_host else tensor.device, copy=True)
+    return copied
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:

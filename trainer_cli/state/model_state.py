@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer_cli.dtensor import local_of
 from trainer_cli.errors import CheckpointError
-from trainer_cli.format.dtensor import local_of
 from trainer_cli.layout.naming import MODEL_CONFIG_FILE, STEP_MODULES
 from trainer_cli.loads import WHOLE, LoadOptions, LoadReport
 from trainer_cli.state.load_hooks import Translation, as_state_dict, metadata_of, translate
@@ -422,9 +422,9 @@ def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
     that some may be."""
-    # Torch sums no elements of 8 bits.
     # Of a sharded one this rank's part.
-    parts = [getattr(tensor.detach(), "_local_tensor", tensor.detach()) for tensor in tensors]
+    parts = [local_of(tensor).detach() for tensor in tensors]
+    # Torch sums no elements of 8 bits.
     values = [tensor.float() if tensor.dtype.itemsize == 1 else tensor for tensor in parts if tensor.numel()]
     # A finite sum proves that all elements are, in a tenth of the time. A sum may overflow though all are finite: then
     # the largest magnitude decides, without memory of the tensor's size.

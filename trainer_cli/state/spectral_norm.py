@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from trainer_cli.dtensor import whole_of
 from trainer_cli.errors import UserError
-from trainer_cli.torch_compat import whole
 
 _ITERATIONS = 15
 """As torch makes when it registers a spectral norm; here the vectors of the trained weight are a better start."""
@@ -54,7 +54,7 @@ def spectral_vectors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for u_name, v_name, name in find_spectral_norms(weights):
             dtype = torch.promote_types(weights[u_name].dtype, torch.float32)
             u, v = weights[u_name].to(dtype), weights[v_name].to(dtype)
-            matrix = _matrix_of(whole(weights[name]).to(dtype), u, v)
+            matrix = _matrix_of(whole_of(weights[name]).to(dtype), u, v)
             for _ in range(_ITERATIONS):
                 v = normalize(torch.mv(matrix.mH, u), dim=0)
                 u = normalize(torch.mv(matrix, v), dim=0)

@@ -15,8 +15,8 @@ from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpoi
 from trainer_cli.checkpoint.find import all_checkpoints, path_to_save
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.kind import kind_of, refuse_foreign
+from trainer_cli.dtensor import Targets, distributed, targets_of
 from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
-from trainer_cli.format.dtensor import Targets, distributed, targets_of
 from trainer_cli.goodput import Activity
 from trainer_cli.layout.naming import VARIABLES
 from trainer_cli.loads import LOG_MARKS, VERSIONS, WHOLE, LoadOptions, check_load

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trainer_cli.dtensor import local_of
 from trainer_cli.errors import UserError
 from trainer_cli.optim import OptimizerEntry
 from trainer_cli.outputs.label_count import label_counter
@@ -17,7 +18,7 @@ from trainer_cli.outputs.microbatch import Microbatches, join_outputs
 from trainer_cli.outputs.model_call import explain_error, make_arguments, returned_nothing
 from trainer_cli.parallel import Agreement
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.torch_compat import foreach_div_, local
+from trainer_cli.torch_compat import foreach_div_
 from trainer_cli.trainer.tensor_errors import help_for
 
 if TYPE_CHECKING:
@@ -502,7 +503,7 @@ class TrainStep:
         if self.evaluates_again:
             self._objective = self._objective / divisor
         if type(divisor) is not float or divisor != 1.0:
-            gradients = [local(parameter.grad) for parameter in entry.parameters if parameter.grad is not None]
+            gradients = [local_of(parameter.grad) for parameter in entry.parameters if parameter.grad is not None]
             if isinstance(divisor, Tensor) and gradients:
                 # With parallel.cpu_offload the gradients are on the host.
                 divisor = divisor.to(gradients[0].device)

@@ -16,8 +16,8 @@ from trainer_cli.addons.exact.replay_records import RecordComparison
 from trainer_cli.callbacks import RunIdentity
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import Checkpointer
+from trainer_cli.dtensor import is_dtensor, local_of
 from trainer_cli.errors import UserError
-from trainer_cli.format.dtensor import is_dtensor, local_of
 from trainer_cli.format.tensor_file import bytes_of
 from trainer_cli.layout.shards import PER_RANK
 from trainer_cli.loads import LOG_MARKS

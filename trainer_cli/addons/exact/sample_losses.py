@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trainer_cli.dtensor import is_dtensor
 from trainer_cli.errors import UserError, one_line
-from trainer_cli.format.dtensor import is_dtensor
 from trainer_cli.outputs.metrics import read_outputs, sample_count
 from trainer_cli.outputs.microbatch import split_batch
 from trainer_cli.outputs.model_call import ForwardState, make_arguments

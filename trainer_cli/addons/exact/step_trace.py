@@ -18,12 +18,13 @@ from trainer_cli.addons.exact.digests import Digests
 from trainer_cli.addons.exact.divergence import OF_RANK, Stage, StepRow
 from trainer_cli.addons.exact.replay_records import is_clocked
 from trainer_cli.addons.exact.sample_losses import given_losses, losses_or_reason, numbers_in, samples_in
+from trainer_cli.dtensor import local_of, whole_of
 from trainer_cli.outputs.finite import rows_with_nan
 from trainer_cli.outputs.metrics import read_outputs, tensors_of
 from trainer_cli.outputs.model_call import ForwardState, describe_batch
 from trainer_cli.policy.rules import Occasion
 from trainer_cli.state.model_state import capture_rng, parameter_names, unwrapped
-from trainer_cli.torch_compat import foreach_norm, local, whole
+from trainer_cli.torch_compat import foreach_norm
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class StepTrace(Callback):
         labels = [names.get(parameter, f"parameter {index}") for index, parameter in enumerate(parameters)]
         gradients = [parameter.grad for parameter in parameters]
         self._note_not_finite("gradient of", zip(labels, gradients, strict=True))
-        norms = map(float, map(whole, foreach_norm(gradients)))
+        norms = map(float, map(whole_of, foreach_norm(gradients)))
         self._row.grad_norms |= dict(zip(labels, norms, strict=True))
 
     def on_before_optimizer_zero_grad(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
@@ -202,7 +203,7 @@ class StepTrace(Callback):
         if self._row is None or self._row.not_finite is not None:
             return
         for name, value in tensors:
-            values = local(value).detach()
+            values = local_of(value).detach()
             if values.is_floating_point() and not bool(torch.isfinite(values).all()):
                 self._row.not_finite = f"{kind} {name}"
                 return

@@ -19,7 +19,7 @@ from trainer_cli.memory import available_bytes
 from trainer_cli.schema.checkpoint_config import Compression, DigestAlgorithm
 
 if TYPE_CHECKING:
-    from trainer_cli.format.dtensor import Targets
+    from trainer_cli.dtensor import Targets
     from trainer_cli.storage.base import ReadableFolder, WritableFolder
 
 _ARCHIVE_NAME = re.compile(r"rank(?P<rank>0|[1-9][0-9]{0,8})(?P<suffix>\..+)")

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from trainer_cli.dtensor import whole_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.outputs.metrics import tensors_of
 from trainer_cli.outputs.model_call import observing
 from trainer_cli.patterns import matches
 from trainer_cli.state.model_state import clean_name, parameter_names, unwrapped
-from trainer_cli.torch_compat import foreach_norm, whole
+from trainer_cli.torch_compat import foreach_norm
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ class Norms(Callback):
         if not logged:
             return
         # One wait for the device.
-        values = torch.stack([whole(norm).float() for _, _, norm in logged]).tolist()
+        values = torch.stack([whole_of(norm).float() for _, _, norm in logged]).tolist()
         squares: dict[str, float] = {}
         for (kind, name, _), value in zip(logged, values, strict=True):
             layer = name.rpartition(".")[0]

@@ -24,9 +24,9 @@ from trainer_cli.addons.sparsity.sparsity import (
     replaced,
 )
 from trainer_cli.data import sample_seed
+from trainer_cli.dtensor import whole_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.steps import Duration
-from trainer_cli.torch_compat import whole
 from trainer_cli.values import check_duration
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class GMP(ChangingSparsity):
         share = cubic(due, times.start, times.stop, min(self.initial, self._targets[name]), self._targets[name])
         # With a schedule that a resume has made longer, the share may be smaller than before for a while.
         self._active[name] = min(self._active[name], kept(weight.numel(), share))
-        put(self._masks[name], largest(whole(weight.detach().abs() * self._masks[name]), self._active[name]))
+        put(self._masks[name], largest(whole_of(weight.detach().abs() * self._masks[name]), self._active[name]))
         return True
 
     def _is_due(self, name: str, due: int) -> bool:
@@ -251,7 +251,7 @@ class SET(ChangingSparsity):
         # No more can grow than are masked.
         grow = min(count, weight.numel() - (active - drop))
         mask = self._masks[name]
-        put(mask, replaced(whole(mask), whole(weight.detach()), growth, drop, grow, active))
+        put(mask, replaced(whole_of(mask), whole_of(weight.detach()), growth, drop, grow, active))
         self._active[name] = active - drop + grow
         return True
 
@@ -276,4 +276,4 @@ class RigL(SET):
         return cosine(step, self._schedule.stop)
 
     def growth(self, weight: Tensor, seed: int) -> Tensor | None:
-        return None if weight.grad is None else whole(weight.grad).abs()
+        return None if weight.grad is None else whole_of(weight.grad).abs()

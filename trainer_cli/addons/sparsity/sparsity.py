@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.data import sample_seed
+from trainer_cli.dtensor import Target, is_dtensor, local_of, part_of, whole_of
 from trainer_cli.errors import ConfigError
-from trainer_cli.format.dtensor import Target, is_dtensor, local_of, part_of
 from trainer_cli.layout.naming import STEP_MODULES
 from trainer_cli.patterns import matches
 from trainer_cli.state.model_state import clean_name, plain_name, unwrapped
 from trainer_cli.terminal import format_count, format_first
-from trainer_cli.torch_compat import foreach_mul_, local, whole
+from trainer_cli.torch_compat import foreach_mul_
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Sparsity(Callback):
         differing = {
             name: count
             for name, weight in self._weights.items()
-            if (count := int(((whole(weight.detach()) != 0) & (whole(self._masks[name]) == 0)).sum()))
+            if (count := int(((whole_of(weight.detach()) != 0) & (whole_of(self._masks[name]) == 0)).sum()))
         }
         if differing:
             log.warning(
@@ -239,9 +239,9 @@ class Sparsity(Callback):
         for index, (name, weight) in enumerate(self._weights.items()):
             count = kept(weight.numel(), self._targets[name])
             if self.init is Init.zeros:
-                mask = whole(weight.detach()) != 0
+                mask = whole_of(weight.detach()) != 0
             elif self.init is Init.magnitude:
-                mask = largest(whole(weight.detach()).abs(), count)
+                mask = largest(whole_of(weight.detach()).abs(), count)
             else:
                 mask = largest(random_scores(weight, sample_seed(self._seed, 0, index)), count)
             put(self._masks[name], mask)
@@ -255,7 +255,7 @@ class Sparsity(Callback):
         if self.change(trainer.progress.step + 1, self._of[id(optimizer)]):
             self._apply(optimizer)
         names = [name for name in self._of[id(optimizer)] if self._weights[name].grad is not None]
-        grads = [local(grad) for name in names if (grad := self._weights[name].grad) is not None]
+        grads = [local_of(grad) for name in names if (grad := self._weights[name].grad) is not None]
         # Before clipping, which is of the norm of what is trained.
         foreach_mul_(grads, self._local_masks(names))
 
@@ -263,7 +263,7 @@ class Sparsity(Callback):
         # Weight decay and momentum move weights without a gradient, too.
         names = self._of[id(optimizer)]
         with torch.no_grad():
-            foreach_mul_([local(self._weights[name]) for name in names], self._local_masks(names))
+            foreach_mul_([local_of(self._weights[name]) for name in names], self._local_masks(names))
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         sizes = {name: mask.numel() for name, mask in self._masks.items()}
@@ -292,10 +292,10 @@ class Sparsity(Callback):
         self._count()
 
     def _count(self) -> None:
-        self._active = {name: int(whole(mask).count_nonzero()) for name, mask in self._masks.items()}
+        self._active = {name: int(whole_of(mask).count_nonzero()) for name, mask in self._masks.items()}
 
     def _local_masks(self, names: Sequence[str]) -> list[Tensor]:
-        return [local(self._masks[name]) for name in names]
+        return [local_of(self._masks[name]) for name in names]
 
     def _share_of(self, name: str) -> float:
         share_of_name = next((share for glob, share in self.sparsity.items() if matches(name, glob)), None)
@@ -310,11 +310,11 @@ class Sparsity(Callback):
         with torch.no_grad():
             for name in self._of[id(optimizer)]:
                 weight, mask = self._weights[name], self._masks[name]
-                local(weight).mul_(local(mask))
+                local_of(weight).mul_(local_of(mask))
                 # States of the weight's shape, such as moments; a step count has another.
                 for kept_state in optimizer.state.get(weight, {}).values():
                     if isinstance(kept_state, Tensor) and kept_state.shape == mask.shape:
-                        local(kept_state).mul_(local(mask))
+                        local_of(kept_state).mul_(local_of(mask))
 
 
 def check_share(key: str, value: object) -> None:

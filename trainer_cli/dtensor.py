@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from trainer_cli.format.tree import Leaf, UnsavableState
 from trainer_cli.layout.shards import Shard
+from trainer_cli.manifest import UnsavableState
 
 _MODULE = "torch.distributed.tensor"
 _REDISTRIBUTE = (
@@ -28,14 +28,24 @@ def is_dtensor(value: object) -> bool:
 
 def local_of(tensor: Any) -> Any:
     """This rank's part of a DTensor, sharing its memory; another value as it is."""
-    return tensor.detach().to_local() if is_dtensor(tensor) else tensor
+    if type(tensor) is torch.Tensor or not is_dtensor(tensor):
+        return tensor
+    # Used at each step: `detach` and `to_local` of a DTensor take a hundred times as long.
+    local = getattr(tensor, "_local_tensor", None)
+    return tensor.detach().to_local() if local is None else local
+
+
+def whole_of(tensor: Any) -> Any:
+    """The whole of a DTensor, which is collective; another value as it is."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """This rank's part of a tensor."""
 
-    leaf: Leaf
+    leaf: Any
+    """A tensor or array."""
     shard: Shard
     ranks: tuple[int, ...]
     """The ranks that have the same part, including this one."""
@@ -85,7 +95,7 @@ def _tensor_group(rank: int, tensor_size: int) -> range:
     return range(first, first + tensor_size)
 
 
-def undistributed(tensors: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
+def undistributed(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tensors with each DTensor as a plain one.
 
     Raises:
