@@ -24,8 +24,8 @@ from trainer_cli.addons.view import serve_http
 from trainer_cli.addons.view.report import report
 from trainer_cli.loggers.base import Record, RunFacts, Table
 from trainer_cli.loggers.media import MediaLogger
-from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.strict_json import strict_json
 
 pytestmark = needs_chromium
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 from reported import HOSTILE, make_run, record
 
 from trainer_cli.addons.view import serve_http
-from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.strict_json import strict_json
 
 pytestmark = needs_chromium
 

@@ -20,7 +20,7 @@ from trainer_cli.loggers import tensorboard, text_files
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.record_keeper import RecordKeeper
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
-from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger, encode, read_records
+from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger, read_records
 
 
 def _of_jsonl(folder: Path) -> list[int]:
@@ -126,14 +126,14 @@ def test_rewinding_drops_damage_in_the_middle_and_keeps_what_follows(tmp_path: P
 
 
 def test_a_record_is_one_line_of_json_with_its_keys_in_order() -> None:
-    line = encode(Record(3, 0.5, 1234.56789, {"train/loss": 0.25, "val/accuracy": 1}))
+    line = JsonlLogger.encode(Record(3, 0.5, 1234.56789, {"train/loss": 0.25, "val/accuracy": 1}))
     assert line == b'{"step": 3, "epoch": 0.5, "time": 1234.568, "train/loss": 0.25, "val/accuracy": 1}\n'
 
 
 @given(st.dictionaries(st.text(), st.floats() | st.integers(-(2**60), 2**60)))
 def test_every_value_comes_back_from_json_as_it_was_through_float(metrics: dict[str, float]) -> None:
     line = json.loads(
-        encode(Record(1, 0.0, 0.0, metrics)), parse_constant=lambda name: pytest.fail(f"{name} is not JSON")
+        JsonlLogger.encode(Record(1, 0.0, 0.0, metrics)), parse_constant=lambda name: pytest.fail(f"{name} is not JSON")
     )
     for key in metrics.keys() - {"step", "epoch", "time"}:
         assert repr(float(line[key])) == repr(float(metrics[key]))
@@ -141,7 +141,7 @@ def test_every_value_comes_back_from_json_as_it_was_through_float(metrics: dict[
 
 def test_the_records_between_two_steps_are_read_without_a_truncated_last_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    lines = [encode(a_record(step)) for step in (1, 2, 3, 3, 4, 3)]
+    lines = [JsonlLogger.encode(a_record(step)) for step in (1, 2, 3, 3, 4, 3)]
     path.write_bytes(b"".join(lines).rstrip(b"\n"))
     assert [record.step for record in read_records(path, 1, 3)] == [2, 3, 3]
     assert next(read_records(path, 1, 3)).metrics == a_record(2).metrics

@@ -16,7 +16,7 @@ from torch import nn
 from trainer_cli import CheckpointerCallback, Trainer, TrainingLoop
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.marks import Mark
-from trainer_cli.loggers.text_files import CsvLogger, FileLogger, JsonlLogger, Line, read_ranges
+from trainer_cli.loggers.text_files import CsvLogger, FileLogger, JsonlLogger, Line
 
 
 class CountingJsonl(JsonlLogger):
@@ -60,7 +60,7 @@ def test_a_resume_reads_no_record_before_the_one_of_the_checkpoints_step(keep: i
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, keep + 1))
     second.start(RunFacts(run_dir=tmp_path))
-    assert second.metric_ranges(tmp_path / "metrics.jsonl") == read_ranges(tmp_path / "metrics.jsonl")
+    assert second.metric_ranges(tmp_path / "metrics.jsonl") == JsonlLogger.read_ranges(tmp_path / "metrics.jsonl")
 
 
 def test_a_mark_lies_before_all_records_of_its_newest_step(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_rewind_by_a_mark_leaves_the_bytes_that_one_without_it_leaves(
             states = {saved: state for saved, state in states.items() if saved <= step}
             logger.start(RunFacts(run_dir=path.parent))
         if isinstance(logger, JsonlLogger):
-            assert repr(logger.metric_ranges(path)) == repr(read_ranges(path))
+            assert repr(logger.metric_ranges(path)) == repr(JsonlLogger.read_ranges(path))
     logger.close()
 
 
@@ -238,5 +238,5 @@ def test_a_fit_that_resumes_reads_one_record_of_its_log_and_knows_the_metrics_of
     path = tmp_path / "metrics.jsonl"
     assert logger.lines_read == 1
     assert [json.loads(line)["step"] for line in path.read_bytes().splitlines()] == list(range(1, 31))
-    assert logger.metric_ranges(path) == read_ranges(path)
-    assert set(read_ranges(path)) == {"val/loss"}
+    assert logger.metric_ranges(path) == JsonlLogger.read_ranges(path)
+    assert set(JsonlLogger.read_ranges(path)) == {"val/loss"}

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from trainer_cli.addons.trackers.mlflow import LegalNames, MlflowLogger, legal_name
+from trainer_cli.addons.trackers.service_id import read_id
 from trainer_cli.addons.trackers.trackio import TrackioLogger
 from trainer_cli.addons.trackers.wandb import WandbLogger, shorten_name
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, import_extra, read_id
+from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, import_extra
 from trainer_cli.steps.run_status import RunStatus
 
 MEDIA: dict[str, Any] = {

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.history import CheckpointHistory
-from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy.rules import Kind
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.strict_json import strict_json
 
 BEGAN = 1_700_000_000.0
 HOSTILE = "<img src=x onerror=boom()></script><script>boom()</script>%{y} $x$"

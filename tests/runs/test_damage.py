@@ -17,8 +17,8 @@ from unprivileged import nobody
 
 from trainer_cli.addons.view.serve_runs import ServedRuns
 from trainer_cli.commands.main import main
-from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.steps.run_status import RunStatus
+from trainer_cli.strict_json import strict_json
 
 Captured = pytest.CaptureFixture[str]
 GARBAGE = b"\x00\xff{]\n" * 3

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.loggers.text_files import read_ranges
+from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.metric_modes import MODES, Mode
 from trainer_cli.policy.rules import BestRule
 from trainer_cli.runs.curves import Columns, GrowingColumns, best_values, pace, pauses, reduce
@@ -293,11 +293,11 @@ def test_the_summary_has_the_best_values_of_known_modes_and_the_last_ones_of_all
         {"train/loss": 9, "val/loss": 1.0, "val/accuracy": "inf", "val/score": 3.0},
     ]
     write(path, *(at(step, **values) for step, values in enumerate(records, 1)), tail='{"step": 4, "val/lo')
-    best, last = summarize_metrics(read_ranges(path), BestSettings())
+    best, last = summarize_metrics(JsonlLogger.read_ranges(path), BestSettings())
     assert best == {
         "val/loss": {"value": 1.0, "step": 3, "mode": "min"},
         "val/accuracy": {"value": 0.5, "step": 2, "mode": "max"},
     }
     assert last == {"val/loss": 1.0, "val/accuracy": math.inf, "val/score": 3.0}
-    best, _ = summarize_metrics(read_ranges(path), BestSettings(watched=(("val/score", "max"),)))
+    best, _ = summarize_metrics(JsonlLogger.read_ranges(path), BestSettings(watched=(("val/score", "max"),)))
     assert best["val/score"] == {"value": 3.0, "step": 3, "mode": "max"}

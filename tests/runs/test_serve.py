@@ -20,11 +20,11 @@ from trainer_cli.addons.view.serve_http import RunServer, is_local
 from trainer_cli.addons.view.serve_runs import ServedRuns, end_of_log
 from trainer_cli.commands.main import main
 from trainer_cli.commands.tail import Tail
-from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs import curves
 from trainer_cli.runs import run as runs_run
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.strict_json import strict_json
 
 
 def ask(server: RunServer, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, dict[str, str]]:

@@ -17,7 +17,7 @@ from reported import make_run, record, validate
 from trainer_cli import manifest
 from trainer_cli.addons.view.serve_runs import ServedRuns
 from trainer_cli.commands.main import main
-from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.strict_json import strict_json
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, -1.5, 0.5, 10**15, 1e15, 2**53, 2**63, -(2**63), 10**30, -(10**28), 10**400, 1e300,

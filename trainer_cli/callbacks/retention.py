@@ -12,7 +12,7 @@ from trainer_cli.checkpoint.catalog import Catalog, Entry, is_intact
 from trainer_cli.checkpoint.disk_errors import disk_error
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.errors import NO_SPACE, NoSpaceError, NotDurableError, SaveError, UserError, as_clause, disk_cure
-from trainer_cli.loggers.base import SAVES
+from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy.rules import RetentionRules, Saved, plan_removal, why_keep
 from trainer_cli.schema.checkpoint_config import Newer, Removal

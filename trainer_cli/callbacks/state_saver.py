@@ -25,7 +25,7 @@ from trainer_cli.files.url_path import as_path
 from trainer_cli.format.open import format_of
 from trainer_cli.layout.naming import COPIES_CACHE, LATEST_LINK, Naming
 from trainer_cli.loads import LEAVE_OUT, LOG_MARKS, check_leave_out, describe_left_out, find_left_out, omit_states
-from trainer_cli.loggers.base import SAVES
+from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import UnsavableState
 from trainer_cli.parallel import ALONE, LostRankError, PeerError, ProcessGroup
 from trainer_cli.policy.rules import Decision, Kind

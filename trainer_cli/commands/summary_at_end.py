@@ -6,9 +6,9 @@ import os
 import sys
 from types import TracebackType
 
-from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema.sections import TrainConfig
+from trainer_cli.strict_json import strict_json
 
 
 class SummaryAtEnd:

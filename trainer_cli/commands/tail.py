@@ -13,7 +13,6 @@ from pathlib import Path
 from trainer_cli.errors import UserError, one_line
 from trainer_cli.files.json_lines import GrowingFile
 from trainer_cli.layout.naming import in_runs
-from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.folders import run_config
@@ -22,6 +21,7 @@ from trainer_cli.runs.record import UNREADABLE
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema.sections import LogLevel
+from trainer_cli.strict_json import strict_json
 from trainer_cli.terminal import line_width, wrapped
 
 EXAMPLES = """examples:

@@ -14,13 +14,10 @@ The order of calls over a run's life:
 For an evaluation outside of a training, and for records after one, the loggers are started, called and closed again
 without `rewind`. The steps of these records are those of the evaluated checkpoints. The end of the fit before is noted
 again, and without one that of the evaluation.
-
-`read_id` and `save_id` keep the id of a run at a service in the run directory, so that every attempt continues it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -31,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer_cli.errors import UserError
-from trainer_cli.files.durable import replace
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.schema.checkpoint_config import KeepBestConfig
 from trainer_cli.signatures import CheckedArguments
@@ -148,6 +144,22 @@ class Record:
         """Whether there is a text, an image, a histogram or a table."""
         return bool(self.texts or self.images or self.histograms or self.tables)
 
+    def binned(self) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
+        """For each histogram with values: the counts of equal bins from the smallest to the largest value, and the
+        edges of the bins."""
+        return {name: _bin_values(values) for name, values in self.histograms.items() if values.size}
+
+
+def _bin_values(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    import numpy as np
+
+    low, high = float(values.min()), float(values.max())
+    # Between values that are nearly equal there are too few floats for the edges.
+    least = 2 * _BINS * float(np.spacing(max(abs(low), abs(high))))
+    if high - low < least:
+        low, high = (low - 0.5, high + 0.5) if least < 1 else (low - least, high + least)
+    return np.histogram(values, _BINS, (low, high))
+
 
 class Logger(CheckedArguments, ABC):
     """Base class of loggers; only `log` must be implemented. Calls come from the main thread, one at a time; except
@@ -160,6 +172,8 @@ class Logger(CheckedArguments, ABC):
     """The optional dependency that it imports, for a message before the run begins."""
     is_remote: ClassVar[bool] = False
     """True if records go to a service: no error of it ends a training, and the records are sent later."""
+    is_display: ClassVar[bool] = False
+    """True if it shows metrics on a terminal or in a notebook, in place of the display that a trainer adds."""
 
     def rewind(self, run_dir: Path, step: int) -> None:
         """Drop every record later than `step` and a truncated last one, at once or when the first record is written.
@@ -204,38 +218,9 @@ class Logger(CheckedArguments, ABC):
         """Flush and close. It may be called twice, or without `start`."""
 
 
-def bin_values(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The counts of equal bins from the smallest to the largest of some finite values, and the edges of the bins."""
-    import numpy as np
-
-    low, high = float(values.min()), float(values.max())
-    # Between values that are nearly equal there are too few floats for the edges.
-    least = 2 * _BINS * float(np.spacing(max(abs(low), abs(high))))
-    if high - low < least:
-        low, high = (low - 0.5, high + 0.5) if least < 1 else (low - least, high + least)
-    return np.histogram(values, _BINS, (low, high))
-
-
 def in_run_dir(path: str | Path, run_dir: Path | None) -> Path:
     """A logger's path, relative to the run directory if there is one."""
     return (run_dir / path) if run_dir is not None else Path(path)
-
-
-def read_id(file: Path | None) -> str | None:
-    """Read the id that an earlier attempt has saved; None without one."""
-    try:
-        content = json.loads(file.read_text()) if file is not None else {}
-    # A truncated file has no id: a new run of the service is better than no training.
-    except (FileNotFoundError, ValueError):
-        return None
-    return str(content["run_id"]) if isinstance(content, dict) and "run_id" in content else None
-
-
-def save_id(file: Path | None, run_id: str) -> None:
-    """Save the id durably, so that a resume continues the same run of the service."""
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace(file, [f"{json.dumps({'run_id': run_id})}\n".encode()])
 
 
 def import_extra(module: str, extra: str) -> Any:

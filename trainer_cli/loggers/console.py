@@ -24,6 +24,8 @@ class ConsoleLogger(Logger):
     ends and the training continues.
     """
 
+    is_display = True
+
     def __init__(self, style: str | None = None, stream: TextIO | None = None) -> None:
         if style is not None and style not in STYLES:
             raise UserError(f"console style is {style!r}, but it must be one of {', '.join(STYLES)}")

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from trainer_cli.files.durable import naming, sync, sync_folder
-from trainer_cli.loggers.base import Record, RunFacts, bin_values, in_run_dir
-from trainer_cli.loggers.text_files import FileLogger, Line, read_record, strict_json
+from trainer_cli.loggers.base import Record, RunFacts, in_run_dir
+from trainer_cli.loggers.text_files import FileLogger, Line, read_record
+from trainer_cli.strict_json import strict_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,16 +143,13 @@ def _encode(record: Record, files: Mapping[str, str]) -> bytes:
         name: {"columns": table.columns, "rows": table.rows, **({"matrix": True} if table.is_matrix else {})}
         for name, table in record.tables.items()
     }
-    histograms = {name: _histogram(values) for name, values in record.histograms.items() if values.size}
+    histograms = {
+        name: {"counts": counts.tolist(), "edges": [float(f"{edge:.6g}") for edge in edges.tolist()]}
+        for name, (counts, edges) in record.binned().items()
+    }
     kinds = {"texts": record.texts, "images": files, "histograms": histograms, "tables": tables}
     line.update({kind: values for kind, values in kinds.items() if values})
     return strict_json(line).encode() + b"\n"
-
-
-def _histogram(values: NDArray[np.float64]) -> dict[str, list[float]]:
-    """The counts of equal bins from the smallest to the largest value, and the edges of the bins."""
-    counts, edges = bin_values(values)
-    return {"counts": counts.tolist(), "edges": [float(f"{edge:.6g}") for edge in edges.tolist()]}
 
 
 def _encode_png(image: NDArray[np.uint8]) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from trainer_cli.files.json_lines import parse_object
 from trainer_cli.files.url_path import local_path
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
 from trainer_cli.loggers.marks import LogEnd, Mark, MetricRange, is_validation_metric
+from trainer_cli.strict_json import read_number, strict_json
 
 
 class Line(NamedTuple):
@@ -208,35 +208,33 @@ class JsonlLogger(FileLogger):
     def log(self, record: Record) -> None:
         if self._file is not None and (record.metrics or not record.has_media):
             # One write: a crash leaves the whole line or a truncated one, which `rewind` drops.
-            self._append(encode(record), record.step, record.metrics)
+            self._append(self.encode(record), record.step, record.metrics)
 
-    def metric_ranges(self, file: Path) -> Mapping[str, MetricRange] | None:
-        """The validation metrics of all records in a file, those of earlier attempts too; None if this logger does not
-        know all of it."""
-        if self._end is None or self._full_path.absolute() != file.absolute() or not self._is_whole():
-            return None
-        return self._end.end.ranges
+    @staticmethod
+    def encode(record: Record) -> bytes:
+        """The line of a record, with its newline."""
+        line = {"step": record.step, "epoch": record.epoch, "time": round(record.time, 3), **record.metrics}
+        return strict_json(line).encode() + b"\n"
 
+    def metric_ranges(self, file: Path | None = None) -> Mapping[str, MetricRange] | None:
+        """The validation metrics of all records in its file, those of earlier attempts too; None if this logger does
+        not know all of it, or writes to another file than `file`."""
+        is_other = file is not None and self._full_path.absolute() != file.absolute()
+        return None if self._end is None or is_other or not self._is_whole() else self._end.end.ranges
 
-def encode(record: Record) -> bytes:
-    """The line of a record, with its newline."""
-    line = {"step": record.step, "epoch": record.epoch, "time": round(record.time, 3), **record.metrics}
-    return strict_json(line).encode() + b"\n"
+    @staticmethod
+    def read_ranges(file: Path) -> Mapping[str, MetricRange]:
+        """The validation metrics of all records in a file; a missing file has none.
 
-
-def strict_json(value: Any, indent: int | None = None) -> str:
-    """JSON that a strict parser reads: NaN and infinity, which JSON lacks, are the strings "nan", "inf" and "-inf"."""
-    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
-    # Bytes of a path that are no UTF-8 are surrogates, which cannot be encoded; `\\udcff` is an escape of JSON too.
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
+        Raises:
+            OSError: the file cannot be read.
+        """
+        mark = Mark()
+        with suppress(FileNotFoundError), open(file, "rb") as lines:
+            for line in lines:
+                if line.endswith(b"\n") and (content := read_record(line)) is not None:
+                    mark = mark.after(len(line), *content)
+        return mark.ranges
 
 
 def read_record(line: bytes) -> Line | None:
@@ -270,28 +268,3 @@ def read_records(file: Path, after: int, until: int) -> Iterator[Record]:
             if epoch is not None and time is not None:
                 metrics = {name: value for name, value in values.items() if value is not None}
                 yield Record(content.step, epoch, time, metrics)
-
-
-def read_ranges(file: Path) -> Mapping[str, MetricRange]:
-    """The validation metrics of all records in a `metrics.jsonl`; a missing file has none.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    mark = Mark()
-    try:
-        with open(file, "rb") as lines:
-            for line in lines:
-                if line.endswith(b"\n") and (content := read_record(line)) is not None:
-                    mark = mark.after(len(line), *content)
-    except FileNotFoundError:
-        pass
-    return mark.ranges
-
-
-def read_number(value: Any) -> float | None:
-    """A value of a record as a number, or None if it is not one: JSON has NaN and infinity as strings."""
-    try:
-        return float(value)
-    except (ValueError, TypeError, OverflowError):
-        return None

@@ -36,7 +36,7 @@ from trainer_cli.errors import ExitCode, NotFiniteError, without_secrets
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.files.url_path import is_url
 from trainer_cli.loads import LoadOptions
-from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
+from trainer_cli.loggers import JsonlLogger
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
 from trainer_cli.running.disk_failures import explain_disk_failure
 from trainer_cli.running.ending import describe_best, print_already_finished, print_outcome
@@ -521,7 +521,7 @@ def _summarize_metrics(
     try:
         # The file is read only if another program has changed it, or the training failed before it was opened.
         ranges = next((ranges for ranges in logged_ranges if ranges is not None), None)
-        ranges = read_ranges(run.metrics_file) if ranges is None else ranges
+        ranges = JsonlLogger.read_ranges(run.metrics_file) if ranges is None else ranges
     except OSError as error:
         log.error("%s could not be read: %s", run.metrics_file, error.strerror)
         ranges = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.errors import TrainError
-from trainer_cli.loggers.media import MEDIA_FILE
+from trainer_cli.loggers import MEDIA_FILE
 from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.run_dir import RunDir, read_json
 from trainer_cli.terminal import format_count

@@ -11,7 +11,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from trainer_cli.loggers.marks import MetricRange, is_validation_metric
+from trainer_cli.loggers import MetricRange, is_validation_metric
 from trainer_cli.metric_modes import Mode, usual_mode
 from trainer_cli.policy.rules import BestRule
 from trainer_cli.runs.folders import resolve_key

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from trainer_cli.files.durable import AppendedFile, replace
 from trainer_cli.files.json_lines import read_rows
-from trainer_cli.loggers.base import Record, RunFacts
-from trainer_cli.loggers.marks import loader_of
-from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.loggers import Record, RunFacts, loader_of
 from trainer_cli.policy.rules import BestRule
 from trainer_cli.runs.metrics import BestSettings, best_rule, describe
+from trainer_cli.strict_json import strict_json
 from trainer_cli.terminal import left_out_of_table, line_width, table, wrapped
 
 log = logging.getLogger(__name__)
@@ -144,7 +143,7 @@ class Results:
     def _write_events(self) -> None:
         if not self.is_written:
             return
-        from trainer_cli.loggers.tensorboard import TensorBoardLogger
+        from trainer_cli.loggers import TensorBoardLogger
 
         with ExitStack() as stack:
             events = TensorBoardLogger(str(_make_numbered_folder(self.folder / "tensorboard").relative_to(self.folder)))

@@ -25,9 +25,7 @@ from trainer_cli.files.json_lines import GrowingFile, read_rows
 from trainer_cli.files.url_path import is_url
 from trainer_cli.goodput import compute_goodput
 from trainer_cli.layout.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
-from trainer_cli.loggers.marks import Mark, MetricRange, is_validation_metric
-from trainer_cli.loggers.media import MEDIA_FILE
-from trainer_cli.loggers.text_files import read_number
+from trainer_cli.loggers import MEDIA_FILE, Mark, MetricRange, is_validation_metric
 from trainer_cli.runs.damage import collecting, damaged_files, explain, unread_lines
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.find_runs import Listings, RunFinder
@@ -38,6 +36,7 @@ from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, attempts_of
 from trainer_cli.runs.spent_time import sum_until
 from trainer_cli.steps import RunStatus
+from trainer_cli.strict_json import read_number
 
 if TYPE_CHECKING:
     from trainer_cli.runs.curves import GrowingColumns

@@ -39,10 +39,10 @@ from trainer_cli.files.durable import close_private, make_folder, open_private, 
 from trainer_cli.files.url_path import as_path
 from trainer_cli.goodput import Seconds, compute_goodput, sum_attempts
 from trainer_cli.layout.naming import COPIES_CACHE, SWEEP_FOLDER, TRASH_FOLDER, is_run_id
-from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.environment import timestamp
 from trainer_cli.runs.spent_time import seconds_of, seconds_of_killed
 from trainer_cli.steps import RunStatus
+from trainer_cli.strict_json import strict_json
 
 _READERS_S = 0.1
 """How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""

@@ -15,7 +15,7 @@ from trainer_cli.checkpoint.find import expanded
 from trainer_cli.data import as_val_loaders, length_of
 from trainer_cli.errors import UserError, second_to
 from trainer_cli.loads import LoadOptions
-from trainer_cli.loggers.marks import loader_of
+from trainer_cli.loggers import loader_of
 from trainer_cli.outputs.model_call import ForwardState
 from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.signatures import check_type

@@ -21,9 +21,7 @@ from torch import Tensor
 from trainer_cli.data import kept_random_state
 from trainer_cli.errors import UserError
 from trainer_cli.goodput import Activity
-from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table
-from trainer_cli.loggers.marks import loader_of
-from trainer_cli.loggers.record_keeper import RecordKeeper
+from trainer_cli.loggers import Logger, Pauses, Record, RecordKeeper, RunFacts, Table, loader_of
 from trainer_cli.steps import Progress, RunStatus
 from trainer_cli.trainer.time_account import TimeAccount
 

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trainer_cli.errors import UserError, second_to
-from trainer_cli.loggers.base import Logger, Now, RunFacts, in_run_dir
-from trainer_cli.loggers.marks import MetricRange
-from trainer_cli.loggers.text_files import JsonlLogger
+from trainer_cli.loggers import JsonlLogger, Logger, MetricRange, Now, RunFacts
 from trainer_cli.state.model_state import evaluated_average
 from trainer_cli.steps import RunStatus
 from trainer_cli.trainer.full_disk import status_after
@@ -258,8 +256,7 @@ class Recording:
 
     def _ranges(self) -> Mapping[str, MetricRange]:
         """The values of the metrics of all records, if a logger knows them."""
-        run_dir = self._trainer.run_dir
         for logger in self._loggers.values():
-            if isinstance(logger, JsonlLogger) and run_dir is not None:
-                return logger.metric_ranges(in_run_dir(logger.path, run_dir)) or {}
+            if isinstance(logger, JsonlLogger) and self._trainer.run_dir is not None:
+                return logger.metric_ranges() or {}
         return {}

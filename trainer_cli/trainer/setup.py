@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
@@ -17,15 +16,13 @@ from torch.nn.parameter import is_lazy
 from trainer_cli.data import sample_seed
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.layout.naming import STEP_MODULES
-from trainer_cli.loggers.base import Logger
-from trainer_cli.loggers.console import ConsoleLogger
-from trainer_cli.loggers.notebook import NotebookLogger, in_notebook
+from trainer_cli.loggers import Logger, make_display
 from trainer_cli.parallel import ProcessGroup
 from trainer_cli.patterns import did_you_mean, nearest
 from trainer_cli.signatures import check_type, make_instance
 from trainer_cli.state.model_state import clean_name, fit_model, versions_of
 from trainer_cli.state.optimizer_state import inner_optimizers
-from trainer_cli.terminal import format_count, is_terminal
+from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import compile_deterministically, leave_compiler_out, step_lightly
 
 P = TypeVar("P")
@@ -251,17 +248,14 @@ def name_loggers(loggers: Any, style: str, *, is_main: bool) -> dict[str, Logger
 
     Args:
         loggers: as in `Trainer`; a mapping with "console" decides itself whether metrics are shown.
-        style: as in `Logging.console`; `auto` shows nothing where stderr is neither a terminal nor a notebook's.
+        style: as in `Logging.console`.
     """
     by_name = name_values("loggers", loggers, Logger)
-    is_decided = (isinstance(loggers, Mapping) and CONSOLE in loggers) or any(
-        isinstance(logger, ConsoleLogger | NotebookLogger) for logger in by_name.values()
-    )
-    if is_main and not is_decided and style != "off":
-        if style == "auto" and in_notebook():
-            by_name[CONSOLE] = NotebookLogger()
-        elif style != "auto" or is_terminal(sys.stderr):
-            by_name[CONSOLE] = ConsoleLogger()
+    is_decided = isinstance(loggers, Mapping) and CONSOLE in loggers
+    if is_main and not is_decided and not any(logger.is_display for logger in by_name.values()):
+        display = make_display(style)
+        if display is not None:
+            by_name[CONSOLE] = display
     return by_name
 
 

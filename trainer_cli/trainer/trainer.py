@@ -17,7 +17,7 @@ from trainer_cli.data import as_loader, as_val_loaders
 from trainer_cli.errors import UserError
 from trainer_cli.files.url_path import local_path
 from trainer_cli.loads import WEIGHTS, WHOLE, LoadOptions
-from trainer_cli.loggers.base import Logger
+from trainer_cli.loggers import Logger
 from trainer_cli.optim import (
     Freezing,
     OptimizerModes,

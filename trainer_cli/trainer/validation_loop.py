@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainer_cli.data import PaddingBatch
 from trainer_cli.errors import ConfigError, UserError, second_to
-from trainer_cli.loggers.marks import loader_of
+from trainer_cli.loggers import loader_of
 from trainer_cli.metric_modes import is_no_mean
 from trainer_cli.outputs.metrics import (
     WeightedMeans,

@@ -19,7 +19,6 @@ from typing import Any
 from trainer_cli.addons.exact.replayed import beginnings_of, is_on_course, replayed_entries
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.loggers.text_files import read_number
 from trainer_cli.running.import_torch import import_torch, showing_import
 from trainer_cli.runs.attempts import (
     RunHistory,
@@ -31,6 +30,7 @@ from trainer_cli.runs.attempts import (
 )
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps import RunStatus
+from trainer_cli.strict_json import read_number
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_cli.loggers.base import Logger, Record
-from trainer_cli.loggers.text_files import encode
+from trainer_cli.loggers import JsonlLogger, Logger, Record
 from trainer_cli.patterns import matches
 
 _CLOCKED = ("time", "*_per_s", "*/time/*", "*/throughput/*", "*/memory/*", "*seconds*")
@@ -47,7 +46,7 @@ class RecordComparison(Logger):
     def log(self, record: Record) -> None:
         if record.metrics or not record.has_media:
             # As `metrics.jsonl` would hold it. A step may have several, which count as one.
-            self._replayed.setdefault(record.step, {}).update(json.loads(encode(record)))
+            self._replayed.setdefault(record.step, {}).update(json.loads(JsonlLogger.encode(record)))
 
     def steps(self, last: int | None = None) -> list[int]:
         """The steps, up to `last`, whose records hold something to compare."""

@@ -18,9 +18,8 @@ from trainer_cli.addons.inspect.nvml import Nvml
 from trainer_cli.errors import ConfigError
 from trainer_cli.files.durable import AppendedFile
 from trainer_cli.files.url_path import local_path
-from trainer_cli.loggers.base import in_run_dir
-from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.memory import machine_bytes, resident_bytes
+from trainer_cli.strict_json import strict_json
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class SystemMonitor(Callback):
         stack.callback(stopped.set)
 
     def _run(self, trainer: Trainer, stopped: threading.Event) -> None:
-        file = in_run_dir(self.path, trainer.run_dir)
+        file = Path(trainer.run_dir or "", self.path)
         with suppress(OSError), ExitStack() as stack:
             usage = Usage(file.parent)
             nvml: Nvml | None = None

@@ -26,7 +26,7 @@ from trainer_cli.addons.jobs.supervise import Child
 from trainer_cli.addons.jobs.sweep_table import ERROR, QUEUED
 from trainer_cli.config.yaml import read_file, read_text
 from trainer_cli.errors import ExitCode, UserError, raise_all
-from trainer_cli.loggers.base import import_extra
+from trainer_cli.loggers import import_extra
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.run_dir import read_json, write_json
 from trainer_cli.schema.sections import ParallelConfig, ParallelStrategy

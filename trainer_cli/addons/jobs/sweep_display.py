@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus, short_names
-from trainer_cli.loggers.bottom_lines import BottomLines
-from trainer_cli.loggers.progress_bar import BarStyle
+from trainer_cli.loggers import BarStyle, BottomLines
 from trainer_cli.policy.rules import BestRule
 from trainer_cli.runs.metrics import BestSettings, best_rule, summarize_metrics
 from trainer_cli.runs.record import RunView

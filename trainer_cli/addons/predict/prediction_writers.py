@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.base import import_extra
-from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.loggers import import_extra
+from trainer_cli.strict_json import strict_json
 
 _CHUNK_ROWS = 1024
 """Rows that a ParquetWriter holds in memory: all samples of a stream are one part."""

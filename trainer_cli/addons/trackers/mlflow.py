@@ -9,7 +9,8 @@ from posixpath import normpath
 from typing import Any
 from zlib import crc32
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts, import_extra, read_id, save_id
+from trainer_cli.addons.trackers.service_id import read_id, save_id
+from trainer_cli.loggers import Logger, Record, RunFacts, import_extra
 from trainer_cli.steps import RunStatus
 
 log = logging.getLogger(__name__)

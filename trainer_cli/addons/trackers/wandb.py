@@ -6,7 +6,8 @@ import logging
 import os
 from typing import Any
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts, bin_values, import_extra, read_id, save_id
+from trainer_cli.addons.trackers.service_id import read_id, save_id
+from trainer_cli.loggers import Logger, Record, RunFacts, import_extra
 from trainer_cli.steps import RunStatus
 
 log = logging.getLogger(__name__)
@@ -82,9 +83,7 @@ class WandbLogger(Logger):
             values[name] = wandb.Html(f"<pre>{_escaped(text)}</pre>", inject=False)
         for name, image in record.images.items():
             values[name] = wandb.Image(image[..., 0] if image.shape[-1] == 1 else image)
-        for name, numbers in record.histograms.items():
-            if numbers.size:
-                values[name] = wandb.Histogram(np_histogram=bin_values(numbers))
+        values.update({name: wandb.Histogram(np_histogram=bins) for name, bins in record.binned().items()})
         for name, table in record.tables.items():
             values[name] = wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
         newest = self._run.summary.get(STEP)
