@@ -33,18 +33,6 @@ def test_a_replacement_that_dies_leaves_old_or_new(nth: int, tmp_path: Path, mon
     assert path.read_bytes() == b"newer"
 
 
-@pytest.mark.parametrize("exists", ["", "a", "a/b"])
-def test_a_folder_that_cannot_be_made_leaves_none_above_it_that_was_not_there(exists: str, tmp_path: Path) -> None:
-    (tmp_path / exists).mkdir(parents=True, exist_ok=True)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(OSError, match="File name too long"):
-        files.make_folder(tmp_path / "a/b/c" / ("x" * 256))
-    assert sorted(tmp_path.rglob("*")) == before
-    for _ in range(2):
-        files.make_folder(tmp_path / "a/b/c")
-    assert (tmp_path / "a/b/c").is_dir()
-
-
 def test_a_replacement_that_fails_leaves_no_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -106,20 +94,15 @@ def test_a_lock_need_not_wait_and_a_file_system_without_locks_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lock"
-    with (
-        files.private_file(path, os.O_RDWR | os.O_CREAT) as held,
-        files.private_file(path, os.O_RDWR) as other,
-    ):
-        files.lock_exclusively(held, path)
-        with pytest.raises(BlockingIOError):
-            files.lock_exclusively(other, path, wait=False)
+    with files.locked_file(path), pytest.raises(BlockingIOError), files.locked_file(path, wait=False):
+        pass
 
     def refusing(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refusing)
-    with files.private_file(path, os.O_RDWR) as file, pytest.raises(UserError, match="cannot be locked: No locks") as e:
-        files.lock_exclusively(file, path)
+    with pytest.raises(UserError, match="cannot be locked: No locks") as e, files.locked_file(path):
+        pass
     assert e.value.cure == "Its file system has no file locks; choose a folder on another."
 
 
@@ -132,7 +115,7 @@ def test_a_file_system_without_fsync_is_warned_of_once_and_no_obstacle(
 
     monkeypatch.setattr(os, "fsync", refusing)
     files.warn_of_no_fsync.cache_clear()
-    files.sync_folder(tmp_path)
+    files.sync(tmp_path)
     assert caplog.messages == [], "some network file systems offer it for files only, which loses no content"
     file = files.AppendedFile(tmp_path / "log")
     file.append(b"record")
@@ -169,7 +152,7 @@ def test_a_sync_that_fails_names_its_file(tmp_path: Path, monkeypatch: pytest.Mo
         (file.sync, tmp_path / "log"),
         (lambda: files.replace(tmp_path / "summary.json", [b"x"]), tmp_path / "summary.json"),
         (lambda: files.keep_spans(tmp_path / "log", [(0, 2)]), tmp_path / "log"),
-        (lambda: files.sync_folder(tmp_path), tmp_path),
+        (lambda: files.sync(tmp_path), tmp_path),
     ):
         with pytest.raises(OSError, match="Input/output error") as caught:
             work()

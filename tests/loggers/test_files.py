@@ -259,8 +259,8 @@ def test_a_start_that_fails_again_and_again_leaves_no_file_open_and_no_second_on
         if failures:
             raise failures.pop()
 
-    monkeypatch.setattr(text_files, "sync_folder", sync)
-    monkeypatch.setattr(tensorboard, "sync_folder", sync)
+    monkeypatch.setattr(text_files, "sync", sync)
+    monkeypatch.setattr(tensorboard, "sync", sync)
     lowest = _lowest_descriptor()
     now = [0.0]
     keeper = RecordKeeper("x", make(), lambda: now[0])

@@ -21,7 +21,7 @@ from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpo
 from trainer_cli.commands.main import main
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import ConfigError, RunDirectoryError, UserError
-from trainer_cli.files.url_path import as_path, local_path
+from trainer_cli.files.url_path import as_path
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
 from trainer_cli.running.start import refuse_other_runs, start_new

@@ -22,7 +22,7 @@ from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.files import durable as files
 from trainer_cli.runs import run_dir
 from trainer_cli.runs.environment import environment, git_facts, versions
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock, make_directory
 from trainer_cli.steps.run_status import RunStatus
 
 CONFIG = "name: x\ndata:\n  path: ${oc.env:SECRET_PATH}\n"
@@ -103,9 +103,21 @@ def test_of_two_creations_at_once_one_has_the_directory(tmp_path: Path, monkeypa
     assert first.read_config() == CONFIG
 
 
+@pytest.mark.parametrize("exists", ["", "a", "a/b"])
+def test_a_folder_that_cannot_be_made_leaves_none_above_it_that_was_not_there(exists: str, tmp_path: Path) -> None:
+    (tmp_path / exists).mkdir(parents=True, exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="File name too long"):
+        make_directory(tmp_path / "a/b/c" / ("x" * 256))
+    assert sorted(tmp_path.rglob("*")) == before
+    for _ in range(2):
+        make_directory(tmp_path / "a/b/c")
+    assert (tmp_path / "a/b/c").is_dir()
+
+
 def test_a_new_run_is_durable_with_the_entry_of_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced, usual = list[Path](), files.sync_folder
-    monkeypatch.setattr("trainer_cli.runs.run_dir.sync_folder", lambda folder: (synced.append(folder), usual(folder)))
+    synced, usual = list[Path](), files.sync
+    monkeypatch.setattr("trainer_cli.runs.run_dir.sync", lambda folder: (synced.append(folder), usual(folder)))
     created(tmp_path / "runs" / "x")
     assert synced == [tmp_path / "runs"]
 

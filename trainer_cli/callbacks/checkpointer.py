@@ -27,7 +27,7 @@ from trainer_cli.checkpoint.catalog import (
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import NotDurableError, SaveError, UserError
-from trainer_cli.files.url_path import as_path, is_url
+from trainer_cli.files import as_path, is_url
 from trainer_cli.format.verified_file import verify
 from trainer_cli.goodput import Activity
 from trainer_cli.parallel import is_of_peer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.errors import ConfigError, SaveError, UserError
-from trainer_cli.files.url_path import as_path
+from trainer_cli.files import as_path
 from trainer_cli.format.verified_file import read_verified
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.loads import STATES, LoadOptions

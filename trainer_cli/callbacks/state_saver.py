@@ -20,8 +20,7 @@ from trainer_cli.checkpoint.history import CheckpointHistory, Spent
 from trainer_cli.checkpoint.save import CheckpointMetadata, InFlightSave, SaveCaller, SaveJob, errors_of_save
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import ConfigError, SaveError, without_secrets
-from trainer_cli.files.durable import is_gone
-from trainer_cli.files.url_path import as_path
+from trainer_cli.files import as_path, is_gone
 from trainer_cli.format.open import format_of
 from trainer_cli.layout.naming import COPIES_CACHE, LATEST_LINK, Naming
 from trainer_cli.loads import LEAVE_OUT, LOG_MARKS, check_leave_out, describe_left_out, find_left_out, omit_states

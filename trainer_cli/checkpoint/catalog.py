@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 from trainer_cli.errors import CheckpointError, one_line
-from trainer_cli.files.url_path import is_url
+from trainer_cli.files import is_url
 from trainer_cli.format.verified_file import verify
 from trainer_cli.gc_pause import gc_paused
 from trainer_cli.layout.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step

@@ -44,7 +44,7 @@ from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager, Snapshot, St
 from trainer_cli.checkpoint.writer_thread import WriterThread, report_failure, run_now
 from trainer_cli.dtensor import Targets, local_of, targets_in
 from trainer_cli.errors import CheckpointError, NotDurableError, SaveError, UserError
-from trainer_cli.files.url_path import as_path
+from trainer_cli.files import as_path
 from trainer_cli.format.base import Format
 from trainer_cli.format.live_tensors import LiveTensors
 from trainer_cli.format.open import format_of_rank, new_format

@@ -20,7 +20,7 @@ from trainer_cli.addons.stores.download import cache_of, fetch, write_copy
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, examine
 from trainer_cli.checkpoint.kind import MARKS, kind_of
 from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError, UserError
-from trainer_cli.files.url_path import as_path, is_url, is_web
+from trainer_cli.files import as_path, is_url
 from trainer_cli.format.verified_file import VerifiedFile, undecodable
 from trainer_cli.layout.naming import (
     DEFAULT_PATTERN,
@@ -252,7 +252,7 @@ def checkpoint_at(path: str | os.PathLike[str], storage: Callable[[Path], Storag
     named = as_path(_named(path))
     if is_url(named):
         # A web server may answer with the file itself, whatever follows the question mark.
-        is_file = is_web(named) and "?" in str(named)
+        is_file = is_url(named, web=True) and "?" in str(named)
         if not is_file and storage(named.parent).peek(named.name, MANIFEST_FILE) is not None:
             return named
         named = fetch(str(named), MARKS) or named

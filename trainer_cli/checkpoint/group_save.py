@@ -30,7 +30,7 @@ from trainer_cli.checkpoint.save import (
 )
 from trainer_cli.dtensor import is_dtensor
 from trainer_cli.errors import NoSpaceError, NotDurableError, SaveError, UserError
-from trainer_cli.files.url_path import is_url
+from trainer_cli.files import is_url
 from trainer_cli.format.sharded import ShardedFormat, digest_parts, keys_of_each
 from trainer_cli.format.tree import decode, encode
 from trainer_cli.layout.parts import PartTable, why_uncovered

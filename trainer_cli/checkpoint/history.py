@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer_cli.bounds import is_amount, is_text
-from trainer_cli.files.durable import AppendedFile
+from trainer_cli.files import AppendedFile
 from trainer_cli.goodput import Seconds, read_seconds
 from trainer_cli.policy.rules import Kind
 

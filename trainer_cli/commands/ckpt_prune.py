@@ -16,7 +16,7 @@ from trainer_cli.commands.ckpt_remove import Item, remove
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.files.url_path import is_url
+from trainer_cli.files import is_url
 from trainer_cli.policy.rules import RetentionRules, retention_rules, settings_of, why_keep, why_remove
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_run
 from trainer_cli.runs.run_dir import RunDir

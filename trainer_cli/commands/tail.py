@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from trainer_cli.errors import UserError, one_line
-from trainer_cli.files.json_lines import GrowingFile
+from trainer_cli.files import GrowingFile
 from trainer_cli.layout.naming import in_runs
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.find_runs import RunFinder

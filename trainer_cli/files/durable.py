@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from trainer_cli.errors import UserError
 
@@ -63,20 +64,23 @@ def private_file(path: str | Path, flags: int) -> Iterator[int]:
         close_private(descriptor)
 
 
-def lock_exclusively(descriptor: int, path: Path, *, wait: bool = True) -> None:
-    """Lock a file exclusively until it is closed.
+@contextlib.contextmanager
+def locked_file(path: Path, flags: int = os.O_WRONLY | os.O_CREAT, *, wait: bool = True) -> Iterator[int]:
+    """Like `private_file`; this process alone holds the file, or folder, until the end of the block.
 
     Raises:
         BlockingIOError: another process holds it, and `wait` is false.
         UserError: the file system has no locks.
     """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError as error:
-        if error.errno not in (*REFUSED, errno.ENOLCK):
-            raise
-        message = f"{path} cannot be locked: {error.strerror}"
-        raise UserError(message, cure="Its file system has no file locks; choose a folder on another.") from error
+    with private_file(path, flags) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            if error.errno not in (*REFUSED, errno.ENOLCK):
+                raise
+            message = f"{path} cannot be locked: {error.strerror}"
+            raise UserError(message, cure="Its file system has no file locks; choose a folder on another.") from error
+        yield descriptor
 
 
 @cache
@@ -123,12 +127,27 @@ class AppendedFile:
             os.close(self._descriptor)
 
 
-def sync(descriptor: int) -> None:
+def sync(file: int | Path) -> None:
     """Return once the content of a file, or the names in a folder, survive a power cut.
 
     A file system that does not offer that for files, as some that show a store of the network, is warned of once. For
     folders alone, as on some network file systems, it is not.
+
+    Args:
+        file: the descriptor of an open file, or the path of a file or folder.
     """
+    if isinstance(file, int):
+        _sync_or_warn(file)
+        return
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with naming(file):
+            _sync_or_warn(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_or_warn(descriptor: int) -> None:
     try:
         _sync(descriptor)
     except OSError as error:
@@ -160,35 +179,6 @@ def warn_of_no_fsync(reason: str) -> None:
     )
 
 
-def sync_folder(folder: Path) -> None:
-    """fsync a folder, if its file system supports that."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with naming(folder):
-            sync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing; after an error those that were made are removed again."""
-    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
-    made: list[Path] = []
-    try:
-        for folder in reversed(missing):
-            # Another process may be faster.
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir()
-                made.append(folder)
-        # Raises where a file has the name.
-        path.mkdir(exist_ok=True)
-    except BaseException:
-        for folder in reversed(made):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
-
-
 def staged_path(path: Path) -> Path:
     """The temporary name under which `replace` writes a file. A kill may leave it behind."""
     # In the same folder: a rename is atomic only within one filesystem.
@@ -213,7 +203,7 @@ def replace(path: Path, content: Iterable[bytes]) -> None:
             staged.unlink()
         raise
     # Makes the rename itself durable.
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
@@ -235,21 +225,25 @@ def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
     return True
 
 
-FileIdentity = tuple[int, int, int]
-"""Inode, bytes and time of change, which tell two contents of a replaced or appended file apart."""
+class FileIdentity(NamedTuple):
+    """What tells two contents of a replaced or appended file apart."""
 
+    inode: int
+    size_bytes: int
+    changed_ns: int
 
-def identify(status: os.stat_result) -> FileIdentity:
-    """The identity of the file with this status."""
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileIdentity:
+        """The identity of the file with this status."""
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
-
-def identity_of(path: Path) -> FileIdentity | None:
-    """The identity of a file; None without one."""
-    try:
-        return identify(os.stat(path))
-    except OSError:
-        return None
+    @classmethod
+    def at(cls, path: Path) -> FileIdentity | None:
+        """The identity of the file at a path; None without one."""
+        try:
+            return cls.of(os.stat(path))
+        except OSError:
+            return None
 
 
 def is_gone(folder: Path) -> bool:

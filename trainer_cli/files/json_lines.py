@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer_cli.bounds import is_amount, is_count, is_time
-from trainer_cli.files.durable import FileIdentity, identify
+from trainer_cli.files.durable import FileIdentity
 
 _BLOCK_BYTES = 1 << 16
 _MARK_BYTES = 256
@@ -83,12 +83,12 @@ class GrowingFile:
 
     def _new_lines(self, descriptor: int) -> Lines:
         status, before = os.fstat(descriptor), self._seen
-        self._seen = identify(status)
+        self._seen = FileIdentity.of(status)
         if self._seen == before:
             return Lines([])
         # A size that only grew proves nothing: compare the content before the offset.
         mark = os.pread(descriptor, len(self._mark), self._offset - len(self._mark))
-        restarted = before is not None and (self._seen[0] != before[0] or mark != self._mark)
+        restarted = before is not None and (self._seen.inode != before.inode or mark != self._mark)
         from_last_lines = before is None or restarted
         if from_last_lines:
             start = 0 if self._most is None else _offset_of_last(descriptor, status.st_size, self._most)

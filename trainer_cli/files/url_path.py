@@ -44,42 +44,32 @@ class UrlPath(PosixPath):
         return True
 
 
-def is_url(text: str | os.PathLike[str]) -> bool:
-    """Whether a string or path is the URL of an object store. `file://` is a local path."""
+def is_url(text: str | os.PathLike[str], *, web: bool = False) -> bool:
+    """Whether a string or path is the URL of an object store or, with `web`, an address of a web server. `file://` is
+    a local path."""
+    if web:
+        return str(text).startswith(("http://", "https://"))
     return "://" in str(text) and not str(text).startswith("file://")
 
 
-def is_web(text: str | os.PathLike[str]) -> bool:
-    """Whether a string or path is an address of a web server."""
-    return str(text).startswith(("http://", "https://"))
-
-
-def as_path(text: str | os.PathLike[str], setting: str = "path") -> Path:
+def as_path(text: str | os.PathLike[str], setting: str = "path", *, local: bool = False) -> Path:
     """The path that a string names: local, or in an object store. `~` is the home folder.
 
     Args:
         setting: its name, for messages.
+        local: whether it is written on this machine.
 
     Raises:
-        UserError: it is neither a string nor a path.
+        UserError: it is neither a string nor a path, or a URL that must be `local`.
     """
     # Otherwise a folder called `3` or `None` would be made.
     if not isinstance(text, str | os.PathLike):
         raise UserError(f"{setting}: expected a path, got {type(text).__name__}")
-    return UrlPath(text) if is_url(text) else Path(os.path.expanduser(str(text).removeprefix("file://")))
-
-
-def local_path(text: str | os.PathLike[str], setting: str = "it") -> Path:
-    """The path of a file or folder that is written on this machine.
-
-    Args:
-        setting: its name, for messages.
-
-    Raises:
-        UserError: it is no path, or a URL: a folder called `s3:` would be made.
-    """
-    if is_url(text):
+    if not is_url(text):
+        return Path(os.path.expanduser(str(text).removeprefix("file://")))
+    # Otherwise a folder called `s3:` would be made.
+    if local:
         raise UserError(
             f"{setting} is '{text}', but it must be a local path", cure="Write it locally, and copy it after."
         )
-    return as_path(text, setting)
+    return UrlPath(text)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from trainer_cli.files.durable import naming, sync, sync_folder
+from trainer_cli.files import naming, sync
 from trainer_cli.loggers.base import Record, RunFacts, in_run_dir
 from trainer_cli.loggers.text_files import FileLogger, Line, read_record
 from trainer_cli.strict_json import strict_json
@@ -97,13 +97,11 @@ class MediaLogger(FileLogger):
         if durable and self._file is not None:
             synced_images = bool(self._unsynced)
             while self._unsynced:
-                file = self._unsynced[0]
-                with naming(file), open(file, "rb") as content:
-                    sync(content.fileno())
+                sync(self._unsynced[0])
                 # Only now: one whose sync fails is synced again by the next flush.
                 self._unsynced.popleft()
             if synced_images:
-                sync_folder(self._folder)
+                sync(self._folder)
         super().flush(durable)
 
     def close(self) -> None:

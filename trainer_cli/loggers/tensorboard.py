@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.files.durable import naming, sync, sync_folder
-from trainer_cli.files.url_path import local_path
+from trainer_cli.files import as_path, naming, sync
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, in_run_dir
 from trainer_cli.loggers.marks import LogEnd, Mark
 
@@ -31,7 +30,7 @@ class TensorBoardLogger(Logger):
     writes = ("folder",)
 
     def __init__(self, folder: str = "tensorboard") -> None:
-        self.folder = str(local_path(folder, "TensorBoardLogger.folder"))
+        self.folder = str(as_path(folder, "TensorBoardLogger.folder", local=True))
         self._folder: Path | None = None
         self._file = Path(folder)
         self._writer: SummaryWriter | None = None
@@ -134,8 +133,7 @@ class TensorBoardLogger(Logger):
         try:
             with naming(self._file):
                 writer.flush()
-                with open(self._file, "rb") as file:
-                    sync(file.fileno())
+                sync(self._file)
         except OSError:
             self._is_broken = True
             raise
@@ -193,7 +191,7 @@ class TensorBoardLogger(Logger):
                         writer.file_writer.add_summary(summary, facts.start_step)
                 writer.flush()
                 # Without it a power failure may lose the new file itself, though its content is synced.
-                sync_folder(folder)
+                sync(folder)
             except OSError:
                 # On a full disk each retry would leave another file.
                 for path in tb.event_files(folder):

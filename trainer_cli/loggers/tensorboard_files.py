@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 
-from trainer_cli.files.durable import keep_spans
+from trainer_cli.files import keep_spans
 from trainer_cli.loggers.base import RunFacts
 from trainer_cli.loggers.marks import LogEnd, Mark
 

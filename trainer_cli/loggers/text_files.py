@@ -16,9 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer_cli.files.durable import AppendedFile, keep_spans, sync_folder
-from trainer_cli.files.json_lines import parse_object
-from trainer_cli.files.url_path import local_path
+from trainer_cli.files import AppendedFile, as_path, keep_spans, parse_object, sync
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
 from trainer_cli.loggers.marks import LogEnd, Mark, MetricRange, is_validation_metric
 from trainer_cli.strict_json import read_number, strict_json
@@ -37,7 +35,7 @@ class FileLogger(Logger):
     writes = ("path",)
 
     def __init__(self, path: str) -> None:
-        self.path = str(local_path(path, f"{type(self).__name__}.path"))
+        self.path = str(as_path(path, f"{type(self).__name__}.path", local=True))
         self._file: AppendedFile | None = None
         self._full_path = Path(path)
         self._end: LogEnd | None = None
@@ -108,7 +106,7 @@ class FileLogger(Logger):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = AppendedFile(path)
         # Without it a power failure may lose the new file itself, though its content is synced.
-        sync_folder(path.parent)
+        sync(path.parent)
         size_bytes = path.stat().st_size
         # Without a run directory the file may hold records of other trainings, which a resume must not drop.
         if (self._end is None and size_bytes == 0) or (facts.run_dir is None and not self._is_whole()):

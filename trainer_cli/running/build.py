@@ -29,7 +29,7 @@ from trainer_cli.config.processes import batches_of_step, check_strategy
 from trainer_cli.config.targets import Trust, import_target
 from trainer_cli.data import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
-from trainer_cli.files.url_path import as_path
+from trainer_cli.files import as_path
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
 from trainer_cli.parallel import ALONE, ProcessGroup

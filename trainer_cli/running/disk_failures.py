@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.errors import FullDiskError, SaveError, TrainError, disk_cure
-from trainer_cli.files.durable import is_gone
+from trainer_cli.files import is_gone
 from trainer_cli.trainer.full_disk import stopped_step
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.errors import ExitCode, NotFiniteError, without_secrets
-from trainer_cli.files.json_lines import read_rows
-from trainer_cli.files.url_path import is_url
+from trainer_cli.files import is_url, read_rows
 from trainer_cli.loads import LoadOptions
 from trainer_cli.loggers import JsonlLogger
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting

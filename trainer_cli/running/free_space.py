@@ -10,7 +10,7 @@ import torch
 from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.checkpoint.disk_space import FreeSpace, NeededSpace, files_of_checkpoint, find_shortage
 from trainer_cli.errors import UserError
-from trainer_cli.files.url_path import is_url
+from trainer_cli.files import is_url
 from trainer_cli.running.checkpoint_size import IMPLEMENTATIONS
 from trainer_cli.schema.checkpoint_config import AUTO, Compression
 from trainer_cli.torch_compat import step_lightly

@@ -17,7 +17,7 @@ from trainer_cli.callbacks import ScopedFlags
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError, TrainError
-from trainer_cli.files.url_path import as_path, is_url
+from trainer_cli.files import as_path, is_url
 from trainer_cli.signatures import CheckedArguments
 
 log = logging.getLogger(__name__)

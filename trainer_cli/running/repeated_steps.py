@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT
 from trainer_cli.config.compose import Composed
-from trainer_cli.files.json_lines import read_last_row
+from trainer_cli.files import read_last_row
 from trainer_cli.running.start import Start
 from trainer_cli.runs.attempts import environment_of
 from trainer_cli.runs.origin import other_source

@@ -29,8 +29,7 @@ from trainer_cli.config.diff import ABSENT, Change, changed_env_values, line_of_
 from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
 from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
-from trainer_cli.files.json_lines import read_last_row, read_rows
-from trainer_cli.files.url_path import as_path, is_url
+from trainer_cli.files import as_path, is_url, read_last_row, read_rows
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, named_path, suggest_nearby
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, Newer

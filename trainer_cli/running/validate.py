@@ -31,7 +31,7 @@ from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default
 from trainer_cli.config.overrides import experiment_in
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UnfitStateError, UserError, without_secrets
-from trainer_cli.files.url_path import as_path, is_url
+from trainer_cli.files import as_path, is_url
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.loads import LoadOptions
 from trainer_cli.running.start import load_options

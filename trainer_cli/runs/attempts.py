@@ -17,8 +17,7 @@ from typing import Any
 from trainer_cli.addons.exact.replayed import beginnings_of, is_on_course
 from trainer_cli.checkpoint.catalog import Entry, catalog_of
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.files.json_lines import read_rows
-from trainer_cli.files.url_path import as_path
+from trainer_cli.files import as_path, read_rows
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.runs.folders import checkpoints_of, config_of, open_run, run_config
 from trainer_cli.runs.run_dir import RunDir

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer_cli.files.json_lines import GrowingFile
+from trainer_cli.files import GrowingFile
 from trainer_cli.strict_json import read_number
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from trainer_cli.bounds import read_yaml
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of, read_small
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import RunDirectoryError, UserError
-from trainer_cli.files.url_path import as_path, is_url
+from trainer_cli.files import as_path, is_url
 from trainer_cli.format.verified_file import read_verified
 from trainer_cli.layout.naming import CONFIG_FILE, MANIFEST_FILE, in_runs
 from trainer_cli.manifest import Manifest

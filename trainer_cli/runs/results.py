@@ -13,8 +13,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_cli.files.durable import AppendedFile, replace
-from trainer_cli.files.json_lines import read_rows
+from trainer_cli.files import AppendedFile, read_rows, replace
 from trainer_cli.loggers import Record, RunFacts, loader_of
 from trainer_cli.policy.rules import BestRule
 from trainer_cli.runs.metrics import BestSettings, best_rule, describe

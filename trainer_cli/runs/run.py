@@ -20,9 +20,7 @@ from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.history import Life, Spent, last_spent, lives
 from trainer_cli.config.fields import whole_values
 from trainer_cli.errors import RunDirectoryError, TrainError
-from trainer_cli.files.durable import FileIdentity, identify, identity_of
-from trainer_cli.files.json_lines import GrowingFile, read_rows
-from trainer_cli.files.url_path import is_url
+from trainer_cli.files import FileIdentity, GrowingFile, is_url, read_rows
 from trainer_cli.goodput import compute_goodput
 from trainer_cli.layout.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
 from trainer_cli.loggers import MEDIA_FILE, Mark, MetricRange, is_validation_metric
@@ -152,7 +150,7 @@ class Run:
         has_problems = self.last_record is not None and bool(self.last_record.problems)
         period = int(time.time() / _RETRY_S) if has_problems else 0
         # The lock tells a killed run from a running one: both have the same files.
-        seen = (*(identity_of(file) for file in files), run.is_locked(), self.unreadable, period)
+        seen = (*(FileIdentity.at(file) for file in files), run.is_locked(), self.unreadable, period)
         return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
 
     def look(self, now: float) -> RunView | None:
@@ -336,7 +334,7 @@ class Run:
 
     def _read_summary(self) -> None:
         try:
-            seen = identify(os.stat(self.directory.summary_file))
+            seen = FileIdentity.of(os.stat(self.directory.summary_file))
         except FileNotFoundError:
             self.summary, self._summary_seen = {}, None
             return
@@ -348,7 +346,7 @@ class Run:
 
     def _read_config(self) -> None:
         # Parsed again only after a change.
-        seen = identify(os.stat(self.directory.config_file))
+        seen = FileIdentity.of(os.stat(self.directory.config_file))
         if self._config_seen == seen:
             return
         self._config, self._config_seen = None, seen

@@ -35,8 +35,7 @@ from typing import Any
 from trainer_cli.bounds import is_amount, is_bounded, is_count, is_list, is_table, is_text, keep_sound
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of
 from trainer_cli.errors import RunDirectoryError, UserError
-from trainer_cli.files.durable import close_private, make_folder, open_private, replace, sync_folder
-from trainer_cli.files.url_path import as_path
+from trainer_cli.files import as_path, close_private, open_private, replace, sync
 from trainer_cli.goodput import Seconds, compute_goodput, sum_attempts
 from trainer_cli.layout.naming import COPIES_CACHE, SWEEP_FOLDER, TRASH_FOLDER, is_run_id
 from trainer_cli.runs.environment import timestamp
@@ -295,7 +294,7 @@ class RunDir:
             # Last, because a directory without a config is no run.
             replace(self.config_file, [config_yaml.encode()])
             # The entry of the directory itself must survive a power failure too.
-            sync_folder(self.path.parent)
+            sync(self.path.parent)
         except BaseException:
             lock.release()
             raise
@@ -366,8 +365,8 @@ class RunDir:
                     cure="Move it away yourself, or begin another run with name=OTHER.",
                 ) from error
             # Its new entry first: after a power failure it is in one place, or in both.
-            sync_folder(self.trash)
-            sync_folder(self.path.parent)
+            sync(self.trash)
+            sync(self.path.parent)
         return target
 
     def config_files(self) -> dict[Path, bytes]:
@@ -527,9 +526,20 @@ def make_directory(path: Path) -> None:
     Raises:
         UserError: it cannot be made; then none of them is.
     """
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    made: list[Path] = []
     try:
-        make_folder(path)
+        for folder in reversed(missing):
+            # Another process may be faster.
+            with suppress(FileExistsError):
+                folder.mkdir()
+                made.append(folder)
+        # Raises where a file has the name.
+        path.mkdir(exist_ok=True)
     except OSError as error:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()
         message = f"{path} cannot be made: {error.strerror}"
         raise UserError(message, cure="Choose another directory with run_dir=.") from error
 

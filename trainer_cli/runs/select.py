@@ -22,7 +22,7 @@ from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of
 from trainer_cli.checkpoint.find import checkpoint_at, extract_archive, filled, is_archive, paths_of, split_existing
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.files.url_path import as_path, is_url, is_web
+from trainer_cli.files import as_path, is_url
 from trainer_cli.layout.naming import in_runs, parse_step
 from trainer_cli.patterns import alternatives, did_you_mean
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_checkpoint, is_run, run_config, run_holding
@@ -327,7 +327,7 @@ def _match_url(path: Path, *, whole_runs: bool) -> Iterator[Path]:
     These are a checkpoint, those that a glob in its last part matches, the newest one of a folder (the folder itself if
     `whole_runs`), or a downloaded copy of files of another program.
     """
-    if "?" in str(path) and is_web(path):
+    if "?" in str(path) and is_url(path, web=True):
         # A question mark begins the query of a web address; elsewhere it is a glob.
         if (file := checkpoint_at(path)) != path:
             yield file
@@ -433,7 +433,7 @@ def suggest_nearby(pattern: str) -> str | None:
     folder = Path(existing + re.split(r"[*?\[{@]", glob, maxsplit=1)[0])
     if is_url(pattern):
         web = "Name one file, or one checkpoint: a web server may show no list of its files."
-        return web if is_web(pattern) else None
+        return web if is_url(pattern, web=True) else None
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():

@@ -12,7 +12,7 @@ from functools import cache
 from os import stat_result
 from pathlib import Path
 
-from trainer_cli.files.durable import REFUSED, close_private, open_private, sync, sync_folder
+from trainer_cli.files import REFUSED, close_private, open_private, sync
 
 Bytes = bytes | bytearray | memoryview
 StrPath = str | Path
@@ -99,7 +99,7 @@ class Disk:
 
     def fsync_dir(self, path: Path) -> None:
         """Return once the names in a directory survive a power cut, if the file system supports that."""
-        sync_folder(path)
+        sync(path)
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename a file or folder, atomically."""

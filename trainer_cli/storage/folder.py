@@ -19,7 +19,7 @@ from mmap import mmap
 from pathlib import Path
 
 from trainer_cli.errors import UserError
-from trainer_cli.files.durable import REFUSED, close_private, open_private, private_file, sync
+from trainer_cli.files import REFUSED, close_private, open_private, private_file, sync
 from trainer_cli.layout.naming import is_plain
 from trainer_cli.manifest import FileEntry, new_digest
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
@@ -308,7 +308,7 @@ def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
         yield staging
         # fsync before rename: a rename may reach the disk before the data does.
         for path in (*(staging.iterdir() if staging.is_dir() else ()), staging):
-            _fsync(path)
+            sync(path)
         if os.path.lexists(output) and (output.is_dir() or staging.is_dir()):
             # No rename replaces a folder that is not empty.
             os.rename(output, old)
@@ -319,7 +319,7 @@ def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
                 os.rename(old, output)
             raise
         # The old folder is deleted only after the new name is durable.
-        _fsync(output.parent)
+        sync(output.parent)
         delete(old)
 
 
@@ -369,14 +369,6 @@ def point_link(link: Path, target: str) -> None:
     new.unlink(missing_ok=True)  # A process that died here may have left one.
     os.symlink(target, new)
     os.replace(new, link)
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        sync(fd)
-    finally:
-        os.close(fd)
 
 
 def delete(path: Path) -> None:

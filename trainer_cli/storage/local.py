@@ -14,7 +14,7 @@ from functools import partial
 from operator import call
 from pathlib import Path
 
-from trainer_cli.files.durable import REFUSED
+from trainer_cli.files import REFUSED
 from trainer_cli.layout.naming import (
     LATEST_LINK,
     MANIFEST_FILE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.files.url_path import as_path, is_url
+from trainer_cli.files import as_path, is_url
 from trainer_cli.storage.base import Storage
 from trainer_cli.storage.local import LocalStorage
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainer_cli.data import as_loader, as_val_loaders
 from trainer_cli.errors import UserError
-from trainer_cli.files.url_path import local_path
+from trainer_cli.files import as_path
 from trainer_cli.loads import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.loggers import Logger
 from trainer_cli.optim import (
@@ -200,7 +200,7 @@ class Trainer:
             group, self.agreement, checkpoint, may_hold=self.loop.settings.min_duration is not None
         )
         self.loading, self.device = Loading(self), setup.pick_device(device)
-        self.run_dir = None if run_dir is None else local_path(run_dir, "run_dir")
+        self.run_dir = None if run_dir is None else as_path(run_dir, "run_dir", local=True)
         self.name, self.config, self.hparams = name, config, setup.check_logged(config, hparams)
         self._model_source, self._scheduler_source, self._fitted_loop = model, schedulers, self.loop
         self.progress, self.schedulers, self.sample_check = Progress(), Schedulers(), SampleCheck()

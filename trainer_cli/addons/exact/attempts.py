@@ -37,7 +37,7 @@ from trainer_cli.addons.exact.digests import Call
 from trainer_cli.addons.exact.trace import OWN_FAILURE, SAVED_STEP, ProbePlan, ProbeStop, Trace, When
 from trainer_cli.config.compose import Composed, from_yaml, with_values
 from trainer_cli.errors import ExitCode, TrainError, UserError
-from trainer_cli.files.durable import private_file
+from trainer_cli.files import private_file
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.running.start import values_found
 from trainer_cli.schema.auto import auto_keys

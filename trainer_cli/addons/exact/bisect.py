@@ -30,7 +30,7 @@ from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.addons.exact.replayed import SEARCHES
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.errors import CheckpointError, TrainError, UserError
-from trainer_cli.files.json_lines import read_rows
+from trainer_cli.files import read_rows
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.attempts import read_history
 from trainer_cli.runs.folders import open_run

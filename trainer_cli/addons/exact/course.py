@@ -20,8 +20,7 @@ from trainer_cli.bounds import read_yaml
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
-from trainer_cli.files.json_lines import read_last_row, read_rows
-from trainer_cli.files.url_path import is_url
+from trainer_cli.files import is_url, read_last_row, read_rows
 from trainer_cli.format.header import state_file
 from trainer_cli.loads import LoadOptions
 from trainer_cli.runs.attempts import RunHistory, environment_of, kept_entries, split_attempt

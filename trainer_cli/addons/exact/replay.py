@@ -13,7 +13,6 @@ callback that saves by `ReplaySaver`.
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from trainer_cli.config.arguments import SAVER, SECTIONS
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import hparams
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
-from trainer_cli.files.durable import lock_exclusively, private_file
+from trainer_cli.files import locked_file
 from trainer_cli.loads import WHOLE
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running.import_torch import import_torch, showing_import
@@ -317,9 +316,8 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
                 ) from None
         if keeps:
             run.replayed_folder.mkdir(exist_ok=True)
-            file = stack.enter_context(private_file(run.replayed_folder / ".lock", os.O_WRONLY | os.O_CREAT))
             # Waits: two replays of one step would write the same folder.
-            lock_exclusively(file, run.replayed_folder)
+            stack.enter_context(locked_file(run.replayed_folder / ".lock"))
             open_storage(run.replayed_folder, run_id=plan.run_id).sweep()
         yield
 

@@ -16,7 +16,7 @@ from trainer_cli.addons.exact.run_data import RunData
 from trainer_cli.addons.exact.sample_readers import WalkReader
 from trainer_cli.addons.exact.samples import Batch, Sample, StepSamples
 from trainer_cli.data import Loader
-from trainer_cli.files.durable import replace as replace_file
+from trainer_cli.files import replace as replace_file
 from trainer_cli.outputs.metrics import named_leaves
 
 _MOST_VALUES = 12

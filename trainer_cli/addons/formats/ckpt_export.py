@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
-from trainer_cli.files.url_path import local_path
+from trainer_cli.files import as_path
 from trainer_cli.layout.naming import RANK_VARIABLES, VARIABLES, variables_in
 from trainer_cli.ranks import launched_as
 from trainer_cli.running.import_torch import showing_import
@@ -45,7 +45,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _output(text: str) -> Path:
-    return local_path(text, "--output")
+    return as_path(text, "--output", local=True)
 
 
 FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {

@@ -16,8 +16,7 @@ import torch
 
 from trainer_cli.addons.inspect.nvml import Nvml
 from trainer_cli.errors import ConfigError
-from trainer_cli.files.durable import AppendedFile
-from trainer_cli.files.url_path import local_path
+from trainer_cli.files import AppendedFile, as_path
 from trainer_cli.memory import machine_bytes, resident_bytes
 from trainer_cli.strict_json import strict_json
 from trainer_cli.trainer.hooks import Callback
@@ -57,7 +56,7 @@ class SystemMonitor(Callback):
             raise ConfigError(
                 f"interval_s is {interval_s}, but it must be at least {_SHORTEST_S}", location="interval_s"
             )
-        self.interval_s, self.path = interval_s, str(local_path(path, "SystemMonitor.path"))
+        self.interval_s, self.path = interval_s, str(as_path(path, "SystemMonitor.path", local=True))
 
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop

@@ -36,7 +36,7 @@ from trainer_cli.config.overrides import strip_quotes
 from trainer_cli.config.processes import check_processes
 from trainer_cli.config.resolvers import share_moment
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.files.url_path import as_path
+from trainer_cli.files import as_path
 from trainer_cli.parallel import (
     ALONE,
     LostRankError,

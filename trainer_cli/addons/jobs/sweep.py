@@ -45,7 +45,7 @@ from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, freeze, refuse_shipped_default, with_values
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
-from trainer_cli.files.durable import replace
+from trainer_cli.files import replace
 from trainer_cli.layout.naming import SWEEP_FOLDER
 from trainer_cli.policy.stopping import RecordedEnd
 from trainer_cli.running.ending import validate_command

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.files.durable import replace
+from trainer_cli.files import replace
 from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.metrics import BestSettings, best_rule
 from trainer_cli.runs.run_dir import RunDir, write_json

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer_cli.addons.predict.prediction_writers import PredictionWriter
 from trainer_cli.errors import DISK_CURES, OF_ONE_FILE, TrainError, UserError, disk_cure
-from trainer_cli.files.durable import lock_exclusively, private_file, replace, staged_path, sync, sync_folder
+from trainer_cli.files import locked_file, replace, staged_path, sync
 
 _FACTS = "predictions.json"
 _SUFFIX = ".parts"
@@ -49,9 +49,8 @@ class PredictionFile:
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
-        with private_file(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-            # Other processes write parts of the same file.
-            lock_exclusively(descriptor, folder)
+        # Other processes write parts of the same file.
+        with locked_file(folder, os.O_RDONLY | os.O_DIRECTORY):
             yield
 
     def _check_facts(self, facts: Mapping[str, Any]) -> None:
@@ -146,10 +145,6 @@ def _naming_file(path: Path) -> Iterator[None]:
 
 def _publish(staged: Path, path: Path) -> None:
     """Give a whole file its name. Both are durable."""
-    descriptor = os.open(staged, os.O_RDONLY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(staged)
     os.replace(staged, path)
-    sync_folder(path.parent)
+    sync(path.parent)

@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from trainer_cli.addons.stores.object_client import ObjectClient, ObjectInfo
 from trainer_cli.errors import StoreAwayError, UserError
-from trainer_cli.files.durable import lock_exclusively, private_file
+from trainer_cli.files import locked_file
 from trainer_cli.layout.naming import MANIFEST_FILE
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
@@ -136,9 +136,9 @@ def locking_copy(cache: Path, name: str, *, wait: bool = True) -> Iterator[bool]
     cache.mkdir(parents=True, exist_ok=True)
     path = cache / f".{name}.downloading"
     while True:
-        with private_file(path, os.O_WRONLY | os.O_CREAT) as descriptor:
+        with ExitStack() as stack:
             try:
-                lock_exclusively(descriptor, path, wait=wait)
+                descriptor = stack.enter_context(locked_file(path, wait=wait))
             except BlockingIOError:
                 yield False
                 return

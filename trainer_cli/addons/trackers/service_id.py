@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trainer_cli.files.durable import replace
+from trainer_cli.files import replace
 
 
 def read_id(file: Path | None) -> str | None:

@@ -24,8 +24,7 @@ from trainer_cli.addons.view.report_runs import grouping_keys, groupings
 from trainer_cli.addons.view.report_sections import sections
 from trainer_cli.commands.tail import no_run
 from trainer_cli.errors import TrainError, UserError, one_line
-from trainer_cli.files.durable import replace
-from trainer_cli.files.url_path import as_path
+from trainer_cli.files import as_path, replace
 from trainer_cli.runs.damage import collecting
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.find_runs import FoundRun, RunFinder

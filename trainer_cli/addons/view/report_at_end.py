@@ -6,7 +6,7 @@ import logging
 import time
 from types import FrameType, TracebackType
 
-from trainer_cli.files.durable import FileIdentity, identity_of, staged_path
+from trainer_cli.files import FileIdentity, staged_path
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema.sections import TrainConfig
 from trainer_cli.signals import SignalHandlers
@@ -35,7 +35,7 @@ class ReportAtEnd:
         """Take the run directory from the config, before anything is written there."""
         if config.report:
             self._run = RunDir(config.run_dir)
-            self._summary_before = identity_of(self._run.summary_file)
+            self._summary_before = FileIdentity.at(self._run.summary_file)
             self._was_interrupted = staged_path(self._run.report_file).exists()
 
     def __enter__(self) -> ReportAtEnd:
@@ -48,7 +48,7 @@ class ReportAtEnd:
         if self._run is None or isinstance(error, KeyboardInterrupt):
             return
         # Without a new summary nothing was trained: a finished run is left as it is.
-        if identity_of(self._run.summary_file) == self._summary_before and not self._was_interrupted:
+        if FileIdentity.at(self._run.summary_file) == self._summary_before and not self._was_interrupted:
             return
         try:
             # A signal that stops a run ends the report, so that the process exits with the code of the fit.

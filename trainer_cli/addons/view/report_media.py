@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.addons.view.report_blocks import Block, clock_time
-from trainer_cli.files.json_lines import parse_rows
+from trainer_cli.files import parse_rows
 from trainer_cli.loggers import MEDIA_FILE, MEDIA_FOLDER
 from trainer_cli.runs.record import RunRecord
 
