@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -189,7 +190,7 @@ def test_the_home_folder_is_meant_by_its_sign(here: Path, use: Callable[[str], o
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/m", "memory://x/m", "https://x/m"])
-@pytest.mark.parametrize("make", [JsonlLogger, CsvLogger, TensorBoardLogger, local_path])
+@pytest.mark.parametrize("make", [JsonlLogger, CsvLogger, TensorBoardLogger, partial(as_path, local=True)])
 def test_a_url_is_no_local_file(here: Path, make: Callable[[str], object], url: str) -> None:
     with pytest.raises(UserError, match=f"{url}', but it must be a local path"):
         make(url)
