@@ -1,6 +1,6 @@
-"""Runs whose checkpoints an older commit wrote, packed in old/runs.tar.xz; `python old_runs.py` writes the set anew.
+"""Runs whose checkpoints older commits wrote, packed in old/*.tar.xz; `python old_runs.py NAME` writes a set anew.
 
-Each run has been stopped at step 4 of 8. The archive holds only what a resume needs and no name of the machine.
+Each run has been stopped at step 4 of 8. An archive holds only what a resume needs and no name of the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "parallel"))
-ARCHIVE = HERE / "old/runs.tar.xz"
 FITS = HERE.parent / "parallel/fits.py"
 
 ALONE = (
@@ -28,6 +27,17 @@ ALONE = (
 TWO_RANKS = (*ALONE, "model.dropout=0", "data.batch_size=4", "data.global_batch_size=8")
 SHARDED = (*TWO_RANKS, "parallel=fsdp", "parallel.wrap_min_parameters=100")
 STOP = "loop.hard_stop=4"
+TEXT = (
+    "experiment=char_gpt", "data.path=text.txt", "model.layers=1", "model.heads=1", "model.width=8", "data.context=8",
+    "data.batch_size=4", "+callbacks.samples={_target_: trainer_cli.TextSamples, prompts: [\"0123\"], every: 4}",
+    "callbacks=[default,norms,learning_rate_monitor,swa]", "loop.max_duration=8", "loop.eval_interval=4",
+    "loop.log_interval=1", "loop.eval_steps=2", "checkpoint.save_interval=4", "checkpoint.pre_train_checkpoint=false",
+    "loggers.tensorboard=null", "logging.console=off",
+)  # fmt: skip
+SPARSE = (
+    *ALONE, "+callbacks.rigl={_target_: trainer_cli.RigL, sparsity: 0.5, parameters: [layers.*weight], every: 2, stop: 8}",
+    "callbacks=[default,ema,check_finite]",
+)  # fmt: skip
 
 ONE_PROCESS: Mapping[str, tuple[str, ...]] = {
     "tensors": ALONE,
@@ -48,7 +58,13 @@ TWO_PROCESSES: Mapping[str, tuple[str, ...]] = {
 }
 """The overrides of each run, by its folder."""
 
-_LEFT_OUT = (".lock", "provenance.json", "train.log")
+COMPONENTS: Mapping[str, tuple[str, ...]] = {"text": TEXT, "sparse": SPARSE}
+"""Runs of the components of add-ons, whose classes have moved since."""
+SETS = {"runs": [*ONE_PROCESS, *TWO_PROCESSES], "components": list(COMPONENTS)}
+"""Archive -> the runs in it."""
+TEXT_FILE = "".join(f"{number} squared is {number**2}.\n" for number in range(100))
+
+_LEFT_OUT = (".lock", "provenance.json", "train.log", "report.html")
 """Files with paths of the machine; a resume reads none of them."""
 
 
@@ -71,13 +87,15 @@ def fit_on_two_ranks(jobs: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def unpack(folder: Path) -> None:
-    """Put every old run into a folder."""
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+    """Put every old run into a folder, with the text that one of them reads."""
+    for name in SETS:
+        with tarfile.open(HERE / f"old/{name}.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
+    (folder / "text.txt").write_text(TEXT_FILE)
 
 
-def _pack(folder: Path) -> None:
-    with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
+def _pack(folder: Path, name: str) -> None:
+    with tarfile.open(HERE / f"old/{name}.tar.xz", "w:xz", preset=9) as archive:
         for path in sorted(folder.rglob("*")):
             if not path.is_file() or path.name in _LEFT_OUT:
                 continue
@@ -89,16 +107,22 @@ def _pack(folder: Path) -> None:
             archive.addfile(entry, io.BytesIO(content))
 
 
-def write() -> None:
-    """Train every run up to its stop with the code of this checkout, and replace the archive."""
+def write(name: str) -> None:
+    """Train every run of a set up to its stop with the code that is imported, and replace the archive."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for name, overrides in ONE_PROCESS.items():
-            fit_alone(name, *overrides, STOP)
-        fit_on_two_ranks({name: (*overrides, STOP) for name, overrides in TWO_PROCESSES.items()})
-        _pack(Path(folder))
+        text = Path("text.txt")
+        text.write_text(TEXT_FILE)
+        for run, overrides in {**ONE_PROCESS, **COMPONENTS}.items():
+            if run in SETS[name]:
+                fit_alone(run, *overrides, STOP)
+        on_two_ranks = {run: (*overrides, STOP) for run, overrides in TWO_PROCESSES.items() if run in SETS[name]}
+        if on_two_ranks:
+            fit_on_two_ranks(on_two_ranks)
+        text.unlink()
+        _pack(Path(folder), name)
         os.chdir(HERE)
 
 
 if __name__ == "__main__":
-    write()
+    write(sys.argv[1])

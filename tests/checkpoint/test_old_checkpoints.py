@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from old_runs import ALONE, ONE_PROCESS, TWO_PROCESSES, fit_alone, fit_on_two_ranks, unpack
+from old_runs import ALONE, COMPONENTS, ONE_PROCESS, TWO_PROCESSES, fit_alone, fit_on_two_ranks, unpack
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.commands.main import main
 
-ALL = [*ONE_PROCESS, *TWO_PROCESSES]
+ALL = [*ONE_PROCESS, *TWO_PROCESSES, *COMPONENTS]
 SAVED, END = "checkpoints/step4", "checkpoints/step8"
 STRAIGHT = {"straight": ALONE}
 STRAIGHT_ON_TWO = {f"straight_{name}": TWO_PROCESSES[name] for name in ("ddp", "fsdp")}
@@ -29,6 +29,8 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         fit_alone("straight", *ALONE)
+        for name, overrides in COMPONENTS.items():
+            fit_alone(f"straight_{name}", *overrides)
         yield folder
 
 
@@ -92,14 +94,21 @@ def test_an_old_checkpoint_is_verified_loaded_and_evaluated(
     assert main(["validate", f"ckpt={name}@step4", f"validate.folder=of_{name}"]) == 0
     row = json.loads((old / f"of_{name}/validation.jsonl").read_text())
     logged = [json.loads(line) for line in (old / name / "metrics.jsonl").read_text().splitlines()]
-    assert row["val/loss"] == pytest.approx(logged[3]["val/loss"], rel=1e-6)
-    assert row["val/accuracy"] == pytest.approx(logged[3]["val/accuracy"], rel=1e-6)
+    for metric in {"val/loss", "val/accuracy"} & logged[3].keys():
+        assert row[metric] == pytest.approx(logged[3][metric], rel=1e-6)
+    assert "val/loss" in logged[3]
 
 
 @pytest.mark.parametrize("name", ONE_PROCESS)
 def test_an_old_run_resumes_as_if_it_had_never_stopped(old: Path, name: str) -> None:
     fit_alone(name, *ONE_PROCESS[name])
     assert_resumed(old, name, "straight")
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_an_old_run_with_components_of_addons_resumes_as_if_it_had_never_stopped(old: Path, name: str) -> None:
+    fit_alone(name, *COMPONENTS[name])
+    assert_resumed(old, name, f"straight_{name}")
 
 
 def test_an_old_run_of_two_ranks_resumes_as_if_it_had_never_stopped(old: Path) -> None:
