@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,10 @@ PACKAGE = Path(__file__).parents[1] / "trainer_cli"
 ROOT = PACKAGE.name
 
 FLOORS = (
-    "version lazy elsewhere bounds gc_pause memory signals torch_compat",
-    "terminal",
+    "version addon elsewhere bounds gc_pause memory signals torch_compat",
+    "lazy terminal",
     "errors goodput",
-    "patterns ranks addon",
+    "patterns ranks",
     "metric_modes",
     "steps files",
     "values layout models",
@@ -69,13 +70,14 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
 def _face(package: str) -> dict[str, str]:
     """The names that other packages take from a package, with the modules in which they are."""
     return {
         alias.name: str(node.module)
-        for block in ast.parse(MODULES[package].read_text(encoding="utf-8")).body
+        for block in TREES[package].body
         if isinstance(block, ast.If)
         for node in block.body
         if isinstance(node, ast.ImportFrom) and node.module in MODULES
@@ -88,9 +90,22 @@ PURE = [name for name in MODULES if name != ROOT and name.split(".")[1] in PURE_
 PURE.append(f"{ROOT}.data.order")
 
 
-def _imports(name: str) -> Iterator[tuple[str, int]]:
+@cache
+def _imports(name: str) -> Sequence[tuple[str, int]]:
     """Every module that a file imports, also inside functions, with the line; type checking left out."""
-    yield from _imported(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+    return list(_imported(TREES[name]))
+
+
+@cache
+def _from_imports() -> Sequence[tuple[str, str, str]]:
+    """Each module, with the module and the name of each of its `from module import name`, behind whatever face."""
+    return [
+        (name, FACES.get(node.module or "", {}).get(alias.name, node.module or ""), alias.name)
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
@@ -166,20 +181,16 @@ def test_trainer_knows_hooks_but_not_callbacks_nor_hydra() -> None:
     assert not unknown
 
 
-def _takes(name: str, module: str, wanted: tuple[str, ...]) -> bool:
-    """Whether a file imports one of these names from a module, or all of the module."""
-    return any(
-        (isinstance(node, ast.ImportFrom) and node.module == module and any(a.name in wanted for a in node.names))
-        or (isinstance(node, ast.Import) and any(alias.name == module for alias in node.names))
-        for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
-    )
+def _takes(module: str, *wanted: str) -> list[str]:
+    """The modules that import one of these names from a module."""
+    return sorted({user for user, source, name in _from_imports() if source == module and name in wanted})
 
 
 def test_only_arguments_build_and_plan_get_the_objects_that_targets_name() -> None:
     """`import_target` and `resolve` are where trust is asked for; nothing else makes an object of a `_target_`."""
-    users = [name for name in MODULES if _takes(name, f"{ROOT}.config.targets", ("import_target", "resolve"))]
+    users = _takes(f"{ROOT}.config.targets", "import_target", "resolve")
     assert users == [f"{ROOT}.config.arguments", f"{ROOT}.running.build", f"{ROOT}.running.plan"]
-    assert [name for name in MODULES if _takes(name, "hydra.utils", ("instantiate", "call", "get_object"))] == []
+    assert _takes("hydra.utils", "instantiate", "call", "get_object") == []
 
 
 _OWN_PLURAL = re.compile(r"""\} [\w ]+\{['"]e?s['"](\[| \*)|['"]e?s['"]\[|(['"])(\w+)\2 if \w+ == 1 else \2\3s\2""")
@@ -201,12 +212,12 @@ def test_only_restricted_readers_import_pickle() -> None:
 
 @pytest.mark.parametrize("name", list(MODULES))
 def test_the_first_line_says_why_the_file_exists(name: str) -> None:
-    assert ast.get_docstring(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+    assert ast.get_docstring(TREES[name])
 
 
 @pytest.mark.parametrize("name", [ROOT, *FACES])
 def test_a_package_init_holds_a_docstring_and_lazy_names(name: str) -> None:
-    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    tree = TREES[name]
     assert ast.get_docstring(tree)
     assert all(isinstance(node, ast.ImportFrom | ast.Assign | ast.If) for node in tree.body[1:])
     lazy = {
@@ -245,14 +256,7 @@ BESIDE = [name for name in MODULES if name.count(".") == 1 and name not in FACES
 
 @pytest.mark.parametrize("name", BESIDE)
 def test_a_module_beside_the_packages_offers_few_names(name: str) -> None:
-    taken = {
-        alias.name
-        for user, path in MODULES.items()
-        if user != ROOT
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module == name
-        for alias in node.names
-    }
+    taken = {alias for user, module, alias in _from_imports() if user != ROOT and module == name}
     assert len(taken) <= MOST_NAMES
 
 
@@ -276,9 +280,8 @@ def test_the_package_becomes_no_harder_to_read(figure: str, figures: dict[str, i
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, int]:
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
     classes: dict[str, set[str]] = defaultdict(set)
-    for name, tree in trees.items():
+    for name, tree in TREES.items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes[node.name].add(name)
@@ -287,9 +290,9 @@ def figures() -> dict[str, int]:
             GATES,
             (
                 *_count_imports_of_addons(),
-                len(_taken_past_faces(trees)),
+                len(_taken_past_faces()),
                 _lines_loaded_by(f"{ROOT}.trainer.trainer"),
-                sum(_count_tokens(MODULES[name], tree) for name, tree in trees.items()),
+                sum(_count_tokens(MODULES[name], tree) for name, tree in TREES.items()),
                 sum(len(modules) > 1 for modules in classes.values()),
             ),
             strict=True,
@@ -317,11 +320,11 @@ def _count_imports_of_addons() -> tuple[int, int]:
     return len(of_addons) - len(by_addons), sum(user != used for user, used in by_addons)
 
 
-def _taken_past_faces(trees: dict[str, ast.Module]) -> set[tuple[str, str]]:
+def _taken_past_faces() -> set[tuple[str, str]]:
     """Each module of another package from which something is imported, with the name."""
     return {
         (module, alias.name)
-        for name, tree in trees.items()
+        for name, tree in TREES.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom | ast.Import)
         for alias in node.names
@@ -363,8 +366,8 @@ MOST_LINES = 70
 def test_no_function_is_longer_than_one_screen() -> None:
     long = [
         f"{name}:{node.lineno} {node.name} has {size} lines"
-        for name, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (size := _size(node)) > MOST_LINES
     ]
     assert not long
@@ -562,7 +565,11 @@ def _global_draws(tree: ast.AST) -> Iterator[str]:
             )
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
-        owner, name = ast.unparse(node.func.value), node.func.attr
+        name = node.func.attr
+        of_module = getattr(node.func.value, "attr", getattr(node.func.value, "id", ""))
+        if name not in _DRAWS_OF_TORCH and of_module != "random":
+            continue
+        owner = ast.unparse(node.func.value)
         is_own = any(keyword.arg == "generator" for keyword in node.keywords)
         if owner in ("random", "np.random", "numpy.random"):
             draws = name not in _OWN_GENERATORS | _READS
@@ -574,6 +581,6 @@ def _global_draws(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_nothing_draws_from_the_global_generators(name: str) -> None:
-    draws = list(_global_draws(ast.parse(MODULES[name].read_text(encoding="utf-8"))))
+    draws = list(_global_draws(TREES[name]))
     may_draw = name.removeprefix(f"{ROOT}.") in _MAY_DRAW
     assert bool(draws) == may_draw, f"{draws}: a training draws from the same generators"
