@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 import trainer_cli
-from trainer_cli.commands.main import VERBS, actions_of, parser_of
+from trainer_cli.commands.command_line import actions_of, listed_verbs, parser_of
 from trainer_cli.config.diff import shown
 from trainer_cli.config.fields import ConfigKey, fields, whole_values
 from trainer_cli.trainer import hooks
@@ -30,8 +30,8 @@ CONFIGS = next(folder for folder in (PACKAGE / "configs", PACKAGE.parent / "conf
 def commands() -> Iterator[str]:
     """The help of every verb, and of its actions."""
     os.environ["COLUMNS"] = "100"
-    for verb, entry in VERBS.items():
-        parser = parser_of(verb, import_module(entry.module))
+    for verb, entry in listed_verbs().items():
+        parser = parser_of(verb, entry)
         yield f"## train {verb}\n\n```text\n{parser.format_help()}```\n"
         for action, inner in actions_of(parser).items():
             yield f"### train {verb} {action}\n\n```text\n{inner.format_help()}```\n"

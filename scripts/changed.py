@@ -2,7 +2,7 @@
 
 A file reaches what it imports, inside functions too, and what it names in a string:
 
-    "trainer_cli.running.fit"      that module, as in a table of modules to import
+    "trainer_cli.running.fitting"      that module, as in a table of modules to import
     "trainer_cli.EMA"           the module that has this public name
     "rank_claims.py"            in tests: that helper, started as a process
     "*.py", "*.yaml"            in tests: all modules, all configs
@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 PACKAGE = "trainer_cli"
 TOP = f"{PACKAGE}/__init__.py"
 """Imports the public names when they are used, so that it reaches none by itself."""
-MAIN = f"{PACKAGE}/commands/main.py"
+MAIN = f"{PACKAGE}/commands/command_line.py"
 """Imports verbs when they are called, as the `addon.py` of each add-on names them."""
 CONFIGS = f"{PACKAGE}/config/search_path.py"
 """Finds configs by their names."""

@@ -18,7 +18,7 @@ import pytest
 from walk import Walk, traced
 
 from trainer_cli.addon import public_names
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 PACKAGE = Path(__file__).parents[1] / "trainer_cli"
 ROOT = PACKAGE.name
@@ -189,7 +189,7 @@ def _takes(module: str, *wanted: str) -> list[str]:
 def test_only_arguments_build_and_plan_get_the_objects_that_targets_name() -> None:
     """`import_target` and `resolve` are where trust is asked for; nothing else makes an object of a `_target_`."""
     users = _takes(f"{ROOT}.config.targets", "import_target", "resolve")
-    assert users == [f"{ROOT}.config.arguments", f"{ROOT}.running.build", f"{ROOT}.running.plan"]
+    assert users == [f"{ROOT}.config.arguments", f"{ROOT}.running.build", f"{ROOT}.running.planning"]
     assert _takes("hydra.utils", "instantiate", "call", "get_object") == []
 
 
@@ -453,7 +453,7 @@ def _loaded_after(code: str, cwd: Path) -> set[str]:
 
 def _verb(*arguments: str) -> str:
     return (
-        "from trainer_cli.commands.main import main\n"
+        "from trainer_cli.commands.command_line import main\n"
         f"try:\n    code = main({list(arguments)!r})\n"
         "except SystemExit as end:\n    code = end.code\n"
         "assert not code, code"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.commands.main import listed_verbs
+from trainer_cli.commands.command_line import listed_verbs
 
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("changed", ROOT / "scripts" / "changed.py")
@@ -24,14 +24,14 @@ PROJECT = {
     "trainer_cli/files/durable.py": "def write(): ...\n",
     "trainer_cli/callbacks/ema.py": "from trainer_cli.core import files\n",
     "trainer_cli/config/search_path.py": "FOLDER = 'configs'\n",
-    "trainer_cli/running/fit.py": "def fit():\n    import trainer_cli.config.search_path\n",
-    "trainer_cli/commands/fit.py": "from trainer_cli.running.fit import fit\n",
+    "trainer_cli/running/fitting.py": "def fit():\n    import trainer_cli.config.search_path\n",
+    "trainer_cli/commands/fit.py": "from trainer_cli.running.fitting import fit\n",
     "trainer_cli/commands/top.py": "PAGE = 'top_page.html'\n",
     "trainer_cli/commands/top_page.html": "",
-    "trainer_cli/commands/main.py": (
+    "trainer_cli/commands/command_line.py": (
         "VERBS = {'fit': Verb('trainer_cli.commands.fit'), 'top': Verb('trainer_cli.commands.top')}\n"
     ),
-    "trainer_cli/__main__.py": "from trainer_cli.commands.main import main\n",
+    "trainer_cli/__main__.py": "from trainer_cli.commands.command_line import main\n",
     "configs/config.yaml": "defaults: [{callbacks: none}]\n",
     "configs/callbacks/none.yaml": "# Not even ema\n",
     "configs/callbacks/ema.yaml": "_target_: trainer_cli.EMA\n",
@@ -43,12 +43,12 @@ PROJECT = {
     "tests/support/command.py": "COMMAND = ['python', '-m', 'trainer_cli']\n",
     "tests/runs/conftest.py": "from trainer_cli.files.durable import write\n",
     "tests/runs/ranks.py": "",
-    "tests/core/test_files.py": '"""As trainer_cli.running.fit and docs do."""\nfrom trainer_cli.core import files\n',
+    "tests/core/test_files.py": '"""As trainer_cli.running.fitting and docs."""\nfrom trainer_cli.core import files\n',
     "tests/runs/test_fit.py": "import command\ntrain('fit', 'callbacks=ema')\n",
     "tests/runs/test_plain.py": "import command\ntrain('fit')\nstart(HERE / 'ranks.py')\n",
     "tests/test_top.py": "import command\ntrain('top')\n",
     "tests/test_names.py": "import trainer_cli\ntrainer_cli.EMA\n",
-    "tests/test_tables.py": "from trainer_cli.commands.main import listed_verbs\nlisted_verbs()\n",
+    "tests/test_tables.py": "from trainer_cli.commands.command_line import listed_verbs\nlisted_verbs()\n",
     "tests/test_pages.py": "ROOT / 'docs'\nROOT / 'README.md'\n",
     "tests/test_whole_sources.py": "ROOT.rglob('*.py')\n",
 }
@@ -69,9 +69,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("file", "reached"),
     [
         ("tests/test_names.py", ["tests/test_names.py"]),
-        ("trainer_cli/running/fit.py", [*RUNS, "tests/test_tables.py"]),
+        ("trainer_cli/running/fitting.py", [*RUNS, "tests/test_tables.py"]),
         ("trainer_cli/commands/top.py", ["tests/test_tables.py", "tests/test_top.py"]),
-        ("trainer_cli/commands/main.py", [*RUNS, "tests/test_tables.py", "tests/test_top.py"]),
+        ("trainer_cli/commands/command_line.py", [*RUNS, "tests/test_tables.py", "tests/test_top.py"]),
         ("trainer_cli/callbacks/ema.py", ["tests/runs/test_fit.py", "tests/test_names.py"]),
         ("tests/runs/conftest.py", RUNS),
         ("tests/runs/ranks.py", ["tests/runs/test_plain.py"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 import trainer_cli
 from trainer_cli import Callback, Logger, Trainer, TrainingLoop
-from trainer_cli.commands import main
+from trainer_cli.commands import command_line as main
 from trainer_cli.config.compose import compose
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +77,7 @@ def test_the_settings_of_an_answer_compose(settings: str) -> None:
 @pytest.mark.parametrize("command", sorted({*re.findall(r"`train ([^`]+)`", ANSWERS)}))
 def test_a_command_of_an_answer_exists(command: str) -> None:
     verb, *words = shlex.split(command)
-    parsed = main._parse(main.parser_of(verb, import_module(main.VERBS[verb].module)), verb, words)
+    parsed = main._parse(main.parser_of(verb, main.listed_verbs()[verb]), verb, words)
     if verb in ("fit", "plan", "config") and "resume=runs/" not in command and parsed.overrides:
         compose(parsed.overrides)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer_cli.commands.main import actions_of, listed_verbs, parser_of
+from trainer_cli.commands.command_line import actions_of, listed_verbs, parser_of
 from trainer_cli.config.fields import fields
 
 VERBS = listed_verbs()

@@ -18,7 +18,7 @@ import pytest
 
 import trainer_cli
 from trainer_cli import Trainer
-from trainer_cli.commands.main import VERBS
+from trainer_cli.commands.command_line import listed_verbs
 from trainer_cli.config.compose import compose
 from trainer_cli.config.fields import DATA_KEYS, OPEN, fields
 from trainer_cli.trainer.hooks import VOCABULARY
@@ -121,7 +121,7 @@ def test_the_equivalents_are_keys_hooks_and_commands(page: str) -> None:
     cells = [ours for _, ours in rows(page)]
     spans = [span for ours in cells for span in re.findall(r"`([^`]+)`", ours)]
     assert [span for span in spans for name in _names(span) if not _is_ours(name)] == []
-    assert {verb for span in spans for verb in re.findall(r"^train ([a-z]+)", span)} <= set(VERBS)
+    assert {verb for span in spans for verb in re.findall(r"^train ([a-z]+)", span)} <= set(listed_verbs())
     # A reason takes a sentence.
     assert [ours for ours in cells if ours.startswith(("no:", "nothing:")) and len(ours.split()) < 5] == []
 

@@ -19,10 +19,10 @@ def main() -> int:
     if sys.argv[1:2] == ["_fork_server"]:
         # Before the imports register theirs: exit handlers run from the last to the first.
         atexit.register(_end_fork)
-        from trainer_cli.addons.jobs.fork_server import serve
+        from trainer_cli.addons.jobs import serve_forks
 
         # Returns in each fork, as the process of another command.
-        serve(sys.argv[2:])
+        serve_forks(sys.argv[2:])
         global _fork_code
         _fork_code = _run()
         return _fork_code
@@ -69,7 +69,7 @@ def _run() -> int:
         exit_early()
         # Registered first, called last: after all threads have ended.
         atexit.register(keep_exit_code)
-    from trainer_cli.commands.main import main
+    from trainer_cli.commands import main
 
     return main()
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 _IMPORTED = (
-    "torch._dynamo", "trainer_cli.running.fit", "trainer_cli.trainer.trainer", "trainer_cli.addons.text.gpt",
+    "torch._dynamo", "trainer_cli.running.fitting", "trainer_cli.trainer.trainer", "trainer_cli.addons.text.gpt",
     "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
     "torch.distributed.checkpoint.state_dict_saver", "trainer_cli.config.compose", "trainer_cli.addons.jobs.supervise",
 )  # fmt: skip

@@ -14,7 +14,7 @@ from trainer_cli.addons.exact.attempts import freeze
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import CheckpointError, ConfigError
 from trainer_cli.trainer.hooks import Callback

@@ -70,7 +70,7 @@ _LEFT_OUT = (".lock", "provenance.json", "train.log", "report.html")
 
 def fit_alone(name: str, *overrides: str) -> None:
     """Train in this process, in the run directory `name`."""
-    from trainer_cli.commands.main import main
+    from trainer_cli.commands.command_line import main
 
     assert main(["fit", *overrides, f"run_dir={name}"]) == 0
 

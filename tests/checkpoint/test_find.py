@@ -20,7 +20,7 @@ from trainer_cli import Trainer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, expanded, latest_checkpoint, write_archive
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.runs.select import select, select_one
 from trainer_cli.storage.disk import Disk

@@ -14,7 +14,7 @@ from torch import nn
 
 from trainer_cli import load_checkpoint, load_model, make_sync_checkpointer, save_checkpoint
 from trainer_cli.addons.formats.files import find_weights
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.loads.options import WHOLE, LoadOptions
 from trainer_cli.state.model_state import capture_model, fit_model, versions_of
 

@@ -13,7 +13,7 @@ import torch
 from old_runs import ALONE, COMPONENTS, ONE_PROCESS, TWO_PROCESSES, fit_alone, fit_on_two_ranks, unpack
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 ALL = [*ONE_PROCESS, *TWO_PROCESSES, *COMPONENTS]
 SAVED, END = "checkpoints/step4", "checkpoints/step8"

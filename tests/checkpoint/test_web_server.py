@@ -19,7 +19,7 @@ from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.find import latest_checkpoint, write_archive
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, StoreAwayError, UserError
 from trainer_cli.models.mlp import MLP
 from trainer_cli.runs.folders import read_small_file

@@ -22,7 +22,7 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.commands import ckpt_remove as ckpt_admin
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy.rules import Kind

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.commands.command_line import listed_verbs, main
 from trainer_cli.commands.complete import BASH, answer, candidates, split
-from trainer_cli.commands.main import listed_verbs, main
 
 BREAKS = " \t\n\"'@><=;|&(:"
 """COMP_WORDBREAKS of an interactive bash."""

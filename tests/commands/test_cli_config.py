@@ -11,7 +11,7 @@ import pytest
 import yaml
 from printed import message
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.config.fields import whole_values
 from trainer_cli.config.json_schema import json_schema
 from trainer_cli.schema.sections import LoopConfig, TrainConfig

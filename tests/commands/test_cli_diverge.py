@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 pytestmark = pytest.mark.usefixtures("forked_replays")
 

@@ -13,7 +13,7 @@ import pytest
 
 from trainer_cli.addons.stores.download import cache_of
 from trainer_cli.commands import env
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 from trainer_cli.runs import environment
 

@@ -16,9 +16,9 @@ from long_run import save_a_long_run
 from trainer_cli.addons.exact.bisect import Condition
 from trainer_cli.addons.exact.replay_command import parse_steps
 from trainer_cli.addons.jobs.sweep_jobs import jobs
-from trainer_cli.commands import main as main_module
+from trainer_cli.commands import command_line as main_module
 from trainer_cli.commands.choices import Choices
-from trainer_cli.commands.main import listed_verbs, main, parser_of
+from trainer_cli.commands.command_line import listed_verbs, main, parser_of
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import compose
 from trainer_cli.config.search_path import PACKAGE

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from command import ROOT
 
-from trainer_cli.commands import main as main_module
-from trainer_cli.commands.main import Verb, add_config_arguments, main
+from trainer_cli.commands import command_line as main_module
+from trainer_cli.commands.command_line import Verb, add_config_arguments, main
 from trainer_cli.errors import DISK_CURES, CheckpointError, RunDirectoryError, SaveError, TrainError, UserError
 from trainer_cli.terminal import COLOURS
 
@@ -289,7 +289,7 @@ def test_what_is_said_on_a_closed_stream_goes_nowhere() -> None:
 @pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_no_file_gets_the_number_of_a_closed_stream(streams: str, tmp_path: Path) -> None:
     code = (
-        "import os, sys; from trainer_cli.commands.main import main\n"
+        "import os, sys; from trainer_cli.commands.command_line import main\n"
         "code = main(['--version'])\n"
         "file = open(sys.argv[1], 'w')\n"
         "kept = all(os.get_inheritable(number) for number in range(3))\n"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.addons.exact.replay_command import parse_steps
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 from trainer_cli.runs.run_dir import RunDir
 

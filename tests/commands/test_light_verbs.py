@@ -33,7 +33,7 @@ COMPLETED = ["train fit +experiment=digits optimizer.", "train validate ckpt=", 
 WITHOUT_TORCH = ["ckpt show runs/done@best --norms", "ckpt diff runs/done@best runs/done@latest"]
 CODE = """
 import json, os, sys
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli import checkpoint_path, checkpoint_pattern, latest_checkpoint
 light, completed, without_torch = json.loads(sys.argv[1])
 

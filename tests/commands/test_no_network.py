@@ -17,7 +17,7 @@ def note(event, arguments):
         seen.append([event, repr(arguments[1:] if event == "socket.connect" else arguments)])
 
 sys.addaudithook(note)
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 FIT = ["fit", "+experiment=digits_mlp", "loop.max_duration=2", "run_dir=run"]
 codes = [main(["--help"]), main(["config", "+experiment=digits_mlp"]), main(FIT)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import forget_secrets, keep_secret, without_secrets
 
 SECRET = "S3CR3T'hush"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.commands.main import main, prepare_streams
+from trainer_cli.commands.command_line import main
+from trainer_cli.commands.streams import prepare_streams
 
 PARTS = """
 import torch

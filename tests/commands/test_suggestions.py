@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from printed import message
 
 from trainer_cli.commands import choices
-from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
+from trainer_cli.commands.command_line import actions_of, listed_verbs, main, parser_of
 
 
 @pytest.mark.parametrize(
@@ -236,12 +235,12 @@ def test_the_command_suggested_for_a_verb_of_other_tools_exists(word: str) -> No
         program, verb, *action = command.partition(":")[0].split()
         if program != "train":
             continue
-        parser = parser_of(verb, import_module(VERBS[verb].module))
+        parser = parser_of(verb, listed_verbs()[verb])
         if action[:1] == ["NAME"]:
             assert hasattr(parser.parse_args(action), "overrides")
             continue
         assert action[:1] == [] or action[0] in actions_of(parser) or action[0] in parser._option_string_actions
-    assert word not in VERBS
+    assert word not in listed_verbs()
 
 
 def test_checkpoints_named_by_epochs_are_named_by_steps_here(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import Code
 
 GROUPS = (

@@ -12,7 +12,7 @@ import pytest
 from hostile_targets import ELSEWHERE, HOLES, REACHES, TARGETS, TRUST, TRUSTED, check_bounded, check_refused, words
 
 import trainer_cli
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError, ExitCode
 from trainer_cli.running.build import Builder

@@ -16,7 +16,7 @@ from printed import message
 from wrong_configs import OWN, Wrong, body, check, left_out, line, own, part, shown, typed, value
 
 from trainer_cli import WandbLogger
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import Code, ConfigError, ConfigErrors
 
@@ -248,7 +248,7 @@ def test_fit_reports_mistakes_before_torch_is_imported(small_project: Path) -> N
         ["run_dir='${nope}'"], ["model=null"], ["seed+=3"], ["loop.eval_steps=0"], ["data=text"],
     ]  # fmt: skip
     code = (
-        "import sys\nfrom trainer_cli.commands.main import main\n"
+        "import sys\nfrom trainer_cli.commands.command_line import main\n"
         f"assert [main(['fit', *words]) for words in {commands!r}] == [2] * {len(commands)}\n"
         "assert 'torch' not in sys.modules"
     )

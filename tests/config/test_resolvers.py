@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from trainer_cli.addons.jobs.sweep import plan
+from trainer_cli.addons.jobs.sweep import plan_jobs
 from trainer_cli.config.compose import compose, diff, freeze, from_yaml, thaw, to_yaml
 from trainer_cli.config.diff import changed_env_values, line_of_digests
 from trainer_cli.config.resolvers import MOMENT, share_moment
@@ -79,7 +79,7 @@ def test_a_projects_resolvers_are_known_wherever_its_config_is(project: Path, wr
     frozen = tmp_path / "frozen.yaml"
     frozen.write_text(freeze(composed, "below"))
     assert thaw(frozen, []).config.optimizer["lr"] == 1.5
-    assert [from_yaml(one.frozen).config.optimizer["lr"] for one in plan([*LINES[:2], "seed=1,2"])] == [0.5, 1.0]
+    assert [from_yaml(one.frozen).config.optimizer["lr"] for one in plan_jobs([*LINES[:2], "seed=1,2"])] == [0.5, 1.0]
 
 
 def test_the_file_of_the_folder_that_is_named_counts(project: Path, write: Write, tmp_path: Path) -> None:

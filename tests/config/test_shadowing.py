@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import trainer_cli
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.config.modules import _LIBRARIES, refuse_shadows
 from trainer_cli.config.targets import import_from

@@ -105,7 +105,13 @@ def test_a_recovered_config_may_name_the_project_and_our_components(
 
 @pytest.mark.parametrize(
     "path",
-    ["math.sqrt", "other.X", "trainer_cli.commands.main.main", "trainer_cli.config.yaml.Path", "mine_alias.sqrt"],
+    [
+        "math.sqrt",
+        "other.X",
+        "trainer_cli.commands.command_line.main",
+        "trainer_cli.config.yaml.Path",
+        "mine_alias.sqrt",
+    ],
 )
 def test_a_recovered_config_may_name_nothing_else_not_even_by_an_alias(mine: Path, path: str) -> None:
     (mine / "mine_alias.py").write_text("from math import sqrt\n")
@@ -173,7 +179,7 @@ def test_wrapped_and_nested_ones_of_the_projects_own_are_trusted(mine: Path) -> 
 
 def test_a_checkout_of_ours_is_no_project_that_may_name_all_of_it() -> None:
     root = Path(targets.__file__).parents[2]
-    for name in ("commands.main.main", "files.durable.replace", "running.build.Builder"):
+    for name in ("commands.command_line.main", "files.durable.replace", "running.build.Builder"):
         path = f"trainer_cli.{name}"
         with pytest.raises(ConfigError, match=r"comes from a config on disk"):
             targets.import_target(path, WHERE, Trust.recovered(root, []))

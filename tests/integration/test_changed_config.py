@@ -12,7 +12,7 @@ import pytest
 from command import SMALL, Result, train
 from printed import message
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from command import LIMIT_S, is_alive, running
 
 from trainer_cli.addons.exact import resume
 from trainer_cli.addons.exact.attempts import ForkedProbes
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 CALLBACK = """
 from trainer_cli import Callback

@@ -28,7 +28,7 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import RunDirectoryError
 from trainer_cli.files.durable import warn_of_no_fsync
-from trainer_cli.running.fit import fit
+from trainer_cli.running.fitting import fit
 from trainer_cli.storage.disk import Disk
 
 RUN = (

@@ -18,7 +18,7 @@ import yaml
 from command import ROOT, environment, names, records, train
 
 from trainer_cli.commands import new
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.commands.new import make_project, package_name
 from trainer_cli.errors import UserError
 

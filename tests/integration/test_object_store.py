@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 from s3 import new_bucket, s3_server
 
 from trainer_cli.addons.stores import object_client
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import torch
 
 from trainer_cli import load_model
 from trainer_cli.addons.predict.predict import predict
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.data.datasets import Digits
 from trainer_cli.ranks import Ranks
 

@@ -18,7 +18,7 @@ from command import train
 from compare import tensors
 
 from trainer_cli.addons.exact.replay import compose_replay, plan_replay, replay
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 sys.path.insert(0, str(Path(__file__).parent))
 

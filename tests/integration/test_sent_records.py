@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.running.repeated_steps import repeats_steps
 
 SERVICE = '''

@@ -13,7 +13,7 @@ from command import SMALL, environment, make_project, run_program, train, warm_s
 
 _LOADED_AT_THE_END = """
 import gc, json, os, sys
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 code = main(sys.argv[1:])
 state = {"modules": list(sys.modules), "collects": gc.isenabled(), "spins": os.environ.get("GOMP_SPINCOUNT")}
 print(json.dumps({"code": code, **state}))

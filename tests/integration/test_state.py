@@ -9,7 +9,7 @@ import pytest
 from command import names, records, train
 from compare import assert_same_run, metrics
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 ALL = (
     "experiment=digits_mlp",

@@ -47,9 +47,9 @@ def serve(folder: Path) -> None:
     import trainer_cli.callbacks.checkpointer
     import trainer_cli.commands.fit
     import trainer_cli.loggers.tensorboard
-    import trainer_cli.running.fit
-    import trainer_cli.running.plan
-    import trainer_cli.running.validate
+    import trainer_cli.running.fitting
+    import trainer_cli.running.planning
+    import trainer_cli.running.validation
     import trainer_cli.trainer.trainer  # noqa: F401
 
     torch.set_num_threads(1)
@@ -121,7 +121,7 @@ def _die_with(caller: socket.socket) -> None:
 
 
 def _train(arguments: list[str]) -> int:
-    from trainer_cli.commands.main import main
+    from trainer_cli.commands.command_line import main
 
     if arguments[0] == "fit":
         arguments += os.environ.get(SHORT, "").split()

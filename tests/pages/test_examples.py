@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reader import ROOT, Reader, blocks, command_server
 
 from trainer_cli.config.compose import compose
-from trainer_cli.running.fit import fit
+from trainer_cli.running.fitting import fit
 
 EXAMPLES = ROOT / "examples"
 SHORT = "loop.max_duration=3 loop.eval_steps=2"

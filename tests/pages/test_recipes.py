@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reader import ROOT, Reader, command_server
 
 from trainer_cli import SyncCheckpointer
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 RECIPES = ROOT / "examples/recipes"
 NAMES = sorted(path.stem for path in (RECIPES / "configs/experiment").glob("*.yaml"))

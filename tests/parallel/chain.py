@@ -14,7 +14,7 @@ import pytest
 from ranks import HERE, on_ranks
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 sys.path.insert(0, str(HERE.parent / "integration"))
 from compare import metrics

@@ -26,7 +26,7 @@ from trainer_cli.addons.jobs.supervise import compose_fit
 from trainer_cli.dtensor import whole_of
 from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import from_environment
-from trainer_cli.running.fit import fit
+from trainer_cli.running.fitting import fit
 
 
 class Stopping(Callback):

@@ -19,7 +19,7 @@ import torch
 from ranks import HERE, Fits, fit_on_ranks, new_folder
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.state.model_state import weights_of
 
 sys.path.insert(0, str(HERE.parent / "integration"))

@@ -13,7 +13,7 @@ from ranks import HERE, fit_on_ranks, new_folder
 
 from trainer_cli.addons.exact.samples import StepSamples
 from trainer_cli.addons.exact.step_samples import read_step_samples
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 sys.path.insert(0, str(HERE.parent / "runs"))
 from test_step_samples import BASE, LINE, PLAIN, TRUST, indices_of, own

@@ -19,7 +19,7 @@ from ranks import HERE, Fits, fit_on_ranks, new_folder
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.group_verify import share_of
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.strategies.fsdp import FSDP

@@ -140,7 +140,7 @@ def test_a_step_that_was_replaced_stays_replaced() -> None:
 _IN_A_NEW_PROCESS = """
 import sys, torch
 from torch.optim import AdamW, Optimizer
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.torch_compat import leave_compiler_out, step_lightly
 
 assert main(["plan", "experiment=text"]) == 0

@@ -23,7 +23,7 @@ from compare import checkpoints, final_state, metrics
 
 from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.checkpoint.history import lives
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.manifest import Manifest
 

@@ -18,7 +18,7 @@ from trainer_cli import (
     Trainer,
     TrainingLoop,
 )
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 STEPS = 5
 """Steps of an epoch of `train_loader()`."""

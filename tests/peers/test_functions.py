@@ -24,7 +24,7 @@ from trainer_cli import (
     make_sync_checkpointer,
     save_checkpoint,
 )
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 
 class Training:

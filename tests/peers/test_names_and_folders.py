@@ -18,7 +18,7 @@ from trainer_cli import (
     load_checkpoint,
     save_checkpoint,
 )
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 
 def test_a_name_has_the_run_the_world_size_and_the_counts(folder: Path) -> None:

@@ -15,7 +15,7 @@ from states import same
 from torch import nn
 
 from trainer_cli import LoadOptions, Trainer, TrainingLoop, load_checkpoint
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 PROJECT = """
 import torch

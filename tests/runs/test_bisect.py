@@ -13,7 +13,7 @@ import pytest
 
 from trainer_cli.addons.exact.bisect import Condition, search
 from trainer_cli.addons.exact.step_samples import find_sample
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 from trainer_cli.runs.run_dir import RunDir
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.addons.exact.check_run import spread_evenly, stretches_between
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.manifest import Manifest
 
 STEPS = 16

@@ -9,7 +9,7 @@ import pytest
 from printed import message
 
 from trainer_cli.addons.jobs.supervise import compose_fit
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 
 TRAINS_OURS = "# @package _global_\ndefaults:\n  - override /model: line\n  - override /data: points\n"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.addons.jobs.sweep import plan as plan_sweep
+from trainer_cli.addons.jobs.sweep import plan_jobs
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.config.compose import Composed, compose
 from trainer_cli.errors import ConfigError, RunDirectoryError
-from trainer_cli.running.fit import fit
-from trainer_cli.running.plan import plan
+from trainer_cli.running.fitting import fit
 from trainer_cli.running.plan_view import as_dict, shown
+from trainer_cli.running.planning import plan
 from trainer_cli.running.start import start_existing, start_new
 from trainer_cli.runs.run_dir import RunDir
 
@@ -152,8 +152,8 @@ def test_the_plan_says_what_is_copied(here: Path, more: tuple[str, ...], line: s
 def test_jobs_of_a_sweep_with_one_folder_of_copies_are_refused_and_so_is_any_other_variable(here: Path) -> None:
     arguments = ["+experiment=digits_mlp", "seed=1,2"]
     with pytest.raises(ConfigError, match=r"seed=1 and seed=2 both save in one") as caught:
-        plan_sweep([*arguments, "checkpoint.copy_to.folder=one"])
+        plan_jobs([*arguments, "checkpoint.copy_to.folder=one"])
     assert "checkpoint.copy_to.folder" in str(caught.value.location) + str(caught.value)
-    assert len(plan_sweep([*arguments, "checkpoint.copy_to.folder=of-${seed}"])) == 2
+    assert len(plan_jobs([*arguments, "checkpoint.copy_to.folder=of-${seed}"])) == 2
     with pytest.raises(ConfigError, match=r"copy_to\.folder is .*may have \{run_name\} alone"):
         compose([*RUN[:1], "checkpoint.copy_to.folder='all/{step}'"])

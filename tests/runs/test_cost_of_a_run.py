@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from trainer_cli import bounds
 from trainer_cli.addons.exact.faults import FaultyDisk
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.storage import local
 
 

@@ -16,7 +16,7 @@ from reported import make_run, record, validate
 from unprivileged import nobody
 
 from trainer_cli.addons.view.serve_runs import ServedRuns
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.strict_json import strict_json
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 BASE = [
     "logging.console=off", "loop.eval_interval=null", "loop.log_interval=5", "checkpoint.save_interval=10",

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from exact_project import POINTS
 
-from trainer_cli.addons.jobs.sweep import plan
+from trainer_cli.addons.jobs.sweep import plan_jobs
 from trainer_cli.addons.jobs.sweep_jobs import text_of
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import ConfigError, ExitCode
 
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
@@ -182,11 +182,11 @@ def test_a_rate_is_searched_with_the_weights_that_the_run_begins_with(run: Calla
 
 def test_a_sweep_decides_for_each_job_and_goes_on_with_what_was_found(run: Callable[..., int]) -> None:
     swept = [*QUIET, "data.batch_size=auto:4,8", "optimizer.lr=auto", "loop.max_duration=1"]
-    jobs = plan(swept)
+    jobs = plan_jobs(swept)
     assert [job.job.overrides[-3] for job in jobs] == ["data.batch_size=auto:4", "data.batch_size=8"]
     assert main(["fit", *jobs[0].job.overrides, f"run_dir={text_of(str(jobs[0].run.path))}"]) == 0
     # A job that exists is compared with its run.
-    assert len(plan(swept)) == 2
+    assert len(plan_jobs(swept)) == 2
     with pytest.raises(ConfigError, match=r"refused +seed +0 -> 1") as refused:
-        plan([*swept, "seed=1"])
+        plan_jobs([*swept, "seed=1"])
     assert "auto" not in str(refused.value).splitlines()[1]

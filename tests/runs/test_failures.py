@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.goodput import best_interval_s
 from trainer_cli.running.failures import copy_seconds, find_best_interval, measured_saves
 from trainer_cli.runs.run_dir import RunDir

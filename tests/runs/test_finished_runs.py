@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from exact_project import POINTS
 
-from trainer_cli.addons.jobs.sweep import plan as plan_sweep
+from trainer_cli.addons.jobs.sweep import plan_jobs
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.config.compose import compose
-from trainer_cli.running.plan import plan
+from trainer_cli.running.planning import plan
 from trainer_cli.running.start import Done
 from trainer_cli.runs.run_dir import RunDir
 
@@ -108,7 +108,7 @@ def test_fit_plan_and_sweep_agree_whether_a_finished_run_trains_further(
     monkeypatch.chdir(project)
     changed = {item.partition("=")[0]: item for item in (*ENDS[end], *CHANGES[change])}
     overrides = [*QUIET, *changed.values()]
-    (job, _) = plan_sweep([*overrides, "seed=1,2"])
+    (job, _) = plan_jobs([*overrides, "seed=1,2"])
     assert job.run.path == Path(JOB)
     assert job.done is not reopened
     planned = plan(compose([*overrides, "seed=1", f"run_dir='{JOB}'"]))

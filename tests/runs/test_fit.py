@@ -11,7 +11,7 @@ from trainer_cli.addons.jobs import supervise
 from trainer_cli.addons.jobs.supervise import fit_in_processes
 from trainer_cli.config.compose import compose, to_yaml
 from trainer_cli.errors import ConfigError
-from trainer_cli.running import fit
+from trainer_cli.running import fitting as fit
 from trainer_cli.running.ending import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.steps.run_status import RunStatus

@@ -13,13 +13,13 @@ import pytest
 import torch
 from tiny import loader, trainer
 
-from trainer_cli.addons.jobs.sweep import plan
+from trainer_cli.addons.jobs.sweep import plan_jobs
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import latest_checkpoint
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import ConfigError, RunDirectoryError, UserError
 from trainer_cli.files.url_path import as_path
@@ -63,7 +63,7 @@ def start(name: str) -> None:
 
 
 def swept(name: str) -> None:
-    plan([DIGITS, f'name="{name}"', "seed=1,2"], config_dir=None, config_name="config")
+    plan_jobs([DIGITS, f'name="{name}"', "seed=1,2"], config_dir=None, config_name="config")
 
 
 def in_python(name: str) -> None:
@@ -156,9 +156,9 @@ def test_a_new_run_is_refused_before_anything_is_made(here: Path, resume: str) -
 def test_jobs_of_a_sweep_with_one_folder_are_refused(here: Path) -> None:
     arguments = [DIGITS, "seed=1,2"]
     with pytest.raises(ConfigError, match=r"seed=1 and seed=2 both save in one"):
-        plan([*arguments, "checkpoint.folder=one"])
-    assert len(plan([*arguments, "checkpoint.folder=of-${seed}"])) == 2
-    assert len(plan([*arguments, "checkpoint.folder=one", "checkpoint.enabled=false"])) == 2
+        plan_jobs([*arguments, "checkpoint.folder=one"])
+    assert len(plan_jobs([*arguments, "checkpoint.folder=of-${seed}"])) == 2
+    assert len(plan_jobs([*arguments, "checkpoint.folder=one", "checkpoint.enabled=false"])) == 2
 
 
 def test_the_name_of_the_run_is_filled_in(here: Path) -> None:

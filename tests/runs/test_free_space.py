@@ -16,7 +16,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.policy.rules import Kind, Saved
 from trainer_cli.policy.simulation import Peak, Save, Timeline
 from trainer_cli.running.free_space import check_space, estimate_size, optimizer_bytes
-from trainer_cli.running.plan import StartPoint
+from trainer_cli.running.planning import StartPoint
 from trainer_cli.steps.progress import Progress
 from trainer_cli.storage.disk import Disk
 

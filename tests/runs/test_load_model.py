@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trainer_cli import CheckpointError, ConfigError, UserError, load_model, make_sync_checkpointer
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 EXPERIMENT = """# @package _global_
 model: {_target_: shapes.Net, sizes: {inputs: from_data}, dropout: 0.5}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 pytestmark = pytest.mark.usefixtures("forked_replays")
 

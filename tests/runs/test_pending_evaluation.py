@@ -11,7 +11,7 @@ from thread_ranks import ThreadGroup, on_ranks
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.running.plan import has_pending_evaluation
+from trainer_cli.running.planning import has_pending_evaluation
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
 
 RANKS = [(format, ranks) for format in CheckpointFormat for ranks in (1, 2) if ranks == 1 or not format.one_process]

@@ -16,7 +16,7 @@ from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.commands.ckpt_prune import apply_pruning, prunings, steps_per_epoch
 from trainer_cli.commands.ckpt_remove import look
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import Hidden, HiddenName, removed_marker
 from trainer_cli.runs.run_dir import RunDir

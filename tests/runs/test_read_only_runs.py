@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the superuser's rights are dropped as on Linux")
 

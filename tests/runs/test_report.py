@@ -16,7 +16,7 @@ from reported import BEGAN, HOSTILE, make_run, make_sweep, validate, write_metri
 
 from trainer_cli.addons.view.report import report
 from trainer_cli.addons.view.report_sweep import importance, parameter_axis
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.steps.run_status import RunStatus
 
 Captured = pytest.CaptureFixture[str]

@@ -19,7 +19,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpoi
 from trainer_cli.checkpoint.find import expanded
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import CheckpointError
-from trainer_cli.running.validate import Holds, select_held, watched
+from trainer_cli.running.validation import Holds, watched
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, select, select_all, select_one, suggest_nearby
 from trainer_cli.steps.run_status import RunStatus
@@ -180,7 +180,7 @@ def test_what_was_listed_is_there_until_it_is_read(tmp_path: Path) -> None:
     with saving_and_removing(tmp_path):
         while len(seen) < 5:
             with Holds() as holds:
-                selection, removed = select_held([f"{tmp_path}/step*"], holds)
+                selection, removed = holds.select([f"{tmp_path}/step*"])
                 assert selection.paths
                 assert not selection.damaged
                 assert not set(removed) & set(selection.paths)
@@ -201,7 +201,7 @@ def test_a_released_checkpoint_can_be_removed_and_a_removed_one_cannot_be_held(t
     with Holds() as holds:
         assert not holds.take(tmp_path / "step1")
         with pytest.raises(CheckpointError, match="matches nothing"):
-            select_held([f"{tmp_path}/step*"], holds)
+            holds.select([f"{tmp_path}/step*"])
 
 
 class Waited(Exception):

@@ -17,7 +17,7 @@ from trainer_cli.addons.exact.run_data import open_data
 from trainer_cli.addons.exact.sample_content import SampleLoader
 from trainer_cli.addons.exact.samples import StepSamples
 from trainer_cli.addons.exact.step_samples import find_sample, order_of, read_step_samples
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 
 BASE = [

@@ -17,8 +17,8 @@ from faked import FAKE, attempts, fake, message
 from trainer_cli.addons.jobs import submit as module
 from trainer_cli.addons.jobs.submit import CLUSTERS, Submitted, check_names, known_parameters, read_submission
 from trainer_cli.addons.jobs.sweep import Planned, Sweep
+from trainer_cli.commands.command_line import main
 from trainer_cli.commands.complete import SUBMIT
-from trainer_cli.commands.main import main
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.runs.run_dir import write_json
 

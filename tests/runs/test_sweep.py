@@ -11,8 +11,8 @@ import pytest
 from faked import FAKE, attempts, fake, message
 
 from trainer_cli.addons.jobs.supervise import Children
-from trainer_cli.addons.jobs.sweep import Planned, Sweep, exit_code, folder_of, job_file, plan
-from trainer_cli.commands.main import main
+from trainer_cli.addons.jobs.sweep import Planned, Sweep, exit_code, folder_of, job_file, plan_jobs
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import Code, ConfigError, ExitCode, RunDirectoryError
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.steps.run_status import RunStatus
@@ -137,7 +137,7 @@ def test_many_names_make_no_name_that_is_too_long() -> None:
 
 
 def test_each_job_has_the_directory_of_its_key_below_its_own_name() -> None:
-    planned = plan(["experiment=digits,digits_mlp", "seed=1"])
+    planned = plan_jobs(["experiment=digits,digits_mlp", "seed=1"])
     assert [str(one.run.path) for one in planned] == [
         "runs/digits/sweep/experiment=digits",
         "runs/digits_mlp/sweep/experiment=digits_mlp",
@@ -147,7 +147,9 @@ def test_each_job_has_the_directory_of_its_key_below_its_own_name() -> None:
 
 
 def test_all_options_of_a_group_are_swept_by_a_glob() -> None:
-    assert [one.job.key for one in plan(["model=mlp", "optimizer=glob(*,exclude=[s*,ada?])"])] == ["optimizer=adamw"]
+    assert [one.job.key for one in plan_jobs(["model=mlp", "optimizer=glob(*,exclude=[s*,ada?])"])] == [
+        "optimizer=adamw"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -187,22 +189,22 @@ def test_what_only_a_sweep_can_have_is_refused_without_m(
 
 
 def test_a_config_that_changed_is_refused_before_any_job_begins_though_the_run_is_finished() -> None:
-    (first, _) = plan(["model=mlp", "seed=1,2"])
+    (first, _) = plan_jobs(["model=mlp", "seed=1,2"])
     environment = {"run_id": "r"}
     first.run.create(first.frozen, [], environment).release()
     write_json(first.run.summary_file, {"status": RunStatus.finished})
-    assert [one.done for one in plan(["model=mlp", "seed=1,2"])] == [True, False]
-    assert [one.done for one in plan(["model=mlp", "seed=1,2", "loop.max_duration=99ep"])] == [False, False]
+    assert [one.done for one in plan_jobs(["model=mlp", "seed=1,2"])] == [True, False]
+    assert [one.done for one in plan_jobs(["model=mlp", "seed=1,2", "loop.max_duration=99ep"])] == [False, False]
     with pytest.raises(ConfigError, match="seed=1: the config differs"):
-        plan(["model=mlp", "seed=1,2", "optimizer.lr=0.5"])
+        plan_jobs(["model=mlp", "seed=1,2", "optimizer.lr=0.5"])
 
 
 def test_a_change_that_all_jobs_refuse_is_said_once_with_help_that_fits_a_sweep() -> None:
-    for job in plan(["model=mlp", "seed=1,2"]):
+    for job in plan_jobs(["model=mlp", "seed=1,2"]):
         job.run.create(job.frozen, [], {"run_id": "r"}).release()
         write_json(job.run.summary_file, {"status": RunStatus.finished})
     with pytest.raises(ConfigError) as refused:
-        plan(["model=mlp", "seed=1,2", "optimizer.lr=0.5"])
+        plan_jobs(["model=mlp", "seed=1,2", "optimizer.lr=0.5"])
     error = refused.value
     assert error.code != Code.several
     assert "run_dir" not in error.what
@@ -213,9 +215,9 @@ def test_a_change_that_all_jobs_refuse_is_said_once_with_help_that_fits_a_sweep(
 
 
 def test_a_mistake_of_some_jobs_keeps_its_help() -> None:
-    (job, _) = plan(["model=mlp", "seed=1,2"])
+    (job, _) = plan_jobs(["model=mlp", "seed=1,2"])
     job.run.create(job.frozen, [], {"run_id": "r"}).release()
     write_json(job.run.summary_file, {"status": RunStatus.finished})
     with pytest.raises(ConfigError, match="seed=1: the config differs") as refused:
-        plan(["model=mlp", "seed=1,2", "optimizer.lr=0.5"])
+        plan_jobs(["model=mlp", "seed=1,2", "optimizer.lr=0.5"])
     assert "resume_allow=[optimizer.lr]" in str(refused.value.cure)

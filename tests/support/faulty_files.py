@@ -112,7 +112,7 @@ class FileFaults:
 
 def main(at: str, number: str, how_long: str, calls: str, *arguments: str) -> int:
     """Run `train` with the fault."""
-    from trainer_cli.commands import main as command
+    from trainer_cli.commands import command_line as command
 
     faults = FileFaults(Path.cwd(), int(at), int(number), persistent=how_long == "forever")
     opened = io.open

@@ -16,7 +16,7 @@ from reported import make_run, record, validate
 
 from trainer_cli import manifest
 from trainer_cli.addons.view.serve_runs import ServedRuns
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.strict_json import strict_json
 
 ODD: tuple[Any, ...] = (

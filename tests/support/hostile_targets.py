@@ -30,12 +30,12 @@ torch.utils.cpp_extension.load_inline torch.utils.cpp_extension.subprocess.run t
 torch.utils.collect_env.run torch._inductor.codecache.subprocess.run torch._dynamo.config.os.system
 torch.nn.modules.module.torch.os.system torch.nn.modules.module.torch.hub.os.system
 torch.optim.optimizer.torch.os.system torch.optim.lr_scheduler.torch.utils.cpp_extension.load
-trainer_cli.running.fit.os.system trainer_cli.commands.main.os.system trainer_cli.runs.run_dir.os.system
+trainer_cli.running.fitting.os.system trainer_cli.commands.command_line.os.system trainer_cli.runs.run_dir.os.system
 trainer_cli.config.targets.importlib.import_module trainer_cli.trainer.trainer.torch.os.system
 trainer_cli.data.datasets.torch.os.system trainer_cli.models.mlp.torch.hub.os.system
 trainer_cli.addons.text.read_text.sysconfig.os.system trainer_cli.loggers.console.sys.modules
-trainer_cli.commands.main.main
-trainer_cli.running.fit.fit trainer_cli.running.validate.validate trainer_cli.__main__.main webbrowser.open
+trainer_cli.commands.command_line.main
+trainer_cli.running.fitting.fit trainer_cli.running.validation.validate trainer_cli.__main__.main webbrowser.open
 mine_hole.go mine_hole.os.system mine_hole.bound mine_hole.late mine_hole.Inside.go mine_hole.Liar
 mine_hole.lying mine_hole.made mine_hole.Net.__subclasses__ mine_hole.Net.__class__ mine_hole.Net.mro
 mine_hole.INSTANCE mine_hole.WORDS.format mine_hole.WORDS mine_hole.np.f2py.run_main mine_hole.plain.__globals__.get
@@ -180,7 +180,8 @@ fsspec.generic.rsync
 os.system os.popen os.execvp os.remove subprocess.run subprocess.Popen subprocess.check_output shutil.rmtree
 pickle.loads pickle.Unpickler runpy.run_path ctypes.CDLL tempfile.mkdtemp threading.Thread multiprocessing.Process
 urllib.request.urlopen importlib.import_module builtins.open functools.reduce logging.FileHandler
-omegaconf.OmegaConf.load yaml.unsafe_load trainer_cli.Trainer trainer_cli.running.fit.fit trainer_cli.commands.main.main
+omegaconf.OmegaConf.load yaml.unsafe_load trainer_cli.Trainer trainer_cli.running.fitting.fit
+trainer_cli.commands.command_line.main
 trainer_cli.files.durable.replace trainer_cli.load_checkpoint trainer_cli.config.targets.import_target
 """)
 

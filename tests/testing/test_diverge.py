@@ -23,7 +23,7 @@ from trainer_cli.addons.exact.divergence import Stage, StepRow, first_divergence
 from trainer_cli.addons.exact.divergence_report import DivergenceReport, Fact
 from trainer_cli.addons.exact.step_samples import read_step_samples
 from trainer_cli.addons.exact.step_trace import merge_ranks
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 
 STEPS = 6

@@ -12,7 +12,7 @@ import pytest
 
 from trainer_cli.addons.exact import resume
 from trainer_cli.addons.exact.attempts import Run
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"`([\w/.]+)`:\n\n^```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -15,7 +15,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
-from trainer_cli.commands.main import main
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.optim.schedulers import scheduler_factory
 from trainer_cli.trainer.training_loop import TrainingLoop

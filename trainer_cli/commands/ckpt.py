@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.addons.formats import ckpt_export
-from trainer_cli.commands.main import Parser
+from trainer_cli.commands.command_line import Parser
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError, disk_cure
-from trainer_cli.running.import_torch import showing_import
+from trainer_cli.running import showing_import
 from trainer_cli.terminal import (
     beside,
     format_age,

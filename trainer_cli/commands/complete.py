@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_cli.commands.choices import EXPERIMENT, Choices, keys, values_of
+from trainer_cli.commands.command_line import actions_of, listed_verbs, parser_of
 from trainer_cli.commands.docs import find_pages
-from trainer_cli.commands.main import actions_of, listed_verbs, parser_of
 from trainer_cli.config import search_path
 from trainer_cli.errors import UserError
 from trainer_cli.schema.sections import RESUME_WORDS

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.commands.choices import experiment_by_name
-from trainer_cli.commands.main import add_config_arguments
+from trainer_cli.commands.command_line import add_config_arguments
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.gc_pause import gc_paused
 from trainer_cli.layout.naming import CONFIG_FILE

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.commands.main import add_config_dir
+from trainer_cli.commands.command_line import add_config_dir
 from trainer_cli.config import search_path
 from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.errors import ConfigError

@@ -8,12 +8,12 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from trainer_cli.commands.main import (
+from trainer_cli.commands.command_line import (
     add_allow_pickle,
     add_config_arguments,
     add_no_replay,
-    tolerate_lost_output,
 )
+from trainer_cli.commands.streams import tolerate_lost_output
 from trainer_cli.errors import ExitCode, UserError, one_line
 from trainer_cli.ranks import ranks_in
 
@@ -73,13 +73,13 @@ def run(args: argparse.Namespace) -> int:
         if value is not None:
             raise UserError(f"{flag} is for a sweep", cure="Add -m.")
     if args.supervised:
-        from trainer_cli.addons.jobs.supervise import stop_with_parent
+        from trainer_cli.addons.jobs import stop_with_parent
 
         # Before the imports, which take seconds: the parent may be killed during them.
         stop_with_parent()
     from trainer_cli.addons.exact.replay_named import provide_fork
-    from trainer_cli.addons.jobs.supervise import compose_fit, fit_in_processes
-    from trainer_cli.addons.view.report_at_end import ReportAtEnd
+    from trainer_cli.addons.jobs import compose_fit, fit_in_processes
+    from trainer_cli.addons.view import ReportAtEnd
     from trainer_cli.commands.summary_at_end import SummaryAtEnd
     from trainer_cli.config.overrides import describe_replaced_options
 
@@ -110,9 +110,9 @@ def _sweep(args: argparse.Namespace) -> int:
         return int(ExitCode.USER)
     if ranks.world_size > 1:
         raise UserError("a sweep is started by one process, not by torchrun or srun", cure="Leave -m out.")
-    from trainer_cli.addons.jobs.sweep import sweep
+    from trainer_cli.addons.jobs import run_sweep
 
-    return sweep(
+    return run_sweep(
         args.overrides,
         config_dir=args.config_dir,
         config_name=args.config_name,

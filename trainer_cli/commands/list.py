@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer_cli.commands.choices import Choices, keys, spell
-from trainer_cli.commands.main import add_config_dir
+from trainer_cli.commands.command_line import add_config_dir
 from trainer_cli.config import search_path
 from trainer_cli.errors import UserError
 from trainer_cli.patterns import did_you_mean

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 
-from trainer_cli.commands.main import add_config_arguments
+from trainer_cli.commands.command_line import add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.terminal import clear_status, line_width, show_status, wrapped
@@ -51,9 +50,8 @@ def run(args: argparse.Namespace) -> int:
     if args.multirun:
         return _plan_sweep(args, between_failures_s)
     from trainer_cli.addons.exact.replay_named import provide_fork
-    from trainer_cli.addons.jobs.supervise import compose_fit
-    from trainer_cli.running.plan import plan
-    from trainer_cli.running.plan_view import as_dict, shown
+    from trainer_cli.addons.jobs import compose_fit
+    from trainer_cli.running import describe_plan, plan
 
     composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     # A plan touches nothing: it says what must be computed, and does not.
@@ -63,11 +61,8 @@ def run(args: argparse.Namespace) -> int:
     )
     # A plan of a finished run has not loaded torch.
     clear_status()
-    print(
-        json.dumps(as_dict(planned), indent=2)
-        if args.json
-        else wrapped(shown(planned), line_width(sys.stdout), indent=15)
-    )
+    text = describe_plan(planned, as_json=args.json)
+    print(text if args.json else wrapped(text, line_width(sys.stdout), indent=15))
     return int(ExitCode.DONE)
 
 
@@ -90,25 +85,19 @@ def _seconds(text: str | None) -> float | None:
 
 def _plan_sweep(args: argparse.Namespace, between_failures_s: float | None) -> int:
     """Compose and check every job as `fit -m` does, then print what each would do."""
-    from trainer_cli.addons.jobs.sweep import plan as plan_jobs
-    from trainer_cli.addons.jobs.sweep_jobs import text_of
+    from trainer_cli.addons.jobs import plan_jobs
     from trainer_cli.config.compose import compose
-    from trainer_cli.running.plan import plan
-    from trainer_cli.running.plan_view import as_dict, sweep_table
+    from trainer_cli.running import describe_plan, plan
 
     plans = {}
     jobs = plan_jobs(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     for number, planned in enumerate(jobs, 1):
         show_status(f"planning job {number:,} of {len(jobs):,} …")
         # Composed anew with the directory of the job, in which a run to resume would be.
-        overrides = [*planned.job.overrides, f"run_dir={text_of(str(planned.run.path))}"]
-        composed = compose(overrides, config_dir=args.config_dir, config_name=args.config_name)
+        composed = compose(planned.overrides, config_dir=args.config_dir, config_name=args.config_name)
         plans[planned.key] = plan(
             composed, step_time_s=args.step_time, step_tokens=args.step_tokens, between_failures_s=between_failures_s
         )
     clear_status()
-    if args.json:
-        print(json.dumps({key: as_dict(job_plan) for key, job_plan in plans.items()}, indent=2))
-    else:
-        print(sweep_table(plans))
+    print(describe_plan(plans, as_json=args.json))
     return int(ExitCode.DONE)

@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from trainer_cli.commands.main import add_allow_pickle, add_config_arguments, add_no_replay
+from trainer_cli.commands.command_line import add_allow_pickle, add_config_arguments, add_no_replay
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.ranks import ranks_in
 from trainer_cli.terminal import print_json
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             cure="Start it without torchrun, or with srun --ntasks=1.",
         )
     # Imported here: it loads torch and Hydra, which the help and shell completion must not wait for.
-    from trainer_cli.running.validate import validate
+    from trainer_cli.running import validate
     from trainer_cli.runs.results import show_table
 
     return validate(

@@ -17,7 +17,7 @@ from trainer_cli.torch_compat import step_lightly
 
 if TYPE_CHECKING:
     from trainer_cli.policy.simulation import Timeline
-    from trainer_cli.running.plan import StartPoint
+    from trainer_cli.running.planning import StartPoint
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)

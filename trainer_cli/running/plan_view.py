@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +13,20 @@ from trainer_cli.loads import describe_left_out
 from trainer_cli.policy.rules import Kind
 from trainer_cli.policy.simulation import Timeline
 from trainer_cli.running.failures import BestInterval
-from trainer_cli.running.plan import Plan
+from trainer_cli.running.planning import Plan
 from trainer_cli.running.start import Done
 from trainer_cli.terminal import format_bytes, format_count, line_width, painted, table
 
 _WIDTH = 64
 _ROWS = 40
+
+
+def describe_plan(plan: Plan | Mapping[str, Plan], *, as_json: bool = False) -> str:
+    """A plan, or the plan of each job of a sweep by its key, for a person or as JSON."""
+    if as_json:
+        values = as_dict(plan) if isinstance(plan, Plan) else {key: as_dict(job) for key, job in plan.items()}
+        return json.dumps(values, indent=2)
+    return shown(plan) if isinstance(plan, Plan) else sweep_table(plan)
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:

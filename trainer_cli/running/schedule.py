@@ -13,8 +13,8 @@ from trainer_cli.config.compose import Composed
 from trainer_cli.policy.simulation import simulate
 from trainer_cli.running.free_space import check_space, estimate_size
 from trainer_cli.running.overview import overview_rows, why_on_cpu
-from trainer_cli.running.plan import simulation_of, start_point_of
 from trainer_cli.running.plan_view import schedule_texts
+from trainer_cli.running.planning import simulation_of, start_point_of
 from trainer_cli.running.start import Start
 
 if TYPE_CHECKING:

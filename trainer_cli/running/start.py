@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,11 @@ class Start:
     def path(self) -> Path | None:
         """The checkpoint to resume."""
         return None if self.entry is None else self.folder / self.entry.name
+
+    def fork(self, composed: Composed) -> Path | None:
+        """The checkpoint of `ckpt=`, whose weights a new run loads; None once the run has a checkpoint of its own."""
+        # A checkpoint of the run itself already contains what the fork loaded.
+        return None if self.entry is not None else fork_path(composed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,14 +464,6 @@ def kept_settings(changes: Sequence[Change]) -> tuple[str, ...]:
     return (*settings, *(key.rpartition(".")[2] for key in keys if key.startswith("param_groups.")))
 
 
-def load_options(config: LoadConfig, *, allow_pickle: bool = False) -> LoadOptions:
-    """What to load from the checkpoint that `ckpt=` names."""
-    # The other keys say how to download.
-    options = {option.name for option in fields(LoadOptions)}
-    values = {key: value for key, value in asdict(config).items() if key in options}
-    return LoadOptions(**values, allow_pickle=allow_pickle)
-
-
 def options_of(entry: Entry, folder: Path, config: LoadConfig) -> LoadOptions:
     """What to load from the checkpoint to resume: everything; if it lacks states, those that `load.states` names.
 
@@ -479,12 +476,6 @@ def options_of(entry: Entry, folder: Path, config: LoadConfig) -> LoadOptions:
     return options
 
 
-def fork_of(composed: Composed, start: Start) -> Path | None:
-    """The checkpoint of `ckpt=`, whose weights a new run loads; None once the run has a checkpoint of its own."""
-    # A checkpoint of the run itself already contains what the fork loaded.
-    return None if start.entry is not None else fork_path(composed)
-
-
 def fork_path(composed: Composed) -> Path | None:
     """The checkpoint that `ckpt=` names, which the start of the run loads; None without it."""
     ckpt = composed.config.ckpt
@@ -493,5 +484,5 @@ def fork_path(composed: Composed) -> Path | None:
     fork = select_one(ckpt)
     refuse_foreign(fork, composed.config.load.states)
     manifest = manifest_of(fork)
-    check_load(str(fork), () if manifest is None else manifest.left_out, load_options(composed.config.load))
+    check_load(str(fork), () if manifest is None else manifest.left_out, composed.config.load.options())
     return fork

@@ -11,14 +11,14 @@ section is in schema/checkpoint_config.py.
 # choices (enumerations).
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
 from typing import Any
 
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.layout.naming import why_unfit
-from trainer_cli.loads import check_mapping, check_states
+from trainer_cli.loads import LoadOptions, check_mapping, check_states
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, filled_folder
 from trainer_cli.schema.field_checks import check_folder, check_patterns
 from trainer_cli.steps import Duration, Unit
@@ -319,6 +319,13 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "load")
+
+    def options(self, *, allow_pickle: bool = False) -> LoadOptions:
+        """What to load from the checkpoint."""
+        # The other keys say how to download.
+        names = {option.name for option in fields(LoadOptions)}
+        values = {key: value for key, value in asdict(self).items() if key in names}
+        return LoadOptions(**values, allow_pickle=allow_pickle)
 
 
 @dataclass(kw_only=True, slots=True)

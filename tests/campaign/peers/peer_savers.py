@@ -342,10 +342,10 @@ class Train(Contender):
     )  # fmt: skip
 
     def prepare(self) -> None:
-        importlib.import_module("trainer_cli.running.fit")
+        importlib.import_module("trainer_cli.running.fitting")
 
     def run(self, folder: Path) -> None:
-        from trainer_cli.commands.main import main
+        from trainer_cli.commands.command_line import main
         from trainer_cli.loggers.base import SAVES
 
         SAVES.addHandler(_StopOnCommit())

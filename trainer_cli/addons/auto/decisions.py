@@ -17,7 +17,7 @@ from trainer_cli.config.compose import Composed, with_values
 from trainer_cli.config.processes import batches_of_step
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import ALONE, ProcessGroup
-from trainer_cli.running.start import Start, fork_of, load_options
+from trainer_cli.running import Start
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.schema.auto import BATCH_SIZE, LR, auto_keys, batch_sizes, numbers_instead
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
@@ -28,7 +28,7 @@ from trainer_cli.terminal import format_bytes, format_count
 if TYPE_CHECKING:
     from trainer_cli.addons.auto.find import BatchSizeTrial
     from trainer_cli.addons.auto.trial_memory import TrialMemory
-    from trainer_cli.running.build import Data
+    from trainer_cli.running import Data
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def _measure_batch_sizes(composed: Composed, group: ProcessGroup) -> tuple[list[
 def _build_trial(composed: Composed, config: TrainConfig, group: ProcessGroup) -> tuple[Trainer, Data]:
     """Build what trains, without callbacks, loggers, schedules and checkpoints."""
     from trainer_cli.callbacks import RunIdentity
-    from trainer_cli.running.build import Builder
+    from trainer_cli.running import Builder
 
     config = replace(
         config, scheduler=None, callbacks={}, loggers={}, checkpoint=CheckpointConfig(enabled=False, save_interval=None)
@@ -171,8 +171,8 @@ def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> AutoDe
         ),
         ALONE,
     )
-    if (fork := fork_of(composed, start)) is not None:
-        trainer.loading.load(fork, load_options(config.load), (), data.train)
+    if (fork := start.fork(composed)) is not None:
+        trainer.loading.load(fork, config.load.options(), (), data.train)
     largest = max(float(entry["lr"]) for optimizer in trainer.optimizers.values() for entry in optimizer.param_groups)
     result = find_learning_rate(trainer, data.train)
     if result.suggestion is None:

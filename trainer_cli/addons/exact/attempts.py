@@ -39,7 +39,7 @@ from trainer_cli.config.compose import Composed, from_yaml, with_values
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.files import private_file
 from trainer_cli.layout.naming import CONFIG_FILE
-from trainer_cli.running.start import values_found
+from trainer_cli.running import values_found
 from trainer_cli.schema.auto import auto_keys
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
 from trainer_cli.steps import Duration, Unit
@@ -50,7 +50,7 @@ ERROR = "train: error: "
 def main(path: str) -> int:
     """Run the plan in a file, and return the exit code of the fit."""
     from trainer_cli.parallel import from_environment
-    from trainer_cli.running.fit import fit
+    from trainer_cli.running import fit
 
     plan = ProbePlan.read(path)
     try:

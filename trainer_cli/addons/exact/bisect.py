@@ -295,7 +295,7 @@ class Bisection:
 
     def _validate(self, path: Path, metric: str) -> float:
         # Imported here: it loads torch.
-        from trainer_cli.running.validate import validate
+        from trainer_cli.running import validate
 
         values: dict[str, float] = {}
 

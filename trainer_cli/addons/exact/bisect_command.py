@@ -13,7 +13,7 @@ from trainer_cli.addons.exact.bisect import Bisection, Condition, Tested
 from trainer_cli.addons.exact.sample_view import as_dict, lines_of
 from trainer_cli.addons.exact.samples import StepSamples
 from trainer_cli.addons.exact.step_samples import data_overrides, read_step_samples
-from trainer_cli.commands.main import add_config_dir, add_overrides
+from trainer_cli.commands import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.schema.sections import TRAIN_PREFIX
 from trainer_cli.terminal import format_count, line_width, print_json, wrapped

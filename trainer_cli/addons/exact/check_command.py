@@ -8,9 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from trainer_cli.commands.main import Parser, add_config_arguments
+from trainer_cli.commands import Parser, add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.running.import_torch import showing_import
+from trainer_cli.running import showing_import
 from trainer_cli.signals import SignalHandlers, stopping
 from trainer_cli.terminal import is_terminal, line_width, wrapped
 

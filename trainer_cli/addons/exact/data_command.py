@@ -14,9 +14,9 @@ from trainer_cli.addons.exact.replay_command import parse_steps
 from trainer_cli.addons.exact.sample_view import as_dict, lines_of, lines_of_uses, name_of, use_as_dict
 from trainer_cli.addons.exact.samples import StepSamples
 from trainer_cli.addons.exact.step_samples import find_sample, read_step_samples
-from trainer_cli.commands.main import add_config_dir, add_overrides
+from trainer_cli.commands import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, TrainError, UserError, one_line
-from trainer_cli.running.import_torch import showing_import
+from trainer_cli.running import showing_import
 from trainer_cli.terminal import format_count, format_first, line_width, print_json, wrapped
 
 EXAMPLES = """examples:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trainer_cli.commands.main import add_config_dir, add_overrides
+from trainer_cli.commands import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.terminal import line_width, print_json, wrapped_report
 

@@ -33,8 +33,7 @@ from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, User
 from trainer_cli.files import locked_file
 from trainer_cli.loads import WHOLE
 from trainer_cli.parallel import ALONE, ProcessGroup
-from trainer_cli.running.import_torch import import_torch, showing_import
-from trainer_cli.running.start import fork_path, kept_settings, load_options
+from trainer_cli.running import fork_path, import_torch, kept_settings, showing_import
 from trainer_cli.runs.attempts import bytes_of_config, environment_of, read_history
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.folders import checkpoints_of, config_of, manifest_of
@@ -48,7 +47,7 @@ from trainer_cli.terminal import format_count
 if TYPE_CHECKING:
     from trainer_cli.addons.exact.replay_saver import ReplaySaver
     from trainer_cli.checkpoint.checkpointer import Checkpointer
-    from trainer_cli.running.build import Data
+    from trainer_cli.running import Data
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
 
@@ -210,7 +209,7 @@ class _Replay:
                     return Replayed(plan, 0, (), {}, {}, saver.doubts)
             path, load = plan.start, WHOLE
             if path is None:
-                path, load = group.on_main(lambda: fork_path(composed)), load_options(config.load)
+                path, load = group.on_main(lambda: fork_path(composed)), config.load.options()
             try:
                 result = trainer.fit(
                     data.train, data.val, path, load=load, keep_settings=_changed_settings(plan, composed)
@@ -231,8 +230,8 @@ class _Replay:
     ) -> tuple[Data, ReplaySaver, Trainer]:
         """Build what trains."""
         from trainer_cli.addons.exact.replay_saver import ReplaySaver as NewSaver
-        from trainer_cli.running.build import Builder as NewBuilder
-        from trainer_cli.running.build import make_identity
+        from trainer_cli.running import Builder as NewBuilder
+        from trainer_cli.running import make_identity
 
         plan, composed, group = self.plan, self.composed, self.group
         group.divide_layers(config.parallel.tensor_size)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.sample_view import as_dict, lines_of, names_of
-from trainer_cli.commands.main import add_config_arguments
+from trainer_cli.commands import add_config_arguments
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.ranks import ranks_in
 from trainer_cli.terminal import format_count, line_width, print_json, wrapped, wrapped_report
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the steps in as many processes as the run had."""
     from trainer_cli.addons.exact.replay import compose_replay, plan_replay
-    from trainer_cli.addons.jobs.supervise import run_as_rank, stop_with_parent
+    from trainer_cli.addons.jobs import run_as_rank, stop_with_parent
     from trainer_cli.runs.attempts import environment_of, split_attempt
     from trainer_cli.runs.run_dir import RunDir
     from trainer_cli.trainer.messages import to_console
@@ -95,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
     if args.pdb and processes > 1:
         raise UserError(f"--pdb is for runs of one process, and {args.run_dir} had {processes}")
     if processes > 1:
-        from trainer_cli.addons.jobs.launch import launch
+        from trainer_cli.addons.jobs import launch_ranks
 
-        return launch(["replay", *_child_arguments(args)], processes)
+        return launch_ranks(["replay", *_child_arguments(args)], processes)
     if composed.config.parallel.strategy == "fsdp":
         # One process needs a group, too.
         return run_as_rank(lambda: composed, work)

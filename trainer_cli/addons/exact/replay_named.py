@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer_cli.addons.exact.replay_plan import plan_replay
-from trainer_cli.addons.jobs.fork_server import own_command
+from trainer_cli.addons.jobs import own_command
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.ranks import without_ranks
 from trainer_cli.runs.run_dir import RunDir

@@ -19,7 +19,7 @@ from typing import Any
 from trainer_cli.addons.exact.replayed import beginnings_of, is_on_course, replayed_entries
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.running.import_torch import import_torch, showing_import
+from trainer_cli.running import import_torch, showing_import
 from trainer_cli.runs.attempts import (
     RunHistory,
     attempt_number,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.jobs.fork_server import own_command
+from trainer_cli.addons.jobs import own_command
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.ranks import without_ranks
 

@@ -22,7 +22,7 @@ from trainer_cli.data import AnyLoader, Loader, SharedLoader, length_of
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import class_name
 from trainer_cli.parallel import group_without_processes
-from trainer_cli.running.build import Builder, Data
+from trainer_cli.running import Builder, Data
 from trainer_cli.runs.origin import TRAIN, compare_forked, naming_project, origin_of
 from trainer_cli.trainer.messages import to_console
 

@@ -12,7 +12,7 @@ from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.files import as_path
 from trainer_cli.layout.naming import RANK_VARIABLES, VARIABLES, variables_in
 from trainer_cli.ranks import launched_as
-from trainer_cli.running.import_torch import showing_import
+from trainer_cli.running import showing_import
 from trainer_cli.terminal import format_bytes, format_count, print_json
 
 if TYPE_CHECKING:

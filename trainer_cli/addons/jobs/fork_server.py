@@ -47,7 +47,7 @@ SERVER = "_fork_server"
 _FOR_RANKS = "for-ranks"
 """A second argument of the server, which then imports what ranks use."""
 _IMPORTED = (
-    "trainer_cli.addons.jobs.supervise", "trainer_cli.running.fit", "trainer_cli.data.datasets",
+    "trainer_cli.addons.jobs.supervise", "trainer_cli.running.fitting", "trainer_cli.data.datasets",
     "trainer_cli.data.digest", "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard",
     "trainer_cli.loggers.tensorboard_files",
     "trainer_cli.models.mlp", "numpy.random",
@@ -277,11 +277,11 @@ def _ask(
         return Forked(_NUMBER.unpack(pid)[0], report, pipes[0], stdout, stderr)
 
 
-def serve(arguments: Sequence[str]) -> None:
+def serve_forks(arguments: Sequence[str]) -> None:
     """Be the server with these arguments. Returns in each fork, which has become a process with the arguments that were
     asked for."""
     global _of_this_fork
-    from trainer_cli.running.import_torch import import_torch
+    from trainer_cli.running import import_torch
 
     control = socket.socket(fileno=int(arguments[0]))
     try:

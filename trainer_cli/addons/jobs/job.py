@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.commands.main import add_config_dir, tolerate_lost_output
+from trainer_cli.commands import add_config_dir, tolerate_lost_output
 
 if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         # Imported here: an error of these imports is recorded too.
         from trainer_cli.addons.exact.replay_named import provide_fork
         from trainer_cli.addons.jobs.supervise import fit_in_processes
-        from trainer_cli.addons.view.report_at_end import ReportAtEnd
+        from trainer_cli.addons.view import ReportAtEnd
 
         report = ReportAtEnd()
 

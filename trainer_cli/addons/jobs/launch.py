@@ -43,7 +43,7 @@ def set_rank_variables(processes: int) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def launch(arguments: Sequence[str], processes: int) -> int:
+def launch_ranks(arguments: Sequence[str], processes: int) -> int:
     """Run `train ARGUMENTS` in this number of processes. Returns 0, or the exit code of the first that failed.
 
     Signals are forwarded, and the ranks may take any time to save and stop. After a failure of one, or a second Ctrl-C,

@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 
 from trainer_cli.addons.jobs.fork_server import Process, ProcessStarter, own_command
-from trainer_cli.addons.jobs.launch import launch, set_rank_variables
+from trainer_cli.addons.jobs.launch import launch_ranks, set_rank_variables
 from trainer_cli.addons.jobs.sweep_jobs import text_of
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default, with_values
@@ -153,7 +153,7 @@ def _fit_in_processes(
     if config.restarts.max > 0 and not supervised:
         return supervise(config, again)
     if processes > 1:
-        return launch(again, processes)
+        return launch_ranks(again, processes)
     if config.parallel.strategy != "single" and (tasks := tasks_without_srun(os.environ)) is not None:
         print(
             f"train: warning: the Slurm job has {tasks} tasks, but srun did not start this process: it trains alone",
@@ -180,7 +180,7 @@ def _resume_if_restarted(composed: Composed) -> Composed:
 
 def _fit(composed: Composed, group: ProcessGroup, *, allow_pickle: bool) -> int:
     # Imported here: a mistake in the config is reported before torch is imported.
-    from trainer_cli.running.fit import fit
+    from trainer_cli.running import fit
 
     return fit(composed, allow_pickle=allow_pickle, group=group)
 
@@ -191,7 +191,7 @@ def _refuse_early(composed: Composed, processes: int) -> None:
     Raises:
         TrainError: `fit` would refuse them.
     """
-    from trainer_cli.running.start import accepted_changes, refuse_no_optimizer
+    from trainer_cli.running import accepted_changes, refuse_no_optimizer
     from trainer_cli.runs.run_dir import RunDir
 
     with composed.placing():

@@ -29,7 +29,7 @@ from trainer_cli.addons.jobs.fork_server import own_command
 from trainer_cli.addons.jobs.submit import SLURM, Submitted, check_processes, read_submission
 from trainer_cli.addons.jobs.supervise import Children
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
-from trainer_cli.addons.jobs.sweep_jobs import Job, jobs
+from trainer_cli.addons.jobs.sweep_jobs import Job, jobs, text_of
 from trainer_cli.addons.jobs.sweep_table import (
     ERROR,
     JobStatus,
@@ -48,8 +48,7 @@ from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, rai
 from trainer_cli.files import replace
 from trainer_cli.layout.naming import SWEEP_FOLDER
 from trainer_cli.policy.stopping import RecordedEnd
-from trainer_cli.running.ending import validate_command
-from trainer_cli.running.start import accepted_changes, refuse_anew, refuse_no_optimizer
+from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimizer, validate_command
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.metrics import BestSettings, best_settings, shared_settings
 from trainer_cli.runs.run_dir import RunDir, describe_moved, make_directory
@@ -65,7 +64,7 @@ log = logging.getLogger(__name__)
 _SAVED = (ExitCode.STOPPED_EARLY, ExitCode.INTERRUPTED)
 
 
-def sweep(
+def run_sweep(
     arguments: Sequence[str],
     *,
     config_dir: Path | None = None,
@@ -83,7 +82,7 @@ def sweep(
         raise UserError(f"--jobs is {at_once}, but it must be at least 1")
     submission = read_submission(submit) if submit else None
     # All jobs are checked before the first begins: a mistake in the last one would be found after days.
-    planned = plan(arguments, config_dir=config_dir, config_name=config_name)
+    planned = plan_jobs(arguments, config_dir=config_dir, config_name=config_name)
     clear_status()
     to_console(planned[0].level)
     options = ["--config-dir", str(config_dir)] if config_dir is not None else []
@@ -149,6 +148,11 @@ class Planned:
         return self.job.key
 
     @property
+    def overrides(self) -> list[str]:
+        """Those of the job, with its directory."""
+        return [*self.job.overrides, f"run_dir={text_of(str(self.run.path))}"]
+
+    @property
     def done(self) -> bool:
         """Whether the run directory says that the job is finished."""
         return (
@@ -156,7 +160,9 @@ class Planned:
         )
 
 
-def plan(arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> list[Planned]:
+def plan_jobs(
+    arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config"
+) -> list[Planned]:
     """Compose and check all jobs, in order. Nothing is written.
 
     Raises:

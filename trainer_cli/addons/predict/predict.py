@@ -32,9 +32,7 @@ from trainer_cli.files import is_url
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.ranks import Ranks
-from trainer_cli.running.import_torch import import_torch
-from trainer_cli.running.start import load_options
-from trainer_cli.running.validate import Holds, run_or_place, select_held
+from trainer_cli.running import Holds, import_torch, run_or_place
 from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.terminal import format_count
@@ -42,7 +40,7 @@ from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
     from trainer_cli.loads import LoadOptions
-    from trainer_cli.running.build import Builder, Data
+    from trainer_cli.running import Builder, Data
     from trainer_cli.schema.sections import TrainConfig
     from trainer_cli.trainer.trainer import Trainer
 
@@ -90,7 +88,7 @@ def predict(
     settings["sections"] = EVALUATED
     other_overrides = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
     with Holds() as holds:
-        selection, removed = select_held(patterns, holds)
+        selection, removed = holds.select(patterns)
         for path, problem in {**selection.skipped, **dict.fromkeys(removed, "it was removed")}.items():
             log.warning("skipped %s: %s", path, problem)
         for path, problem in selection.damaged.items():
@@ -147,15 +145,14 @@ class _Experiment:
         self.composed: Composed = from_yaml(source, overrides, **settings)
         # `load` of a recovered config is for the checkpoint that its run started from, not for its own.
         load = command.load if source else self.composed.config.load
-        self.load: LoadOptions = load_options(load, allow_pickle=allow_pickle)
+        self.load: LoadOptions = load.options(allow_pickle=allow_pickle)
 
     def predict(self, folders: _Folders, ranks: Ranks) -> None:
         """Write the predictions for every loader."""
         import_torch()
         import torch
 
-        from trainer_cli.running.build import Builder
-        from trainer_cli.running.reach import own_folder
+        from trainer_cli.running import Builder, own_folder
         from trainer_cli.trainer.evaluate import load_checkpoint
         from trainer_cli.trainer.predict import predicting
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from trainer_cli.commands.main import add_allow_pickle, add_config_arguments, add_no_replay
+from trainer_cli.commands import add_allow_pickle, add_config_arguments, add_no_replay
 from trainer_cli.ranks import ranks_in
 
 EXAMPLES = """examples:

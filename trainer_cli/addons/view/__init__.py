@@ -1,1 +1,30 @@
-"""Runs in a browser: a report in one file, and a live server."""
+"""Runs in a browser: `train report`, which writes one HTML file, and `train serve`, a server that is live.
+
+Both show the same sections, made of a `RunRecord` as `runs` reads it; the server asks again, and a run is read again
+only after its files have changed. `ReportAtEnd` writes the report of a run when its `fit` ends.
+
+It promises:
+- A page needs no network: it holds its data, its style, and the scripts that draw it.
+- What of a run cannot be read is named on the page, and the rest is drawn.
+- The server answers GET alone. No part of a request becomes a path, and whoever is not on this machine needs the token
+  that is printed at the start.
+- Nothing in a run's directory is written but `report.html`. A report that fails never fails the fit: it is a warning.
+
+Begin with `report.py`, then `report_sections` for what is shown and `serve_runs` for what is read again."""
+
+from __future__ import annotations
+
+from trainer_cli.lazy import add_lazy_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from trainer_cli.addons.view.report_at_end import ReportAtEnd as ReportAtEnd
+
+    __all__: list[str]
+else:
+    add_lazy_names(
+        globals(),
+        {
+            "report_at_end": "ReportAtEnd",
+        },
+    )

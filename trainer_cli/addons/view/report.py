@@ -22,7 +22,7 @@ from trainer_cli.addons.exact.replay_plan import earliest_start
 from trainer_cli.addons.view.report_blocks import Block, clock_time
 from trainer_cli.addons.view.report_runs import grouping_keys, groupings
 from trainer_cli.addons.view.report_sections import sections
-from trainer_cli.commands.tail import no_run
+from trainer_cli.commands import no_run
 from trainer_cli.errors import TrainError, UserError, one_line
 from trainer_cli.files import as_path, replace
 from trainer_cli.runs.damage import collecting

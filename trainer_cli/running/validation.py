@@ -34,7 +34,6 @@ from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UnfitStat
 from trainer_cli.files import as_path, is_url
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.loads import LoadOptions
-from trainer_cli.running.start import load_options
 from trainer_cli.runs.folders import config_of, run_holding, run_that_saved
 from trainer_cli.runs.metrics import best_settings, shared_settings
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
@@ -131,36 +130,35 @@ class Holds:
             self._locks[path] = stack.pop_all()
         return True
 
+    def select(self, patterns: Sequence[str]) -> tuple[Selection, list[Path]]:
+        """Select checkpoints and hold them; also return those that were removed before they could be held.
+
+        If a run removed all of them meanwhile, the patterns are expanded again, a few times.
+
+        Raises:
+            CheckpointError: see `select`; or every match was removed.
+        """
+        for attempt in range(_TRIES):
+            try:
+                selection = select(patterns)
+            except CheckpointError:
+                if attempt == _TRIES - 1:
+                    raise
+            else:
+                # Listed, then held: what was removed in between is found out here and not during an evaluation.
+                removed = [path for path in selection.paths if not self.take(path)]
+                paths = [path for path in selection.paths if path not in removed]
+                if paths or selection.damaged:
+                    return Selection(paths, selection.skipped, selection.damaged), removed
+            time.sleep(_PAUSE_S)
+        raise CheckpointError(
+            f"ckpt={', '.join(patterns)}: each checkpoint was removed before it was read", cure="Run the command again."
+        )
+
     def release(self, path: Path) -> None:
         """Release a checkpoint, if it is held."""
         if (stack := self._locks.pop(path, None)) is not None:
             stack.close()
-
-
-def select_held(patterns: Sequence[str], holds: Holds) -> tuple[Selection, list[Path]]:
-    """Select checkpoints and hold them; also return those that were removed before they could be held.
-
-    If a run removed all of them meanwhile, the patterns are expanded again, a few times.
-
-    Raises:
-        CheckpointError: see `select`; or every match was removed.
-    """
-    for attempt in range(_TRIES):
-        try:
-            selection = select(patterns)
-        except CheckpointError:
-            if attempt == _TRIES - 1:
-                raise
-        else:
-            # Listed, then held: what was removed in between is found out here and not during an evaluation.
-            removed = [path for path in selection.paths if not holds.take(path)]
-            paths = [path for path in selection.paths if path not in removed]
-            if paths or selection.damaged:
-                return Selection(paths, selection.skipped, selection.damaged), removed
-        time.sleep(_PAUSE_S)
-    raise CheckpointError(
-        f"ckpt={', '.join(patterns)}: each checkpoint was removed before it was read", cure="Run the command again."
-    )
 
 
 def watched(
@@ -256,7 +254,7 @@ class _Validation:
             # The results are shown after an error too.
             stack.callback(self._finish)
             stack.enter_context(self.holds)
-            selection, removed = select_held(patterns, self.holds)
+            selection, removed = self.holds.select(patterns)
             for path in removed:
                 self._report_removed(path)
             self._evaluate(selection)
@@ -276,7 +274,7 @@ class _Validation:
     def run_random_weights(self, composed: Composed) -> int:
         """Evaluate the model as it is initialized, without a checkpoint."""
         self._open_results(composed.config.validate.folder or "runs/validation-none", [composed.config])
-        self._evaluate_paths(_Experiment(composed, load_options(composed.config.load)), [None])
+        self._evaluate_paths(_Experiment(composed, composed.config.load.options()), [None])
         self._finish()
         return self._exit_code()
 
@@ -332,7 +330,7 @@ class _Validation:
             composed = from_yaml(source, self.overrides, **self.settings)
             # `load` of a recovered config is for the checkpoint that its run started from, not for its own.
             load = self.command.load if source else composed.config.load
-            self.experiments[text] = _Experiment(composed, load_options(load, allow_pickle=self.allow_pickle))
+            self.experiments[text] = _Experiment(composed, load.options(allow_pickle=self.allow_pickle))
         return self.experiments[text]
 
     def _by_config(self, selection: Selection) -> list[tuple[Path | str, str, list[Path]]]:

@@ -27,8 +27,8 @@ from trainer_cli.policy.rules import Saved, check_ephemeral, retention_rules, sa
 from trainer_cli.policy.simulation import Simulation, Timeline, simulate
 from trainer_cli.policy.stopping import Stop
 from trainer_cli.running.failures import BestInterval, find_best_interval
-from trainer_cli.running.import_torch import import_torch
-from trainer_cli.running.start import Done, Start, fork_of, load_options, refuse_no_optimizer, start_existing, start_new
+from trainer_cli.running.start import Done, Start, refuse_no_optimizer, start_existing, start_new
+from trainer_cli.running.torch_import import import_torch
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema.auto import BATCH_SIZE, auto_keys, numbers_instead
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, Compression, Newer, Removal
@@ -161,7 +161,7 @@ def _plan_training(
     folder = start.run.folder_for(config.checkpoint.folder)
     # Before the data is built, which may take minutes.
     composed.check_targets()
-    start_point = start_point_of(start, fork_of(composed, start), folder, composed)
+    start_point = start_point_of(start, start.fork(composed), folder, composed)
     # No process is started: sizes and lengths depend on the number of ranks alone.
     group = group_without_processes(config.parallel.processes_per_node or 1, config.parallel.tensor_size)
     builder = Builder(config, composed.trust, group)
@@ -319,7 +319,7 @@ def start_point_of(
         saved: the run's valid checkpoints in `folder`, by step; None: they are all looked at.
     """
     path = start.path or fork
-    whole = start.entry is not None or (fork is not None and load_options(composed.config.load).resumes)
+    whole = start.entry is not None or (fork is not None and composed.config.load.options().resumes)
     entry, source = start.entry, start.run.catalog(start.folder)
     if entry is None and fork is not None:
         source = catalog_of(fork.parent)

@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import errno
 import gc
-import io
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
 from trainer_cli.addon import Verb, add_verbs, find_verb
+from trainer_cli.commands.streams import prepare_streams
 from trainer_cli.errors import (
     DISK_CURES,
     NO_SPACE,
@@ -375,86 +375,3 @@ def _reader_closed() -> int:
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(ExitCode.FAILED)
-
-
-def prepare_streams() -> None:
-    """Make each standard stream open, able to print every character, and safe after its terminal is closed."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream = getattr(sys, name)
-        # A program that was started with a closed stream has none.
-        if stream is None:
-            setattr(sys, name, _open_null(mode))
-        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
-            if stream.errors == "strict" or (stream.errors == "surrogateescape" and not _is_utf8(stream)):
-                # A name that the stream cannot encode must not end a training when it prints its last line.
-                stream.reconfigure(errors="replace")
-            if stream.isatty():
-                setattr(sys, name, _tolerate(stream, errno.EIO))
-
-
-def tolerate_lost_output() -> None:
-    """Let a training continue, and end with its own exit code, when its output cannot be written: the reader of a pipe
-    is gone, or the disk of a file is full. Its log is in the run directory too."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and not isinstance(_raw(stream), _TolerantFile):
-            setattr(sys, name, _tolerate(stream))
-
-
-def _is_utf8(stream: io.TextIOWrapper) -> bool:
-    return stream.encoding.lower().replace("-", "") == "utf8"
-
-
-def _open_null(mode: str) -> io.TextIOWrapper:
-    """Open /dev/null for a stream that the caller closed (`>&-`).
-
-    Otherwise the next opened file, perhaps a checkpoint, would get its descriptor, and prints would go there.
-    """
-    # The lowest free descriptor: the one of the closed stream.
-    number = os.open(os.devnull, os.O_RDWR)
-    os.set_inheritable(number, True)
-    stream: io.TextIOWrapper = os.fdopen(number, mode, encoding="utf-8", closefd=False)  # type: ignore[assignment]
-    return stream
-
-
-def _raw(stream: io.TextIOWrapper) -> object:
-    return getattr(stream.buffer, "raw", None)
-
-
-def _tolerate(stream: io.TextIOWrapper, error_number: int | None = None) -> io.TextIOWrapper:
-    """A stream to the same file that discards what cannot be written, by an error of this number or by any."""
-    # What is buffered goes first: two buffers of one file would mix their order.
-    try:
-        stream.flush()
-    except OSError as error:
-        if error_number not in (error.errno, None):
-            raise
-    try:
-        raw = _TolerantFile(stream.fileno(), error_number)
-    except io.UnsupportedOperation:
-        return stream  # It has no descriptor.
-    # An unbuffered stream (PYTHONUNBUFFERED=1) has no line buffering, and this one would keep its lines.
-    is_prompt = stream.line_buffering or stream.write_through
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=is_prompt
-    )
-
-
-class _TolerantFile(io.FileIO):
-    """A terminal or a pipe whose reader may go away, or a file whose disk may be full.
-
-    After a terminal is closed each write fails with EIO, while SIGHUP lets the run save and exit.
-    """
-
-    def __init__(self, descriptor: int, error_number: int | None) -> None:
-        super().__init__(descriptor, "w", closefd=False)
-        self._error_number = error_number
-
-    def write(self, data: object, /) -> int:
-        try:
-            return super().write(data)  # type: ignore[arg-type]
-        except OSError as error:
-            if self._error_number not in (error.errno, None):
-                raise
-            # Reported as written: a short count would make the buffer above try again for ever.
-            return memoryview(data).nbytes  # type: ignore[arg-type]

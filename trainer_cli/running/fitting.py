@@ -39,20 +39,18 @@ from trainer_cli.loggers import JsonlLogger
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
 from trainer_cli.running.disk_failures import explain_disk_failure
 from trainer_cli.running.ending import describe_best, print_already_finished, print_outcome
-from trainer_cli.running.import_torch import import_torch
 from trainer_cli.running.repeated_steps import find_differing_end, repeats_steps
 from trainer_cli.running.resume import keep_records, note_gone_checkpoints, stored_config
 from trainer_cli.running.risen_loss import find_risen_loss, read_losses
 from trainer_cli.running.start import (
     Done,
     Start,
-    fork_of,
-    load_options,
     options_of,
     refuse_no_optimizer,
     start_existing,
     start_new,
 )
+from trainer_cli.running.torch_import import import_torch
 from trainer_cli.running.trigger_files import TriggerFiles
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.forks import describe_fork
@@ -126,7 +124,7 @@ def fit(
             if group.world_size > 1:
                 check_same_origin(group, data.loaders, origin)
             with group.leading() as leads:
-                fork = fork_of(composed, start) if leads else None
+                fork = start.fork(composed) if leads else None
                 if leads:
                     _check_hard_stop(start, trainer, data)
                     _compare_origin(composed, start, fork, data, origin)
@@ -148,7 +146,7 @@ def fit(
         load = (
             options_of(start.entry, start.folder, config.load)
             if start.entry is not None
-            else load_options(config.load, allow_pickle=allow_pickle)
+            else config.load.options(allow_pickle=allow_pickle)
         )
         step_errors = _suggesting_replay(run, trainer) if suggests_replay else nullcontext()
         if group.is_main:
@@ -268,7 +266,7 @@ def _open_run(
         environment=facts,
         resume=None if config.resume in RESUME_WORDS else config.resume,
         differs_until=differs_until,
-        forked_from=describe_fork(fork, counts_on=load_options(config.load).resumes),
+        forked_from=describe_fork(fork, counts_on=config.load.options().resumes),
     )
     if start_step == 0:
         keep_records(run, attempt, begins_anew=start.entry is None)
@@ -440,7 +438,7 @@ def _train(
         raise
     except BaseException as error:
         reason = without_secrets(f"{type(error).__name__}: {error}")
-        # For train.log; commands/main.py prints the message for the terminal.
+        # For train.log; commands/command_line.py prints the message for the terminal.
         log.debug("the run failed", exc_info=True)
         if (failure := explain_disk_failure(error, run.path, trainer)) is not None:
             if failure.exit_code is ExitCode.STOPPED_EARLY:
