@@ -1,7 +1,7 @@
 """The command `train`: its verbs, one module each, and the parsing of its arguments.
 
 A verb is a module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> exit code`; the table `VERBS` of
-`command_line` names it, and it is imported only when it is called. `main` runs one verb. A mistake of the user, which
+`command_line`, or an add-on's `addon.py`, names it, and it is imported only when it is called. `main` runs one verb. A mistake of the user, which
 any code raises as a `TrainError`, becomes one message on stderr and an exit code; any other error is a fault of this
 program, and is shown with its traceback.
 
@@ -13,7 +13,8 @@ It promises:
 A verb parses and prints. What it does is done by `running`, `runs` and the add-ons, which never import this package,
 but for the verbs that add-ons have themselves: they take the flags that several verbs share from here.
 
-Begin with `command_line.main`, then `fit`."""
+Begin with `command_line.main`, then `fit`.
+"""
 
 from __future__ import annotations
 

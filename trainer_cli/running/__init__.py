@@ -16,7 +16,8 @@ Of several ranks, rank 0 locks the run, chooses the checkpoint and writes the fi
 torch is imported by `build` and what needs it, while the checkpoint to resume is verified. A finished run is reported
 without it.
 
-Begin with `fitting`, whose first lines are the order of a fit, then `start`."""
+Begin with `fitting`, whose first lines are the order of a fit, then `start`.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ It promises:
 - A job that fails does not stop the others. The state of a job is read from its run's directory, not remembered.
 - A fork of the server behaves as a fresh process; where that is not sure, a fresh one is started.
 
-Begin with `supervise`, then `sweep`; `fork_server` saves the seconds in which each process would import torch."""
+Begin with `supervise`, then `sweep`; `fork_server` saves the seconds in which each process would import torch.
+"""
 
 from __future__ import annotations
 

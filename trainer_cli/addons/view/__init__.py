@@ -10,7 +10,8 @@ It promises:
   that is printed at the start.
 - Nothing in a run's directory is written but `report.html`. A report that fails never fails the fit: it is a warning.
 
-Begin with `report.py`, then `report_sections` for what is shown and `serve_runs` for what is read again."""
+Begin with `report.py`, then `report_sections` for what is shown and `serve_runs` for what is read again.
+"""
 
 from __future__ import annotations
 
