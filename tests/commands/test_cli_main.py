@@ -73,7 +73,7 @@ def test_any_other_error_and_one_of_input_without_a_file_show_a_traceback(
     assert "fault of train" not in said
     monkeypatch.setenv("TRAIN_FULL_ERROR", "1")
     assert main(["probe"]) == 1
-    assert "main.py" in capsys.readouterr().err.splitlines()[1]
+    assert "command_line.py" in capsys.readouterr().err.splitlines()[1]
 
 
 def test_an_error_of_our_own_code_says_how_to_report_it(

@@ -1,9 +1,9 @@
 """The command `train`: its verbs, one module each, and the parsing of its arguments.
 
 A verb is a module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> exit code`; the table `VERBS` of
-`command_line`, or an add-on's `addon.py`, names it, and it is imported only when it is called. `main` runs one verb. A mistake of the user, which
-any code raises as a `TrainError`, becomes one message on stderr and an exit code; any other error is a fault of this
-program, and is shown with its traceback.
+`command_line`, or an add-on's `addon.py`, names it, and it is imported only when it is called. `main` runs one verb.
+A mistake of the user, which any code raises as a `TrainError`, becomes one message on stderr and an exit code; any
+other error is a fault of this program, and is shown with its traceback.
 
 It promises:
 - `train --help`, completion and the help of a verb import neither torch nor Hydra.
