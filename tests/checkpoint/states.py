@@ -13,9 +13,9 @@ import torch
 
 from trainer_cli.errors import UserError
 from trainer_cli.loads.options import LoadOptions
-from trainer_cli.loads.report import LoadReport
+from trainer_cli.loads.report import LoadReport, list_by_owner
 from trainer_cli.manifest import FileEntry, Manifest, new_digest
-from trainer_cli.state.model_state import Fitting, fit_model, table
+from trainer_cli.state.model_state import Fitting, fit_model
 from trainer_cli.state.optimizer_state import fit_optimizer
 
 
@@ -69,7 +69,9 @@ def restore_optimizer(
 
 def _take(fitting: Fitting) -> None:
     if fitting.faults:
-        raise UserError(table("it does not fit the checkpoint", {"": fitting.faults}), cure="Nothing was loaded.")
+        raise UserError(
+            list_by_owner("it does not fit the checkpoint", {"": fitting.faults}), cure="Nothing was loaded."
+        )
     fitting.load()
 
 

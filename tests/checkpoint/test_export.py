@@ -14,7 +14,8 @@ from command import run_program
 from trainer_cli.addons.formats.export import Average, ExportFormat, export, renamed, replacing
 from trainer_cli.addons.formats.export_run import export_one, strip
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.state.model_state import model_files, weights_of
+from trainer_cli.state.weights import weights_of
+from trainer_cli.trainer.state import model_files
 from trainer_cli.trainer.trainer import Trainer
 
 

@@ -12,17 +12,11 @@ from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import UserError
-from trainer_cli.state.model_state import (
-    are_finite,
-    capture_model,
-    capture_rng,
-    clean_name,
-    parameter_names,
-    restore_rng,
-    unwrapped,
-    warn_of_other_devices,
-)
+from trainer_cli.state.generators import capture_rng, restore_rng
+from trainer_cli.state.model_state import capture_model
+from trainer_cli.state.names import clean_name, parameter_names, unwrapped
 from trainer_cli.state.optimizer_state import capture_optimizer
+from trainer_cli.state.weights import are_finite
 
 
 class Net(nn.Module):
@@ -258,7 +252,7 @@ def test_random_generators_go_on_where_they_were(tmp_path):
 def test_random_states_of_missing_gpus_are_reported(caplog):
     state = capture_rng()
     state["cuda"] = [torch.zeros(16, dtype=torch.uint8)] * (torch.cuda.device_count() + 1)
-    warn_of_other_devices(state)
+    restore_rng(state, warn=True)
     assert "random states of 1 GPUs, but there are 0 here" in caplog.text
 
 

@@ -24,6 +24,7 @@ from trainer_cli.addons.formats.export_run import export_one, strip
 from trainer_cli.addons.formats.huggingface import HuggingFaceFormat
 from trainer_cli.addons.formats.torch_file import TorchFileFormat
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, SyncCheckpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.fill_state import move_tensors
 from trainer_cli.checkpoint.snapshot import SnapshotBuffer
 from trainer_cli.commands.ckpt_inspect import compare, opened
 from trainer_cli.dtensor import local_of, targets_of
@@ -33,7 +34,6 @@ from trainer_cli.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat
 from trainer_cli.format.tree import Undecodable, decode, encode
 from trainer_cli.format.views import extent_of
 from trainer_cli.manifest import DamagedCheckpoint
-from trainer_cli.state.fill_state import move_tensors
 from trainer_cli.storage.local import LocalStorage
 
 SHARING: dict[str, Format] = {

@@ -20,7 +20,7 @@ from ranks import HERE, Fits, fit_on_ranks, new_folder
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.commands.command_line import main
-from trainer_cli.state.model_state import weights_of
+from trainer_cli.state.weights import weights_of
 
 sys.path.insert(0, str(HERE.parent / "integration"))
 from compare import checkpoints, final_state, metrics

@@ -22,7 +22,9 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.errors import UserError
 from trainer_cli.loads.options import LoadOptions
-from trainer_cli.state import model_state
+from trainer_cli.state.generators import capture_rng
+from trainer_cli.state.model_state import fit_model
+from trainer_cli.state.names import clean_name
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.trainer import Trainer
@@ -80,7 +82,7 @@ def test_what_does_not_fit_is_one_table_by_owner_and_nothing_is_taken(tmp_path: 
     made = _trainer(tmp_path)
     before, generators = (
         {name: value.clone() for name, value in made.model.state_dict().items()},
-        model_state.capture_rng(),
+        capture_rng(),
     )
     with pytest.raises(UserError) as caught:
         made.fit(loader())
@@ -101,7 +103,7 @@ def test_what_does_not_fit_is_one_table_by_owner_and_nothing_is_taken(tmp_path: 
         "Nothing was loaded. Resume with the settings and the code of the checkpoint, or save into another folder."
     )
     assert same(dict(made.model.state_dict()), before) == []
-    assert same(model_state.capture_rng(), generators) == []
+    assert same(capture_rng(), generators) == []
     assert made.optimizer.state == {}
     assert (made.progress.step, made.loop.pending_eval_record) == (0, None)
     assert made.callbacks["ema"].state_dict() == {"average": {}}
@@ -316,10 +318,10 @@ def test_a_buffer_has_its_values_under_each_name_of_its_module(make: Callable[[]
         for leaf, value in (("late", torch.ones(3)), ("queue", torch.full((4, 2), 5.0)))
     }
     model = make()
-    fitting, _ = model_state.fit_model(model, state, reshape_buffers=True)
+    fitting, _ = fit_model(model, state, reshape_buffers=True)
     assert fitting.faults == []
     fitting.load()
-    assert same({model_state.clean_name(name): value for name, value in model.state_dict().items()}, state) == []
+    assert same({clean_name(name): value for name, value in model.state_dict().items()}, state) == []
 
 
 def test_other_shapes_of_buffers_are_refused_where_a_new_run_takes_the_weights(tmp_path: Path) -> None:

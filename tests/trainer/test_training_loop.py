@@ -23,7 +23,7 @@ from trainer_cli.data.loader import Loader
 from trainer_cli.errors import NotFiniteError, UserError
 from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.outputs.finite import not_finite
-from trainer_cli.state import model_state
+from trainer_cli.state.generators import capture_rng
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.trainer import Trainer
 
@@ -110,13 +110,13 @@ def test_an_evaluation_leaves_modes_gradients_and_random_state_alone() -> None:
     for parameter in trained.model.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
     modes = [module.training for module in trained.model.modules()]
-    state, generators = copy.deepcopy(trained.model.state_dict()), model_state.capture_rng()
+    state, generators = copy.deepcopy(trained.model.state_dict()), capture_rng()
     trained.validate(loader(noise=0.1, num_workers=0))
     assert [module.training for module in trained.model.modules()] == modes
     assert False in modes
     assert all((parameter.grad == 3).all() for parameter in trained.model.parameters())
     assert same(trained.model.state_dict(), state) == []
-    assert same(model_state.capture_rng(), generators) == []
+    assert same(capture_rng(), generators) == []
 
 
 def test_a_training_is_the_same_with_and_without_evaluations() -> None:

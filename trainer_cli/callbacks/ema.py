@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import ConfigError
-from trainer_cli.state.model_state import capture_model, clean_name, parameter_names, plain_name, unwrapped
-from trainer_cli.state.spectral_norm import find_spectral_norms, spectral_vectors
+from trainer_cli.state import capture_model, clean_name, parameter_names, spectral_vectors, unwrapped
 from trainer_cli.steps import Duration
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import foreach_copy_, foreach_lerp_
@@ -90,7 +89,7 @@ class EMA(Callback):
         self._start_step = steps
         self._warn_if_long(trainer.progress.step, steps, loop.planned_steps)
         # Refuses one whose vectors cannot be computed.
-        list(find_spectral_norms(capture_model(trainer.model)))
+        spectral_vectors(capture_model(trainer.model), computed=False)
         if not self._average and trainer.progress.step >= steps:
             self._begin()
 
@@ -169,7 +168,7 @@ class EMA(Callback):
 
     def check_state(self, state: dict[str, Any]) -> Iterable[str]:
         tensors = self._tensors()
-        saved = {plain_name(name, tensors): value for name, value in (state.get("average") or {}).items()}
+        saved = {clean_name(name, tensors): value for name, value in (state.get("average") or {}).items()}
         buffers = self._buffer_names()
         for name, value in saved.items():
             if name in buffers:
@@ -189,7 +188,7 @@ class EMA(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         tensors = self._tensors()
-        saved = {plain_name(name, tensors): value for name, value in (state.get("average") or {}).items()}
+        saved = {clean_name(name, tensors): value for name, value in (state.get("average") or {}).items()}
         buffers = self._buffer_names()
         self._average = {}
         for name, value in saved.items():
@@ -248,7 +247,7 @@ class EMA(Callback):
         parameters = [*self._pairs[1], *self._halves[1]]
         state = capture_model(self._live_model())
         # Also in evaluation mode a spectral norm is computed by its vectors, which are those of the trained weights.
-        vectors = [state[name] for norm in find_spectral_norms(state) for name in norm[:2]]
+        vectors = list(spectral_vectors(state, computed=False).values())
         # Copies, not swapped tensors: optimizers, strategies and a compiled forward hold the parameters themselves.
         with torch.no_grad():
             before = [tensor.detach().clone() for tensor in (*parameters, *vectors)]
@@ -339,7 +338,7 @@ class SWA(EMA):
         buffers = {clean_name(name): buffer for name, buffer in unwrapped(self._live_model()).named_buffers()}
         tensors = {**super()._tensors(), **buffers}
         # A mean of unit vectors is no unit vector: `spectral_vectors` computes those of the average.
-        vectors = {name for norm in find_spectral_norms(tensors) for name in norm[:2]}
+        vectors = spectral_vectors(tensors, computed=False)
         return {
             name: value
             for name, value in tensors.items()

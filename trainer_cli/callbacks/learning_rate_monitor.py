@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.optim import ONLY
-from trainer_cli.state.model_state import clean_name, unwrapped
+from trainer_cli.state import clean_name, unwrapped
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.state.model_state import clean_name, unwrapped
+from trainer_cli.state import clean_name, unwrapped
 from trainer_cli.torch_compat import foreach_lerp_
 from trainer_cli.trainer.hooks import Callback
 

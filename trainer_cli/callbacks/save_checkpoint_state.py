@@ -17,7 +17,7 @@ from trainer_cli.loads import STATES, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE
 from trainer_cli.policy.rules import Kind
-from trainer_cli.state.model_state import weights_of
+from trainer_cli.state import weights_of
 from trainer_cli.steps import Interval, Progress
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.values import check_duration

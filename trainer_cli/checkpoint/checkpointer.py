@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import torch
 
 from trainer_cli.addons.formats.torch_checkpointer import file_of_rank, read_rank
+from trainer_cli.checkpoint.fill_state import LoadedState, MapLocation, load_into, move_tensors
 from trainer_cli.checkpoint.find import checkpoint_at, errors_of_reading, path_to_save, read_valid_manifest
 from trainer_cli.checkpoint.group_save import GroupSave, compare_ranks
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
@@ -56,7 +57,6 @@ from trainer_cli.layout.naming import is_plain
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE, ProcessGroup, default_group, default_ranks, lone_rank
 from trainer_cli.schema.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, DigestAlgorithm
-from trainer_cli.state.fill_state import LoadedState, MapLocation, load_into, move_tensors
 from trainer_cli.storage.base import ReadableFolder, Storage
 from trainer_cli.storage.open import open_storage
 

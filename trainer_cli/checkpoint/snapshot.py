@@ -18,7 +18,7 @@ import torch
 
 from trainer_cli.format.memory import HostMemory
 from trainer_cli.memory import available_bytes
-from trainer_cli.state.model_state import are_finite
+from trainer_cli.state import are_finite
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:

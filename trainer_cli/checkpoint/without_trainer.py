@@ -16,11 +16,10 @@ from trainer_cli.checkpoint.find import checkpoint_at, path_to_save
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import MissingStateError, UnfitStateError
 from trainer_cli.layout.naming import step_within
-from trainer_cli.loads import OTHER_MODEL, VERSIONS, WEIGHTS, WHOLE, LoadOptions, LoadReport
+from trainer_cli.loads import OTHER_MODEL, VERSIONS, WEIGHTS, WHOLE, LoadOptions, LoadReport, list_by_owner
 from trainer_cli.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
 from trainer_cli.parallel import ALONE
-from trainer_cli.state.model_state import Fitting, capture_model, fit_model, table, versions_of
-from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.state import Fitting, capture_model, capture_optimizer, fit_model, fit_optimizer, versions_of
 
 _MOVED = ("lr", "momentum", "betas")
 """Settings that schedules of torch move: those of a checkpoint differ from the configured ones for this reason."""
@@ -125,7 +124,7 @@ def load_checkpoint(
         fittings["lr_scheduler"] = _fit_scheduler(lr_scheduler, state["lr_scheduler"])
     # All parts are compared before one is loaded, so that a refusal leaves everything as it was.
     if faults := {owner: fits.faults for owner, fits in fittings.items() if fits.faults}:
-        text = table(f"{path} does not fit", faults)
+        text = list_by_owner(f"{path} does not fit", faults)
         cure = _advice(report) if fitting.faults else "To load the model alone, add finetune=True."
         raise UnfitStateError(f"{text}\n", cure=f"Nothing was loaded. {cure}")
     # The schedule first: its own code may still refuse, and then nothing else was changed.

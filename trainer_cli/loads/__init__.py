@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trainer_cli.loads.options import check_states as check_states
     from trainer_cli.loads.report import OTHER_MODEL as OTHER_MODEL
     from trainer_cli.loads.report import LoadReport as LoadReport
+    from trainer_cli.loads.report import list_by_owner as list_by_owner
 
     __all__: list[str]
 else:
@@ -46,6 +47,6 @@ else:
                 "OPTIONAL_STATES"
             ),
             "options": "check_mapping check_states LoadOptions LOG_MARKS STATES VERSIONS WEIGHTS WHOLE",
-            "report": "LoadReport OTHER_MODEL",
+            "report": "list_by_owner LoadReport OTHER_MODEL",
         },
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainer_cli.patterns import matches
 from trainer_cli.terminal import format_count
 
+_SHOWN = 40
+"""Lines of `list_by_owner`."""
 OTHER_MODEL = "The model must have the layers and shapes that the checkpoint was saved with."
 
 
@@ -92,3 +95,15 @@ class LoadReport:
                 if 2 * len(stripped.intersection(shorter)) > len(shorter):
                     return {f"{prefix}*": "*"} if longer is self.unexpected else {"*": f"{prefix}*"}
         return None
+
+
+def list_by_owner(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
+    """A title, and under it each owner's lines; an owner without a name has no column."""
+    width = max(map(len, rows_of), default=0)
+    rows = [
+        f"  {owner:<{width}}  {row}" if owner else f"  {row}"
+        for owner, owner_rows in rows_of.items()
+        for row in owner_rows
+    ]
+    more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+    return "\n".join([f"{title}:", *rows[:_SHOWN], *more])

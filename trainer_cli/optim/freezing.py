@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.patterns import check_pattern, matches, no_match_error
-from trainer_cli.state.model_state import clean_name
+from trainer_cli.state import clean_name
 from trainer_cli.steps import Duration, Interval, Unit
 from trainer_cli.terminal import format_count
 

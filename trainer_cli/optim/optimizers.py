@@ -23,7 +23,7 @@ from trainer_cli.optim.optimizer_modes import explain_missing_closure, needs_clo
 from trainer_cli.outputs.metrics import Number
 from trainer_cli.patterns import check_pattern, did_you_mean, matches, no_match_error
 from trainer_cli.signatures import check_type, make_instance
-from trainer_cli.state.optimizer_state import inner_optimizers
+from trainer_cli.state import inner_optimizers
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ from trainer_cli.optim.scheduler_resume import (
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema.sections import SchedulerInterval
 from trainer_cli.signatures import OPTIMIZER, call_parameters, names_optimizer
-from trainer_cli.state.model_state import Fitting
+from trainer_cli.state import Fitting
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.terminal import format_count
 

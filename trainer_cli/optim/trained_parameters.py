@@ -14,7 +14,7 @@ from torch import nn
 
 from trainer_cli.loads import LoadOptions
 from trainer_cli.optim.freezing import Freezing
-from trainer_cli.state.model_state import Fitting, parameter_names, plain_name
+from trainer_cli.state import Fitting, clean_name, parameter_names
 
 
 class TrainedParameters:
@@ -54,7 +54,7 @@ class TrainedParameters:
     def fit(self, state: Mapping[str, Any], options: LoadOptions) -> Fitting:
         """Compare a saved state, whose names are mapped by `options`, and return what makes its changes."""
         names = {name for name, _ in self._named()}
-        changes = {plain_name(new, names): state[name] for name, new in options.renamed(state).items()}
+        changes = {clean_name(new, names): state[name] for name, new in options.renamed(state).items()}
         rows = [f"{name}: is {value!r}" for name, value in changes.items() if not isinstance(value, bool)]
         return Fitting(rows, lambda: self.load_state_dict(changes))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import NotFiniteError, second_to
 from trainer_cli.outputs.metrics import is_dense, named_leaves, tensors_of
-from trainer_cli.state.model_state import are_finite
+from trainer_cli.state import are_finite
 from trainer_cli.terminal import format_first
 
 if TYPE_CHECKING:

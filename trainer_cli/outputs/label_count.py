@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainer_cli.state.model_state import unwrapped
+from trainer_cli.state import unwrapped
 
 _IGNORED = -100
 """The label that torch's cross entropy, and so every loss of transformers, leaves out by default."""

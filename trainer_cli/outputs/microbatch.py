@@ -15,7 +15,7 @@ from torch import Tensor
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.outputs.metrics import is_known_zero, tensors_of, weighted
 from trainer_cli.outputs.model_call import ForwardState
-from trainer_cli.state import model_state
+from trainer_cli.state import capture_rng, restore_rng
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Microbatches:
         """
         if not self.is_auto:
             return [train_one(microbatch, count) for microbatch, count in split_batch(batch, size, self.size or size)]
-        before, rng = ForwardState(trainer.model), model_state.capture_rng()
+        before, rng = ForwardState(trainer.model), capture_rng()
         while True:
             try:
                 return [
@@ -76,7 +76,7 @@ class Microbatches:
             for optimizer in trainer.optimizers.values():
                 optimizer.zero_grad()
             before.restore()
-            model_state.restore_rng(rng)
+            restore_rng(rng)
             reset_weights()
 
     def _halve(self, failed: int, failure: str) -> None:

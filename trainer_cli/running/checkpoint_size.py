@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.format.base import Format
 from trainer_cli.loads import omit_states
-from trainer_cli.state.model_state import model_files
 from trainer_cli.steps import Progress
 from trainer_cli.trainer.evaluate import refuse_absent_loaders
 from trainer_cli.trainer.messages import ROOT, SILENT
-from trainer_cli.trainer.state import capture
+from trainer_cli.trainer.state import capture, describe
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Builder, Data
@@ -105,7 +104,7 @@ def _prepared_again(builder: Builder, data: Data) -> Trainer:
 def _size(trainer: Trainer, data: Data, format: Format, leave_out: Sequence[str]) -> int:
     # Callbacks create their state here, such as the copy of an average.
     trainer.hooks.call("on_fit_start", trainer, data.train, data.val, trainer.loop)
-    files = sum(map(len, model_files(trainer.model).values()))
+    files = sum(map(len, describe(trainer).files.values()))
     state = omit_states(capture(trainer, with_data=True), leave_out)
     return files + format.plan(state, shapes_only=True).total_bytes
 

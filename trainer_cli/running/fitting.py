@@ -418,7 +418,7 @@ def _train(
     """
     run = start.run
     # Here: it imports torch.
-    from trainer_cli.state.model_state import evaluated_average
+    from trainer_cli.state import evaluated_average
 
     began = time.monotonic()
     result: FitResult | None = None

@@ -14,12 +14,12 @@ from trainer_cli.config.arguments import needs_data
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.layout.naming import CONFIG_FILE
-from trainer_cli.loads import OTHER_MODEL, WEIGHTS
+from trainer_cli.loads import OTHER_MODEL, WEIGHTS, list_by_owner
 from trainer_cli.running.build import Builder
 from trainer_cli.runs.folders import config_of
 from trainer_cli.runs.origin import EvaluatedOrigin
 from trainer_cli.runs.select import select_one
-from trainer_cli.state import model_state
+from trainer_cli.state import capture_rng, fit_model, restore_rng, versions_of
 from trainer_cli.trainer.setup import pick_device
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def load_model(
         sections=("model",),
     )
     # Building the model draws random numbers.
-    generators = model_state.capture_rng()
+    generators = capture_rng()
     try:
         with composed.placing():
             # Only then: building a data set may take long, and needs its files.
@@ -81,14 +81,14 @@ def load_model(
             builder = Builder(composed.config, composed.trust)
             model = builder.model(builder.data().source if with_data else None)
     finally:
-        model_state.restore_rng(generators)
+        restore_rng(generators)
     weights, _, versions = evaluated_weights(checkpoint, average)
     if versions is None and kind_of(checkpoint) is None:
         # Saved before versions were, by the classes that the config names.
-        versions = model_state.versions_of(model)
-    fitting, _ = model_state.fit_model(model, weights, WEIGHTS, versions=versions, cast=True, reshape_buffers=True)
+        versions = versions_of(model)
+    fitting, _ = fit_model(model, weights, WEIGHTS, versions=versions, cast=True, reshape_buffers=True)
     if fitting.faults:
-        table = model_state.table(f"{checkpoint} does not fit", {"model": fitting.faults})
+        table = list_by_owner(f"{checkpoint} does not fit", {"model": fitting.faults})
         raise UserError(f"{table}\n", cure=OTHER_MODEL)
     # Only after all faults are known: a model that is half loaded would pass for a whole one.
     fitting.load()

@@ -1,38 +1,24 @@
-"""Models and random generators to state tree, and back. Optimizers are in optimizer_state.py.
-
-Capturing copies nothing: the tensors of the tree are the live ones. Restoring has two steps: `fit_…` reports all that
-does not fit and changes nothing; the `load` that it returns copies the values in place, without a cast.
-
-The weights in a state, or the average of them that a callback keeps and evaluates in their place.
-"""
+"""Models to state tree, and back. Optimizers are in optimizer_state.py."""
 
 from __future__ import annotations
 
-import json
 import logging
-import random
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from trainer_cli.dtensor import local_of
-from trainer_cli.errors import CheckpointError
-from trainer_cli.layout.naming import MODEL_CONFIG_FILE, STEP_MODULES
+from trainer_cli.layout.naming import STEP_MODULES
 from trainer_cli.loads import WHOLE, LoadOptions, LoadReport
 from trainer_cli.state.load_hooks import Translation, as_state_dict, metadata_of, translate
-from trainer_cli.state.spectral_norm import spectral_vectors
+from trainer_cli.state.names import clean_name, unwrapped
 
 logger = logging.getLogger(__name__)
 
-_COMPILED = "_orig_mod"
-_WRAPPED = "module."
-_SHOWN = 40
 _MOST_NAMED = 3
-_GENERATORS = ("python", "numpy", "torch", "cuda", "mps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +27,6 @@ class Fitting:
 
     faults: list[str]
     load: Callable[[], None]
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without the wrappers that put a prefix before its names."""
-    while True:
-        inner = getattr(model, _COMPILED, None)
-        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def clean_name(name: str) -> str:
-    """A parameter's name without the parts that torch.compile adds."""
-    if _COMPILED not in name:
-        return name
-    return ".".join(component for component in name.split(".") if component != _COMPILED)
 
 
 def capture_model(model: nn.Module) -> dict[str, Any]:
@@ -74,21 +42,6 @@ def versions_of(model: nn.Module) -> dict[str, int]:
     modules = unwrapped(model).named_modules(remove_duplicate=False)
     versions = {clean_name(path): getattr(module, "_version", 1) for path, module in modules}
     return {path: version for path, version in versions.items() if version != 1}
-
-
-def model_files(model: nn.Module) -> dict[str, bytes]:
-    """The small files that belong to the weights: the `config.json` of a model of transformers, none of another."""
-    model = unwrapped(model)
-    to_json = getattr(getattr(model, "config", None), "to_json_string", None)
-    if to_json is None or not hasattr(model, "save_pretrained"):
-        return {}
-    settings = {**json.loads(to_json()), "architectures": [type(model).__name__]}
-    return {MODEL_CONFIG_FILE: json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n"}
-
-
-def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
-    """The clean name of each parameter; of a tied one the first name."""
-    return {value: clean_name(name) for name, value in unwrapped(model).named_parameters()}
 
 
 def fit_model(
@@ -204,66 +157,6 @@ def _with_step_modules(
     return kept | {name: live[name][1] for name in absent}, absent
 
 
-def capture_rng() -> dict[str, Any]:
-    """The states of python's, numpy's and torch's global generators, those of the devices in use included."""
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
-        "numpy": {
-            "kind": kind,
-            "keys": np.array(keys),
-            "position": int(position),
-            "has_gauss": int(has_gauss),
-            "cached": float(cached),
-        },
-        "torch": torch.get_rng_state(),
-        "cuda": [],
-        "mps": None,
-    }
-    if _cuda_in_use():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
-    return state
-
-
-def rng_faults(state: Mapping[str, Any]) -> list[str]:
-    """What `restore_rng` would not find."""
-    return [f"{name}: missing in the checkpoint" for name in _GENERATORS if name not in state]
-
-
-def restore_rng(state: Mapping[str, Any]) -> None:
-    """Restore every generator. Do this last: later draws would change the run."""
-    python, legacy = state["python"], state["numpy"]
-    random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
-    np.random.set_state((legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"]))
-    torch.set_rng_state(state["torch"])
-    for index, device_state in enumerate(state["cuda"][: _cuda_devices()]):
-        torch.cuda.set_rng_state(device_state, index)
-    if state["mps"] is not None and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"])
-
-
-def warn_of_other_devices(state: Mapping[str, Any]) -> None:
-    """Warn if a checkpoint's random state is of another number of GPUs than there are."""
-    if len(state["cuda"]) != _cuda_devices() and (state["cuda"] or _cuda_in_use()):
-        logger.warning(
-            "the checkpoint has random states of %d GPUs, but there are %d here: "
-            "random numbers drawn on a GPU will differ from an uninterrupted run",
-            len(state["cuda"]),
-            _cuda_devices(),
-        )
-
-
-def _cuda_devices() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _cuda_in_use() -> bool:
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
 def renamed(
     state: Mapping[str, Any], live: Container[str], rows: list[str], options: LoadOptions = WHOLE
 ) -> dict[str, Any]:
@@ -275,18 +168,11 @@ def renamed(
     mapped = options.renamed(map(clean_name, state))
     by_name: dict[str, Any] = {}
     for name, value in state.items():
-        name = plain_name(mapped[clean_name(name)], live, state)
+        name = clean_name(mapped[clean_name(name)], live, state)
         if name in by_name:
             rows.append(f"{name}: two tensors of the checkpoint get this name")
         by_name[name] = value
     return by_name
-
-
-def plain_name(name: str, live: Container[str], state: Container[str] = ()) -> str:
-    """A saved name without what torch.compile and parallel wrappers add."""
-    name = clean_name(name)
-    short = name.removeprefix(_WRAPPED)
-    return short if name not in live and short in live and short not in state else name
 
 
 def _fault(live: Any, saved: Any) -> str | None:
@@ -405,83 +291,3 @@ def _untied(targets: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
         if not torch.equal(local_of(saved[other]), local_of(saved[name])):
             rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
     return rows
-
-
-def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
-    """A title, and under it each owner's lines; an owner without a name has no column."""
-    width = max(map(len, rows_of), default=0)
-    rows = [
-        f"  {owner:<{width}}  {row}" if owner else f"  {row}"
-        for owner, owner_rows in rows_of.items()
-        for row in owner_rows
-    ]
-    more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
-    return "\n".join([f"{title}:", *rows[:_SHOWN], *more])
-
-
-def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
-    that some may be."""
-    # Of a sharded one this rank's part.
-    parts = [local_of(tensor).detach() for tensor in tensors]
-    # Torch sums no elements of 8 bits.
-    values = [tensor.float() if tensor.dtype.itemsize == 1 else tensor for tensor in parts if tensor.numel()]
-    # A finite sum proves that all elements are, in a tenth of the time. A sum may overflow though all are finite: then
-    # the largest magnitude decides, without memory of the tensor's size.
-    return _all_finite([tensor.sum() for tensor in values]) or _all_finite(
-        [torch.linalg.vector_norm(tensor, ord=torch.inf) for tensor in values]
-    )
-
-
-def _all_finite(numbers: Sequence[torch.Tensor]) -> bool:
-    return not numbers or bool(torch.stack([torch.isfinite(number) for number in numbers]).all())
-
-
-AVERAGE = "average"
-"""Key of a callback's state: name of a tensor of the model -> its average."""
-
-
-def weights_of(state: Mapping[str, Any], where: str, average: str | None = None) -> dict[str, torch.Tensor]:
-    """The tensors of the model in a state that was read.
-
-    Args:
-        where: the checkpoint, for messages.
-        average: the name of a callback whose averages take the place of the weights that it averages.
-
-    Raises:
-        CheckpointError: there is no model, or no such callback.
-    """
-    weights = {name: value for name, value in state.get("model", {}).items() if isinstance(value, torch.Tensor)}
-    if not weights:
-        raise CheckpointError("the checkpoint has no model", where=where)
-    if average is None:
-        return weights
-    averages_of = {
-        name: callback[AVERAGE]
-        for name, callback in state.get("callbacks", {}).items()
-        if isinstance(callback, Mapping) and callback.get(AVERAGE)
-    }
-    averages = averages_of.get(average)
-    if averages is None or not averages.keys() <= weights.keys():
-        raise CheckpointError(
-            f"the checkpoint has no averaged weights of a callback '{average}'",
-            where=where,
-            cure=f"It has those of {', '.join(averages_of)}." if averages_of else "Leave --ema out.",
-        )
-    # A callback averages tied weights once, under one of their names.
-    of_tensor = {id(weights[name]): value.to(weights[name].dtype) for name, value in averages.items()}
-    weights = {name: of_tensor.get(id(value), value) for name, value in weights.items()}
-    return weights | spectral_vectors(weights)
-
-
-def without_step_modules(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of the model alone, without those that the training step of the run held."""
-    return {name: value for name, value in weights.items() if not name.startswith(f"{STEP_MODULES}.")}
-
-
-def evaluated_average(callbacks: Mapping[str, Any]) -> str | None:
-    """Name of the last callback whose average of the weights evaluations see now; None: no average."""
-    averaging = [
-        name for name, callback in callbacks.items() if callback.evaluates and callback.state_dict().get(AVERAGE)
-    ]
-    return averaging[-1] if averaging else None

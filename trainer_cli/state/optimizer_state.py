@@ -17,7 +17,8 @@ from torch import nn
 
 from trainer_cli.layout.naming import class_name
 from trainer_cli.loads import WHOLE, LoadOptions
-from trainer_cli.state.model_state import Fitting, parameter_names, plain_name
+from trainer_cli.state.model_state import Fitting
+from trainer_cli.state.names import clean_name, parameter_names
 
 ADDED = "added"
 """The key, in an optimizer's saved state, of the names of the untrained parameters of each added group."""
@@ -202,13 +203,13 @@ def fit_optimizer(
     model_names = parameter_names(model)
     renamed = options.renamed([*state["state"], *(name for group in state["groups"] for name in group["params"])])
     every_name = set(model_names.values())
-    in_model = {name: plain_name(new, every_name) for name, new in renamed.items()}
+    in_model = {name: clean_name(new, every_name) for name, new in renamed.items()}
     saved_groups = [{**group, "params": [in_model[name] for name in group["params"]]} for group in state["groups"]]
     configured_count = None if configured is None else len(configured)
     live_groups = match_groups(model_names, optimizer, saved_groups, state.get(ADDED, ()), configured_count)
     names, live = live_groups.names, live_groups.packed
     live_set = set(names)
-    new_name = {name: plain_name(new, live_set) for name, new in renamed.items()}
+    new_name = {name: clean_name(new, live_set) for name, new in renamed.items()}
     ignored = options.ignored({*names, *new_name.values()})
     if not options.strict:
         ignored |= live_set ^ set(new_name.values())

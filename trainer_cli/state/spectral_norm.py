@@ -22,7 +22,7 @@ _ITERATIONS = 15
 _U_OF_PARAMETRIZATION = re.compile(r"(.*\bparametrizations\.[^.]+)\.(\d+)\._u")
 
 
-def find_spectral_norms(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, str, str]]:
+def _find_spectral_norms(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, str, str]]:
     """For each spectral norm among a model's tensors: the names of `u`, of `v`, and of the weight that it divides.
 
     Raises:
@@ -44,14 +44,22 @@ def find_spectral_norms(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, st
             yield u, v, name
 
 
-def spectral_vectors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def spectral_vectors(weights: Mapping[str, Tensor], *, computed: bool = True) -> dict[str, Tensor]:
     """The vectors `u` and `v` of each spectral norm by name, computed for these weights from those that are there.
 
     Collective, if weights are sharded.
+
+    Args:
+        computed: False: the vectors themselves that are there.
+
+    Raises:
+        UserError: one divides what another parametrization returns, which cannot be computed from the tensors alone.
     """
+    if not computed:
+        return {name: weights[name] for u, v, _ in _find_spectral_norms(weights) for name in (u, v)}
     vectors: dict[str, Tensor] = {}
     with torch.no_grad():
-        for u_name, v_name, name in find_spectral_norms(weights):
+        for u_name, v_name, name in _find_spectral_norms(weights):
             dtype = torch.promote_types(weights[u_name].dtype, torch.float32)
             u, v = weights[u_name].to(dtype), weights[v_name].to(dtype)
             matrix = _matrix_of(whole_of(weights[name]).to(dtype), u, v)

@@ -19,7 +19,7 @@ from trainer_cli.loggers import loader_of
 from trainer_cli.outputs.model_call import ForwardState
 from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.signatures import check_type
-from trainer_cli.state import model_state
+from trainer_cli.state import capture_rng, evaluated_average, restore_rng
 from trainer_cli.steps import Progress
 from trainer_cli.terminal import format_count, html_metrics
 from trainer_cli.trainer.hooks import Callback
@@ -178,7 +178,7 @@ def refuse_average_of_present(trainer: Trainer, paths: Sequence[Path | None], lo
     Raises:
         UserError: present weights would be evaluated, and a callback puts an average in their place.
     """
-    average = model_state.evaluated_average(trainer.callbacks)
+    average = evaluated_average(trainer.callbacks)
     if None in paths and not load.average and average is not None:
         raise UserError(
             f"average=False has no effect on the present weights: {average} evaluates its average of them",
@@ -238,7 +238,7 @@ def _evaluate_checkpoint(
             rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
         if not trainer.fitting:
             trainer.metric_logger.flush_evaluation(progress, epoch, loaders)
-    average = model_state.evaluated_average(trainer.callbacks)
+    average = evaluated_average(trainer.callbacks)
     return [Evaluation(path, trainer.loaded_step, name, metrics, average) for name, metrics in rows.items()]
 
 
@@ -275,17 +275,17 @@ def load_checkpoint(trainer: Trainer, path: Path, load: LoadOptions) -> dict[str
 def _evaluating(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Evaluate inside the block: random numbers drawn meanwhile change no training. Yields the random state in which
     each evaluation is to begin."""
-    rng = model_state.capture_rng()
+    rng = capture_rng()
     if (kept := trainer.loading.kept_generators()) is not None:
         # A pending evaluation of an earlier attempt, or one outside of a fit: use the random state that it would have
         # had.
-        model_state.restore_rng(kept)
+        restore_rng(kept)
     try:
         with trainer.modes.evaluating(), exceptions_reported(trainer), ExitStack() as stack:
             trainer.hooks.call("on_enter_validate_all", trainer, stack, loaders)
-            yield model_state.capture_rng()
+            yield capture_rng()
     finally:
-        model_state.restore_rng(rng)
+        restore_rng(rng)
 
 
 def _run(
@@ -298,7 +298,7 @@ def _run(
 ) -> None:
     """Evaluate the present weights on the loaders, and let callbacks evaluate."""
     # Loading a checkpoint may have drawn numbers.
-    model_state.restore_rng(generators)
+    restore_rng(generators)
     with buffers_kept(trainer), ExitStack() as stack:
         trainer.hooks.call("on_enter_evaluation", trainer, stack, due.loaders)
         for name, loader in due.loaders.items():
@@ -448,7 +448,7 @@ def _find_reported_metrics(trainer: Trainer, val_loaders: Mapping[str, Any], nee
 @contextmanager
 def _undone(trainer: Trainer) -> Iterator[None]:
     """Undo what the block changes of the trainer."""
-    generators = model_state.capture_rng()
+    generators = capture_rng()
     states = {
         name: copy.deepcopy(callback.state_dict())
         for name, callback in trainer.callbacks.items()
@@ -471,7 +471,7 @@ def _undone(trainer: Trainer) -> Iterator[None]:
             trainer.step.load_state_dict(step_state)
         trainer.metric_logger.exclude_time(time.monotonic() - began)
         # Last: restoring the states may draw numbers.
-        model_state.restore_rng(generators)
+        restore_rng(generators)
 
 
 def _is_called_by_evaluations(trainer: Trainer, callback: Callback) -> bool:

@@ -22,7 +22,7 @@ from trainer_cli.layout.naming import VARIABLES
 from trainer_cli.loads import LOG_MARKS, VERSIONS, WHOLE, LoadOptions, check_load
 from trainer_cli.parallel import ProcessGroup, check_same
 from trainer_cli.schema.sections import SchedulerInterval
-from trainer_cli.state import model_state
+from trainer_cli.state import capture_model, capture_rng, clean_name, restore_rng
 from trainer_cli.steps import Progress
 from trainer_cli.trainer.hooks import CheckpointSaver
 from trainer_cli.trainer.lengths import begin_epoch
@@ -226,8 +226,8 @@ class Loading:
 
     def _sharded_targets(self, load: LoadOptions) -> Targets | None:
         """The sharded tensors of the model, by their names in a checkpoint."""
-        tensors = model_state.capture_model(self._trainer.model)
-        return targets_of(tensors, lambda name: model_state.plain_name(load.renamed([name])[name], tensors))
+        tensors = capture_model(self._trainer.model)
+        return targets_of(tensors, lambda name: clean_name(load.renamed([name])[name], tensors))
 
     def last_metrics(self) -> dict[str, float]:
         """The last record of metrics. A finished run that was resumed has made no step: use that of its checkpoint."""
@@ -268,7 +268,7 @@ class Loading:
     def keep_generators(self) -> None:
         """Keep the random state for the next fit, so that what other code draws before it changes no training."""
         if self._trainer.seed is not None:
-            self._last_generators = model_state.capture_rng()
+            self._last_generators = capture_rng()
             self._first_generators = self._first_generators or self._last_generators
 
     def kept_generators(self) -> dict[str, Any] | None:
@@ -281,15 +281,14 @@ class Loading:
         Also right before the first step, if a fit continues: its start may draw numbers, which a single fit draws once.
         """
         if self._last_generators is not None:
-            model_state.restore_rng(self._last_generators)
+            restore_rng(self._last_generators)
             if self._trainer.progress.step > 0 and self.rng is None:
                 self.rng = self._last_generators
 
     def restore_rng(self) -> None:
         """Restore the random state of the loaded checkpoint, last before the first step."""
         if self.rng is not None:
-            model_state.warn_of_other_devices(self.rng)
-            model_state.restore_rng(self.rng)
+            restore_rng(self.rng, warn=True)
             self.rng = None
         # If the first step fails, the next fit makes it with the same numbers.
         self.keep_generators()

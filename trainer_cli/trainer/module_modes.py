@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from trainer_cli.patterns import check_pattern, matches, no_match_error
-from trainer_cli.state.model_state import clean_name, unwrapped
+from trainer_cli.state import clean_name, unwrapped
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

@@ -17,7 +17,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loads import LoadOptions
 from trainer_cli.outputs.metrics import sample_count, to_device
 from trainer_cli.patterns import matches
-from trainer_cli.state import model_state
+from trainer_cli.state import capture_rng, restore_rng
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.evaluate import (
     buffers_kept,
@@ -109,9 +109,9 @@ def _predict_or_pad(trainer: Trainer, batch: Any, loader: Any, patterns: Sequenc
 @contextmanager
 def predicting(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[None]:
     """Put the model into evaluation mode, with the weights that evaluations see, such as an average of EMA."""
-    rng = model_state.capture_rng()
+    rng = capture_rng()
     if (kept := trainer.loading.kept_generators()) is not None:
-        model_state.restore_rng(kept)
+        restore_rng(kept)
     try:
         with trainer.modes.evaluating(), ExitStack() as stack, torch.no_grad():
             stack.enter_context(buffers_kept(trainer))
@@ -123,7 +123,7 @@ def predicting(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[None]:
             trainer.step.bind_model(trainer)
             yield
     finally:
-        model_state.restore_rng(rng)
+        restore_rng(rng)
 
 
 def predict_batch(trainer: Trainer, batch: Any, loader: Any, patterns: Sequence[str]) -> tuple[int, dict[str, Any]]:

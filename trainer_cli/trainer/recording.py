@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer_cli.errors import UserError, second_to
 from trainer_cli.loggers import JsonlLogger, Logger, MetricRange, Now, RunFacts
-from trainer_cli.state.model_state import evaluated_average
+from trainer_cli.state import evaluated_average
 from trainer_cli.steps import RunStatus
 from trainer_cli.trainer.full_disk import status_after
 from trainer_cli.trainer.metric_logger import (

@@ -20,8 +20,7 @@ from trainer_cli.loggers import Logger, make_display
 from trainer_cli.parallel import ProcessGroup
 from trainer_cli.patterns import did_you_mean, nearest
 from trainer_cli.signatures import check_type, make_instance
-from trainer_cli.state.model_state import clean_name, fit_model, versions_of
-from trainer_cli.state.optimizer_state import inner_optimizers
+from trainer_cli.state import clean_name, fit_model, inner_optimizers, versions_of
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import compile_deterministically, leave_compiler_out, step_lightly
 

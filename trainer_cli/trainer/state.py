@@ -6,6 +6,7 @@ loaded.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -17,12 +18,25 @@ from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.config.fields import why_may_change
 from trainer_cli.errors import TrainError, UnfitStateError, UserError
 from trainer_cli.format.sharded import RANKS
-from trainer_cli.loads import LOG_MARKS, VERSIONS, LoadOptions, LoadReport
+from trainer_cli.layout.naming import MODEL_CONFIG_FILE
+from trainer_cli.loads import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, list_by_owner
 from trainer_cli.optim import ONLY
 from trainer_cli.outputs.metrics import merge_sums
-from trainer_cli.state import model_state
-from trainer_cli.state.model_state import Fitting, weights_of
-from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.state import (
+    Fitting,
+    capture_model,
+    capture_optimizer,
+    capture_rng,
+    clean_name,
+    evaluated_average,
+    fit_model,
+    fit_optimizer,
+    restore_rng,
+    rng_faults,
+    unwrapped,
+    versions_of,
+    weights_of,
+)
 from trainer_cli.steps import Progress
 from trainer_cli.trainer.setup import seed_rank
 
@@ -96,8 +110,8 @@ def describe(trainer: Trainer) -> CheckpointMetadata:
         epoch=trainer.progress.epoch,
         progress=trainer.progress.state_dict(),
         world_size=trainer.strategy.world_size,
-        average=model_state.evaluated_average(trainer.callbacks),
-        files=model_state.model_files(trainer.model),
+        average=evaluated_average(trainer.callbacks),
+        files=model_files(trainer.model),
     )
 
 
@@ -107,13 +121,13 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
     weights = trainer.modes.evaluation_weights()
     state = Tree(
         model=_captured_model(trainer.model, weights),
-        model_versions=model_state.versions_of(trainer.model),
+        model_versions=versions_of(trainer.model),
         schedulers=trainer.schedulers.state_dict(),
         progress=trainer.progress.state_dict(),
         loop=trainer.loop.state_dict(),
         callbacks={name: kept for name, callback in trainer.callbacks.items() if (kept := callback.state_dict())},
         # Before the first step of a resume, and outside of a fit, the generators are not restored yet.
-        rng=trainer.loading.kept_generators() or model_state.capture_rng(),
+        rng=trainer.loading.kept_generators() or capture_rng(),
     )
     captured = {
         name: capture_optimizer(trainer.model, optimizer, weights, len(trainer.first_settings[name]))
@@ -153,11 +167,11 @@ def settings_of(trainer: Trainer) -> dict[str, str]:
 
 def _captured_model(model: nn.Module, weights: Mapping[nn.Parameter, Any]) -> dict[str, Any]:
     """The model's state with these weights in place of its parameters'."""
-    state = model_state.capture_model(model)
+    state = capture_model(model)
     if weights:
-        for name, parameter in model_state.unwrapped(model).named_parameters(remove_duplicate=False):
+        for name, parameter in unwrapped(model).named_parameters(remove_duplicate=False):
             if parameter in weights:
-                state[model_state.clean_name(name)] = weights[parameter]
+                state[clean_name(name)] = weights[parameter]
     return state
 
 
@@ -175,10 +189,10 @@ def rank_state_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, An
         rank_state |= {"rng": ranks[rank]["rng"]} if "rng" in state else {}
     elif rank and "rng" in state:
         # Generators are restored only after all states are loaded, so seeding here must leave them as they are.
-        before = model_state.capture_rng()
+        before = capture_rng()
         seed_rank(trainer.seed or 0, rank, int(state["progress"]["step"]))
-        rank_state["rng"] = model_state.capture_rng()
-        model_state.restore_rng(before)
+        rank_state["rng"] = capture_rng()
+        restore_rng(before)
     if "loop" in state and state["loop"]["meter"] is not None:
         meters = [saved["loop"]["meter"] for saved in ranks[1:] if saved["loop"]["meter"] is not None]
         # In rank 0 alone: the means add up the sums of all ranks.
@@ -275,7 +289,7 @@ def load_all(
         # Without them, as in old checkpoints, a resume reads the whole log files.
         fittings[LOG_MARKS] = Fitting([], partial(_load_marks, trainer, state))
     if options.takes("rng"):
-        fittings["rng"] = _fit_saved(state, "rng", lambda rng: Fitting(model_state.rng_faults(rng), _nothing))
+        fittings["rng"] = _fit_saved(state, "rng", lambda rng: Fitting(rng_faults(rng), _nothing))
     if options.takes("callbacks"):
         saved_callbacks = state.get("callbacks", {})
         for name, callback in trainer.callbacks.items():
@@ -334,7 +348,7 @@ def _fit_optimizers(
 def _log_weights(report: LoadReport, source: str) -> None:
     log.info("weights from %s (%s)", source, report)
     if report.lines:
-        log.warning("%s", model_state.table(f"not all weights are as in {source}", {"": report.lines}))
+        log.warning("%s", list_by_owner(f"not all weights are as in {source}", {"": report.lines}))
 
 
 def _nothing() -> None:
@@ -344,7 +358,7 @@ def _nothing() -> None:
 def _load(fittings: Mapping[str, Fitting], path: Path, advice: str = ADVICE) -> None:
     faults = {owner: fitting.faults for owner, fitting in fittings.items() if fitting.faults}
     if faults:
-        text = model_state.table(f"{path} does not fit this run", faults)
+        text = list_by_owner(f"{path} does not fit this run", faults)
         raise UnfitStateError(f"{text}\n", cure=f"Nothing was loaded. {advice}")
     # In this order: an optimizer may put the trained weights over those that the model has loaded.
     for fitting in fittings.values():
@@ -366,10 +380,10 @@ def _fit_model(
 ) -> tuple[Fitting, LoadReport]:
     reports = [LoadReport()]
     # A checkpoint that was saved before versions were: the modules of this run have saved it, as far as is known.
-    versions = state.get(VERSIONS, model_state.versions_of(trainer.model) if reshape_buffers else None)
+    versions = state.get(VERSIONS, versions_of(trainer.model) if reshape_buffers else None)
 
     def fit(weights: Any) -> Fitting:
-        fitting, report = model_state.fit_model(
+        fitting, report = fit_model(
             trainer.model,
             weights,
             options,
@@ -463,3 +477,13 @@ def _unmatched_states(trainer: Trainer, state: Mapping[str, Any], options: LoadO
         yield "the checkpoint has a loss scale, but this precision uses none: it is dropped"
     if trainer.scaler is not None and "scaler" not in state:
         yield "the checkpoint has no loss scale: scaling starts new"
+
+
+def model_files(model: nn.Module) -> dict[str, bytes]:
+    """The small files that belong to the weights: the `config.json` of a model of transformers, none of another."""
+    model = unwrapped(model)
+    to_json = getattr(getattr(model, "config", None), "to_json_string", None)
+    if to_json is None or not hasattr(model, "save_pretrained"):
+        return {}
+    settings = {**json.loads(to_json()), "architectures": [type(model).__name__]}
+    return {MODEL_CONFIG_FILE: json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n"}

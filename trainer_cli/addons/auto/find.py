@@ -22,8 +22,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loads import WHOLE
 from trainer_cli.outputs.metrics import read_outputs, sample_count, to_device
 from trainer_cli.outputs.model_call import ForwardState
-from trainer_cli.state import model_state
-from trainer_cli.state.optimizer_state import inner_optimizers
+from trainer_cli.state import capture_rng, inner_optimizers, restore_rng
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.setup import settings_of
@@ -190,11 +189,11 @@ def _try_batch_size(trainer: Trainer, loader: Loader, size: int, steps: int) -> 
 @contextmanager
 def rng_kept() -> Iterator[None]:
     """Restore the random generators after the block."""
-    before = model_state.capture_rng()
+    before = capture_rng()
     try:
         yield
     finally:
-        model_state.restore_rng(before)
+        restore_rng(before)
 
 
 @contextmanager

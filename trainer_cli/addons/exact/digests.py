@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from trainer_cli.dtensor import local_of
 from trainer_cli.format.tensor_file import bytes_of
-from trainer_cli.state.model_state import unwrapped
+from trainer_cli.state import unwrapped
 from trainer_cli.trainer.state import capture
 
 if TYPE_CHECKING:

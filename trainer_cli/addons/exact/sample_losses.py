@@ -15,7 +15,7 @@ from trainer_cli.errors import UserError, one_line
 from trainer_cli.outputs.metrics import read_outputs, sample_count
 from trainer_cli.outputs.microbatch import split_batch
 from trainer_cli.outputs.model_call import ForwardState, make_arguments
-from trainer_cli.state.model_state import capture_rng, restore_rng, unwrapped
+from trainer_cli.state import capture_rng, restore_rng, unwrapped
 from trainer_cli.trainer.module_modes import modes_kept
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from trainer_cli.addons.exact.sample_readers import names_in_batch
 from trainer_cli.errors import TrainError
 from trainer_cli.outputs.finite import rows_with_nan
 from trainer_cli.outputs.metrics import read_evaluation
-from trainer_cli.state.model_state import capture_rng, restore_rng
+from trainer_cli.state import capture_rng, restore_rng
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

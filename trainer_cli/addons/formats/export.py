@@ -13,9 +13,8 @@ import torch
 
 from trainer_cli.addons.text import SCALING
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.loads import LoadOptions
-from trainer_cli.state.load_hooks import as_state_dict
-from trainer_cli.state.model_state import table
+from trainer_cli.loads import LoadOptions, list_by_owner
+from trainer_cli.state import as_state_dict
 from trainer_cli.storage.folder import replacing
 
 Weights = Mapping[str, torch.Tensor]
@@ -173,7 +172,7 @@ class Average:
             CheckpointError: with a table of names, shapes and types that differ from those before.
         """
         if self._last and (rows := list(_differences(self._last, weights))):
-            raise CheckpointError(f"{table(f'{where} differs from those before', {'': rows})}\n")
+            raise CheckpointError(f"{list_by_owner(f'{where} differs from those before', {'': rows})}\n")
         for name, value in weights.items():
             if value.is_floating_point() or value.is_complex():
                 # A running sum in 16 or 32 bits would lose small differences between the checkpoints.

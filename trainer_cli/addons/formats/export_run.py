@@ -26,14 +26,12 @@ from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import is_url
-from trainer_cli.layout.naming import CONFIG_FILE, MODEL_CONFIG_FILE
+from trainer_cli.layout.naming import CONFIG_FILE, MODEL_CONFIG_FILE, STEP_MODULES
 from trainer_cli.loads import VERSIONS, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE
 from trainer_cli.runs.folders import config_of, manifest_of, read_small_file, run_holding
-from trainer_cli.state.load_hooks import metadata_of
-from trainer_cli.state.model_state import weights_of, without_step_modules
-from trainer_cli.state.spectral_norm import spectral_vectors
+from trainer_cli.state import metadata_of, spectral_vectors, weights_of
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
@@ -201,7 +199,7 @@ def evaluated_weights(
     callback = checkpointer.manifest(path).average if ema is None else ema
     callback = None if callback == TRAINED else callback
     state = checkpointer.read(path, ["model", VERSIONS, *([] if callback is None else ["callbacks"])])
-    return without_step_modules(weights_of(state, str(path), callback)), callback, state.get(VERSIONS)
+    return _without_step_modules(weights_of(state, str(path), callback)), callback, state.get(VERSIONS)
 
 
 def _model_files(path: Path, config_file: Path | None = None) -> dict[str, bytes]:
@@ -253,3 +251,8 @@ def _metadata(source: Path, manifest: Manifest | None, reason: str) -> Checkpoin
         source=manifest.source,
         files={**_model_files(source), **({CONFIG_FILE: text.encode()} if text else {})},
     )
+
+
+def _without_step_modules(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of the model alone, without those that the training step of the run held."""
+    return {name: value for name, value in weights.items() if not name.startswith(f"{STEP_MODULES}.")}

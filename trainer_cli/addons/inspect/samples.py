@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainer_cli.callbacks import ValidationCallback
 from trainer_cli.errors import UserError
 from trainer_cli.loggers import import_extra
-from trainer_cli.state.model_state import unwrapped
+from trainer_cli.state import unwrapped
 from trainer_cli.values import check_at_least
 
 if TYPE_CHECKING:

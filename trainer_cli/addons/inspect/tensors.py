@@ -23,7 +23,7 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.outputs.metrics import tensors_of
 from trainer_cli.outputs.model_call import observing
 from trainer_cli.patterns import matches
-from trainer_cli.state.model_state import clean_name, parameter_names, unwrapped
+from trainer_cli.state import clean_name, parameter_names, unwrapped
 from trainer_cli.torch_compat import foreach_norm
 from trainer_cli.trainer.hooks import Callback
 

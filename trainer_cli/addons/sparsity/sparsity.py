@@ -20,7 +20,7 @@ from trainer_cli.dtensor import Target, is_dtensor, local_of, part_of, whole_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.layout.naming import STEP_MODULES
 from trainer_cli.patterns import matches
-from trainer_cli.state.model_state import clean_name, plain_name, unwrapped
+from trainer_cli.state import clean_name, unwrapped
 from trainer_cli.terminal import format_count, format_first
 from trainer_cli.torch_compat import foreach_mul_
 from trainer_cli.trainer.hooks import Callback
@@ -277,7 +277,7 @@ class Sparsity(Callback):
         return {"begun": self._begun, "masks": {name: mask.bool() for name, mask in self._masks.items()}}
 
     def check_state(self, state: dict[str, Any]) -> Iterable[str]:
-        saved = {plain_name(name, self._masks): mask for name, mask in state["masks"].items()}
+        saved = {clean_name(name, self._masks): mask for name, mask in state["masks"].items()}
         for name, mask in saved.items():
             if name not in self._masks:
                 yield f"{name}: has a mask in the checkpoint, but none here"
@@ -288,7 +288,7 @@ class Sparsity(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._begun = bool(state["begun"])
         for name, mask in state["masks"].items():
-            put(self._masks[plain_name(name, self._masks)], mask)
+            put(self._masks[clean_name(name, self._masks)], mask)
         self._count()
 
     def _count(self) -> None:

@@ -1,0 +1,40 @@
+"""Names of a model's tensors, without what wrappers of the model add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from torch import nn
+
+_COMPILED = "_orig_mod"
+_WRAPPED = "module."
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without the wrappers that put a prefix before its names."""
+    while True:
+        inner = getattr(model, _COMPILED, None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def clean_name(name: str, live: Container[str] = (), state: Container[str] = ()) -> str:
+    """A tensor's name without the parts that torch.compile adds.
+
+    Args:
+        live: names of the model. If the name is of none of them, but is without the prefix of a parallel wrapper, it
+            loses this prefix, too.
+        state: all names beside which it was saved: a name among them is not given to another tensor.
+    """
+    if _COMPILED in name:
+        name = ".".join(component for component in name.split(".") if component != _COMPILED)
+    short = name.removeprefix(_WRAPPED)
+    return short if name not in live and short in live and short not in state else name
+
+
+def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
+    """The clean name of each parameter; of a tied one the first name."""
+    return {value: clean_name(name) for name, value in unwrapped(model).named_parameters()}
