@@ -39,7 +39,7 @@ class Mutant(NamedTuple):
 
 # Name: old text, new text.
 OF_POLICY = {
-    "a saved step is saved again": ("    if at.last_saved_step == now.step:\n        return None\n", ""),
+    "a saved step is saved again": ("        if at.last_saved_step == now.step:\n            return None\n", ""),
     "a step after the saved one counts as saved": (
         "at.last_saved_step == now.step:",
         "at.last_saved_step == now.step - 1:",
@@ -48,40 +48,40 @@ OF_POLICY = {
         "if at.last_saved_step == now.step:",
         "if at.last_saved_step is not None and at.last_saved_step >= now.step - 1:",
     ),
-    "fixed steps are not saved": ("if now.step in rules.fixed_steps:", "if False:"),
-    "fixed steps one late": ("if now.step in rules.fixed_steps:", "if now.step - 1 in rules.fixed_steps:"),
+    "fixed steps are not saved": ("if now.step in self.fixed_steps:", "if False:"),
+    "fixed steps one late": ("if now.step in self.fixed_steps:", "if now.step - 1 in self.fixed_steps:"),
     "fixed steps are ephemeral": (
-        'Decision(Kind.regular, f"fixed step {now.step}")',
-        'Decision(Kind.ephemeral, f"fixed step {now.step}")',
+        'Decision(CheckpointKind.regular, f"fixed step {now.step}")',
+        'Decision(CheckpointKind.ephemeral, f"fixed step {now.step}")',
     ),
     "fixed steps wait for training": (
-        "if now.step in rules.fixed_steps:",
-        "if now.step in rules.fixed_steps and occasion is not Occasion.pre_train:",
+        "if now.step in self.fixed_steps:",
+        "if now.step in self.fixed_steps and occasion is not Occasion.pre_train:",
     ),
     "the first moment is like any other": ("if occasion is Occasion.pre_train:", "if False:"),
     "null saves after a load": ("is_due = not at.loaded if", "is_due = True if"),
     "null never saves before the first step": ("is_due = not at.loaded if", "is_due = False if"),
     "null is turned round": ("is_due = not at.loaded if", "is_due = at.loaded if"),
     "pre_train counts only where nothing was loaded": (
-        "else rules.pre_train\n",
-        "else rules.pre_train and not at.loaded\n",
+        "else self.pre_train\n",
+        "else self.pre_train and not at.loaded\n",
     ),
     "the first checkpoint is ephemeral": (
-        'Decision(Kind.regular, "before the first step")',
-        'Decision(Kind.ephemeral, "before the first step")',
+        'Decision(CheckpointKind.regular, "before the first step")',
+        'Decision(CheckpointKind.ephemeral, "before the first step")',
     ),
-    "intervals are not saved": ("if rules.save_interval is not None and rules.save_interval.due(now):", "if False:"),
+    "intervals are not saved": ("if self.save_interval is not None and self.save_interval.due(now):", "if False:"),
     "intervals are ephemeral": (
-        "return Decision(Kind.regular, str(rules.save_interval))",
-        "return Decision(Kind.ephemeral, str(rules.save_interval))",
+        "return Decision(CheckpointKind.regular, str(self.save_interval))",
+        "return Decision(CheckpointKind.ephemeral, str(self.save_interval))",
     ),
     "intervals count at ordinary steps alone": (
-        "rules.save_interval.due(now):\n        return",
-        "rules.save_interval.due(now) and occasion is Occasion.step:\n        return",
+        "self.save_interval.due(now):\n            return",
+        "self.save_interval.due(now) and occasion is Occasion.step:\n            return",
     ),
-    "the end is not saved": ("if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:", "if False:"),
+    "the end is not saved": ("if occasion in (Occasion.final, Occasion.last_stop) and self.save_final:", "if False:"),
     "the end is saved always": (
-        "(Occasion.final, Occasion.last_stop) and rules.save_final:",
+        "(Occasion.final, Occasion.last_stop) and self.save_final:",
         "(Occasion.final, Occasion.last_stop):",
     ),
     "every stop is an end": (
@@ -90,20 +90,26 @@ OF_POLICY = {
     ),
     "a stop at the very end is no end": ("(Occasion.final, Occasion.last_stop) and", "(Occasion.final,) and"),
     "the end is ephemeral": (
-        'Decision(Kind.regular, "end of training")',
-        'Decision(Kind.ephemeral, "end of training")',
+        'Decision(CheckpointKind.regular, "end of training")',
+        'Decision(CheckpointKind.ephemeral, "end of training")',
     ),
     "a requested save is not made": ("if at.save_requested:", "if False:"),
     "a requested save waits for a release": ("if at.save_requested:", "if at.save_requested and not at.on_hold:"),
-    "a requested save is ephemeral": ('Decision(Kind.regular, "requested")', 'Decision(Kind.ephemeral, "requested")'),
-    "the best are not saved": ("if rules.keep_best is not None and (merit", "if False and (merit"),
-    "the best are regular": ("return Decision(Kind.ephemeral, merit)", "return Decision(Kind.regular, merit)"),
+    "a requested save is ephemeral": (
+        'Decision(CheckpointKind.regular, "requested")',
+        'Decision(CheckpointKind.ephemeral, "requested")',
+    ),
+    "the best are not saved": ("if self.keep_best is not None and (merit", "if False and (merit"),
+    "the best are regular": (
+        "return Decision(CheckpointKind.ephemeral, merit)",
+        "return Decision(CheckpointKind.regular, merit)",
+    ),
     "a stop is not saved": (
-        "(Occasion.stop, Occasion.last_stop) and rules.save_on_stop:",
-        "() and rules.save_on_stop:",
+        "(Occasion.stop, Occasion.last_stop) and self.save_on_stop:",
+        "() and self.save_on_stop:",
     ),
     "a stop is saved always": (
-        "(Occasion.stop, Occasion.last_stop) and rules.save_on_stop:",
+        "(Occasion.stop, Occasion.last_stop) and self.save_on_stop:",
         "(Occasion.stop, Occasion.last_stop):",
     ),
     "a stop at the very end is no stop": (
@@ -111,18 +117,18 @@ OF_POLICY = {
         "(Occasion.stop,) and",
     ),
     "a stop is regular": (
-        'Decision(Kind.ephemeral, "training was stopped")',
-        'Decision(Kind.regular, "training was stopped")',
+        'Decision(CheckpointKind.ephemeral, "training was stopped")',
+        'Decision(CheckpointKind.regular, "training was stopped")',
     ),
-    "a hold is not heeded": ("due(now) and not at.on_hold and not _cool", "due(now) and not _cool"),
+    "a hold is not heeded": ("due(now) and not at.on_hold and not self._cool", "due(now) and not self._cool"),
     "a hold is turned round": ("due(now) and not at.on_hold and", "due(now) and at.on_hold and"),
     "there is no cooldown": (
-        "due(now) and not at.on_hold and not _cooling_down(rules, at)",
+        "due(now) and not at.on_hold and not self._cools_down(at)",
         "due(now) and not at.on_hold",
     ),
     "ephemeral intervals are regular": (
-        'Decision(Kind.ephemeral, f"{often}, ephemeral")',
-        'Decision(Kind.regular, f"{often}, ephemeral")',
+        'Decision(CheckpointKind.ephemeral, f"{often}, ephemeral")',
+        'Decision(CheckpointKind.regular, f"{often}, ephemeral")',
     ),
     "ephemeral intervals are not saved": ("if often is not None and often.due(now)", "if False and often.due(now)"),
     "the cooldown is one step longer": (
@@ -135,35 +141,36 @@ OF_POLICY = {
         "at.now.step - (at.last_saved_step or 0) < cooldown",
     ),
     "a stop goes before a requested save": (
-        "    if at.save_requested:\n",
-        "    if occasion is Occasion.stop and rules.save_on_stop:\n"
-        '        return Decision(Kind.ephemeral, "training was stopped")\n    if at.save_requested:\n',
+        "        if at.save_requested:\n",
+        "        if occasion is Occasion.stop and self.save_on_stop:\n"
+        '            return Decision(CheckpointKind.ephemeral, "training was stopped")\n'
+        "        if at.save_requested:\n",
     ),
     "the best go before a requested save": (
-        "    if at.save_requested:\n",
-        "    if rules.keep_best is not None and (merit := rules.keep_best.why_enter(at.metrics, at.saved)):\n"
-        "        return Decision(Kind.ephemeral, merit)\n    if at.save_requested:\n",
+        "        if at.save_requested:\n",
+        "        if self.keep_best is not None and (merit := self.keep_best.why_enter(at.metrics, at.saved)):\n"
+        "            return Decision(CheckpointKind.ephemeral, merit)\n        if at.save_requested:\n",
     ),
     "the ephemeral interval goes before the end": (
-        "    if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:\n",
-        "    if rules.ephemeral_save_interval is not None and rules.ephemeral_save_interval.due(now):\n"
-        '        return Decision(Kind.ephemeral, "often")\n'
-        "    if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:\n",
+        "        if occasion in (Occasion.final, Occasion.last_stop) and self.save_final:\n",
+        "        if self.ephemeral_save_interval is not None and self.ephemeral_save_interval.due(now):\n"
+        '            return Decision(CheckpointKind.ephemeral, "often")\n'
+        "        if occasion in (Occasion.final, Occasion.last_stop) and self.save_final:\n",
     ),
     "the first moment goes before fixed steps": (
-        "    if now.step in rules.fixed_steps:\n",
-        "    if occasion is Occasion.pre_train and rules.pre_train is False:\n        return None\n"
-        "    if now.step in rules.fixed_steps:\n",
+        "        if now.step in self.fixed_steps:\n",
+        "        if occasion is Occasion.pre_train and self.pre_train is False:\n            return None\n"
+        "        if now.step in self.fixed_steps:\n",
     ),
     "the next save forgets fixed steps": (
-        "steps = [step for step in rules.fixed_steps if step > now.step]",
+        "steps = [step for step in self.fixed_steps if step > now.step]",
         "steps = []",
     ),
     "the next save is one fixed step late": ("if step > now.step]", "if step > now.step + 1]"),
     "the next save may be now": ("if step > now.step]", "if step >= now.step]"),
     "the next save forgets the ephemeral interval": (
-        "intervals = (rules.save_interval, rules.ephemeral_save_interval)",
-        "intervals = (rules.save_interval,)",
+        "intervals = (self.save_interval, self.ephemeral_save_interval)",
+        "intervals = (self.save_interval,)",
     ),
     "the next save is the latest": ("return min(steps, default=None)", "return max(steps, default=None)"),
     "weights with NaN rank": ("if checkpoint.finite and self.value", "if self.value"),
@@ -180,69 +187,69 @@ OF_POLICY = {
     "all enter": ("if len(best) == self.count and", "if False and"),
     "the oldest are the newest": ('key=attrgetter("step", "name"), reverse=True', 'key=attrgetter("step", "name")'),
     "weights with NaN are counted": (
-        " if checkpoint.finite and checkpoint.kind is Kind.regular]",
-        " if checkpoint.kind is Kind.regular]",
+        " if checkpoint.finite and checkpoint.kind is CheckpointKind.regular\n",
+        " if checkpoint.kind is CheckpointKind.regular\n",
     ),
     "ephemerals are counted": (
-        " if checkpoint.finite and checkpoint.kind is Kind.regular]",
-        " if checkpoint.finite]",
+        " if checkpoint.finite and checkpoint.kind is CheckpointKind.regular\n",
+        " if checkpoint.finite\n",
     ),
     "one more is counted": (
-        "regulars[: rules.max_checkpoints or 0]",
-        "regulars[: (rules.max_checkpoints or 0) + 1]",
+        "regulars[: self.max_checkpoints or 0]",
+        "regulars[: (self.max_checkpoints or 0) + 1]",
     ),
     "the newest of all may go": ("checkpoint in (*ordered[:1], *islice(finite, 1))", "checkpoint in islice(finite, 1)"),
     "the newest good one may go": ("checkpoint in (*ordered[:1], *islice(finite, 1))", "checkpoint in ordered[:1]"),
-    "never removes": ("if rules.remove is Removal.never:", "if False:"),
-    "pins are not heeded": ("    if checkpoint.pinned:\n", "    if False:\n"),
-    "fixed steps go": ("    if checkpoint.step in rules.fixed_steps:\n", "    if False:\n"),
+    "never removes": ("if self.remove is Removal.never:", "if False:"),
+    "pins are not heeded": ("        if checkpoint.pinned:\n", "        if False:\n"),
+    "fixed steps go": ("        if checkpoint.step in self.fixed_steps:\n", "        if False:\n"),
     "the best go": (
-        "if rules.keep_best is not None and checkpoint.name in leading.best:",
+        "if self.keep_best is not None and checkpoint.name in leading.best:",
         "if False and checkpoint.name in leading.best:",
     ),
     "finished ones stay": (
-        "    if checkpoint.name in leading.newest:\n",
-        "    if checkpoint.name in leading.newest or checkpoint.finished:\n",
+        "        if checkpoint.name in leading.newest:\n",
+        "        if checkpoint.name in leading.newest or checkpoint.finished:\n",
     ),
     "ephemerals are regular": (
-        "if checkpoint.kind is Kind.ephemeral or not checkpoint.finite:\n        return None",
-        "if not checkpoint.finite:\n        return None",
+        "if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None",
+        "if not checkpoint.finite:\n            return None",
     ),
     "weights with NaN stay": (
-        "if checkpoint.kind is Kind.ephemeral or not checkpoint.finite:\n        return None",
-        "if checkpoint.kind is Kind.ephemeral:\n        return None",
+        "if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None",
+        "if checkpoint.kind is CheckpointKind.ephemeral:\n            return None",
     ),
     "the best ephemerals go": (
-        "    if rules.keep_best is not None and checkpoint.name in leading.best:\n",
-        "    if checkpoint.kind is Kind.ephemeral:\n        return None\n"
-        "    if rules.keep_best is not None and checkpoint.name in leading.best:\n",
+        "        if self.keep_best is not None and checkpoint.name in leading.best:\n",
+        "        if checkpoint.kind is CheckpointKind.ephemeral:\n            return None\n"
+        "        if self.keep_best is not None and checkpoint.name in leading.best:\n",
     ),
-    "keep_every keeps nothing": ("if rules.keep_every is not None and (named", "if False and (named"),
+    "keep_every keeps nothing": ("if self.keep_every is not None and (named", "if False and (named"),
     "keep_every keeps ephemerals": (
-        "    if checkpoint.kind is Kind.ephemeral or not checkpoint.finite:\n        return None\n",
-        "    if rules.keep_every is not None and _names(rules.keep_every, checkpoint):\n        return 'kept'\n"
-        "    if checkpoint.kind is Kind.ephemeral or not checkpoint.finite:\n        return None\n",
+        "        if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None\n",
+        "        if self.keep_every is not None and _names(self.keep_every, checkpoint):\n            return 'kept'\n"
+        "        if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None\n",
     ),
-    "ephemeral_only is all_without_rule": ("if rules.remove is Removal.ephemeral_only:", "if False:"),
-    "all_without_rule is ephemeral_only": ("if rules.remove is Removal.ephemeral_only:", "if True:"),
+    "ephemeral_only is all_without_rule": ("if self.remove is Removal.ephemeral_only:", "if False:"),
+    "all_without_rule is ephemeral_only": ("if self.remove is Removal.ephemeral_only:", "if True:"),
     "max_checkpoints keeps all": (
-        "return _among(rules.max_checkpoints) if checkpoint.name in leading.counted else None",
+        "return _among(self.max_checkpoints) if checkpoint.name in leading.counted else None",
         'return "all"',
     ),
-    "null keeps none": ('            return "regular"\n', "            return None\n"),
-    "step 0 may go": ("    if checkpoint.step == 0:\n", "    if False:\n"),
+    "null keeps none": ('                return "regular"\n', "                return None\n"),
+    "step 0 may go": ("        if checkpoint.step == 0:\n", "        if False:\n"),
     "interval steps may go": (
-        "if rules.save_interval is not None and (named := _names(rules.save",
-        "if False and (named := _names(rules.save",
+        "if self.save_interval is not None and (named := _names(self.save",
+        "if False and (named := _names(self.save",
     ),
     "max_checkpoints is not for all_without_rule": (
-        "    if rules.max_checkpoints is not None and checkpoint.name in leading.counted:\n",
-        "    if False:\n",
+        "        if self.max_checkpoints is not None and checkpoint.name in leading.counted:\n",
+        "        if False:\n",
     ),
     "all_without_rule without a number keeps all": (
-        "    if rules.max_checkpoints is not None and checkpoint.name in leading.counted:\n"
-        "        return _among(rules.max_checkpoints)\n    return None\n",
-        '    return "all"\n',
+        "        if self.max_checkpoints is not None and checkpoint.name in leading.counted:\n"
+        "            return _among(self.max_checkpoints)\n        return None\n",
+        '        return "all"\n',
     ),
     "what steps cannot tell goes": (
         "    if checkpoint.progress is None and interval.steps is None:\n",
@@ -254,8 +261,8 @@ OF_POLICY = {
     ),
     "removal begins with the newest": ("for checkpoint in reversed(may_go)", "for checkpoint in may_go"),
     "removal takes what is kept": (
-        "if _why_stays(checkpoint, rules, leading) is None\n    }",
-        "if _why_stays(checkpoint, rules, leading) is not None\n    }",
+        "if self._why_stays(checkpoint, leading) is None\n        }",
+        "if self._why_stays(checkpoint, leading) is not None\n        }",
     ),
 }
 

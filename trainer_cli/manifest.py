@@ -16,7 +16,7 @@ from trainer_cli.errors import CheckpointError, UserError, one_line
 from trainer_cli.layout.naming import MANIFEST_FILE, PINNED_FILE, is_plain
 from trainer_cli.layout.parts import PartTable
 from trainer_cli.layout.shards import Shard
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy import CheckpointKind
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 
 SCHEMA_VERSION = 2
@@ -76,7 +76,7 @@ class Manifest:
     attempt: int
     step: int
     epoch: int
-    kind: Kind
+    kind: CheckpointKind
     reason: str
     """Why it was saved: a sentence."""
     name: str | None = None
@@ -336,7 +336,7 @@ def _maps_to(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(allowed, value.values()))
 
 
-_KINDS = {kind.on_disk: kind for kind in Kind}
+_KINDS = {kind.on_disk: kind for kind in CheckpointKind}
 _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "run_id": _is_text,
     "attempt": _is_count,

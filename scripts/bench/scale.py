@@ -30,7 +30,7 @@ from trainer_cli.checkpoint.save import RankFiles
 from trainer_cli.layout.parts import PartTable, group_names, why_uncovered
 from trainer_cli.layout.shards import Shard
 from trainer_cli.manifest import FileEntry, Manifest
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 
 MB = 1_000_000
 STEP_US = Column("step", "µs", 1, resolution=10.0)
@@ -189,7 +189,8 @@ def _committed(reports: list[bytes], tensors: int) -> dict[str, float]:
     assert why_uncovered(_names(tensors), table, {}) is None
     files = {file: entry for rank in ranks for file, entry in rank.files.items()}
     manifest = Manifest(
-        run_id="r", attempt=1, step=1, epoch=0, kind=Kind.regular, reason="r", world_size=len(ranks), files=files,
+        run_id="r", attempt=1, step=1, epoch=0, kind=CheckpointKind.regular, reason="r", world_size=len(ranks),
+        files=files,
         shards=table,
     )  # fmt: skip
     text = manifest.to_bytes()

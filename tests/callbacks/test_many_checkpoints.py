@@ -20,7 +20,7 @@ from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint import catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.manifest import Manifest
-from trainer_cli.policy.rules import BestRule, Kind, RetentionRules
+from trainer_cli.policy.rules import BestRule, CheckpointKind, RetentionRules
 from trainer_cli.schema.checkpoint_config import Removal
 from trainer_cli.steps.intervals import Duration, Interval
 from trainer_cli.storage.local import LocalStorage
@@ -163,11 +163,11 @@ def test_where_nothing_is_removed_a_save_looks_at_no_other_checkpoint(retention:
 
 def test_one_that_became_permanent_is_not_removed_as_ephemeral(retention: Retention) -> None:
     for step in (1, 2):
-        amend(retention.folder / f"step{step}", kind=Kind.ephemeral)
+        amend(retention.folder / f"step{step}", kind=CheckpointKind.ephemeral)
     retention = Retention(retention.folder, retention.storage, "r")
     retention.rules = RetentionRules(keep_every=Interval(Duration.parse("1st")))
     seen = retention.own()
-    amend(retention.folder / "step2", kind=Kind.regular)
+    amend(retention.folder / "step2", kind=CheckpointKind.regular)
     retention.retire(None)
-    assert [entry.manifest and entry.manifest.kind for entry in seen[:2]] == [Kind.ephemeral] * 2
+    assert [entry.manifest and entry.manifest.kind for entry in seen[:2]] == [CheckpointKind.ephemeral] * 2
     assert sorted(os.listdir(retention.folder)) == ["step2", "step3", "step4"]

@@ -24,7 +24,7 @@ from trainer_cli.config.compose import compose
 from trainer_cli.errors import ConfigError
 from trainer_cli.metric_modes import Mode, choose_mode
 from trainer_cli.optim.scheduler_intervals import Scheduled
-from trainer_cli.policy.rules import BestRule, Kind, Moment, RetentionRules, Saved, SaveRules, why_keep, why_save
+from trainer_cli.policy.rules import BestRule, CheckpointKind, Moment, RetentionRules, Saved, SaveRules
 from trainer_cli.schema.checkpoint_config import KeepBestConfig
 from trainer_cli.steps.intervals import Duration, Interval
 from trainer_cli.steps.progress import Progress
@@ -136,7 +136,7 @@ def a_cooldown_counts_evaluations() -> None:
 
 def an_ephemeral_cooldown_counts_steps() -> None:
     rules = SaveRules(ephemeral_save_interval=Interval(Duration.parse(1)), ephemeral_cooldown=Duration.parse(3))
-    assert [why_save(rules, Moment(Progress(step=step), last_saved_step=4)) is not None for step in (6, 7)] == [
+    assert [rules.why_save(Moment(Progress(step=step), last_saved_step=4)) is not None for step in (6, 7)] == [
         False,
         True,
     ]
@@ -148,15 +148,17 @@ def nothing_is_kept_for_a_metric_by_default() -> None:
 
 def of_equal_values_the_newer_stays() -> None:
     rule = BestRule("val/loss", Mode.min, 1)
-    older, newer = (Saved(f"step{step}", step, Kind.ephemeral, metrics={"val/loss": 1.0}) for step in (1, 2))
+    older, newer = (Saved(f"step{step}", step, CheckpointKind.ephemeral, metrics={"val/loss": 1.0}) for step in (1, 2))
     assert rule.ranked([older, newer]) == [newer]
     assert rule.why_enter(newer.metrics, [older]) is not None
 
 
 def the_best_is_kept_beside_max_checkpoints() -> None:
-    saved = [Saved(f"step{step}", step, Kind.regular, metrics={"val/loss": float(step)}) for step in range(1, 6)]
+    saved = [
+        Saved(f"step{step}", step, CheckpointKind.regular, metrics={"val/loss": float(step)}) for step in range(1, 6)
+    ]
     rules = RetentionRules(max_checkpoints=2, keep_best=BestRule("val/loss"))
-    assert sorted(why_keep(saved, rules)) == ["step1", "step4", "step5"]
+    assert sorted(rules.why_keep(saved)) == ["step1", "step4", "step5"]
 
 
 class AveragedByTorch(Callback):

@@ -29,7 +29,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpoi
 from trainer_cli.errors import CheckpointError
 from trainer_cli.layout.naming import Naming, removed_marker
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.policy.rules import Kind, Saved
+from trainer_cli.policy.rules import CheckpointKind, Saved
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.local import LocalStorage
 
@@ -39,7 +39,7 @@ def root(tmp_path):
     checkpointer = SyncCheckpointer()
     for step, run, finite in ((10, "a", True), (9, "a", True), (100, "b", True), (200, "a", False)):
         facts = CheckpointMetadata(
-            run_id=run, step=step, finite=finite, kind=Kind.ephemeral if step == 9 else Kind.regular
+            run_id=run, step=step, finite=finite, kind=CheckpointKind.ephemeral if step == 9 else CheckpointKind.regular
         )
         checkpointer.save(small_state(step), tmp_path / f"step{step}", metadata=facts)
     return tmp_path
@@ -65,9 +65,9 @@ def test_the_newest_of_a_run_is_not_another_runs_and_is_finite(root):
 def test_the_facts_for_the_policy_come_from_the_manifest(root):
     (root / "step10" / "pinned").touch()
     saved = [entry.facts for entry in Catalog(LocalStorage(root)).entries()]
-    assert saved[0] == Saved("step9", 9, Kind.ephemeral)
-    assert saved[1] == Saved("step10", 10, Kind.regular, pinned=True)
-    assert saved[3] == Saved("step200", 200, Kind.regular, finite=False)
+    assert saved[0] == Saved("step9", 9, CheckpointKind.ephemeral)
+    assert saved[1] == Saved("step10", 10, CheckpointKind.regular, pinned=True)
+    assert saved[3] == Saved("step200", 200, CheckpointKind.regular, finite=False)
 
 
 def manifests_read(root: Path) -> tuple[list[str], int]:
@@ -89,7 +89,7 @@ def test_the_catalogs_of_a_process_read_a_manifest_once_until_it_changes(root):
 def test_what_is_remembered_is_what_is_listed(root):
     shutil.copytree(root / "step10", root / "kept")
     path = root / "step100" / "manifest.json"
-    path.write_bytes(replace(Manifest.parse(path.read_bytes()), kind=Kind.replayed).to_bytes())
+    path.write_bytes(replace(Manifest.parse(path.read_bytes()), kind=CheckpointKind.replayed).to_bytes())
     (root / "step9" / "manifest.json").unlink()
     (root / "step300").write_text("a file")
     catalog = Catalog(LocalStorage(root))

@@ -30,7 +30,7 @@ from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.format import open as registry
 from trainer_cli.format.sharded import TensorsFormat
 from trainer_cli.manifest import UnsavableState
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.storage import manifest_lock
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.local import LocalStorage
@@ -67,7 +67,8 @@ def test_a_state_comes_back_as_it_was(checkpointer, tmp_path):
 
 def test_the_manifest_says_what_the_caller_said(checkpointer, tmp_path):
     facts = CheckpointMetadata(
-        run_id="r", attempt=2, step=5, epoch=1, kind=Kind.ephemeral, reason="every 5 steps", finished="max_duration",
+        run_id="r", attempt=2, step=5, epoch=1, kind=CheckpointKind.ephemeral, reason="every 5 steps",
+        finished="max_duration",
         metrics={"val/loss": math.inf}, finite=False, config_digest="sha256:x", target_packages=("mine",), world_size=1,
         versions={"trainer-cli": "1"}, files={"config.yaml": b"a: 1\n", "empty": b""},
     )  # fmt: skip

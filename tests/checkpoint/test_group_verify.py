@@ -14,7 +14,7 @@ from trainer_cli.checkpoint.catalog import Catalog, why_damaged
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.group_verify import GroupVerifier, share_of
 from trainer_cli.manifest import FileEntry, Manifest
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.storage.local import LocalStorage
 
 FILES = {"a": 100, "b": 60, "c": 50, "d": 10, "e": 0}
@@ -22,7 +22,7 @@ FILES = {"a": 100, "b": 60, "c": 50, "d": 10, "e": 0}
 
 def manifest_of(sizes: dict[str, int]) -> Manifest:
     files = {name: FileEntry(size, "xxh3_128:0") for name, size in sizes.items()}
-    return Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.regular, reason="by hand", files=files)
+    return Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=CheckpointKind.regular, reason="by hand", files=files)
 
 
 @pytest.fixture

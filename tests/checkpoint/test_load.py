@@ -22,7 +22,7 @@ from trainer_cli.format import verified_file
 from trainer_cli.format.live_tensors import LiveTensors
 from trainer_cli.format.verified_file import VerifiedFile
 from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.state.model_state import capture_model, fit_model
 from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
 
@@ -301,7 +301,9 @@ class Memory:
         digest.update(self.content)
         files = {"file": FileEntry(len(self.content), f"xxh3_128:{digest.hexdigest()}")}
         return VerifiedFile(
-            self, Manifest(run_id="r", attempt=0, step=1, epoch=0, kind=Kind.regular, reason="", files=files), "file"
+            self,
+            Manifest(run_id="r", attempt=0, step=1, epoch=0, kind=CheckpointKind.regular, reason="", files=files),
+            "file",
         )
 
 

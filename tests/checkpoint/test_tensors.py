@@ -19,7 +19,7 @@ from trainer_cli.format import tensor_file
 from trainer_cli.format.header import ELEMENT_BYTES
 from trainer_cli.format.sharded import TensorsFormat
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, UnsavableState
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.storage.local import LocalStorage
 
 DTYPES = [
@@ -31,7 +31,14 @@ DTYPES = [
 
 def manifest_of(files, aliases=None) -> Manifest:
     return Manifest(
-        run_id="r", attempt=0, step=1, epoch=0, kind=Kind.regular, reason="", files=files, aliases=aliases or {}
+        run_id="r",
+        attempt=0,
+        step=1,
+        epoch=0,
+        kind=CheckpointKind.regular,
+        reason="",
+        files=files,
+        aliases=aliases or {},
     )
 
 

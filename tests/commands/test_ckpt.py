@@ -25,7 +25,7 @@ from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.command_line import main
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.manifest import Manifest
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.storage.local import LocalStorage
 
@@ -90,7 +90,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "nothing": torch.zeros(0, 3),
         "bad": torch.tensor([float("nan")]),
     }
-    odd = {"run_id": "odd", "attempt": 1, "kind": Kind.ephemeral}
+    odd = {"run_id": "odd", "attempt": 1, "kind": CheckpointKind.ephemeral}
     save(root, f"{ODD}/step1", {"model": rich}, step=1, reason="every 1 step, ephemeral", **odd)
     save(root, f"{ODD}/step2", {"model": rich}, step=2, finite=False, metrics={"val/loss": float("nan")}, **odd)
     for step, metric in ((3, 1.0), (4, 1.0), (5, float("inf")), (6, 1.0)):

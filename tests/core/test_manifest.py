@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainer_cli.layout.shards import Shard
 from trainer_cli.manifest import FileEntry, Manifest, ManifestError, new_digest
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 
 DIGEST = "xxh3_128:" + "0" * 32
 SAMPLE = Manifest(
@@ -21,7 +21,7 @@ SAMPLE = Manifest(
     attempt=2,
     step=500,
     epoch=3,
-    kind=Kind.ephemeral,
+    kind=CheckpointKind.ephemeral,
     reason="every 250 steps — später",
     finished="max_duration",
     metrics={"val/loss": 0.25, "val/nan": math.inf, "x": -math.inf, "y": 1e-300},
@@ -80,7 +80,9 @@ def test_the_digest_of_one_version_is_none_of_the_other(version):
 
 
 def test_nan_comes_back_as_nan():
-    manifest = Manifest(run_id="", attempt=0, step=0, epoch=0, kind=Kind.regular, reason="", metrics={"a": math.nan})
+    manifest = Manifest(
+        run_id="", attempt=0, step=0, epoch=0, kind=CheckpointKind.regular, reason="", metrics={"a": math.nan}
+    )
     assert math.isnan(Manifest.parse(manifest.to_bytes()).metrics["a"])
 
 
@@ -194,7 +196,9 @@ def test_digests_are_the_published_ones(algorithm, hexdigest):
 
 
 def test_a_manifest_without_progress_is_an_older_one_and_is_read():
-    raw = json.loads(Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.regular, reason="r").to_bytes())
+    raw = json.loads(
+        Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=CheckpointKind.regular, reason="r").to_bytes()
+    )
     del raw["progress"], raw["digest"]
     assert Manifest.parse(sealed({**raw, "schema_version": 1})).progress == {}
 
@@ -229,6 +233,6 @@ def test_hostile_parts_are_refused(parts, message):
 
 
 def test_a_regular_checkpoint_has_the_word_of_all_versions_on_the_disk() -> None:
-    manifest = Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.regular, reason="r")
+    manifest = Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=CheckpointKind.regular, reason="r")
     assert json.loads(manifest.to_bytes())["kind"] == "permanent"
-    assert Manifest.parse(manifest.to_bytes()).kind is Kind.regular
+    assert Manifest.parse(manifest.to_bytes()).kind is CheckpointKind.regular

@@ -10,34 +10,29 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.callbacks.save_budget import steps_until
 from trainer_cli.metric_modes import Mode
 from trainer_cli.policy.rules import (
     BestRule,
-    Kind,
+    CheckpointKind,
     Moment,
     Occasion,
     RetentionRules,
     SaveCost,
     Saved,
     SaveRules,
-    describe_unlimited,
-    next_save_step,
-    steps_until,
-    why_keep,
-    why_remove,
-    why_save,
 )
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, Removal
 from trainer_cli.steps.intervals import Duration, Interval
 from trainer_cli.steps.progress import Progress
 
-P, E = Kind.regular, Kind.ephemeral
+P, E = CheckpointKind.regular, CheckpointKind.ephemeral
 STEP, FINAL, STOP, PRE, LAST = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train, Occasion.last_stop
 
 
 def ask(rules, now, last, *, moment=STEP, loaded=False, **more):
     """The decision of `why_save`, by its facts."""
-    return why_save(rules, Moment(now, moment, last, loaded=loaded, **more))
+    return rules.why_save(Moment(now, moment, last, loaded=loaded, **more))
 
 
 def every(interval: int | str, steps_per_epoch: int | None = None) -> Interval:
@@ -113,18 +108,18 @@ def test_final_and_stop_saves_can_be_switched_off(moment, rule):
 
 def test_rules_that_are_null_never_save():
     assert all(ask(SaveRules(), Progress(step=n), None, moment=STEP) is None for n in range(50))
-    assert next_save_step(SaveRules(), Progress()) is None
+    assert SaveRules().next_step(Progress()) is None
 
 
 @pytest.mark.parametrize(("now", "expected"), [(0, 7), (7, 10), (10, 20), (29, 30), (30, 40), (95, 100), (100, 110)])
 def test_the_next_save_step_is_the_earliest_that_a_rule_names(now, expected):
-    assert next_save_step(RULES, Progress(step=now)) == expected
+    assert RULES.next_step(Progress(step=now)) == expected
 
 
 @pytest.mark.parametrize("rules", [RULES, SaveRules(save_interval=every("0.3ep", 7)), SaveRules(fixed_steps={3})])
 def test_no_step_before_the_next_save_step_saves(rules):
     for now in range(130):
-        following = next_save_step(rules, Progress(step=now))
+        following = rules.next_step(Progress(step=now))
         for step in range(now + 1, following if following is not None else 200):
             assert ask(rules, Progress(step=step), None, moment=STEP) is None
 
@@ -134,7 +129,7 @@ def test_intervals_count_in_other_units_too():
     crossed = Progress(step=3, tokens=105, last_tokens=95)
     assert ask(rules, crossed, None, moment=STEP).reason == "every 100 tokens"
     assert ask(rules, Progress(step=4, tokens=115, last_tokens=105), None, moment=STEP) is None
-    assert next_save_step(rules, crossed) == 4
+    assert rules.next_step(crossed) == 4
 
 
 AUTO = SaveRules(save_interval=every(100), budget=0.02)
@@ -163,7 +158,7 @@ def test_an_automatic_save_heeds_the_cooldown_and_needs_a_budget():
     assert ask(cooled, Progress(step=17), 3, cost=CHEAP) is None
     assert ask(cooled, Progress(step=18), 3, cost=CHEAP) is not None
     assert ask(SaveRules(), Progress(step=18), 3, cost=CHEAP) is None
-    assert next_save_step(AUTO, Progress(step=5)) == 100
+    assert AUTO.next_step(Progress(step=5)) == 100
 
 
 @pytest.mark.parametrize("costs_s", [[0.1] * 50, [3.0, 0.01, 0.5, 0.0, 2.0] * 5], ids=["equal", "varied"])
@@ -287,7 +282,7 @@ def test_the_table_of_removals_is_the_policy():
             always, _, exception = fate.partition("; ")
             for count, where in ((None, ""), (1, "beyond"), (3, "among")):
                 rules = RetentionRules(remove=Removal[value], save_interval=every(100), max_checkpoints=count, **named)
-                kept = checkpoint.name in why_keep([checkpoint, *beside], rules)
+                kept = checkpoint.name in rules.why_keep([checkpoint, *beside])
                 expected = exception if where and exception.startswith(where) else always
                 assert kept == expected.endswith("kept"), (row, value, count)
 
@@ -337,7 +332,7 @@ EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_without_rule, Remova
     ],
 )
 def test_what_no_rule_keeps_goes(there, rules, goes):
-    removed = why_remove(saved(*there), RetentionRules(**rules))
+    removed = RetentionRules(**rules).why_remove(saved(*there))
     assert {int(name[4:]) for name in removed} == goes
     assert all(removed.values())
 
@@ -350,7 +345,7 @@ def test_an_interval_in_samples_keeps_by_the_samples_that_a_checkpoint_had():
         )
         for checkpoint in saved("p1", "p2", "p3")
     ]
-    assert list(why_remove(there, RetentionRules(ALL, save_interval=every("16sp")))) == ["step1"]
+    assert list(RetentionRules(ALL, save_interval=every("16sp")).why_remove(there)) == ["step1"]
 
 
 @pytest.mark.parametrize(
@@ -364,7 +359,7 @@ def test_an_interval_in_samples_keeps_by_the_samples_that_a_checkpoint_had():
     ],
 )
 def test_a_number_that_does_not_limit_the_regular_ones_is_a_warning(settings, warns):
-    assert (describe_unlimited(CheckpointConfig(**settings)) is not None) == warns
+    assert (CheckpointConfig(**settings).describe_unlimited() is not None) == warns
 
 
 @pytest.mark.parametrize("remove", list(Removal))
@@ -372,7 +367,7 @@ def test_a_number_that_does_not_limit_the_regular_ones_is_a_warning(settings, wa
 def test_every_valid_one_is_either_kept_or_removed_and_the_newest_is_kept(remove, max_checkpoints):
     rules = RetentionRules(remove, max_checkpoints, save_interval=every(100))
     there = saved(*FOUR)
-    keep, gone = why_keep(there, rules), why_remove(there, rules)
+    keep, gone = rules.why_keep(there), rules.why_remove(there)
     assert keep.keys() | gone.keys() == {one.name for one in there}
     assert not keep.keys() & gone.keys()
     assert "step320" in keep
@@ -382,16 +377,16 @@ def test_retention_is_the_same_when_it_is_asked_again_after_the_removal():
     for remove in Removal:
         rules = RetentionRules(remove, 2, save_interval=every(100))
         there = saved(*FOUR)
-        gone = why_remove(there, rules)
+        gone = rules.why_remove(there)
         rest = [one for one in there if one.name not in gone]
-        assert why_remove(rest, rules) == {}
+        assert rules.why_remove(rest) == {}
 
 
 def test_reasons_tell_why():
     there = saved("p0", "p50!", "p100", "e110", "p150.")
     rules = RetentionRules(max_checkpoints=1, fixed_steps=frozenset({0}))
-    assert why_keep(there, rules) == {"step150": "final", "step50": "pinned", "step0": "fixed step"}
-    assert why_remove(there, rules) == {
+    assert rules.why_keep(there) == {"step150": "final", "step50": "pinned", "step0": "fixed step"}
+    assert rules.why_remove(there) == {
         "step100": "beyond the 1 newest regular",
         "step110": "ephemeral, and step150 is newer",
     }
@@ -399,8 +394,8 @@ def test_reasons_tell_why():
 
 def test_what_is_kept_is_reported_from_the_newest_and_what_goes_from_the_oldest_on():
     there, rules = saved("p3", "p1", "p5", "p2", "p4"), RetentionRules(max_checkpoints=2)
-    assert list(why_keep(there, rules)) == ["step5", "step4"]
-    assert list(why_remove(there, rules)) == ["step1", "step2", "step3"]
+    assert list(rules.why_keep(there)) == ["step5", "step4"]
+    assert list(rules.why_remove(there)) == ["step1", "step2", "step3"]
 
 
 def test_a_stop_at_the_very_end_saves_even_where_the_end_does_not() -> None:
@@ -411,7 +406,7 @@ def test_a_stop_at_the_very_end_saves_even_where_the_end_does_not() -> None:
     assert ask(SaveRules(save_final=False, save_on_stop=False), Progress(step=5), None, moment=LAST) is None
 
 
-def aged(step: int, seconds: float | None, kind: Kind = P, **more: object) -> Saved:
+def aged(step: int, seconds: float | None, kind: CheckpointKind = P, **more: object) -> Saved:
     progress = None if seconds is None else Progress(step=step, seconds=seconds)
     return Saved(f"step{step}", step, kind, progress=progress, **more)
 
@@ -440,8 +435,8 @@ HOURS = [aged(step, 1200.0 * step) for step in range(1, 10)]
 def test_the_newest_permanent_of_each_span_of_training_stays(saved, ages, kept):
     spans = tuple((Duration.parse(length), count) for length, count in ages.items())
     rules = RetentionRules(max_checkpoints=1, keep_by_age=spans)
-    assert list(why_keep(saved, rules)) == [f"step{step}" for step in kept]
-    assert set(why_remove(saved, rules)) == {checkpoint.name for checkpoint in saved} - set(why_keep(saved, rules))
+    assert list(rules.why_keep(saved)) == [f"step{step}" for step in kept]
+    assert set(rules.why_remove(saved)) == {checkpoint.name for checkpoint in saved} - set(rules.why_keep(saved))
 
 
 def test_thinning_as_checkpoints_come_keeps_what_thinning_at_the_end_does():
@@ -450,6 +445,6 @@ def test_thinning_as_checkpoints_come_keeps_what_thinning_at_the_end_does():
     everything = [aged(step, 700.0 * step) for step in range(1, 300)]
     for checkpoint in everything:
         present.append(checkpoint)
-        removable = why_remove(present, rules)
+        removable = rules.why_remove(present)
         present = [saved for saved in present if saved.name not in removable]
-    assert [saved.name for saved in reversed(present)] == list(why_keep(everything, rules))
+    assert [saved.name for saved in reversed(present)] == list(rules.why_keep(everything))

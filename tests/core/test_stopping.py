@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_cli.policy.stopping import Limits, Stop, next_stop_step, why_stop
+from trainer_cli.policy.stopping import Limits, Stop
 from trainer_cli.steps.intervals import Duration, Interval
 from trainer_cli.steps.progress import Progress
 
@@ -30,22 +30,22 @@ DONE = Stop("no better", finished=True, by="early_stopping")
 def test_the_strongest_reason_ends_the_run(
     limits: Limits, step: int, process_s: float, stop_request: Stop | None, reason: str | None, finished: bool | None
 ) -> None:
-    stop = why_stop(limits, Progress(step=step), process_s=process_s, stop_request=stop_request)
+    stop = limits.why_stop(Progress(step=step), process_s=process_s, stop_request=stop_request)
     assert stop == (None if reason is None else Stop(reason, bool(finished)))
 
 
 @pytest.mark.parametrize("request_of", [None, WISH])
 def test_a_hard_stop_ends_a_part_of_the_run(request_of: Stop | None) -> None:
-    stop = why_stop(Limits(TEN, SEVEN, max_time_s=5), Progress(step=7), process_s=9, stop_request=request_of)
+    stop = Limits(TEN, SEVEN, max_time_s=5).why_stop(Progress(step=7), process_s=9, stop_request=request_of)
     assert stop == Stop("hard_stop at 7 steps", finished=True, is_part=True)
     assert not stop.is_end
 
 
 def test_a_run_that_ends_at_its_hard_stop_is_at_its_end() -> None:
-    assert why_stop(Limits(SEVEN, SEVEN), Progress(step=7), process_s=0.0, stop_request=None) == Stop(
+    assert Limits(SEVEN, SEVEN).why_stop(Progress(step=7), process_s=0.0, stop_request=None) == Stop(
         "max_duration of 7 steps reached", finished=True
     )
-    assert why_stop(Limits(TEN, SEVEN), Progress(step=7), process_s=0.0, stop_request=DONE) == DONE
+    assert Limits(TEN, SEVEN).why_stop(Progress(step=7), process_s=0.0, stop_request=DONE) == DONE
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_a_run_that_ends_at_its_hard_stop_is_at_its_end() -> None:
     ],
 )
 def test_an_end_is_looked_for_where_it_may_come(limits: Limits, following: int) -> None:
-    assert next_stop_step(limits, Progress(step=3)) == following
+    assert limits.next_step(Progress(step=3)) == following

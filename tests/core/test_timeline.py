@@ -9,20 +9,9 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.policy.rules import (
-    BestRule,
-    Kind,
-    Moment,
-    Occasion,
-    RetentionRules,
-    Saved,
-    SaveRules,
-    why_keep,
-    why_remove,
-    why_save,
-)
-from trainer_cli.policy.simulation import Simulation, Timeline, simulate
-from trainer_cli.policy.stopping import Limits, Stop, why_stop
+from trainer_cli.policy.rules import BestRule, CheckpointKind, Moment, Occasion, RetentionRules, Saved, SaveRules
+from trainer_cli.policy.simulation import Simulation, Timeline
+from trainer_cli.policy.stopping import Limits, Stop
 from trainer_cli.schema.checkpoint_config import Removal
 from trainer_cli.steps.intervals import Duration, Interval, StepCounts, epoch_steps, first_step
 from trainer_cli.steps.progress import Progress
@@ -33,7 +22,7 @@ def naive(setting: Simulation, step_counts: StepCounts) -> dict[str, Any]:
     saved, last, planned = list(setting.saved), setting.last_saved_step, Timeline()
 
     def retire(step: int) -> None:
-        gone = why_remove(saved, setting.retention)
+        gone = setting.retention.why_remove(saved)
         planned.removals.extend((name, step, reason) for name, reason in gone.items())  # type: ignore[misc]
         saved[:] = [one for one in saved if one.name not in gone]
 
@@ -41,7 +30,7 @@ def naive(setting: Simulation, step_counts: StepCounts) -> dict[str, Any]:
         nonlocal last
         if last == now.step:
             return
-        decision = why_save(setting.save, Moment(now, occasion, last, loaded=setting.loaded))
+        decision = setting.save.why_save(Moment(now, occasion, last, loaded=setting.loaded))
         if decision is None:
             if evaluated and setting.save.keep_best is not None:
                 planned.may_save.append(now.step)
@@ -56,7 +45,7 @@ def naive(setting: Simulation, step_counts: StepCounts) -> dict[str, Any]:
     moment(step_counts.start, Occasion.pre_train, False)
     for now in steps(step_counts):
         process_s = (now.step - step_counts.start.step) * (step_counts.step_time_s or 0.0)
-        stop = why_stop(setting.limits, now, process_s=process_s, stop_request=None)
+        stop = setting.limits.why_stop(now, process_s=process_s, stop_request=None)
         done = stop is not None and stop.is_end
         due = any(one.due(now) for one in setting.eval_intervals)
         evaluated = done or (due and (stop is None or stop.is_part))
@@ -69,7 +58,7 @@ def naive(setting: Simulation, step_counts: StepCounts) -> dict[str, Any]:
         if stop is not None:
             planned.end, planned.stop = now, stop
             break
-    planned.kept = why_keep(saved, setting.retention)
+    planned.kept = setting.retention.why_keep(saved)
     return _plain(planned)
 
 
@@ -168,7 +157,7 @@ def anything(seed: int) -> tuple[Simulation, StepCounts]:
     saved = tuple(
         _earlier(chance, whole, step) for step in sorted(chance.sample(range(start.step), min(4, start.step)))
     )
-    saved = (*saved, Saved(f"step{start.step}", start.step, chance.choice(list(Kind)), progress=start))
+    saved = (*saved, Saved(f"step{start.step}", start.step, chance.choice(list(CheckpointKind)), progress=start))
     going_on = replace(setting, loaded=True, saved=saved, last_saved_step=start.step)
     return going_on, replace(whole, start=start)
 
@@ -177,7 +166,7 @@ def _earlier(chance: random.Random, step_counts: StepCounts, step: int) -> Saved
     return Saved(
         f"step{step}",
         step,
-        chance.choice(list(Kind)),
+        chance.choice(list(CheckpointKind)),
         pinned=chance.random() < 0.2,
         finite=chance.random() < 0.8,
         metrics={"val/loss": chance.random()} if chance.random() < 0.5 else {},
@@ -188,10 +177,10 @@ def _earlier(chance: random.Random, step_counts: StepCounts, step: int) -> Saved
 @pytest.mark.parametrize("seed", range(250))
 def test_the_events_are_those_of_a_training_that_asks_at_every_step(seed: int) -> None:
     setting, step_counts = anything(seed)
-    end = why_stop(setting.limits, step_counts.start, process_s=0.0, stop_request=None)
+    end = setting.limits.why_stop(step_counts.start, process_s=0.0, stop_request=None)
     if end is not None:
         return
-    assert _plain(simulate(setting, step_counts)) == naive(setting, step_counts)
+    assert _plain(setting.run(step_counts)) == naive(setting, step_counts)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -206,10 +195,10 @@ def test_the_most_on_the_disk_is_while_what_is_replaced_is_still_there() -> None
         limits=Limits(Interval(Duration.parse(10))),
         save=SaveRules(save_interval=Interval(Duration.parse(2))),
         retention=RetentionRules(max_checkpoints=2),
-        saved=(Saved("old", 0, Kind.regular, pinned=True, progress=Progress()),),
+        saved=(Saved("old", 0, CheckpointKind.regular, pinned=True, progress=Progress()),),
         last_saved_step=0,
     )
-    planned = simulate(setting, StepCounts(), size=lambda step: 100 + step, sizes={"old": 7})
+    planned = setting.run(StepCounts(), size=lambda step: 100 + step, sizes={"old": 7})
     assert planned.peak is not None
     assert (planned.peak.step, planned.peak.count, planned.peak.size_bytes) == (10, 4, 7 + 106 + 108 + 110)
     assert list(planned.kept) == ["step10", "step8", "old"]
@@ -219,10 +208,10 @@ def test_an_end_that_cannot_be_reported_is_not_reported() -> None:
     setting = Simulation(
         limits=Limits(Interval(Duration.parse("1e9tok"))), save=SaveRules(save_interval=Interval(Duration.parse(2)))
     )
-    planned = simulate(setting, StepCounts())
+    planned = setting.run(StepCounts())
     assert planned.end is None
     assert [one.step for one in planned.saves] == [0]
-    planned = simulate(setting, StepCounts(step_tokens=1e8))
+    planned = setting.run(StepCounts(step_tokens=1e8))
     assert planned.end is not None
     assert [one.step for one in planned.saves] == [0, 2, 4, 6, 8, 10]
 
@@ -235,7 +224,7 @@ def test_a_rule_that_cannot_be_reported_is_left_out_and_the_others_are_not() -> 
         ),
         eval_intervals=[Interval(Duration.parse("3sp"))],
     )
-    planned = simulate(setting, StepCounts())
+    planned = setting.run(StepCounts())
     assert [(one.step, one.reason) for one in planned.saves] == [
         (0, "before the first step"), (4, "every 4 steps, ephemeral"), (8, "every 4 steps, ephemeral"),
         (10, "end of training"),
@@ -255,7 +244,7 @@ def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
         eval_intervals=[Interval(Duration.parse("1ep"), 1000)],
     )
     step_counts = StepCounts(epoch_batches=1000, steps_per_epoch=1000, batch_size=64, epoch_samples=64000)
-    planned = simulate(setting, step_counts, name=lambda at: asked.append(at.step) or f"step{at.step}")  # type: ignore[func-returns-value]
+    planned = setting.run(step_counts, name=lambda at: asked.append(at.step) or f"step{at.step}")  # type: ignore[func-returns-value]
     assert planned.end is not None
     assert planned.end.step == 1_000_000
     assert len(asked) == len(planned.saves) < 5000
@@ -271,10 +260,10 @@ def test_more_saves_than_are_to_be_foreseen_end_the_foresight() -> None:
         stop_request=None,
     )
     step_counts = replace(step_counts, start=Progress())
-    planned = simulate(everything, step_counts, most_saves=5)
+    planned = everything.run(step_counts, most_saves=5)
     assert planned.cut
     assert len(planned.saves) == 6
-    assert not simulate(everything, step_counts, most_saves=5000).cut
+    assert not everything.run(step_counts, most_saves=5000).cut
 
 
 @pytest.mark.parametrize("holds_from", [0, 1, 2, 3, 8, 1000, 10**15])
@@ -284,7 +273,7 @@ def test_the_first_step_is_found(holds_from: int) -> None:
 
 
 def test_a_run_that_had_ended_when_it_was_killed_only_says_so() -> None:
-    last = Saved("step4", 4, Kind.ephemeral, progress=Progress(step=4))
+    last = Saved("step4", 4, CheckpointKind.ephemeral, progress=Progress(step=4))
     setting = Simulation(
         limits=Limits(Interval(Duration.parse(10))),
         save=SaveRules(save_interval=Interval(Duration.parse(2))),
@@ -293,8 +282,11 @@ def test_a_run_that_had_ended_when_it_was_killed_only_says_so() -> None:
         loaded=True,
         stop_request=Stop("no better for 3 epochs", finished=True),
     )
-    planned = simulate(setting, StepCounts(start=Progress(step=4)))
+    planned = setting.run(StepCounts(start=Progress(step=4)))
     assert planned.end is not None
     assert (planned.end.step, planned.stop, planned.saves) == (4, setting.stop_request, [])
     assert planned.kept == {"step4": "final"}
-    assert (planned.completed["step4"].kind, planned.completed["step4"].reason) == (Kind.regular, "every 2 steps")
+    assert (planned.completed["step4"].kind, planned.completed["step4"].reason) == (
+        CheckpointKind.regular,
+        "every 2 steps",
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.manifest import Manifest
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.strict_json import strict_json
@@ -52,7 +52,7 @@ def make_run(
     run.record_total_steps(steps)
     write_metrics(run, (record(step, half, lr, more) for step in range(1, steps + 1)))
     for step in range(every, steps + 1, every):
-        save(run, step, Kind.regular if step % (2 * every) == 0 else Kind.ephemeral)
+        save(run, step, CheckpointKind.regular if step % (2 * every) == 0 else CheckpointKind.ephemeral)
     if status is not None:
         run.end_attempt(outcome(status, steps, "max_duration reached"), now=BEGAN + 1000 + steps)
     return run
@@ -71,11 +71,11 @@ def write_metrics(run: RunDir, records: Iterable[Mapping[str, Any]]) -> None:
     run.metrics_file.write_text("".join(f"{strict_json(one)}\n" for one in records))
 
 
-def save(run: RunDir, step: int, kind: Kind) -> None:
+def save(run: RunDir, step: int, kind: CheckpointKind) -> None:
     """A permanent checkpoint stays on the disk; an ephemeral one goes with the next save."""
     history = CheckpointHistory(run.history_file)
     history.saved(f"step{step}", step, kind.value, f"every {step} steps")
-    if kind is Kind.ephemeral:
+    if kind is CheckpointKind.ephemeral:
         history.removed(f"step{step}", f"ephemeral, and step{step + 10} is newer")
         return
     folder = run.checkpoints_folder / f"step{step}"

@@ -11,7 +11,7 @@ import pytest
 from reported import outcome, save, write_metrics
 
 from trainer_cli.errors import NotFiniteError, SaveError, UserError
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.running.failed_step import describe_commands, describe_resume, suggest_replay
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps.run_status import RunStatus
@@ -25,7 +25,7 @@ def make_run(
     run.create("name: run\n", [], {"run_id": "run"}, places={}).release()
     run.begin_attempt(name="run", start_step=start, now=0.0, environment={})
     for step in saves:
-        save(run, step, Kind.regular)
+        save(run, step, CheckpointKind.regular)
     write_metrics(run, ({"step": step, "train/loss": loss} for step, loss in (losses or {}).items()))
     run.end_attempt(outcome(RunStatus.failed, 20, "an error"), now=1.0)
     return run

@@ -13,7 +13,7 @@ from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import UserError
-from trainer_cli.policy.rules import Kind, Saved
+from trainer_cli.policy.rules import CheckpointKind, Saved
 from trainer_cli.policy.simulation import Peak, Save, Timeline
 from trainer_cli.running.free_space import check_space, estimate_size, optimizer_bytes
 from trainer_cli.running.planning import StartPoint
@@ -54,7 +54,7 @@ def trainer_with(folder: Path, free_bytes: int, **settings: Any) -> Any:
 
 def timeline(count: int, present: int = 0) -> Timeline:
     """A plan with so many checkpoints on the disk at a time, the present ones included."""
-    saves = [Save(f"step{step}", step, Kind.regular, "", SIZE) for step in range(count - present)]
+    saves = [Save(f"step{step}", step, CheckpointKind.regular, "", SIZE) for step in range(count - present)]
     return Timeline(saves=saves, peak=Peak(count, count, count * SIZE))
 
 
@@ -83,7 +83,7 @@ def test_a_training_whose_checkpoints_do_not_fit_is_warned_of_or_refused(
 
 
 def test_checkpoints_that_are_on_the_disk_need_no_further_space(tmp_path: Path) -> None:
-    saved = tuple(Saved(f"step{step}", step, Kind.regular) for step in (1, 2, 3))
+    saved = tuple(Saved(f"step{step}", step, CheckpointKind.regular) for step in (1, 2, 3))
     start_point = StartPoint(Progress(), saved=saved, sizes={item.name: SIZE for item in saved})
     check_space(trainer_with(tmp_path, 2 * SIZE), start_point, timeline(4, present=3), SIZE)
     with pytest.raises(UserError, match="it needs 1,000,000 bytes"):
@@ -99,7 +99,7 @@ def test_a_state_that_is_not_dense_has_no_estimated_size(tmp_path: Path) -> None
 
 
 def test_a_resume_counts_with_the_size_of_the_newest_checkpoint(tmp_path: Path) -> None:
-    saved = Saved("step9", 9, Kind.regular), Saved("step1", 1, Kind.regular)
+    saved = Saved("step9", 9, CheckpointKind.regular), Saved("step1", 1, CheckpointKind.regular)
     start_point = StartPoint(Progress(), saved=saved, sizes={"step9": 77, "step1": 5})
     assert estimate_size(trainer_with(tmp_path, SIZE), start_point) == 77
 

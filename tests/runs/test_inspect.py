@@ -18,7 +18,7 @@ from trainer_cli.format.sharded import TensorsFormat
 from trainer_cli.layout.naming import MANIFEST_FILE
 from trainer_cli.layout.shards import Shard
 from trainer_cli.manifest import Manifest
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.storage.local import LocalStorage
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]
@@ -145,7 +145,7 @@ def by_ranks(root: Path, states: list[dict[str, Any]], **facts: Any) -> Path:
         for rank, state in enumerate(states):
             replace(TensorsFormat().plan(state), rank=rank).write(folder)
         facts = {"world_size": len(states), "files": folder.files, **facts}
-        manifest = Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.regular, reason="x", **facts)
+        manifest = Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=CheckpointKind.regular, reason="x", **facts)
         with folder.create(MANIFEST_FILE) as sink:
             sink.write(manifest.to_bytes())
         folder.publish()

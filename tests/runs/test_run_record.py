@@ -13,7 +13,7 @@ from reported import BEGAN, make_run, write_metrics
 
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.manifest import Manifest
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.runs.record import RunRecord, SweepJob, rank_metrics, read_sweep
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
@@ -154,7 +154,7 @@ def _save_again(run: RunDir) -> None:
 
 def _claim_otherwise(run: RunDir) -> None:
     """The manifest has the kind and the reason that a promotion has given it; the history was not written."""
-    manifest = Manifest(run_id="x", attempt=1, step=20, epoch=0, kind=Kind.ephemeral, reason="promoted")
+    manifest = Manifest(run_id="x", attempt=1, step=20, epoch=0, kind=CheckpointKind.ephemeral, reason="promoted")
     (run.checkpoints_folder / "step20" / "manifest.json").write_bytes(manifest.to_bytes())
 
 

@@ -18,9 +18,9 @@ import pytest
 from tiny import loader, on, trainer
 
 from trainer_cli.addons.jobs import supervise as module
+from trainer_cli.addons.jobs.restart import Ended, decide_restart
 from trainer_cli.addons.jobs.supervise import Child, Children, supervise
 from trainer_cli.checkpoint.writer_thread import run_now
-from trainer_cli.policy.stopping import Ended, decide_restart
 from trainer_cli.running.fitting import _describe_stop
 from trainer_cli.running.trigger_files import TriggerFiles
 from trainer_cli.runs.run_dir import RunDir

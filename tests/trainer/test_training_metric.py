@@ -16,7 +16,7 @@ from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
 from trainer_cli.errors import UserError
 from trainer_cli.optim.scheduler_intervals import Scheduled
 from trainer_cli.policy.rules import BestRule, SaveRules
-from trainer_cli.policy.simulation import Simulation, simulate
+from trainer_cli.policy.simulation import Simulation
 from trainer_cli.policy.stopping import Limits
 from trainer_cli.steps.intervals import Duration, Interval, StepCounts
 
@@ -167,5 +167,5 @@ def test_a_plan_names_the_logs_that_may_save() -> None:
         limits=Limits(every(10)), save=SaveRules(keep_best=BestRule("train/loss")), eval_intervals=[every(5)],
         log_interval=every(3),
     )  # fmt: skip
-    line = simulate(setting, StepCounts(epoch_batches=10))
+    line = setting.run(StepCounts(epoch_batches=10))
     assert (line.evaluations, line.may_save) == ([5, 10], [3, 6, 9])

@@ -31,19 +31,7 @@ from trainer_cli.files import as_path, is_url
 from trainer_cli.format.verified_file import verify
 from trainer_cli.goodput import Activity
 from trainer_cli.parallel import is_of_peer
-from trainer_cli.policy.rules import (
-    Decision,
-    Kind,
-    Moment,
-    Occasion,
-    SaveRules,
-    check_ephemeral,
-    describe_unlimited,
-    next_save_step,
-    retention_rules,
-    save_rules,
-    why_save,
-)
+from trainer_cli.policy import CheckpointKind, Decision, Moment, Occasion, RetentionRules, SaveRules
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError
 from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.trainer.hooks import Callback
@@ -191,12 +179,12 @@ class CheckpointerCallback(Callback):
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
         self._failed_step, self._failures, self._has_begun = None, 0, False
-        self._rules = save_rules(self.settings, loop.checkpoint_interval)
-        self.retention.rules = retention_rules(self.settings, loop.checkpoint_interval)
+        self._rules = SaveRules.of(self.settings, loop.checkpoint_interval)
+        self.retention.rules = RetentionRules.of(self.settings, loop.checkpoint_interval)
         if not self.settings.enabled:
             return
         self._compare_intervals(trainer, loop, train_loader)
-        if (warning := describe_unlimited(self.settings)) is not None:
+        if (warning := self.settings.describe_unlimited()) is not None:
             log.warning("%s", warning)
         group = trainer.strategy.group
         # On all ranks before the first step: an error on one of them would leave the others waiting in the save.
@@ -215,7 +203,7 @@ class CheckpointerCallback(Callback):
         made = trainer.progress
         step_tokens = made.tokens / made.step if made.step and made.tokens else None
         counts = loop.step_counts(train_loader, made, step_tokens=step_tokens)
-        warning = check_ephemeral(self._rules, loop.limits.max_duration, counts)
+        warning = self._rules.check_ephemeral(loop.limits.max_duration, counts)
         often = self._rules.ephemeral_save_interval
         waits = made.step == 0 and often is not None and loop.counts_tokens
         self._compares_later = partial(self._compare_intervals, trainer, loop, train_loader) if waits else None
@@ -259,7 +247,7 @@ class CheckpointerCallback(Callback):
             return None
         if self.save_requested or self._compares_later is not None:
             return trainer.progress.step + 1
-        step = next_save_step(self._rules, trainer.progress)
+        step = self._rules.next_step(trainer.progress)
         # A save in flight interrupts the steps once it is written.
         if self._rules.budget is not None and self.saver.in_flight is None:
             step = self._budget.next_step(self._rules.budget, trainer.progress, step)
@@ -303,7 +291,7 @@ class CheckpointerCallback(Callback):
         elif decision is not None:
             with self._tolerating_save_errors(last=last):
                 self.save(trainer, decision, finished=finished)
-        elif self._needs_copies and occasion is Occasion.step and next_save_step(self._rules, trainer.progress):
+        elif self._needs_copies and occasion is Occasion.step and self._rules.next_step(trainer.progress):
             self.saver.prepare()
 
     @property
@@ -334,7 +322,7 @@ class CheckpointerCallback(Callback):
         step = trainer.progress.step
         if step == self._newest_step or (step == self._failed_step and occasion is Occasion.step):
             return None
-        return why_save(self._rules, self._moment(trainer, occasion))
+        return self._rules.why_save(self._moment(trainer, occasion))
 
     def _moment(self, trainer: Trainer, occasion: Occasion) -> Moment:
         assert self._rules is not None
@@ -434,7 +422,7 @@ class CheckpointerCallback(Callback):
             )
         with trainer.strategy.group.leading(self.saver) as leads:
             if leads:
-                self.save(trainer, Decision(Kind.regular, "saved by hand"))
+                self.save(trainer, Decision(CheckpointKind.regular, "saved by hand"))
         return self.saver.path()
 
     def _save_in_background(self, trainer: Trainer, decision: Decision) -> None:
@@ -523,11 +511,11 @@ class CheckpointerCallback(Callback):
         manifest = entry.manifest
         # Before a new attempt's first step the rules apply as at the end of the step that it resumes.
         occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
-        decision = why_save(self._rules, replace(moment, last_saved_step=None, occasion=occasion))
+        decision = self._rules.why_save(replace(moment, last_saved_step=None, occasion=occasion))
         metrics = {**manifest.metrics, **moment.metrics}
         if _same_metrics(metrics, manifest.metrics) and finished in (None, manifest.finished):
             return
-        if decision is not None and manifest.kind is Kind.ephemeral:
+        if decision is not None and manifest.kind is CheckpointKind.ephemeral:
             manifest = replace(manifest, kind=decision.kind, reason=decision.reason)
         whole = replace(manifest, metrics=metrics, finished=finished or manifest.finished)
         self.retention.complete(entry, whole)

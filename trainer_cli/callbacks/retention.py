@@ -14,7 +14,7 @@ from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.errors import NO_SPACE, NoSpaceError, NotDurableError, SaveError, UserError, as_clause, disk_cure
 from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import Manifest
-from trainer_cli.policy.rules import RetentionRules, Saved, plan_removal, why_keep
+from trainer_cli.policy import RetentionRules, Saved
 from trainer_cli.schema.checkpoint_config import Newer, Removal
 from trainer_cli.storage.base import Storage
 
@@ -55,7 +55,7 @@ class Retention:
         """
         while True:
             saved = self._facts_of(self.catalog.remembered(), newest)
-            removable, deciding = plan_removal(saved, self.rules)
+            removable, deciding = self.rules.plan_removal(saved)
             if not self.catalog.look_again(deciding):
                 return saved, removable
 
@@ -72,7 +72,7 @@ class Retention:
 
     def kept(self, newest: int | None) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
-        return why_keep(self._facts_of(self.catalog.entries(), newest), self.rules)
+        return self.rules.why_keep(self._facts_of(self.catalog.entries(), newest))
 
     def retire(self, newest: int | None) -> None:
         """Remove what the policy does not keep. A failure is logged once, and tried again each time."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer_cli.policy.rules import SaveCost, steps_until
+from trainer_cli.policy import SaveCost
 from trainer_cli.steps import Progress
 
 _FAILURE_S = 1.0
 """What a failed save is taken to cost at least: with the default budget the next one comes 50 s later."""
+
+
+def steps_until(wait_s: float, step_s: float) -> int:
+    """Steps, at least one, that end before a wait is over, or with it, if each takes this long."""
+    return max(1, math.ceil(wait_s / step_s)) if step_s > 0 else 1
 
 
 class SaveBudget:

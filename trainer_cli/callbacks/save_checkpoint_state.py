@@ -16,7 +16,7 @@ from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.loads import STATES, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy import CheckpointKind
 from trainer_cli.state import weights_of
 from trainer_cli.steps import Interval, Progress
 from trainer_cli.trainer.hooks import Callback
@@ -72,7 +72,7 @@ class SaveCheckpointState(Callback):
             return
         self._newest = path
         manifest = catalog_of(path.parent).entry(path.name).manifest
-        if manifest is None or manifest.kind is not Kind.regular:
+        if manifest is None or manifest.kind is not CheckpointKind.regular:
             return
         now = Progress.of(manifest.progress or {})
         if self._interval is None or (now is not None and self._interval.due(now)):

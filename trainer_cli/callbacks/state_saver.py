@@ -27,7 +27,7 @@ from trainer_cli.loads import LEAVE_OUT, LOG_MARKS, check_leave_out, describe_le
 from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import UnsavableState
 from trainer_cli.parallel import ALONE, LostRankError, PeerError, ProcessGroup
-from trainer_cli.policy.rules import Decision, Kind
+from trainer_cli.policy import CheckpointKind, Decision
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError
 from trainer_cli.storage.base import Storage
 from trainer_cli.storage.folder import point_link
@@ -63,7 +63,7 @@ class RunIdentity:
     history_file: Path | None = None
     """To which each save and removal is appended, with its reason (`checkpoint/history.py`)."""
 
-    def describe(self, trainer: Trainer, kind: Kind, reason: str) -> CheckpointMetadata:
+    def describe(self, trainer: Trainer, kind: CheckpointKind, reason: str) -> CheckpointMetadata:
         """The facts about the present step of this run, for the manifest of a checkpoint."""
         step = describe(trainer)
         return replace(
@@ -337,7 +337,7 @@ class StateSaver(SaveCaller):
             if not earlier.pinned and storage.remove(earlier.name):
                 SAVES.info("removed %s (of an earlier failure)", folder / earlier.name)
         reason = without_secrets(f"after {type(exception).__name__}: {exception}")
-        decision = Decision(Kind.ephemeral, reason[:500])
+        decision = Decision(CheckpointKind.ephemeral, reason[:500])
         metadata = replace(self.metadata(decision), metrics={}, world_size=1, number=None)
         # The other ranks may be gone: this one saves by itself.
         checkpointer = make_sync_checkpointer(storage=self._storage_at, group=ALONE)

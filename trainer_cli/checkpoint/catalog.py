@@ -18,7 +18,7 @@ from trainer_cli.format.verified_file import verify
 from trainer_cli.gc_pause import gc_paused
 from trainer_cli.layout.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
-from trainer_cli.policy.rules import Kind, Saved
+from trainer_cli.policy import CheckpointKind, Saved
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
 from trainer_cli.steps import Progress
 from trainer_cli.storage.base import ReadableFolder, Storage
@@ -69,7 +69,7 @@ class Entry:
     def is_replayed(self) -> bool:
         """Whether it was computed after its step, from an earlier checkpoint. As with a copy, nothing counts, resumes
         or removes it unless it is named."""
-        return self.manifest is not None and self.manifest.kind is Kind.replayed
+        return self.manifest is not None and self.manifest.kind is CheckpointKind.replayed
 
     @property
     def valid(self) -> bool:

@@ -56,7 +56,7 @@ from trainer_cli.format.verified_file import verify
 from trainer_cli.layout.naming import is_plain
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE, ProcessGroup, default_group, default_ranks, lone_rank
-from trainer_cli.schema.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, DigestAlgorithm
+from trainer_cli.schema.checkpoint_config import CheckpointFormat, DigestAlgorithm
 from trainer_cli.storage.base import ReadableFolder, Storage
 from trainer_cli.storage.open import open_storage
 
@@ -278,10 +278,11 @@ class Checkpointer:
             return
         sharded = ShardedFormat(group.rank, group.world_size, group.tensor_size)
         if (rank_format := format_of_rank(self.format, sharded)) is None:
+            formats = CheckpointFormat.names_where(lambda format: not format.one_process)
             raise UserError(
                 f"checkpoint.format={self.format.name} saves the state of one process, and this run has "
                 f"{group.world_size}",
-                cure=f"Use checkpoint.format={FORMATS_OF_SEVERAL_PROCESSES}; train ckpt export writes the others.",
+                cure=f"Use checkpoint.format={formats}; train ckpt export writes the others.",
             )
         if not isinstance(self.writer, CheckpointWriter):
             raise UserError(f"{type(self.writer).__name__} cannot write what several processes save together")

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from trainer_cli.bounds import is_amount, is_text
 from trainer_cli.files import AppendedFile
 from trainer_cli.goodput import Seconds, read_seconds
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy import CheckpointKind
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 """A line of the file, see `files/json_lines.py`."""
 
 SAVED, REMOVED = "saved", "removed"
-_KINDS = {kind.on_disk: kind.value for kind in Kind}
+_KINDS = {kind.on_disk: kind.value for kind in CheckpointKind}
 """Older lines have the words of manifests."""
 
 

@@ -34,7 +34,7 @@ from trainer_cli.layout.naming import MANIFEST_FILE, VARIABLES, step_within
 from trainer_cli.layout.parts import Groups, PartTable, group_names
 from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, ManifestError
 from trainer_cli.parallel import is_of_peer
-from trainer_cli.policy.rules import Kind
+from trainer_cli.policy import CheckpointKind
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class CheckpointMetadata:
     attempt: int = 0
     step: int = 0
     epoch: int = 0
-    kind: Kind = Kind.regular
+    kind: CheckpointKind = CheckpointKind.regular
     reason: str = "saved by hand"
     finished: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import is_url
-from trainer_cli.policy.rules import RetentionRules, retention_rules, settings_of, why_keep, why_remove
+from trainer_cli.policy import RetentionRules
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_run
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps import Duration, Interval
@@ -60,8 +60,8 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
         saved = [entry.facts for entry in entries if entry.facts is not None]
         rules = _rules(run, entries)
         chosen = {item.path for item in in_folder}
-        keep = {folder / name: why for name, why in why_keep(saved, rules).items()}
-        removals = {folder / name: why for name, why in why_remove(saved, rules).items() if folder / name in chosen}
+        keep = {folder / name: why for name, why in rules.why_keep(saved).items()}
+        removals = {folder / name: why for name, why in rules.why_remove(saved).items() if folder / name in chosen}
         yield Pruning(run, keep, removals)
 
 
@@ -139,7 +139,7 @@ def _usable(folder: Path, run_id: str) -> list[Entry]:
 
 def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
     config = from_yaml(run.config_file, trusted=True, missing_ok=True).config
-    settings = settings_of(config.checkpoint, config.callbacks.get(SAVER))
+    settings = config.checkpoint.overridden_by(config.callbacks.get(SAVER))
     epoch = config.loop.steps_per_epoch or steps_per_epoch(entries)
 
     def interval(key: str, duration: Any) -> Interval | None:
@@ -154,4 +154,4 @@ def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
                 where=os.fspath(run.config_file),
             ) from None
 
-    return retention_rules(settings, interval)
+    return RetentionRules.of(settings, interval)

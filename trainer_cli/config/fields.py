@@ -19,10 +19,9 @@ from typing import Any
 from trainer_cli.errors import Code, ConfigError, raise_all
 from trainer_cli.loads import LEAVE_OUT, can_resume, check_leave_out, describe_left_out, find_left_out
 from trainer_cli.patterns import alternatives, did_you_mean, matches
-from trainer_cli.policy.rules import SaveRules, check_ephemeral
+from trainer_cli.policy import SaveRules
 from trainer_cli.schema import sections as schema
 from trainer_cli.schema.auto import is_auto_batch_size
-from trainer_cli.schema.checkpoint_config import AUTO
 from trainer_cli.steps import GLOBAL_BATCH_SIZE, Duration, Interval, StepCounts
 from trainer_cli.values import MISSING, ValueKind, check_rules, kind_of
 
@@ -266,7 +265,7 @@ def check_ephemeral_interval(config: schema.TrainConfig) -> Iterator[ConfigError
     An epoch has a known number of steps here if `loop.steps_per_epoch` is set; policy/rules.py compares the others.
     """
     settings, loop = config.checkpoint, config.loop
-    if settings.ephemeral_save_interval in (None, AUTO):
+    if settings.ephemeral_save_interval is None or settings.is_automatic:
         return
     run = Duration.parse(loop.max_duration)
 
@@ -275,7 +274,7 @@ def check_ephemeral_interval(config: schema.TrainConfig) -> Iterator[ConfigError
 
     try:
         rules = SaveRules(interval(settings.save_interval), interval(settings.ephemeral_save_interval))
-        check_ephemeral(rules, Interval(run, loop.steps_per_epoch), StepCounts(steps_per_epoch=loop.steps_per_epoch))
+        rules.check_ephemeral(Interval(run, loop.steps_per_epoch), StepCounts(steps_per_epoch=loop.steps_per_epoch))
     except ConfigError as error:
         yield error
     except ValueError:

@@ -6,7 +6,7 @@ from trainer_cli.config.arguments import SAVER
 from trainer_cli.errors import ConfigError
 from trainer_cli.ranks import check_shards, check_tensor_size
 from trainer_cli.schema.auto import BATCH_SIZE, auto_keys, undecided_error
-from trainer_cli.schema.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, CheckpointFormat
+from trainer_cli.schema.checkpoint_config import CheckpointFormat
 from trainer_cli.schema.sections import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.steps import divide_step
 
@@ -71,10 +71,11 @@ def _check_format(config: TrainConfig, world_size: int) -> None:
     subclass = config.callbacks.get(SAVER) or {}
     format = subclass.get("format", config.checkpoint.format)
     if world_size > 1 and format in [choice for choice in CheckpointFormat if choice.one_process]:
+        formats = CheckpointFormat.names_where(lambda choice: not choice.one_process)
         raise ConfigError(
             f"checkpoint.format is {format}, which saves the state of one process, and there are {world_size}",
             location="checkpoint.format",
-            hint=f"Choose {FORMATS_OF_SEVERAL_PROCESSES}; train ckpt export writes the others.",
+            hint=f"Choose {formats}; train ckpt export writes the others.",
         )
 
 

@@ -19,7 +19,7 @@ from trainer_cli.format.tree import Leaf
 from trainer_cli.format.verified_file import VerifiedFile, damaged_file
 from trainer_cli.layout.shards import Shard
 from trainer_cli.manifest import UnsavableState
-from trainer_cli.schema.checkpoint_config import FORMATS_OF_EVERY_DTYPE
+from trainer_cli.schema.checkpoint_config import CheckpointFormat
 
 if TYPE_CHECKING:
     from trainer_cli.storage.base import WritableFolder
@@ -167,9 +167,10 @@ def lay_out(
     for name, leaf in tensors.items():
         code, element_bytes = _code_of(name, leaf, shapes_only)
         if code not in dtypes:
+            formats = CheckpointFormat.names_where(lambda format: format.holds_every_dtype)
             raise UnsavableState(
                 f"{name} is of {leaf.dtype}, which this format of checkpoints cannot hold",
-                cure=f"Write checkpoint.format={FORMATS_OF_EVERY_DTYPE}, or save it as another type.",
+                cure=f"Write checkpoint.format={formats}, or save it as another type.",
             )
         shape = tuple(leaf.shape)
         count = math.prod(shape)

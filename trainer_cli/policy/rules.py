@@ -1,135 +1,33 @@
 """The policy of checkpoints: when to save and what to remove, as pure functions that return reasons.
 
-`save_rules` and `retention_rules` turn the `checkpoint` section of a config into rules. `why_save` decides on a save
-from the facts of one moment, `why_keep` and `why_remove` on removals from the checkpoints on disk.
+`SaveRules.why_save` decides on a save from the facts of one moment, `RetentionRules.why_keep` and `why_remove` on
+removals from the checkpoints on disk.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from trainer_cli.errors import ConfigError
 from trainer_cli.metric_modes import Mode
 from trainer_cli.policy.stopping import Stop
-from trainer_cli.schema.checkpoint_config import (
-    AUTO,
-    EPHEMERAL,
-    CheckpointConfig,
-    Removal,
-    ephemeral_never_due,
-    ephemeral_too_rare,
-)
+from trainer_cli.schema.checkpoint_config import CheckpointConfig, Removal
 from trainer_cli.steps import Duration, Interval, Progress, StepCounts
 
+_EPHEMERAL = "checkpoint.ephemeral_save_interval"
 _MOST_COMPARED = 1000
 """Steps of ephemeral saves that are compared with those of regular ones."""
 ToInterval = Callable[[str, Any], Interval | None]
 """The interval of a setting, by its key and value; None for null. Raises where it needs an unknown epoch length."""
 
 
-def settings_of(checkpoint: CheckpointConfig, node: Mapping[str, Any] | None) -> CheckpointConfig:
-    """The `checkpoint` section, overridden by the config node of a subclass of CheckpointerCallback."""
-    names = {field.name for field in fields(CheckpointConfig)}
-    return replace(checkpoint, **{key: value for key, value in (node or {}).items() if key in names})
-
-
-def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
-    """The rules of saving."""
-    cooldown = settings.ephemeral_cooldown
-    regular = interval("save_interval", settings.save_interval)
-    is_auto = settings.ephemeral_save_interval == AUTO
-    ephemeral = None if is_auto else interval("ephemeral_save_interval", settings.ephemeral_save_interval)
-    return SaveRules(
-        save_interval=regular,
-        ephemeral_save_interval=ephemeral,
-        budget=settings.budget if is_auto else None,
-        ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
-        fixed_steps=frozenset(settings.fixed_steps),
-        pre_train=settings.pre_train_checkpoint,
-        save_final=settings.save_final,
-        save_on_stop=settings.save_on_stop,
-        keep_best=_best(settings),
-    )
-
-
-def check_ephemeral(rules: SaveRules, longest: Interval, counts: StepCounts) -> str | None:
-    """Refuse ephemeral saves that are not more frequent than the regular ones, or each of which is one of them.
-
-    Returns:
-        A warning if the run is too short for one, such as a trial of few steps; else None.
-
-    Args:
-        longest: the length of the run.
-        counts: of each step. Intervals in units that it does not know are compared only with those of the same unit.
-    """
-    often, seldom = rules.ephemeral_save_interval, rules.save_interval
-    if often is None:
-        return None
-    # Of a whole run: a resume must refuse no more than the attempts before it.
-    counts, often, longest = replace(counts, start=Progress()), replace(often, offset=0), replace(longest, offset=0)
-    step, end, length = counts.next_due(often, 0), counts.next_due(longest, 0), often.duration
-    first = None if seldom is None else counts.next_due(seldom := replace(seldom, offset=0), 0)
-    if seldom is not None and _is_longer(often, seldom, step, first, or_equal=True):
-        raise ephemeral_too_rare(length, seldom.duration)
-    if _is_longer(often, longest, step, end, or_equal=False):
-        return f"{EPHEMERAL} ({length}) never comes due: the run ends before, after {longest.duration}"
-    if seldom is None or step is None or first is None:
-        return None
-    for _ in range(_MOST_COMPARED):
-        if step is None:
-            break
-        if not seldom.due(counts.at(step)):
-            return None
-        step = counts.next_due(often, step)
-    raise ephemeral_never_due(length, seldom.duration)
-
-
-def _is_longer(one: Interval, other: Interval, step: int | None, end: int | None, *, or_equal: bool) -> bool:
-    """Whether an interval is longer than another one, as far as is known; `step` and `end` are their first steps."""
-    if one.duration.unit is other.duration.unit:
-        lengths = one.duration.value, other.duration.value
-    elif one.steps is not None and other.steps is not None:
-        lengths = one.steps, other.steps
-    else:
-        return step is not None and end is not None and step > end
-    return lengths[0] > lengths[1] or (or_equal and lengths[0] == lengths[1])
-
-
-def describe_unlimited(settings: CheckpointConfig) -> str | None:
-    """A warning if `max_checkpoints` does not limit what `save_interval` saves; else None."""
-    if settings.max_checkpoints is None or settings.remove is Removal.ephemeral_only or not settings.save_interval:
-        return None
-    return (
-        f"checkpoint.max_checkpoints={settings.max_checkpoints} removes none of checkpoint.save_interval, as "
-        f"checkpoint.remove={settings.remove} keeps all of these: checkpoint.remove=ephemeral_only keeps the newest "
-        "alone"
-    )
-
-
-def retention_rules(settings: CheckpointConfig, interval: ToInterval) -> RetentionRules:
-    """The rules of removal."""
-    return RetentionRules(
-        remove=settings.remove,
-        max_checkpoints=settings.max_checkpoints,
-        keep_every=interval("keep_every", settings.keep_every),
-        keep_by_age=tuple((Duration.parse(length), count) for length, count in settings.keep_by_age.items()),
-        keep_best=_best(settings),
-        fixed_steps=frozenset(settings.fixed_steps),
-        save_interval=interval("save_interval", settings.save_interval),
-    )
-
-
-def _best(settings: CheckpointConfig) -> BestRule | None:
-    best = settings.keep_best
-    return None if best.metric is None else BestRule(best.metric, best.mode, best.count)
-
-
-class Kind(StrEnum):
+class CheckpointKind(StrEnum):
     """Regular; ephemeral, only until the next save; or replayed."""
 
     regular = "regular"
@@ -140,7 +38,7 @@ class Kind(StrEnum):
     @property
     def on_disk(self) -> str:
         """The word in manifests, which are read by all versions."""
-        return "permanent" if self is Kind.regular else self.value
+        return "permanent" if self is CheckpointKind.regular else self.value
 
 
 class Occasion(StrEnum):
@@ -155,10 +53,12 @@ class Occasion(StrEnum):
     last_stop = "last_stop"
     """A stop when all steps are made and only the last evaluation is pending."""
 
-
-def occasion_of(stop: Stop) -> Occasion:
-    """The occasion of the save at a stop."""
-    return Occasion.final if stop.is_end else Occasion.part if stop.is_part else Occasion.stop
+    @classmethod
+    def at(cls, stop: Stop | None) -> Occasion:
+        """The occasion after a step: an ordinary one, or a stop."""
+        if stop is None:
+            return cls.step
+        return cls.final if stop.is_end else cls.part if stop.is_part else cls.stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +67,7 @@ class Saved:
 
     name: str
     step: int
-    kind: Kind
+    kind: CheckpointKind
     finished: bool = False
     pinned: bool = False
     finite: bool = True
@@ -222,22 +122,6 @@ class BestRule:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveRules:
-    """The config's rules of saving, with intervals that know the length of an epoch."""
-
-    save_interval: Interval | None = None
-    ephemeral_save_interval: Interval | None = None
-    budget: float | None = None
-    """Share of the time that saves may take, if ephemeral ones are made as often as it allows."""
-    ephemeral_cooldown: Duration | None = None
-    fixed_steps: frozenset[int] = frozenset()
-    pre_train: bool | None = None
-    save_final: bool = True
-    save_on_stop: bool = True
-    keep_best: BestRule | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SaveCost:
     """What the newest save has cost."""
 
@@ -278,62 +162,135 @@ class Moment:
 class Decision:
     """Save with this kind, for this reason."""
 
-    kind: Kind
+    kind: CheckpointKind
     reason: str
 
 
-def why_save(rules: SaveRules, at: Moment) -> Decision | None:
-    """The first rule's decision, or None. A step already saved is never saved twice."""
-    now, occasion = at.now, at.occasion
-    if at.last_saved_step == now.step:
+@dataclass(frozen=True, slots=True)
+class SaveRules:
+    """The config's rules of saving, with intervals that know the length of an epoch."""
+
+    save_interval: Interval | None = None
+    ephemeral_save_interval: Interval | None = None
+    budget: float | None = None
+    """Share of the time that saves may take, if ephemeral ones are made as often as it allows."""
+    ephemeral_cooldown: Duration | None = None
+    fixed_steps: frozenset[int] = frozenset()
+    pre_train: bool | None = None
+    save_final: bool = True
+    save_on_stop: bool = True
+    keep_best: BestRule | None = None
+
+    @classmethod
+    def of(cls, settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
+        """The rules of a config."""
+        cooldown = settings.ephemeral_cooldown
+        often = None if settings.is_automatic else settings.ephemeral_save_interval
+        return cls(
+            save_interval=interval("save_interval", settings.save_interval),
+            ephemeral_save_interval=interval("ephemeral_save_interval", often),
+            budget=settings.budget if settings.is_automatic else None,
+            ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
+            fixed_steps=frozenset(settings.fixed_steps),
+            pre_train=settings.pre_train_checkpoint,
+            save_final=settings.save_final,
+            save_on_stop=settings.save_on_stop,
+            keep_best=_best(settings),
+        )
+
+    def check_ephemeral(self, longest: Interval, counts: StepCounts) -> str | None:
+        """Refuse ephemeral saves that are not more frequent than the regular ones, or each of which is one of them.
+
+        Returns:
+            A warning if the run is too short for one, such as a trial of few steps; else None.
+
+        Args:
+            longest: the length of the run.
+            counts: of each step. Intervals in units that it does not know are compared only with those of the same
+                unit.
+        """
+        often, seldom = self.ephemeral_save_interval, self.save_interval
+        if often is None:
+            return None
+        # Of a whole run: a resume must refuse no more than the attempts before it.
+        counts, often, longest = replace(counts, start=Progress()), replace(often, offset=0), replace(longest, offset=0)
+        step, end, length = counts.next_due(often, 0), counts.next_due(longest, 0), often.duration
+        first = None if seldom is None else counts.next_due(seldom := replace(seldom, offset=0), 0)
+        if seldom is not None and _is_longer(often, seldom, step, first, or_equal=True):
+            raise CheckpointConfig.too_rare(length, seldom.duration)
+        if _is_longer(often, longest, step, end, or_equal=False):
+            return f"{_EPHEMERAL} ({length}) never comes due: the run ends before, after {longest.duration}"
+        if seldom is None or step is None or first is None:
+            return None
+        for _ in range(_MOST_COMPARED):
+            if step is None:
+                break
+            if not seldom.due(counts.at(step)):
+                return None
+            step = counts.next_due(often, step)
+        raise ConfigError(
+            f"{_EPHEMERAL} ({length}) never comes due: each of its steps is one of checkpoint.save_interval "
+            f"({seldom.duration})",
+            location=_EPHEMERAL,
+            hint="Make it shorter, or set it to null.",
+        )
+
+    def why_save(self, at: Moment) -> Decision | None:
+        """The first rule's decision, or None. A step already saved is never saved twice."""
+        now, occasion = at.now, at.occasion
+        if at.last_saved_step == now.step:
+            return None
+        # Regular reasons come first: a step that has both kinds is saved as regular.
+        if now.step in self.fixed_steps:
+            return Decision(CheckpointKind.regular, f"fixed step {now.step}")
+        # A fixed step 0 is saved with any pre_train, so it is tested before.
+        if occasion is Occasion.pre_train:
+            is_due = not at.loaded if self.pre_train is None else self.pre_train
+            return Decision(CheckpointKind.regular, "before the first step") if is_due else None
+        if self.save_interval is not None and self.save_interval.due(now):
+            return Decision(CheckpointKind.regular, str(self.save_interval))
+        if occasion in (Occasion.final, Occasion.last_stop) and self.save_final:
+            return Decision(CheckpointKind.regular, "end of training")
+        if at.save_requested:
+            return Decision(CheckpointKind.regular, "requested")
+        if self.keep_best is not None and (merit := self.keep_best.why_enter(at.metrics, at.saved)):
+            return Decision(CheckpointKind.ephemeral, merit)
+        if occasion is Occasion.part and self.save_final:
+            return Decision(CheckpointKind.ephemeral, "end of a part of the training")
+        if occasion in (Occasion.stop, Occasion.last_stop) and self.save_on_stop:
+            return Decision(CheckpointKind.ephemeral, "training was stopped")
+        often = self.ephemeral_save_interval
+        if often is not None and often.due(now) and not at.on_hold and not self._cools_down(at):
+            return Decision(CheckpointKind.ephemeral, f"{often}, ephemeral")
+        if self.budget is not None and not at.writing and not at.on_hold and not self._cools_down(at):
+            if at.cost is None:
+                return Decision(CheckpointKind.ephemeral, "auto, ephemeral")
+            if at.cost.wait_s(self.budget) <= 0:
+                cost = f"the previous save took {at.cost.stood_s:.2g} s of {at.cost.since_s:.3g} s"
+                return Decision(CheckpointKind.ephemeral, f"auto, ephemeral: {cost}")
         return None
-    # Regular reasons come first: a step that has both kinds is saved as regular.
-    if now.step in rules.fixed_steps:
-        return Decision(Kind.regular, f"fixed step {now.step}")
-    # A fixed step 0 is saved with any pre_train, so it is tested before.
-    if occasion is Occasion.pre_train:
-        is_due = not at.loaded if rules.pre_train is None else rules.pre_train
-        return Decision(Kind.regular, "before the first step") if is_due else None
-    if rules.save_interval is not None and rules.save_interval.due(now):
-        return Decision(Kind.regular, str(rules.save_interval))
-    if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:
-        return Decision(Kind.regular, "end of training")
-    if at.save_requested:
-        return Decision(Kind.regular, "requested")
-    if rules.keep_best is not None and (merit := rules.keep_best.why_enter(at.metrics, at.saved)):
-        return Decision(Kind.ephemeral, merit)
-    if occasion is Occasion.part and rules.save_final:
-        return Decision(Kind.ephemeral, "end of a part of the training")
-    if occasion in (Occasion.stop, Occasion.last_stop) and rules.save_on_stop:
-        return Decision(Kind.ephemeral, "training was stopped")
-    often = rules.ephemeral_save_interval
-    if often is not None and often.due(now) and not at.on_hold and not _cooling_down(rules, at):
-        return Decision(Kind.ephemeral, f"{often}, ephemeral")
-    if rules.budget is not None and not at.writing and not at.on_hold and not _cooling_down(rules, at):
-        if at.cost is None:
-            return Decision(Kind.ephemeral, "auto, ephemeral")
-        if at.cost.wait_s(rules.budget) <= 0:
-            cost = f"the previous save took {at.cost.stood_s:.2g} s of {at.cost.since_s:.3g} s"
-            return Decision(Kind.ephemeral, f"auto, ephemeral: {cost}")
-    return None
+
+    def next_step(self, now: Progress) -> int | None:
+        """The earliest step after `now` at which a rule may ask for a save; None if none ever will."""
+        steps = [step for step in self.fixed_steps if step > now.step]
+        intervals = (self.save_interval, self.ephemeral_save_interval)
+        steps += [interval.next_step(now) for interval in intervals if interval is not None]
+        return min(steps, default=None)
+
+    def _cools_down(self, at: Moment) -> bool:
+        cooldown = self.ephemeral_cooldown.steps(None) if self.ephemeral_cooldown is not None else None
+        return cooldown is not None and at.last_saved_step is not None and at.now.step - at.last_saved_step < cooldown
 
 
-def next_save_step(rules: SaveRules, now: Progress) -> int | None:
-    """The earliest step after `now` at which a rule may ask for a save; None if none ever will."""
-    steps = [step for step in rules.fixed_steps if step > now.step]
-    intervals = (rules.save_interval, rules.ephemeral_save_interval)
-    steps += [interval.next_step(now) for interval in intervals if interval is not None]
-    return min(steps, default=None)
-
-
-def steps_until(wait_s: float, step_s: float) -> int:
-    """Steps, at least one, that end before a wait is over, or with it, if each takes this long."""
-    return max(1, math.ceil(wait_s / step_s)) if step_s > 0 else 1
-
-
-def _cooling_down(rules: SaveRules, at: Moment) -> bool:
-    cooldown = rules.ephemeral_cooldown.steps(None) if rules.ephemeral_cooldown is not None else None
-    return cooldown is not None and at.last_saved_step is not None and at.now.step - at.last_saved_step < cooldown
+def _is_longer(one: Interval, other: Interval, step: int | None, end: int | None, *, or_equal: bool) -> bool:
+    """Whether an interval is longer than another one, as far as is known; `step` and `end` are their first steps."""
+    if one.duration.unit is other.duration.unit:
+        lengths = one.duration.value, other.duration.value
+    elif one.steps is not None and other.steps is not None:
+        lengths = one.steps, other.steps
+    else:
+        return step is not None and end is not None and step > end
+    return lengths[0] > lengths[1] or (or_equal and lengths[0] == lengths[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,36 +306,102 @@ class RetentionRules:
     fixed_steps: frozenset[int] = frozenset()
     save_interval: Interval | None = None
 
+    @classmethod
+    def of(cls, settings: CheckpointConfig, interval: ToInterval) -> RetentionRules:
+        """The rules of a config."""
+        return cls(
+            remove=settings.remove,
+            max_checkpoints=settings.max_checkpoints,
+            keep_every=interval("keep_every", settings.keep_every),
+            keep_by_age=tuple((Duration.parse(length), count) for length, count in settings.keep_by_age.items()),
+            keep_best=_best(settings),
+            fixed_steps=frozenset(settings.fixed_steps),
+            save_interval=interval("save_interval", settings.save_interval),
+        )
 
-def why_keep(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
-    """The reason why each checkpoint stays; those not named may go. Newest first."""
-    ordered = _newest_first(saved)
-    leading = _leading(ordered, rules)
-    reasons = {checkpoint.name: _why_stays(checkpoint, rules, leading) for checkpoint in ordered}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+    def why_keep(self, saved: Sequence[Saved]) -> dict[str, str]:
+        """The reason why each checkpoint stays; those not named may go. Newest first."""
+        ordered = _newest_first(saved)
+        leading = self._leading(ordered)
+        reasons = {checkpoint.name: self._why_stays(checkpoint, leading) for checkpoint in ordered}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
 
+    def why_remove(self, saved: Sequence[Saved]) -> dict[str, str]:
+        """The reason why each checkpoint is removed, oldest first: all that `why_keep` does not name."""
+        return self.plan_removal(saved)[0]
 
-def why_remove(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
-    """The reason why each checkpoint is removed, oldest first: all that `why_keep` does not name."""
-    return plan_removal(saved, rules)[0]
+    def plan_removal(self, saved: Sequence[Saved]) -> tuple[dict[str, str], list[str]]:
+        """Apply `why_remove`. Also returns the names of all checkpoints that decide the result: those to remove, and
+        those that stay in their place or would be replaced by a better one."""
+        ordered = _newest_first(saved)
+        leading = self._leading(ordered)
+        may_go = ordered
+        if self.remove is Removal.ephemeral_only and self.max_checkpoints is None:
+            # Each regular one stays, and there may be thousands.
+            may_go = [
+                checkpoint
+                for checkpoint in ordered
+                if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite
+            ]
+        removable = {
+            checkpoint.name: self._why_goes(checkpoint, ordered[0])
+            for checkpoint in reversed(may_go)
+            if self._why_stays(checkpoint, leading) is None
+        }
+        counted = (*leading.counted, *leading.by_age) if removable else ()
+        return removable, [*removable, *leading.newest, *leading.best, *counted]
 
+    def _leading(self, ordered: Sequence[Saved]) -> _Leading:
+        """The leading ones of checkpoints that are ordered newest first."""
+        finite = (checkpoint for checkpoint in ordered if checkpoint.finite)
+        newest = {checkpoint.name for checkpoint in (*ordered[:1], *islice(finite, 1))}
+        regulars = [
+            checkpoint for checkpoint in ordered if checkpoint.finite and checkpoint.kind is CheckpointKind.regular
+        ]
+        counted = frozenset(checkpoint.name for checkpoint in regulars[: self.max_checkpoints or 0])
+        best = [] if self.keep_best is None else [checkpoint.name for checkpoint in self.keep_best.ranked(ordered)]
+        return _Leading(newest, counted, best, _by_age(regulars, self.keep_by_age))
 
-def plan_removal(saved: Sequence[Saved], rules: RetentionRules) -> tuple[dict[str, str], list[str]]:
-    """Apply `why_remove`. Also returns the names of all checkpoints that decide the result: those to remove, and those
-    that stay in their place or would be replaced by a better one."""
-    ordered = _newest_first(saved)
-    leading = _leading(ordered, rules)
-    may_go = ordered
-    if rules.remove is Removal.ephemeral_only and rules.max_checkpoints is None:
-        # Each regular one stays, and there may be thousands.
-        may_go = [checkpoint for checkpoint in ordered if checkpoint.kind is Kind.ephemeral or not checkpoint.finite]
-    removable = {
-        checkpoint.name: _why_goes(checkpoint, rules, ordered[0])
-        for checkpoint in reversed(may_go)
-        if _why_stays(checkpoint, rules, leading) is None
-    }
-    counted = (*leading.counted, *leading.by_age) if removable else ()
-    return removable, [*removable, *leading.newest, *leading.best, *counted]
+    def _why_stays(self, checkpoint: Saved, leading: _Leading) -> str | None:
+        """Why a checkpoint stays, or None."""
+        # The strongest reasons first: the one that is returned is logged and shown.
+        if self.remove is Removal.never:
+            return "nothing is removed"
+        if checkpoint.pinned:
+            return "pinned"
+        if checkpoint.step in self.fixed_steps:
+            return "fixed step"
+        if checkpoint.name in leading.newest:
+            return "final" if checkpoint.finished else "newest"
+        if self.keep_best is not None and checkpoint.name in leading.best:
+            return f"{self.keep_best.metric} {checkpoint.metrics[self.keep_best.metric]:g} is {self.keep_best.among}"
+        if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:
+            return None
+        if self.keep_every is not None and (named := _names(self.keep_every, checkpoint)):
+            return f"kept {named}"
+        if checkpoint.name in leading.by_age:
+            return leading.by_age[checkpoint.name]
+        if self.remove is Removal.ephemeral_only:
+            if self.max_checkpoints is None:
+                return "regular"
+            return _among(self.max_checkpoints) if checkpoint.name in leading.counted else None
+        # No interval is due at step 0, so it has a rule of its own.
+        if checkpoint.step == 0:
+            return "step 0"
+        if self.save_interval is not None and (named := _names(self.save_interval, checkpoint)):
+            return named
+        if self.max_checkpoints is not None and checkpoint.name in leading.counted:
+            return _among(self.max_checkpoints)
+        return None
+
+    def _why_goes(self, checkpoint: Saved, newest: Saved) -> str:
+        if not checkpoint.finite:
+            return f"its weights are not finite, and {newest.name} is newer"
+        if checkpoint.kind is CheckpointKind.ephemeral:
+            return f"ephemeral, and {newest.name} is newer"
+        if self.remove is Removal.all_without_rule:
+            return "no rule names it"
+        return f"beyond the {self.max_checkpoints} newest regular"
 
 
 class _Leading(NamedTuple):
@@ -396,16 +419,6 @@ class _Leading(NamedTuple):
 def _newest_first(saved: Sequence[Saved]) -> list[Saved]:
     # By name as well, so that two checkpoints of one step keep their order from call to call.
     return sorted(saved, key=attrgetter("step", "name"), reverse=True)
-
-
-def _leading(ordered: Sequence[Saved], rules: RetentionRules) -> _Leading:
-    """The leading ones of checkpoints that are ordered newest first."""
-    finite = (checkpoint for checkpoint in ordered if checkpoint.finite)
-    newest = {checkpoint.name for checkpoint in (*ordered[:1], *islice(finite, 1))}
-    regulars = [checkpoint for checkpoint in ordered if checkpoint.finite and checkpoint.kind is Kind.regular]
-    counted = frozenset(checkpoint.name for checkpoint in regulars[: rules.max_checkpoints or 0])
-    best = [] if rules.keep_best is None else [checkpoint.name for checkpoint in rules.keep_best.ranked(ordered)]
-    return _Leading(newest, counted, best, _by_age(regulars, rules.keep_by_age))
 
 
 def _by_age(regulars: Sequence[Saved], spans: Sequence[tuple[Duration, int]]) -> dict[str, str]:
@@ -426,39 +439,6 @@ def _by_age(regulars: Sequence[Saved], spans: Sequence[tuple[Duration, int]]) ->
     return reasons
 
 
-def _why_stays(checkpoint: Saved, rules: RetentionRules, leading: _Leading) -> str | None:
-    """Why a checkpoint stays, or None."""
-    # The strongest reasons first: the one that is returned is logged and shown.
-    if rules.remove is Removal.never:
-        return "nothing is removed"
-    if checkpoint.pinned:
-        return "pinned"
-    if checkpoint.step in rules.fixed_steps:
-        return "fixed step"
-    if checkpoint.name in leading.newest:
-        return "final" if checkpoint.finished else "newest"
-    if rules.keep_best is not None and checkpoint.name in leading.best:
-        return f"{rules.keep_best.metric} {checkpoint.metrics[rules.keep_best.metric]:g} is {rules.keep_best.among}"
-    if checkpoint.kind is Kind.ephemeral or not checkpoint.finite:
-        return None
-    if rules.keep_every is not None and (named := _names(rules.keep_every, checkpoint)):
-        return f"kept {named}"
-    if checkpoint.name in leading.by_age:
-        return leading.by_age[checkpoint.name]
-    if rules.remove is Removal.ephemeral_only:
-        if rules.max_checkpoints is None:
-            return "regular"
-        return _among(rules.max_checkpoints) if checkpoint.name in leading.counted else None
-    # No interval is due at step 0, so it has a rule of its own.
-    if checkpoint.step == 0:
-        return "step 0"
-    if rules.save_interval is not None and (named := _names(rules.save_interval, checkpoint)):
-        return named
-    if rules.max_checkpoints is not None and checkpoint.name in leading.counted:
-        return _among(rules.max_checkpoints)
-    return None
-
-
 def _names(interval: Interval, checkpoint: Saved) -> str | None:
     """The reason to keep a checkpoint at whose step an interval is due, or None."""
     # In doubt it is kept: what is removed cannot be restored.
@@ -471,11 +451,6 @@ def _among(count: int) -> str:
     return "newest regular" if count == 1 else f"among the {count} newest regular"
 
 
-def _why_goes(checkpoint: Saved, rules: RetentionRules, newest: Saved) -> str:
-    if not checkpoint.finite:
-        return f"its weights are not finite, and {newest.name} is newer"
-    if checkpoint.kind is Kind.ephemeral:
-        return f"ephemeral, and {newest.name} is newer"
-    if rules.remove is Removal.all_without_rule:
-        return "no rule names it"
-    return f"beyond the {rules.max_checkpoints} newest regular"
+def _best(settings: CheckpointConfig) -> BestRule | None:
+    best = settings.keep_best
+    return None if best.metric is None else BestRule(best.metric, best.mode, best.count)

@@ -9,20 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trainer_cli.policy.rules import (
-    Decision,
-    Kind,
-    Moment,
-    Occasion,
-    RetentionRules,
-    Saved,
-    SaveRules,
-    occasion_of,
-    why_keep,
-    why_remove,
-    why_save,
-)
-from trainer_cli.policy.stopping import Limits, Stop, why_stop
+from trainer_cli.policy.rules import CheckpointKind, Decision, Moment, Occasion, RetentionRules, Saved, SaveRules
+from trainer_cli.policy.stopping import Limits, Stop
 from trainer_cli.schema.checkpoint_config import Removal
 from trainer_cli.steps import Interval, Progress, StepCounts, first_step
 
@@ -51,6 +39,26 @@ class Simulation:
     stop_request: Stop | None = None
     """An end that was requested before the first step."""
 
+    def run(
+        self,
+        step_counts: StepCounts,
+        *,
+        name: Callable[[Progress], str] = lambda at: f"step{at.step}",
+        size: Callable[[int], int] = lambda step: 0,
+        sizes: Mapping[str, int] | None = None,
+        most_saves: int | None = None,
+    ) -> Timeline:
+        """Go from event to event up to the end, as the training will, or until there are more saves than `most_saves`.
+
+        Args:
+            name: the name of a checkpoint.
+            size: bytes of a checkpoint of this step.
+            sizes: name -> bytes of the checkpoints on the disk at the start.
+        """
+        return _Run(
+            _drop_unknown_rules(self, step_counts), step_counts, name, size, dict(sizes or {}), most_saves
+        ).timeline()
+
 
 @dataclass(frozen=True, slots=True)
 class Save:
@@ -58,7 +66,7 @@ class Save:
 
     name: str
     step: int
-    kind: Kind
+    kind: CheckpointKind
     reason: str
     size_bytes: int
 
@@ -128,27 +136,6 @@ def _drop_unknown_rules(setting: Simulation, step_counts: StepCounts) -> Simulat
     )
 
 
-def simulate(
-    setting: Simulation,
-    step_counts: StepCounts,
-    *,
-    name: Callable[[Progress], str] = lambda at: f"step{at.step}",
-    size: Callable[[int], int] = lambda step: 0,
-    sizes: Mapping[str, int] | None = None,
-    most_saves: int | None = None,
-) -> Timeline:
-    """Go from event to event up to the end, as the training will, or until there are more saves than `most_saves`.
-
-    Args:
-        name: the name of a checkpoint.
-        size: bytes of a checkpoint of this step.
-        sizes: name -> bytes of the checkpoints on the disk at the start.
-    """
-    return _Run(
-        _drop_unknown_rules(setting, step_counts), step_counts, name, size, dict(sizes or {}), most_saves
-    ).timeline()
-
-
 class _Run:
     """The training loop without the training."""
 
@@ -189,7 +176,7 @@ class _Run:
         line.end, line.stop = self.step_counts.at(end), self._stop(end)
         assert line.stop is not None
         if end == start.step:
-            self._moment(start, occasion_of(line.stop), line.stop, False)
+            self._moment(start, Occasion.at(line.stop), line.stop, False)
             return self._closed()
         for step, due, logs in self._events(end):
             self._step(step, due, logs, line.stop if step == end else None)
@@ -204,7 +191,7 @@ class _Run:
         evaluated = self.setting.evaluates and (done or (due and (stop is None or stop.finished)))
         if evaluated:
             self.line.evaluations.append(step)
-        occasion = Occasion.step if stop is None else occasion_of(stop)
+        occasion = Occasion.at(stop)
         measured = evaluated if self.setting.log_interval is None else logs or done
         self._moment(self.step_counts.at(step), occasion, stop, evaluated, measured)
 
@@ -241,8 +228,7 @@ class _Run:
         return first_step(lambda step: self._stop(step) is not None, self.step_counts.start.step)
 
     def _stop(self, step: int) -> Stop | None:
-        return why_stop(
-            self.setting.limits,
+        return self.setting.limits.why_stop(
             self.step_counts.at(step),
             process_s=self.step_counts.process_s(step),
             stop_request=self.setting.stop_request,
@@ -259,7 +245,7 @@ class _Run:
         if self.last_saved == now.step:
             self._complete(moment, finished, evaluated)
             return
-        decision = why_save(self.setting.save, moment)
+        decision = self.setting.save.why_save(moment)
         if decision is not None:
             self._save(now, decision, finished)
         measured = evaluated and self.setting.log_interval is None if measured is None else measured
@@ -287,8 +273,8 @@ class _Run:
         saved = self.live[index]
         # The checkpoint of this step exists, so the rule for a run without one does not apply.
         occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
-        decision = why_save(self.setting.save, replace(moment, last_saved_step=None, occasion=occasion))
-        if decision is not None and saved.kind is Kind.ephemeral:
+        decision = self.setting.save.why_save(replace(moment, last_saved_step=None, occasion=occasion))
+        if decision is not None and saved.kind is CheckpointKind.ephemeral:
             saved = replace(saved, kind=decision.kind)
             size_bytes = self.on_disk[saved.name]
             self.line.completed[saved.name] = Save(saved.name, step, decision.kind, decision.reason, size_bytes)
@@ -296,7 +282,7 @@ class _Run:
         self._retire(step)
 
     def _retire(self, step: int) -> None:
-        for name, reason in why_remove(self.live, self.setting.retention).items():
+        for name, reason in self.setting.retention.why_remove(self.live).items():
             self.line.removals.append(RemovedCheckpoint(name, step, reason))
             self.bytes_on_disk -= self.on_disk.pop(name)
         self.live = [saved for saved in self.live if saved.name in self.on_disk]
@@ -308,13 +294,13 @@ class _Run:
         live: list[Saved] = []
         # From the newest on: what counts as newest depends on those already seen.
         for saved in reversed(self.live):
-            counted = saved.finite and saved.kind is Kind.regular
+            counted = saved.finite and saved.kind is CheckpointKind.regular
             regulars += counted
             in_max_checkpoints = counted and regulars <= (rules.max_checkpoints or 0)
             measured = rules.keep_best is not None and bool(saved.metrics)
             # It counts for the spans of others, also where another rule keeps it.
             ages = counted and bool(rules.keep_by_age)
-            ephemeral = saved.kind is Kind.ephemeral and rules.remove is not Removal.never
+            ephemeral = saved.kind is CheckpointKind.ephemeral and rules.remove is not Removal.never
             if newest or (saved.finite and newest_finite) or in_max_checkpoints or measured or ephemeral or ages:
                 live.append(saved)
             else:
@@ -330,5 +316,5 @@ class _Run:
 
     def _closed(self) -> Timeline:
         if self.setting.enabled:
-            self.line.kept = why_keep([*self.decided, *self.live], self.setting.retention)
+            self.line.kept = self.setting.retention.why_keep([*self.decided, *self.live])
         return self.line

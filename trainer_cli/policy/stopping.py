@@ -1,4 +1,4 @@
-"""When and why a training stops, and whether it is started again after a failure: pure functions."""
+"""When and why a training stops, and what lets a finished run train further: pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from trainer_cli.schema.sections import LoopConfig, TrainConfig
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus
-from trainer_cli.terminal import format_count
 
 _HARD_STOP = "hard_stop"
 _LENGTH = "max_duration of "
@@ -48,32 +47,31 @@ class Limits:
     """Before it, a request to finish the run is deferred."""
     max_time_s: float | None = None
 
+    def why_stop(self, now: Progress, *, process_s: float, stop_request: Stop | None) -> Stop | None:
+        """Why the training ends at this step, or None. A complete run is finished, even if a stop was requested."""
+        # The order decides which reason is recorded: a complete run before a part of it, a part before a stop.
+        if self.max_duration.reached(now):
+            return Stop(f"{_LENGTH}{self.max_duration.duration} reached", finished=True)
+        if stop_request is not None and stop_request.finished:
+            return stop_request
+        if self.hard_stop is not None and self.hard_stop.reached(now):
+            return Stop(f"{_HARD_STOP} at {self.hard_stop.duration}", finished=True, is_part=True)
+        if stop_request is not None:
+            return stop_request
+        if self.max_time_s is not None and process_s >= self.max_time_s:
+            return Stop(f"max_time of {self.max_time_s:g}s used up", finished=False)
+        return None
 
-def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: Stop | None) -> Stop | None:
-    """Why the training ends at this step, or None. A complete run is finished, even if a stop was requested."""
-    # The order decides which reason is recorded: a complete run before a part of it, a part before a stop.
-    if limits.max_duration.reached(now):
-        return Stop(f"{_LENGTH}{limits.max_duration.duration} reached", finished=True)
-    if stop_request is not None and stop_request.finished:
-        return stop_request
-    if limits.hard_stop is not None and limits.hard_stop.reached(now):
-        return Stop(f"{_HARD_STOP} at {limits.hard_stop.duration}", finished=True, is_part=True)
-    if stop_request is not None:
-        return stop_request
-    if limits.max_time_s is not None and process_s >= limits.max_time_s:
-        return Stop(f"max_time of {limits.max_time_s:g}s used up", finished=False)
-    return None
-
-
-def reopens(reason: str, old: LoopConfig, new: LoopConfig) -> bool:
-    """Whether a run that is finished for this reason trains further: with a longer `max_duration`; if `hard_stop` has
-    ended it, with another one.
-    """
-    # Any change: whether the new one is later may depend on the length of an epoch.
-    if reason.startswith(_HARD_STOP) and old.hard_stop != new.hard_stop:
-        return True
-    before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
-    return now.unit is not before.unit or now.value > before.value
+    def next_step(self, now: Progress, *, holds: bool = False) -> int:
+        """The earliest step after `now` at which `why_stop` may return a reason without a request, or, with `holds`, at
+        which a deferred request must be handled.
+        """
+        # Time may run out at any step.
+        if self.max_time_s is not None:
+            return now.step + 1
+        min_duration = self.min_duration if holds else None
+        ends = [end for end in (self.max_duration, self.hard_stop, min_duration) if end is not None]
+        return min(now.step + 1 if end.end is None else end.end for end in ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +91,21 @@ class RecordedEnd:
         by = summary.get("ended_by")
         return cls(reason, by if is_same else None, is_same and "ended_by" in summary)
 
+    def is_passed(self, old: LoopConfig, new: LoopConfig) -> bool:
+        """Whether the run trains further by its length: with a longer `max_duration`; if `hard_stop` has ended it, with
+        another one."""
+        # Any change: whether the new one is later may depend on the length of an epoch.
+        if self.reason.startswith(_HARD_STOP) and old.hard_stop != new.hard_stop:
+            return True
+        before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
+        return now.unit is not before.unit or now.value > before.value
+
     def may_reopen(self, old: TrainConfig, new: TrainConfig) -> bool:
-        """Whether a run may train further: see `reopens`; or the callback that decided the end has other settings.
+        """Whether a run may train further: see `is_passed`; or the callback that decided the end has other settings.
 
         Whether its `end_rule` is another one is known once the callback is made: `request_again` then decides.
         """
-        if reopens(self.reason, old.loop, new.loop):
+        if self.is_passed(old.loop, new.loop):
             return True
         if self.reason.startswith((_LENGTH, _HARD_STOP)):
             return False
@@ -115,68 +122,3 @@ class RecordedEnd:
             return f"To train further, {longer}"
         settings = f"change its settings with 'resume_allow=[callbacks.{self.by}.*]'"
         return f"callbacks.{self.by} has ended it. To train further, {settings}, or {longer}"
-
-
-def next_stop_step(limits: Limits, now: Progress, *, holds: bool = False) -> int:
-    """The earliest step after `now` at which `why_stop` may return a reason without a request, or, with `holds`, at
-    which a deferred request must be handled.
-    """
-    # Time may run out at any step.
-    if limits.max_time_s is not None:
-        return now.step + 1
-    min_duration = limits.min_duration if holds else None
-    ends = [end for end in (limits.max_duration, limits.hard_stop, min_duration) if end is not None]
-    return min(now.step + 1 if end.end is None else end.end for end in ends)
-
-
-_LONGEST_S = 600.0
-_OUTCOMES = {
-    0: "the run is finished",
-    2: "the config or the command is wrong",
-    3: "no checkpoint is valid",
-    4: "the run directory is in use, or another run's",
-    75: "a stop was requested, or the disk is full",
-    130: "a stop was requested",
-}
-"""Exit code -> why a restart cannot help."""
-_REPEATABLE = ("AssertionError",)
-"""Exceptions that a restart would raise again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How an attempt ended. `exit_code` is negative for a signal; `reason` comes from summary.json."""
-
-    exit_code: int
-    reason: str
-    progressed: bool
-    """Whether the newest checkpoint is of a later step than before the attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether to restart: after `pause_s` seconds, or not at all if None. `failures` counts those in a row without
-    progress."""
-
-    pause_s: float | None
-    why: str
-    failures: int
-
-
-def decide_restart(ended: Ended, *, failures: int, most: int, backoff_s: float) -> Verdict:
-    """Restart after a failure that may be temporary, while there are at most `most` in a row without progress.
-
-    The pause is `backoff_s` after the first failure, and doubles with each without progress, up to ten minutes.
-    """
-    # Before the count: such an end is no failure.
-    if (why := _OUTCOMES.get(ended.exit_code)) is not None:
-        return Verdict(None, why, failures)
-    if exception := next((name for name in _REPEATABLE if ended.reason.startswith(name)), None):
-        return Verdict(None, f"a restart does not fix an {exception}", failures)
-    # Progress resets the count: a run that fails once a day may be restarted for ever.
-    failures = 1 if ended.progressed else failures + 1
-    if failures > most:
-        return Verdict(None, f"{format_count(failures, 'failure')} in a row without progress", failures)
-    end = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
-    pause_s = min(_LONGEST_S, backoff_s * 2 ** (failures - 1))
-    return Verdict(pause_s, f"{end}; failure {failures} of at most {most} without progress", failures)

@@ -12,11 +12,11 @@ from trainer_cli.checkpoint.disk_space import FreeSpace, NeededSpace, files_of_c
 from trainer_cli.errors import UserError
 from trainer_cli.files import is_url
 from trainer_cli.running.checkpoint_size import IMPLEMENTATIONS
-from trainer_cli.schema.checkpoint_config import AUTO, Compression
+from trainer_cli.schema.checkpoint_config import Compression
 from trainer_cli.torch_compat import step_lightly
 
 if TYPE_CHECKING:
-    from trainer_cli.policy.simulation import Timeline
+    from trainer_cli.policy import Timeline
     from trainer_cli.running.planning import StartPoint
     from trainer_cli.trainer.trainer import Trainer
 
@@ -97,7 +97,7 @@ def check_space(trainer: Trainer, start_point: StartPoint, timeline: Timeline, s
     files = files_of_checkpoint(trainer.strategy.world_size, _SMALL_FILES)
     present = start_point.sizes or {}
     # The plan does not list automatic ones, of which the newest stays beside the others.
-    automatic = int(checkpoint.settings.ephemeral_save_interval == AUTO)
+    automatic = int(checkpoint.settings.is_automatic)
     added_bytes = peak.size_bytes - sum(present.values()) + automatic * size_bytes
     added = peak.count - len(present) + automatic
     free = FreeSpace(checkpoint.storage.free_bytes(), checkpoint.storage.free_files())

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from trainer_cli.loads import describe_left_out
-from trainer_cli.policy.rules import Kind
-from trainer_cli.policy.simulation import Timeline
+from trainer_cli.policy import CheckpointKind, Timeline
 from trainer_cli.running.failures import BestInterval
 from trainer_cli.running.planning import Plan
 from trainer_cli.running.start import Done
@@ -223,7 +222,7 @@ def _chart(plan: Plan) -> Iterator[str]:
     periodic = [save for save in line.saves if save.step not in (*fixed, *final)]
     rows = {
         "evaluations": ("|", line.evaluations),
-        "regular": ("R", [save.step for save in periodic if save.kind is Kind.regular]),
+        "regular": ("R", [save.step for save in periodic if save.kind is CheckpointKind.regular]),
         "fixed": ("F", fixed),
         "final": ("E", final),
         "ephemeral": ("e", [save.step for save in periodic if save.kind == "ephemeral"]),

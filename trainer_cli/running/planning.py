@@ -23,9 +23,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import Naming
 from trainer_cli.loads import find_left_out
 from trainer_cli.parallel import group_without_processes
-from trainer_cli.policy.rules import Saved, check_ephemeral, retention_rules, save_rules, settings_of
-from trainer_cli.policy.simulation import Simulation, Timeline, simulate
-from trainer_cli.policy.stopping import Stop
+from trainer_cli.policy import RetentionRules, Saved, SaveRules, Simulation, Stop, Timeline
 from trainer_cli.running.failures import BestInterval, find_best_interval
 from trainer_cli.running.start import Done, Start, refuse_no_optimizer, start_existing, start_new
 from trainer_cli.running.torch_import import import_torch
@@ -174,20 +172,20 @@ def _plan_training(
     loop.check_hard_stop(start_point.progress)
     loop.start_at(train_loader, start_point.progress)
     kinds = _kinds_of_callbacks(composed)
-    checkpoint = settings_of(config.checkpoint, config.callbacks.get(SAVER))
+    checkpoint = config.checkpoint.overridden_by(config.callbacks.get(SAVER))
     in_background = saves_in_background(checkpoint.save_async)
     step_counts = loop.step_counts(train_loader, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens)
     callbacks = any(_overrides(kind, "run_validation") for kind in kinds.values())
     setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
-    if setting.enabled and (warning := check_ephemeral(setting.save, loop.limits.max_duration, step_counts)):
+    if setting.enabled and (warning := setting.save.check_ephemeral(loop.limits.max_duration, step_counts)):
         log.warning("%s", warning)
     _warn_of_short_patience(builder, kinds, loop, data)
     # The size of a checkpoint depends on the progress at the end, whose numbers have more digits.
-    end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
+    end = setting.run(step_counts, most_saves=0).end or start_point.progress
     size = _size_of(checkpoint, composed, builder, data, end)
     name = _name(composed, checkpoint, group.world_size)
     # Simulated again, now with sizes and names, which retention needs.
-    timeline = simulate(setting, step_counts, name=name, size=size.at, sizes=start_point.sizes)
+    timeline = setting.run(step_counts, name=name, size=size.at, sizes=start_point.sizes)
     return Plan(
         run_dir=start.run.path,
         start=start,
@@ -295,8 +293,8 @@ def simulation_of(
     loop.evaluations.check(names)
     return Simulation(
         limits=loop.limits,
-        save=save_rules(checkpoint, loop.checkpoint_interval),
-        retention=retention_rules(checkpoint, loop.checkpoint_interval),
+        save=SaveRules.of(checkpoint, loop.checkpoint_interval),
+        retention=RetentionRules.of(checkpoint, loop.checkpoint_interval),
         eval_intervals=loop.evaluations.intervals(names, callbacks=callbacks),
         log_interval=loop.log_interval if str(checkpoint.keep_best.metric).startswith(TRAIN_PREFIX) else None,
         eval_at_start=loop.settings.eval_at_start,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.config.compose import Composed
-from trainer_cli.policy.simulation import simulate
 from trainer_cli.running.free_space import check_space, estimate_size
 from trainer_cli.running.overview import overview_rows, why_on_cpu
 from trainer_cli.running.plan_view import schedule_texts
@@ -48,9 +47,7 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     callbacks = bool(trainer.hooks["run_validation"])
     counts, size_bytes = loop.step_counts(data.train, start_point.progress), estimate_size(trainer, start_point)
     setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks)
-    timeline = simulate(
-        setting, counts, size=lambda step: size_bytes, sizes=start_point.sizes, most_saves=_MOST_SIMULATED
-    )
+    timeline = setting.run(counts, size=lambda step: size_bytes, sizes=start_point.sizes, most_saves=_MOST_SIMULATED)
     # The command has them, and so a terminal needs them not.
     log.debug("overrides: %s", " ".join(composed.overrides))
     metric = composed.config.checkpoint.keep_best.metric

@@ -24,7 +24,7 @@ from trainer_cli.files import as_path
 from trainer_cli.format.verified_file import verify
 from trainer_cli.loads import WHOLE, LoadOptions, can_resume, check_load
 from trainer_cli.parallel import ALONE, ProcessGroup
-from trainer_cli.policy.stopping import RecordedEnd
+from trainer_cli.policy import RecordedEnd
 from trainer_cli.running.resume import (
     FIRST_ONLY,
     Choice,

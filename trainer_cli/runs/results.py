@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainer_cli.files import AppendedFile, read_rows, replace
 from trainer_cli.loggers import Record, RunFacts, loader_of
-from trainer_cli.policy.rules import BestRule
+from trainer_cli.policy import BestRule
 from trainer_cli.runs.metrics import BestSettings, best_rule, describe
 from trainer_cli.strict_json import strict_json
 from trainer_cli.terminal import left_out_of_table, line_width, table, wrapped

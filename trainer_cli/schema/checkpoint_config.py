@@ -4,7 +4,8 @@
 # values/, config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and
 # choices (enumerations).
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -17,8 +18,8 @@ from trainer_cli.schema.field_checks import check_folder, check_length
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.values import at_least, check_at_least, check_duration, check_fields, checked, duration, needs
 
-EPHEMERAL = "checkpoint.ephemeral_save_interval"
-AUTO = "auto"
+_EPHEMERAL = "checkpoint.ephemeral_save_interval"
+_AUTO = "auto"
 """Of `ephemeral_save_interval`: as often as `budget` allows."""
 
 
@@ -64,15 +65,15 @@ class CheckpointFormat(StrEnum):
         """Whether it also holds tensors of types that safetensors lacks, such as complex128."""
         return self is CheckpointFormat.torch_file
 
+    @classmethod
+    def names_where(cls, suits: Callable[["CheckpointFormat"], bool]) -> str:
+        """The formats that suit, for the advice in errors."""
+        return " or ".join(format for format in cls if suits(format))
+
     @property
     def uncounted_bytes(self) -> str | None:
         """What makes its files larger than the announced size; None if that is exact before compression."""
         return "torch.save adds a little" if self is CheckpointFormat.torch_file else None
-
-
-FORMATS_OF_SEVERAL_PROCESSES = " or ".join(format for format in CheckpointFormat if not format.one_process)
-FORMATS_OF_EVERY_DTYPE = " or ".join(format for format in CheckpointFormat if format.holds_every_dtype)
-"""Both for the advice in errors."""
 
 
 class Compression(StrEnum):
@@ -153,10 +154,10 @@ class CheckpointConfig:
     """false saves nothing, but still loads."""
     save_interval: Any = duration("1ep")
     """Interval of regular checkpoints; null: none."""
-    ephemeral_save_interval: Any = duration(words=(AUTO,))
+    ephemeral_save_interval: Any = duration(words=(_AUTO,))
     """Interval of ephemeral checkpoints, each removed when a newer checkpoint is committed; null: none. auto: after the
     previous save is written, as often as `budget` allows."""
-    budget: float = needs(checked(_check_budget, 0.02), ("ephemeral_save_interval", AUTO))
+    budget: float = needs(checked(_check_budget, 0.02), ("ephemeral_save_interval", _AUTO))
     """Largest share of the time for which automatic saves may block training."""
     ephemeral_cooldown: Any = needs(duration(units=(Unit.STEP,)), ("ephemeral_save_interval", True))
     """Steps after any save during which there is no ephemeral save."""
@@ -218,9 +219,12 @@ class CheckpointConfig:
         check_fields(self, "checkpoint")
         # Of one unit alone: others are compared once the length of an epoch is known (policy/rules.py).
         save = check_duration("checkpoint.save_interval", self.save_interval)
-        is_auto = self.ephemeral_save_interval == AUTO
-        often = None if is_auto else check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
-        if is_auto and self.remove is Removal.never:
+        often = (
+            None
+            if self.is_automatic
+            else check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
+        )
+        if self.is_automatic and self.remove is Removal.never:
             raise ConfigError(
                 "checkpoint.ephemeral_save_interval is auto, and checkpoint.remove=never would keep all of them",
                 location="checkpoint.ephemeral_save_interval",
@@ -236,25 +240,36 @@ class CheckpointConfig:
         if (fault := why_unfit(self.name, self.suffix)) is not None:
             raise ConfigError(fault, location="checkpoint.name")
         if save and often and save.unit is often.unit and often.value >= save.value:
-            raise ephemeral_too_rare(often, save)
+            raise self.too_rare(often, save)
 
+    @property
+    def is_automatic(self) -> bool:
+        """Whether ephemeral checkpoints are saved as often as `budget` allows."""
+        return self.ephemeral_save_interval == _AUTO  # type: ignore[no-any-return]
 
-def ephemeral_too_rare(ephemeral: Duration, regular: Duration) -> ConfigError:
-    """The error for ephemeral saves that are not more frequent than the regular ones."""
-    return ConfigError(
-        f"{EPHEMERAL} ({ephemeral}) must be shorter than checkpoint.save_interval ({regular})",
-        location=EPHEMERAL,
-        hint="Make it shorter, or set checkpoint.save_interval=null.",
-    )
+    @staticmethod
+    def too_rare(ephemeral: Duration, regular: Duration) -> ConfigError:
+        """The error for ephemeral saves that are not more frequent than the regular ones."""
+        return ConfigError(
+            f"{_EPHEMERAL} ({ephemeral}) must be shorter than checkpoint.save_interval ({regular})",
+            location=_EPHEMERAL,
+            hint="Make it shorter, or set checkpoint.save_interval=null.",
+        )
 
+    def overridden_by(self, node: Mapping[str, Any] | None) -> "CheckpointConfig":
+        """These settings with those in the config node of a subclass of CheckpointerCallback."""
+        names = {field.name for field in fields(self)}
+        return replace(self, **{key: value for key, value in (node or {}).items() if key in names})
 
-def ephemeral_never_due(ephemeral: Duration, regular: Duration) -> ConfigError:
-    """The error for ephemeral saves each of which is a regular one."""
-    return ConfigError(
-        f"{EPHEMERAL} ({ephemeral}) never comes due: each of its steps is one of checkpoint.save_interval ({regular})",
-        location=EPHEMERAL,
-        hint="Make it shorter, or set it to null.",
-    )
+    def describe_unlimited(self) -> str | None:
+        """A warning if `max_checkpoints` does not limit what `save_interval` saves; else None."""
+        if self.max_checkpoints is None or self.remove is Removal.ephemeral_only or not self.save_interval:
+            return None
+        return (
+            f"checkpoint.max_checkpoints={self.max_checkpoints} removes none of checkpoint.save_interval, as "
+            f"checkpoint.remove={self.remove} keeps all of these: checkpoint.remove=ephemeral_only keeps the newest "
+            "alone"
+        )
 
 
 def filled_folder(key: str, folder: str | None, run_name: str | None) -> str | None:

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from trainer_cli.checkpoint.checkpointer import Checkpointer
-    from trainer_cli.policy.rules import Occasion
+    from trainer_cli.policy import Occasion
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
     from trainer_cli.trainer.validation_loop import ValidationLoop

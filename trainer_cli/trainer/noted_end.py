@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.policy.stopping import reopens
+from trainer_cli.policy import RecordedEnd
 from trainer_cli.schema.sections import LoopConfig
 
 if TYPE_CHECKING:
@@ -31,5 +31,5 @@ def request_again(end: Mapping[str, Any] | None, trainer: Trainer, settings: Loo
     before = replace(settings, max_duration=end["max_duration"])
     callback = trainer.callbacks.get(end["by"]) if end["by"] is not None else None
     same_rule = callback is not None and list(callback.end_rule()) == end["rule"]
-    if (end["by"] is None or same_rule) and (end["held"] or not reopens(end["reason"], before, settings)):
+    if (end["by"] is None or same_rule) and (end["held"] or not RecordedEnd(end["reason"]).is_passed(before, settings)):
         trainer.stop(end["reason"], by=callback)

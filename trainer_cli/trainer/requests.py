@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 
 from trainer_cli.parallel import Agreement, ProcessGroup
-from trainer_cli.policy.stopping import Stop
+from trainer_cli.policy import Stop
 from trainer_cli.trainer.hooks import CheckpointSaver
 
 

@@ -16,8 +16,7 @@ from trainer_cli.outputs.metrics import read_outputs, sample_count
 from trainer_cli.outputs.microbatch import Microbatches
 from trainer_cli.outputs.token_count import TokenCount
 from trainer_cli.parallel import is_of_peer
-from trainer_cli.policy.rules import Occasion, occasion_of
-from trainer_cli.policy.stopping import Stop, next_stop_step, why_stop
+from trainer_cli.policy import Occasion, Stop
 from trainer_cli.schema.sections import LoopConfig, SchedulerInterval
 from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.steps import Interval
@@ -177,7 +176,7 @@ class TrainingLoop(Lengths):
         """The stop that is due, or None."""
         process_s = trainer.requests.share(time.monotonic() - self._began)
         trainer.requests.hold_stop(holds=self._holds(trainer.progress))
-        return why_stop(self.limits, trainer.progress, process_s=process_s, stop_request=trainer.stop_request)
+        return self.limits.why_stop(trainer.progress, process_s=process_s, stop_request=trainer.stop_request)
 
     @property
     def time_left_s(self) -> float | None:
@@ -328,7 +327,7 @@ class TrainingLoop(Lengths):
         self.pending_eval_record, self._pending_at_end = trainer.recording.flush(), at_end
         stop = trainer.stop_request or self.why_stop(trainer)
         assert stop is not None, "an evaluation is only put off for a stop"
-        end = why_stop(self.limits, trainer.progress, process_s=0.0, stop_request=None)
+        end = self.limits.why_stop(trainer.progress, process_s=0.0, stop_request=None)
         self._offer_save(trainer, stop, over=end is not None and end.is_end)
         return stop
 
@@ -343,7 +342,7 @@ class TrainingLoop(Lengths):
         """
         if over or (stop is not None and stop.finished):
             check_end(trainer)
-        occasion = Occasion.step if stop is None else Occasion.last_stop if over else occasion_of(stop)
+        occasion = Occasion.last_stop if over else Occasion.at(stop)
         trainer.note_stop(stop)
         self._ended = note_end(trainer, self.settings, is_held=self._holds(trainer.progress))
         with trainer.metric_logger.pause(SAVING, trainer.progress):
@@ -357,7 +356,7 @@ class TrainingLoop(Lengths):
     def _next_event(self, trainer: Trainer) -> int:
         """The earliest step after this one at which something other than training may be due."""
         now = trainer.progress
-        end = next_stop_step(self.limits, now, holds=trainer.requests.held_stop is not None)
+        end = self.limits.next_step(now, holds=trainer.requests.held_stop is not None)
         steps = [end, *trainer.freezing.next_step(now)]
         steps += [step for call in trainer.hooks["next_step"] if (step := call(trainer)) is not None]
         steps += [

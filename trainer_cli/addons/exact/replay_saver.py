@@ -21,8 +21,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.format.tensor_file import bytes_of
 from trainer_cli.layout.shards import PER_RANK
 from trainer_cli.loads import LOG_MARKS
-from trainer_cli.policy.rules import Kind, Occasion
-from trainer_cli.policy.stopping import Stop
+from trainer_cli.policy import CheckpointKind, Occasion, Stop
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -136,7 +135,9 @@ class ReplaySaver(Callback):
         trainer.metric_logger.settle()
         if group.on_main(lambda: self._is_shown(step)):
             self.kept[step] = self._replayed / f"step{step}"
-            metadata = self._identity.describe(trainer, Kind.replayed, f"replayed from {self._plan.began_with}")
+            metadata = self._identity.describe(
+                trainer, CheckpointKind.replayed, f"replayed from {self._plan.began_with}"
+            )
             self.checkpointer.save(
                 trainer.checkpoint_state, self.kept[step], metadata=metadata, trained=trainer.trained
             )

@@ -22,7 +22,7 @@ from trainer_cli.dtensor import local_of, whole_of
 from trainer_cli.outputs.finite import rows_with_nan
 from trainer_cli.outputs.metrics import read_outputs, tensors_of
 from trainer_cli.outputs.model_call import ForwardState, describe_batch
-from trainer_cli.policy.rules import Occasion
+from trainer_cli.policy import Occasion
 from trainer_cli.state import capture_rng, parameter_names, unwrapped
 from trainer_cli.torch_compat import foreach_norm
 from trainer_cli.trainer.hooks import Callback

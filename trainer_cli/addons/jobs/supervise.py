@@ -29,6 +29,7 @@ from pathlib import Path
 
 from trainer_cli.addons.jobs.fork_server import Process, ProcessStarter, own_command
 from trainer_cli.addons.jobs.launch import launch_ranks, set_rank_variables
+from trainer_cli.addons.jobs.restart import Ended, decide_restart
 from trainer_cli.addons.jobs.sweep_jobs import text_of
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default, with_values
@@ -47,7 +48,6 @@ from trainer_cli.parallel import (
     noted_activity,
     noting,
 )
-from trainer_cli.policy.stopping import Ended, decide_restart
 from trainer_cli.ranks import is_restarted, ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, run_of

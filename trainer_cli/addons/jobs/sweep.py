@@ -47,7 +47,7 @@ from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.files import replace
 from trainer_cli.layout.naming import SWEEP_FOLDER
-from trainer_cli.policy.stopping import RecordedEnd
+from trainer_cli.policy import RecordedEnd
 from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimizer, validate_command
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.metrics import BestSettings, best_settings, shared_settings

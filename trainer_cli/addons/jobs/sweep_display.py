@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus, short_names
 from trainer_cli.loggers import BarStyle, BottomLines
-from trainer_cli.policy.rules import BestRule
+from trainer_cli.policy import BestRule
 from trainer_cli.runs.metrics import BestSettings, best_rule, summarize_metrics
 from trainer_cli.runs.record import RunView
 from trainer_cli.runs.run import Run
