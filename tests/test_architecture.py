@@ -24,7 +24,7 @@ PACKAGE = Path(__file__).parents[1] / "trainer_cli"
 ROOT = PACKAGE.name
 
 FLOORS = (
-    "version addon elsewhere bounds gc_pause memory signals torch_compat",
+    "version addon elsewhere bounds gc_pause memory signals strict_json torch_compat",
     "lazy terminal",
     "errors goodput",
     "patterns ranks",
@@ -34,10 +34,10 @@ FLOORS = (
     "signatures",
     "loads",
     "schema",
-    "policy",
+    "messages policy",
     "manifest",
     "dtensor",
-    "data storage format parallel loggers",
+    "batches data storage format parallel loggers",
     "config state strategies",
     "checkpoint outputs",
     "optim runs",

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
     from trainer_cli.loggers.text_files import CsvLogger as CsvLogger
     from trainer_cli.loggers.text_files import JsonlLogger as JsonlLogger
+    from trainer_cli.messages import Logging as Logging
     from trainer_cli.models.cnn import CNN as CNN
     from trainer_cli.models.mlp import MLP as MLP
     from trainer_cli.optim.optimizers import optimizer_factory as optimizer_factory
@@ -105,7 +106,6 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.evaluate import Evaluation as Evaluation
     from trainer_cli.trainer.hooks import Callback as Callback
     from trainer_cli.trainer.hooks import add_global_callback as add_global_callback
-    from trainer_cli.trainer.messages import Logging as Logging
     from trainer_cli.trainer.precision import Precision as Precision
     from trainer_cli.trainer.train_step import TrainStep as TrainStep
     from trainer_cli.trainer.trainer import Trainer as Trainer
@@ -142,6 +142,7 @@ else:
             "loggers.media": "MediaLogger",
             "loggers.tensorboard": "TensorBoardLogger",
             "loggers.text_files": "CsvLogger JsonlLogger",
+            "messages": "Logging",
             "models.cnn": "CNN",
             "models.mlp": "MLP",
             "optim.optimizers": "optimizer_factory",
@@ -156,7 +157,6 @@ else:
             "steps.intervals": "Duration",
             "trainer.evaluate": "Evaluation",
             "trainer.hooks": "add_global_callback Callback",
-            "trainer.messages": "Logging",
             "trainer.precision": "Precision",
             "trainer.train_step": "TrainStep",
             "trainer.trainer": "Trainer",

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 
+from trainer_cli import messages
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import SAVES, Now, Pauses, Record, RunFacts
 from trainer_cli.loggers.bottom_lines import BottomLines
@@ -20,7 +21,6 @@ from trainer_cli.loggers.console import ConsoleLogger
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.pace import Pace
 from trainer_cli.loggers.progress_bar import ProgressBar
-from trainer_cli.trainer import messages
 
 FACTS = RunFacts(name="digits", total_steps=500, start_time=100.0)
 

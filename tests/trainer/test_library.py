@@ -11,10 +11,17 @@ import torch
 from tiny import Line, ListLogger, assert_resumes_exactly, loader, make_sgd, on, trainer
 
 import trainer_cli
-from trainer_cli import CheckpointerCallback, EarlyStopping, Logging, Trainer, ValidationLoop, add_global_callback
+from trainer_cli import (
+    CheckpointerCallback,
+    EarlyStopping,
+    Logging,
+    Trainer,
+    ValidationLoop,
+    add_global_callback,
+    messages,
+)
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.steps.progress import Progress
-from trainer_cli.trainer import messages
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metric_logger import MetricLogger
 

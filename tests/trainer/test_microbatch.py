@@ -10,9 +10,9 @@ import torch
 from tiny import Line, assert_resumes_exactly, everything, loader, recorder, same, trainer
 from torch import nn
 
+from trainer_cli.batches.split import split_batch
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import ConfigError, TrainError, UserError
-from trainer_cli.outputs.microbatch import split_batch
 from trainer_cli.schema.sections import LoopConfig
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.train_step import TrainStep

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from trainer_cli import Trainer, TrainingLoop
+from trainer_cli.batches.contents import describe_batch
 from trainer_cli.errors import UserError
-from trainer_cli.outputs.model_call import describe_batch, explain_error, make_arguments
+from trainer_cli.messages import Logging
+from trainer_cli.outputs.model_call import explain_error, make_arguments
 from trainer_cli.schema.sections import ModelCall
-from trainer_cli.trainer.messages import Logging
 
 PAIR = [torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)]
 

@@ -11,9 +11,9 @@ from tiny import ListLogger, on, trainer
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, default_collate
 
+from trainer_cli.batches.samples import sample_count
+from trainer_cli.batches.split import split_batch
 from trainer_cli.errors import UserError
-from trainer_cli.outputs.metrics import sample_count
-from trainer_cli.outputs.microbatch import split_batch
 
 COUNT = 10
 

@@ -15,15 +15,11 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainer_cli.batches.contents import tensors_of, to_device
+from trainer_cli.batches.samples import sample_count
 from trainer_cli.errors import UserError
-from trainer_cli.outputs.metrics import (
-    WeightedMeans,
-    read_outputs,
-    returned_weight,
-    sample_count,
-    tensors_of,
-    to_device,
-)
+from trainer_cli.outputs.metrics import WeightedMeans
+from trainer_cli.outputs.returned import read_outputs, returned_weight
 from trainer_cli.trainer.precision import Precision
 
 Pair = namedtuple("Pair", ["x", "y"])

@@ -22,8 +22,8 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import NotFiniteError, UserError
 from trainer_cli.loggers.text_files import JsonlLogger
-from trainer_cli.outputs.finite import not_finite
 from trainer_cli.state.generators import capture_rng
+from trainer_cli.trainer.finite import not_finite
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.trainer import Trainer
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import ConfigError
-from trainer_cli.outputs.finite import not_finite
 from trainer_cli.state import are_finite
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import foreach_copy_
+from trainer_cli.trainer.finite import not_finite
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import LossScaler
 

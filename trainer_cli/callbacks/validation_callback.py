@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from trainer_cli.errors import ConfigError
+from trainer_cli.outputs import modes_kept
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.module_modes import modes_kept
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

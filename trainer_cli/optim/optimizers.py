@@ -20,7 +20,6 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.optim.optimizer_modes import explain_missing_closure, needs_closure
-from trainer_cli.outputs.metrics import Number
 from trainer_cli.patterns import check_pattern, did_you_mean, matches, no_match_error
 from trainer_cli.signatures import check_type, make_instance
 from trainer_cli.state import inner_optimizers
@@ -433,7 +432,7 @@ class OptimizerEntry:
         self.needs_closure = needs_closure(optimizer)
         self.pending = False
         """Whether gradients have been added since its last step."""
-        self.weight: Number | Tensor
+        self.weight: float | Tensor
         """Sum of the weights of the batches of these gradients, in units of the first."""
         self.reset_weight()
         self.list_parameters()
@@ -442,9 +441,9 @@ class OptimizerEntry:
         """Start the sum of weights anew."""
         self.weight = 0
         self._batch: int = -1
-        self._batch_weight: Number | Tensor = 0
+        self._batch_weight: float | Tensor = 0
 
-    def count(self, weight: Number | Tensor, relative_weight: Number | Tensor, batch: int) -> None:
+    def count(self, weight: float | Tensor, relative_weight: float | Tensor, batch: int) -> None:
         """Count the weight of a batch: once, however many losses of it are added.
 
         Args:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.batches import describe_batch
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import UserError
 from trainer_cli.schema.sections import ModelCall
@@ -94,8 +95,6 @@ def _has_extra(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
-_MAX_SHOWN = 8
-"""Maximal number of entries of a container in an error message."""
 _RETURNS = "It returns a loss, (loss, outputs), or a mapping with 'loss'."
 
 
@@ -187,19 +186,6 @@ def returned_nothing(model: nn.Module) -> UserError:
     )
 
 
-def describe_batch(batch: Any) -> str:
-    """Describe the structure of a batch: containers, types and shapes."""
-    if isinstance(batch, Tensor):
-        return f"{str(batch.dtype).removeprefix('torch.')}[{', '.join(map(str, batch.shape))}]"
-    if isinstance(batch, Mapping):
-        entries = [f"{key}: {describe_batch(value)}" for key, value in list(batch.items())[:_MAX_SHOWN]]
-        return "{" + ", ".join([*entries, *(["…"] if len(batch) > _MAX_SHOWN else [])]) + "}"
-    if isinstance(batch, list | tuple):
-        entries = [describe_batch(value) for value in batch[:_MAX_SHOWN]] + (["…"] if len(batch) > _MAX_SHOWN else [])
-        return f"({', '.join(entries)})" if isinstance(batch, tuple) else f"[{', '.join(entries)}]"
-    return type(batch).__name__
-
-
 def _unpacking_call(batch: Any) -> ModelCall | None:
     """The `model_call` that unpacks a batch; None if it is not a container."""
     if isinstance(batch, Mapping):
@@ -228,6 +214,20 @@ def _format_signature(signature: inspect.Signature) -> str:
     """The parameters and their defaults, without annotations."""
     parameters = signature.parameters.values()
     return f"({', '.join(str(parameter.replace(annotation=inspect.Parameter.empty)) for parameter in parameters)})"
+
+
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Put each module into its former mode after the block, which may put the model into another one."""
+    was_training, modes = model.training, [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        # By the method first: one that a class overrides may do more, such as take merged adapters out of the weights.
+        model.train(was_training)
+        # Then module by module: some may have been in another mode than the model.
+        for module, training in modes:
+            module.training = training
 
 
 Observer = Callable[[str, Tensor], None]

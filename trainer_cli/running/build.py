@@ -31,6 +31,7 @@ from trainer_cli.data import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.files import as_path
 from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.messages import Logging
 from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running.reach import check_folder, check_partial, check_reach
@@ -39,7 +40,6 @@ from trainer_cli.signatures import call_parameters, misfits
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.strategies import DDP, Single, Strategy, find_blocks, recompute
 from trainer_cli.torch_compat import leave_compiler_out_of_shapes
-from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.setup import CONSOLE, pick_device, seed_everything
 from trainer_cli.trainer.trainer import Trainer

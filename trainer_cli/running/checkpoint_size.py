@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.format.base import Format
 from trainer_cli.loads import omit_states
+from trainer_cli.messages import ROOT, SILENT
 from trainer_cli.steps import Progress
 from trainer_cli.trainer.evaluate import refuse_absent_loaders
-from trainer_cli.trainer.messages import ROOT, SILENT
 from trainer_cli.trainer.state import capture, describe
 
 if TYPE_CHECKING:

@@ -36,6 +36,7 @@ from trainer_cli.errors import ExitCode, NotFiniteError, without_secrets
 from trainer_cli.files import is_url, read_rows
 from trainer_cli.loads import LoadOptions
 from trainer_cli.loggers import JsonlLogger
+from trainer_cli.messages import SILENT, to_console, to_file
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
 from trainer_cli.running.disk_failures import explain_disk_failure
 from trainer_cli.running.ending import describe_best, print_already_finished, print_outcome
@@ -62,7 +63,6 @@ from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Progress, RunStatus
 from trainer_cli.storage.open import check_store
 from trainer_cli.terminal import LOADING_TORCH, clear_status, show_status
-from trainer_cli.trainer.messages import SILENT, to_console, to_file
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Data

@@ -22,6 +22,7 @@ from trainer_cli.config.targets import import_from, import_target
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import Naming
 from trainer_cli.loads import find_left_out
+from trainer_cli.messages import to_console
 from trainer_cli.parallel import group_without_processes
 from trainer_cli.policy import RetentionRules, Saved, SaveRules, Simulation, Stop, Timeline
 from trainer_cli.running.failures import BestInterval, find_best_interval
@@ -32,7 +33,6 @@ from trainer_cli.schema.auto import BATCH_SIZE, auto_keys, numbers_instead
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, Compression, Newer, Removal
 from trainer_cli.schema.sections import TRAIN_PREFIX
 from trainer_cli.steps import GLOBAL_BATCH_SIZE, Progress, RunStatus, StepCounts
-from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Builder, Data

@@ -34,6 +34,7 @@ from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UnfitStat
 from trainer_cli.files import as_path, is_url
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.loads import LoadOptions
+from trainer_cli.messages import to_console
 from trainer_cli.runs.folders import config_of, run_holding, run_that_saved
 from trainer_cli.runs.metrics import best_settings, shared_settings
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
@@ -44,7 +45,6 @@ from trainer_cli.schema.sections import TrainConfig
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import clear_status, is_terminal, show_status
-from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Builder, Data

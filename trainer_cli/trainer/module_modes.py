@@ -123,20 +123,6 @@ class ModuleModes:
         )  # fmt: skip
 
 
-@contextmanager
-def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Put each module into its former mode after the block, which may put the model into another one."""
-    was_training, modes = model.training, [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        # By the method first: one that a class overrides may do more, such as take merged adapters out of the weights.
-        model.train(was_training)
-        # Then module by module: some may have been in another mode than the model.
-        for module, training in modes:
-            module.training = training
-
-
 def _named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
     return [(clean_name(name), module) for name, module in unwrapped(model).named_modules()]
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer_cli.batches import sample_count, to_device
 from trainer_cli.data import Loader, PaddingBatch, SharedLoader, as_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loads import LoadOptions
-from trainer_cli.outputs.metrics import sample_count, to_device
+from trainer_cli.outputs import modes_kept
 from trainer_cli.patterns import matches
 from trainer_cli.state import capture_rng, restore_rng
 from trainer_cli.terminal import format_count
@@ -28,7 +29,6 @@ from trainer_cli.trainer.evaluate import (
     training_kept,
 )
 from trainer_cli.trainer.loading import Unset
-from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.setup import loader_settings
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
+from trainer_cli.batches import tensors_of, to_device
 from trainer_cli.data import PaddingBatch
 from trainer_cli.errors import UserError
-from trainer_cli.outputs.metrics import tensors_of, to_device
 from trainer_cli.parallel import ProcessGroup, check_same_samples
 from trainer_cli.steps import Progress
 from trainer_cli.terminal import format_count

@@ -21,7 +21,7 @@ from trainer_cli.format.sharded import RANKS
 from trainer_cli.layout.naming import MODEL_CONFIG_FILE
 from trainer_cli.loads import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, list_by_owner
 from trainer_cli.optim import ONLY
-from trainer_cli.outputs.metrics import merge_sums
+from trainer_cli.outputs import WeightedMeans
 from trainer_cli.state import (
     Fitting,
     capture_model,
@@ -196,7 +196,10 @@ def rank_state_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, An
     if "loop" in state and state["loop"]["meter"] is not None:
         meters = [saved["loop"]["meter"] for saved in ranks[1:] if saved["loop"]["meter"] is not None]
         # In rank 0 alone: the means add up the sums of all ranks.
-        rank_state["loop"] = {**state["loop"], "meter": merge_sums(state["loop"]["meter"], meters, empty=rank > 0)}
+        rank_state["loop"] = {
+            **state["loop"],
+            "meter": WeightedMeans.merge(state["loop"]["meter"], meters, empty=rank > 0),
+        }
     return rank_state
 
 

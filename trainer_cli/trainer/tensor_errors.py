@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.batches import is_dense
 from trainer_cli.errors import HELP
-from trainer_cli.outputs.metrics import is_dense
 
 _MOST_SHOWN = 4
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")

@@ -12,13 +12,20 @@ from torch import Tensor
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import UserError
 from trainer_cli.optim import OptimizerEntry
-from trainer_cli.outputs.label_count import label_counter
-from trainer_cli.outputs.metrics import Number, is_known_zero, read_outputs, returned_weight
-from trainer_cli.outputs.microbatch import Microbatches, join_outputs
-from trainer_cli.outputs.model_call import explain_error, make_arguments, returned_nothing
+from trainer_cli.outputs import (
+    explain_error,
+    is_known_zero,
+    join_outputs,
+    label_counter,
+    make_arguments,
+    read_outputs,
+    returned_nothing,
+    returned_weight,
+)
 from trainer_cli.parallel import Agreement
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.torch_compat import foreach_div_
+from trainer_cli.trainer.microbatch import Microbatches
 from trainer_cli.trainer.tensor_errors import help_for
 
 if TYPE_CHECKING:
@@ -39,7 +46,7 @@ class TrainStep:
     model: nn.Module
     device: torch.device
     batch_size: int = 0
-    weight: Number | Tensor = 0
+    weight: float | Tensor = 0
     """Weight of the loss of the last `backward`. A loss of weight 0 is ignored, even if it is NaN."""
     step_idx: int = -1
     """Index of the current or last optimizer step, counted from 0 at the beginning of the run; -1: none yet."""
@@ -47,7 +54,7 @@ class TrainStep:
     """Whether this batch is known to be the last of its step. Set if there are several ranks."""
     counts = True
     """False for a padding batch, which only keeps the collectives of the ranks in step."""
-    model_weight: Number | Tensor | None = None
+    model_weight: float | Tensor | None = None
     """Weight of the batch of the last `forward`: `weight` of its outputs, or the labels that count in the loss of a
     model of Hugging Face; None: neither."""
     _batch_count = 0
@@ -55,12 +62,12 @@ class TrainStep:
     _took_samples = False
     """Whether a `backward` of the present batch was weighted by the number of samples, because no weight was given."""
     _entries: tuple[OptimizerEntry, ...] = ()
-    _unit: Number | Tensor | None = None
+    _unit: float | Tensor | None = None
     """Weight that others are divided by: the first of the step, or with several ranks the batch size."""
     _before_backward: Sequence[Callable[..., Any]]
     _after_backward: Sequence[Callable[..., Any]]
     _has_stepped = False
-    _total: Number | Tensor | None = None
+    _total: float | Tensor | None = None
     """Sum of the step's weights over all ranks."""
     _has_agreed = False
     _has_called = False
@@ -71,7 +78,7 @@ class TrainStep:
     """Whether this process has added gradients that were not averaged since."""
     evaluates_again = False
     """Whether the optimizer calls a closure that evaluates the loss of the whole step. `batches` are then kept."""
-    _objective: Number | Tensor = 0
+    _objective: float | Tensor = 0
     """The loss of the accumulated gradients, if `evaluates_again`."""
     _is_evaluating = False
 
@@ -94,7 +101,7 @@ class TrainStep:
         self.batch_size, self.model_weight, self._took_samples = size, None, False
         self._batch_count += 1
 
-    def weigh(self, outputs: Mapping[str, Any], size: int | None = None) -> Number | Tensor:
+    def weigh(self, outputs: Mapping[str, Any], size: int | None = None) -> float | Tensor:
         """The weight of the present batch: `weight` of the outputs, else `model_weight`, else its number of samples.
 
         Args:
@@ -187,7 +194,7 @@ class TrainStep:
         loss: Tensor,
         optimizer: str | None = None,
         *,
-        weight: Number | Tensor | None = None,
+        weight: float | Tensor | None = None,
         retain_graph: bool | None = None,
         create_graph: bool = False,
     ) -> None:
@@ -415,7 +422,7 @@ class TrainStep:
         self._has_called = self._averages = self._has_apart = False
         agreement.batch_samples = 0
 
-    def _divisor(self, entry: OptimizerEntry) -> Number | Tensor:
+    def _divisor(self, entry: OptimizerEntry) -> float | Tensor:
         """The divisor of the sum of weighted gradients: the sum of weights, or its mean over the ranks."""
         agreement = self._agreement
         if agreement is None:
@@ -550,14 +557,14 @@ class TrainStep:
 class _Evaluated:
     """The loss of the batches just trained on, whose gradients are present, and copies of the weights it is of."""
 
-    def __init__(self, loss: Number | Tensor, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, loss: float | Tensor, parameters: Sequence[Tensor]) -> None:
         self._loss, self._parameters = loss, parameters
         self._gradients = [parameter.grad for parameter in parameters]
         self._versions = [_version(gradient) for gradient in self._gradients]
         # An optimizer may write to `parameter.data`, which changes no version: so values are compared.
         self._weights: list[Tensor] | None = [parameter.detach().clone() for parameter in parameters]
 
-    def take(self) -> Number | Tensor | None:
+    def take(self) -> float | Tensor | None:
         """The loss; None if it was taken, or the weights have moved, or the gradients have changed."""
         weights, self._weights = self._weights, None
         if weights is None:
@@ -581,7 +588,7 @@ def _add_zeros(entries: Iterable[OptimizerEntry]) -> None:
                 parameter.grad = torch.zeros_like(parameter)
 
 
-def _not_zero(weight: Number | Tensor) -> Number | Tensor:
+def _not_zero(weight: float | Tensor) -> float | Tensor:
     """The weight, or 1 if it is 0."""
     # torch.where, because a test on the host would wait for the device.
     return torch.where(weight == 0, 1, weight) if isinstance(weight, Tensor) else weight or 1

@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.batches import SampleCheck
 from trainer_cli.data import as_loader, as_val_loaders
 from trainer_cli.errors import UserError
 from trainer_cli.files import as_path
 from trainer_cli.loads import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.loggers import Logger
+from trainer_cli.messages import Logging
 from trainer_cli.optim import (
     Freezing,
     OptimizerModes,
@@ -27,7 +29,6 @@ from trainer_cli.optim import (
     make_optimizers,
     name_schedulers,
 )
-from trainer_cli.outputs.metrics import SampleCheck
 from trainer_cli.parallel import Agreement
 from trainer_cli.policy import Stop
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
@@ -42,7 +43,6 @@ from trainer_cli.trainer.ctrl_c import CTRL_C, CtrlC
 from trainer_cli.trainer.evaluate import Evaluations, LoaderMetrics, evaluate_all, sanity_check
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver
 from trainer_cli.trainer.loading import UNSET, Loading, Unset, sync_checkpointer
-from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.metric_logger import MetricLogger
 from trainer_cli.trainer.module_modes import ModuleModes
 from trainer_cli.trainer.precision import LossScaler, Precision

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.errors import UserError
 from trainer_cli.optim import ONLY
-from trainer_cli.outputs.finite import LossCheck
-from trainer_cli.outputs.metrics import WeightedMeans
+from trainer_cli.outputs import WeightedMeans
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.steps import Interval
+from trainer_cli.trainer.finite import LossCheck
 
 if TYPE_CHECKING:
     from torch import device

@@ -9,12 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.batches import sample_count
 from trainer_cli.errors import second_to
 from trainer_cli.goodput import Activity
-from trainer_cli.outputs.finite import check_end, roll_back
-from trainer_cli.outputs.metrics import read_outputs, sample_count
-from trainer_cli.outputs.microbatch import Microbatches
-from trainer_cli.outputs.token_count import TokenCount
+from trainer_cli.outputs import TokenCount, read_outputs
 from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy import Occasion, Stop
 from trainer_cli.schema.sections import LoopConfig, SchedulerInterval
@@ -22,8 +20,10 @@ from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.steps import Interval
 from trainer_cli.terminal import format_count, html_table
 from trainer_cli.trainer.evaluate import evaluate, evaluate_remaining
+from trainer_cli.trainer.finite import check_end, roll_back
 from trainer_cli.trainer.lengths import Lengths, begin_epoch
 from trainer_cli.trainer.metric_logger import SAVING
+from trainer_cli.trainer.microbatch import Microbatches
 from trainer_cli.trainer.noted_end import note_end, request_again
 from trainer_cli.trainer.prefetch import PaddingPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.training_log import TrainingLog

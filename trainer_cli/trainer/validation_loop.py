@@ -11,26 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.batches import sample_count, to_device
 from trainer_cli.data import PaddingBatch
 from trainer_cli.errors import ConfigError, UserError, second_to
 from trainer_cli.loggers import loader_of
 from trainer_cli.metric_modes import is_no_mean
-from trainer_cli.outputs.metrics import (
-    WeightedMeans,
-    check_gathers,
-    gather_among,
-    is_metric,
-    read_evaluation,
-    sample_count,
-    scalars,
-    to_device,
-)
+from trainer_cli.outputs import GatheredMetric, WeightedMeans, is_metric, modes_kept, read_evaluation
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema.sections import LoopConfig
 from trainer_cli.signatures import checks_argument_names
 from trainer_cli.steps import Interval, Progress
 from trainer_cli.terminal import format_first
-from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.prefetch import close_at_the_end
 
 if TYPE_CHECKING:
@@ -261,9 +252,9 @@ class ValidationLoop:
         """Compute the metrics that the model returned, over all batches, and reset them."""
         values: dict[str, float | Tensor] = {}
         for name, metric in metrics.items():
-            check_gathers(name, metric, group.data_size)
-            gather_among(metric, group)
-            values |= scalars(name, metric.compute())
+            gathered = GatheredMetric(name, metric)
+            gathered.check(group)
+            values |= gathered.compute(group)
             metric.reset()
         # All metrics first, then all values: each float waits for the device.
         return {name: float(value) for name, value in values.items()}
@@ -279,8 +270,7 @@ class ValidationLoop:
         # model are known once it has returned them.
         returned = (*trainer.loop.training_log.returned_metrics, *self._returned.values())
         for metric in (*filter(is_metric, model.modules()), *returned):
-            gather_among(metric, trainer.strategy.group)
-            metric.reset()
+            GatheredMetric("", metric).reset(trainer.strategy.group)
         self._returned = meter.gathering
         self.name, self.batch_idx = name, 0
         # Always epoch 0: every evaluation sees the same batches.

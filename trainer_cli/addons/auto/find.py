@@ -17,14 +17,13 @@ import numpy as np
 import torch
 
 from trainer_cli.addons.auto.trial_memory import TrialMemory
+from trainer_cli.batches import sample_count, to_device
 from trainer_cli.data import Loader, as_loader, generators_of
 from trainer_cli.errors import UserError
 from trainer_cli.loads import WHOLE
-from trainer_cli.outputs.metrics import read_outputs, sample_count, to_device
-from trainer_cli.outputs.model_call import ForwardState
+from trainer_cli.outputs import ForwardState, modes_kept, read_outputs
 from trainer_cli.state import capture_rng, inner_optimizers, restore_rng
 from trainer_cli.terminal import format_count
-from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.setup import settings_of
 from trainer_cli.trainer.state import capture, load_all
 from trainer_cli.trainer.trainer import Trainer

@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     """Make the steps in as many processes as the run had."""
     from trainer_cli.addons.exact.replay import compose_replay, plan_replay
     from trainer_cli.addons.jobs import run_as_rank, stop_with_parent
+    from trainer_cli.messages import to_console
     from trainer_cli.runs.attempts import environment_of, split_attempt
     from trainer_cli.runs.run_dir import RunDir
-    from trainer_cli.trainer.messages import to_console
 
     if args.supervised:
         stop_with_parent()

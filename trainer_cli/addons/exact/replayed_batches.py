@@ -13,10 +13,10 @@ import torch
 
 from trainer_cli.addons.exact.course import RunRecords
 from trainer_cli.addons.exact.samples import Batch, StepSamples
+from trainer_cli.batches import sample_count
 from trainer_cli.checkpoint.catalog import Entry, catalog_of
 from trainer_cli.data import SharedLoader, digest_of
 from trainer_cli.format.reader import CheckpointReader
-from trainer_cli.outputs.metrics import sample_count
 from trainer_cli.steps import Progress
 from trainer_cli.trainer.prefetch import Direct, TrainBatches
 from trainer_cli.trainer.time_account import TimeAccount

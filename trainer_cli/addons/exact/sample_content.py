@@ -15,9 +15,9 @@ import torch
 from trainer_cli.addons.exact.run_data import RunData
 from trainer_cli.addons.exact.sample_readers import WalkReader
 from trainer_cli.addons.exact.samples import Batch, Sample, StepSamples
+from trainer_cli.batches import named_leaves
 from trainer_cli.data import Loader
 from trainer_cli.files import replace as replace_file
-from trainer_cli.outputs.metrics import named_leaves
 
 _MOST_VALUES = 12
 """Elements of a tensor that are shown as they are; of a larger one, the range and the mean."""

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trainer_cli.batches import sample_count, split_batch
 from trainer_cli.dtensor import is_dtensor
 from trainer_cli.errors import UserError, one_line
-from trainer_cli.outputs.metrics import read_outputs, sample_count
-from trainer_cli.outputs.microbatch import split_batch
-from trainer_cli.outputs.model_call import ForwardState, make_arguments
+from trainer_cli.outputs import ForwardState, OutputKind, make_arguments, modes_kept, read_outputs
 from trainer_cli.state import capture_rng, restore_rng, unwrapped
-from trainer_cli.trainer.module_modes import modes_kept
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -99,11 +97,11 @@ def outcomes_of_samples(
 
 def numbers_in(outputs: Mapping[str, Any]) -> dict[str, float]:
     """The outputs besides the loss that are single numbers."""
-    numbers = {name: value.detach() if isinstance(value, Tensor) else value for name, value in outputs.items()}
-    return {str(name): float(value) for name, value in numbers.items() if name != "loss" and _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    numbers: dict[str, float] = {}
+    for name, value in outputs.items():
+        if OutputKind.of(name, value) in (OutputKind.mean, OutputKind.total):
+            value = value.detach() if isinstance(value, Tensor) else value
+            # A weight of several elements is refused by the step.
+            if not isinstance(value, Tensor) or value.numel() == 1:
+                numbers[str(name)] = float(value)
+    return numbers

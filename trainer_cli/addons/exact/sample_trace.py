@@ -16,9 +16,9 @@ from torch import nn
 
 from trainer_cli.addons.exact.sample_losses import errors_of_samples, losses_or_reason, numbers_in, samples_in
 from trainer_cli.addons.exact.sample_readers import names_in_batch
+from trainer_cli.batches import rows_with_nan
 from trainer_cli.errors import TrainError
-from trainer_cli.outputs.finite import rows_with_nan
-from trainer_cli.outputs.metrics import read_evaluation
+from trainer_cli.outputs import read_evaluation
 from trainer_cli.state import capture_rng, restore_rng
 from trainer_cli.trainer.hooks import Callback
 
@@ -99,8 +99,7 @@ class SampleTrace(Callback):
             return
         loader, loop = self._evaluated
         loss, named = read_evaluation(outputs)
-        # The key of the loss is another name: `numbers_in` leaves out an output of that name.
-        numbers = [*numbers_in({"": loss}).values(), *numbers_in(named).values()]
+        numbers = [*([] if loss is None else [float(loss.detach())]), *numbers_in(named).values()]
         if loop.counts and not all(map(math.isfinite, numbers)):
             facts: dict[str, Any] = {"not_finite": self._rows}
             if sum(entry["loader"] == loop.name for entry in self._found) < _MOST_COMPUTED:

@@ -18,10 +18,9 @@ from trainer_cli.addons.exact.digests import Digests
 from trainer_cli.addons.exact.divergence import OF_RANK, Stage, StepRow
 from trainer_cli.addons.exact.replay_records import is_clocked
 from trainer_cli.addons.exact.sample_losses import given_losses, losses_or_reason, numbers_in, samples_in
+from trainer_cli.batches import describe_batch, rows_with_nan, tensors_of
 from trainer_cli.dtensor import local_of, whole_of
-from trainer_cli.outputs.finite import rows_with_nan
-from trainer_cli.outputs.metrics import read_outputs, tensors_of
-from trainer_cli.outputs.model_call import ForwardState, describe_batch
+from trainer_cli.outputs import ForwardState, read_outputs
 from trainer_cli.policy import Occasion
 from trainer_cli.state import capture_rng, parameter_names, unwrapped
 from trainer_cli.torch_compat import foreach_norm

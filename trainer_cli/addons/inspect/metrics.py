@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainer_cli.addons.inspect.matrix_picture import SMALLEST_CELL, draw_matrix
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.outputs.metrics import check_gathers, gather_among, is_metric, scalars
+from trainer_cli.outputs import GatheredMetric, is_metric
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
 
@@ -73,14 +73,13 @@ class Metrics(Callback):
 
     def setup(self, trainer: Trainer) -> None:
         for name, metric in self.metrics.items():
-            check_gathers(name, metric, trainer.strategy.group.data_size)
+            GatheredMetric(name, metric).check(trainer.strategy.group)
 
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
         self._loop = loop
-        for metric in self.metrics.values():
-            gather_among(metric, trainer.strategy.group)
+        for name, metric in self.metrics.items():
             # A stop may have interrupted the last evaluation.
-            metric.reset()
+            GatheredMetric(name, metric).reset(trainer.strategy.group)
             if hasattr(metric, "to"):
                 metric.to(trainer.device)
 
@@ -96,7 +95,7 @@ class Metrics(Callback):
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
         for name, metric in self.metrics.items():
-            trainer.log_metrics(scalars(name, metric.compute()))
+            trainer.log_metrics(GatheredMetric(name, metric).compute(trainer.strategy.group))
 
 
 class ConfusionMatrix(Callback):

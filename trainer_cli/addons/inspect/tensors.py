@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from trainer_cli.batches import tensors_of
 from trainer_cli.dtensor import whole_of
 from trainer_cli.errors import ConfigError
-from trainer_cli.outputs.metrics import tensors_of
-from trainer_cli.outputs.model_call import observing
+from trainer_cli.outputs import observing
 from trainer_cli.patterns import matches
 from trainer_cli.state import clean_name, parameter_names, unwrapped
 from trainer_cli.torch_compat import foreach_norm

@@ -38,6 +38,7 @@ from trainer_cli.config.processes import check_processes
 from trainer_cli.config.resolvers import share_moment
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.files import as_path
+from trainer_cli.messages import to_console
 from trainer_cli.parallel import (
     ALONE,
     LostRankError,
@@ -55,7 +56,6 @@ from trainer_cli.schema.sections import ANEW, RESUME_WORDS, TrainConfig
 from trainer_cli.signals import SignalHandlers
 from trainer_cli.steps import RunStatus, Unit
 from trainer_cli.terminal import format_count
-from trainer_cli.trainer.messages import to_console
 from trainer_cli.values import check_duration
 
 log = logging.getLogger(__name__)

@@ -47,6 +47,7 @@ from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.files import replace
 from trainer_cli.layout.naming import SWEEP_FOLDER
+from trainer_cli.messages import to_console
 from trainer_cli.policy import RecordedEnd
 from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimizer, validate_command
 from trainer_cli.runs.find_runs import refuse_nested
@@ -57,7 +58,6 @@ from trainer_cli.schema.sections import ANEW, RESUME_WORDS, ParallelConfig
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Duration, RunStatus
 from trainer_cli.terminal import clear_status, format_count, is_terminal, line_width, show_status, wrapped_message
-from trainer_cli.trainer.messages import to_console
 
 log = logging.getLogger(__name__)
 

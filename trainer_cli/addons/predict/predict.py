@@ -30,13 +30,13 @@ from trainer_cli.config.overrides import experiment_in
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError, without_secrets
 from trainer_cli.files import is_url
 from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.messages import to_console
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.ranks import Ranks
 from trainer_cli.running import Holds, import_torch, run_or_place
 from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.terminal import format_count
-from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
     from trainer_cli.loads import LoadOptions

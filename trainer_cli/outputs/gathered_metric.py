@@ -1,0 +1,62 @@
+"""Metrics that accumulate over batches themselves, as those of torchmetrics, and gather over the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from trainer_cli.errors import UserError
+from trainer_cli.parallel import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredMetric:
+    """A metric with `update`, `compute` and `reset`, by the name under which it is logged."""
+
+    name: str
+    metric: Any
+
+    def check(self, group: ProcessGroup) -> None:
+        """Raise UserError for a metric that has the samples of its process alone, if there are several processes.
+
+        The `compute` of a metric of torchmetrics gathers over the processes.
+        """
+        if group.data_size > 1 and not any(hasattr(self.metric, name) for name in ("sync", "compute_groups")):
+            raise UserError(
+                f"the metric '{self.name}' is a {type(self.metric).__name__}, which has the samples of one of "
+                f"{group.data_size} processes",
+                cure="Use a metric of torchmetrics, or return sums or means from the model's forward.",
+            )
+
+    def reset(self, group: ProcessGroup) -> None:
+        """Begin with no samples, those of these ranks to come."""
+        self._gather_among(group)
+        self.metric.reset()
+
+    def compute(self, group: ProcessGroup) -> dict[str, float | Tensor]:
+        """The numbers in the result, by name. Nested mappings are flattened, and other values left out."""
+        self._gather_among(group)
+        return _numbers(self.name, self.metric.compute())
+
+    def _gather_among(self, group: ProcessGroup) -> None:
+        """Let it gather over the ranks with different samples, unless it has a process group."""
+        # Over all ranks the samples of a tensor parallel group would count once for each of its ranks.
+        if group.data_group is not None and isinstance(self.metric, nn.Module):
+            for module in self.metric.modules():
+                if getattr(module, "process_group", group) is None:
+                    module.process_group = group.data_group  # type: ignore[assignment]
+
+
+def _numbers(name: str, value: Any) -> dict[str, float | Tensor]:
+    if isinstance(value, Mapping):
+        numbers: dict[str, float | Tensor] = {}
+        for key, entry in value.items():
+            numbers |= _numbers(f"{name}/{key}", entry)
+        return numbers
+    if isinstance(value, Tensor):
+        return {name: value.detach().reshape(())} if value.numel() == 1 else {}
+    return {name: float(value)} if isinstance(value, int | float | np.integer | np.floating) else {}
