@@ -107,6 +107,18 @@ def classes() -> Iterator[str]:
     yield "```"
 
 
+def packages() -> Iterator[str]:
+    """The docstring of every package, in the order in which the page on architecture names them, and its names."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    folders = {path.parent for path in PACKAGE.rglob("__init__.py") if path.parents[1] in (PACKAGE, PACKAGE / "addons")}
+    names = {f"trainer_cli/{folder.relative_to(PACKAGE)}": folder for folder in folders if folder.name != "addons"}
+    for name in sorted(names, key=lambda name: (page.find(f"`{name}`") % len(page), name)):
+        package = import_module(name.replace("/", "."))
+        yield f"## {name}\n\n{_below(inspect.cleandoc(package.__doc__ or ''))}\n"
+        if offered := ", ".join(f"`{each}`" for each in getattr(package, "__all__", ())):
+            yield f"Names: {offered}.\n"
+
+
 def peers() -> Iterator[str]:
     """The tables of tests/peers: claims of other trainers' test suites, the tests here, and what differs."""
     for path in sorted((ROOT / "tests/peers").glob("*.md")):
@@ -188,6 +200,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "reference/config": config,
     "reference/examples": examples,
     "reference/hooks": hook_list,
+    "reference/packages": packages,
     "reference/peers": peers,
     "reference/python": classes,
     "reference/reliability": reliability,

@@ -80,6 +80,14 @@ def test_every_public_name_and_shipped_component_is_described(site: Callable[[st
     assert "trainer_cli.GPT(" in text
 
 
+def test_every_package_is_described(site: Callable[[str], str]) -> None:
+    text = site("reference/packages.html")
+    folders = [path.parent for path in (ROOT / "trainer_cli").rglob("__init__.py")]
+    packages = [f"trainer_cli/{path.relative_to(ROOT / 'trainer_cli')}" for path in folders if path.name != "addons"]
+    assert [name for name in packages if name.count("/") < 3 and f"{name}#" not in text] == ["trainer_cli/."]
+    assert "Begin with intervals.py" in text
+
+
 def test_llms_txt_has_the_address_and_a_sentence_of_every_page(site: Callable[[str], str]) -> None:
     lines = site("llms.txt").splitlines()
     pages = [page.relative_to(ROOT / "docs").with_suffix("") for page in (ROOT / "docs").rglob("*.md")]
