@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from faulty_disk import FaultyDisk
 from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, recorder, trainer
 from undecodable import make_undecodable
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from faulty_disk import FaultyDisk
 from tiny import ListLogger, StopAt, loader, trainer
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.addons.stores.copier import Copier
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity

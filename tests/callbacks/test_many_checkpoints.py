@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_disk import FaultyDisk
 from states import small_state
 from tiny import loader, trainer
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint import catalog

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from faulty_disk import Fault, FaultyDisk
 from forgetful import ForgetfulDisk, PowerCut
 from states import same, small_state
 
-from trainer_cli.addons.exact.faults import Fault, FaultyDisk
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.errors import NO_SPACE, SaveError

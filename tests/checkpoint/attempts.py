@@ -16,9 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from faulty_disk import FaultyDisk
 from oracle import NOTHING_DONE, Folder, Oracle, RefusedError, Seen
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import AFTER_EXCEPTION, RunIdentity
 from trainer_cli.checkpoint.writer_thread import WriterThread

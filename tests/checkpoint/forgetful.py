@@ -8,7 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from trainer_cli.addons.exact.faults import FaultyDisk
+from faulty_disk import FaultyDisk
+
 from trainer_cli.storage.disk import Disk, delete_tree
 
 PAGE = 4096

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from faulty_disk import FaultyDisk
 from states import reseal, same, small_state
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.checkpoint.catalog import (
     GONE,
     REMOVING,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from faulty_disk import FaultyDisk
 from thread_ranks import ThreadGroup, on_ranks
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.addons.formats.archive import ArchiveFormat
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.errors import NoSpaceError, SaveError

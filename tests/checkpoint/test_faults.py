@@ -26,10 +26,10 @@ from acts import (
     save_into_new_folder,
     save_second,
 )
+from faulty_disk import Fault
 from forgetful import ForgetfulDisk
 from states import same, small_state
 
-from trainer_cli.addons.exact.faults import Fault
 from trainer_cli.errors import SaveError
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.local import LocalStorage

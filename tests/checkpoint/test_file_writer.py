@@ -13,10 +13,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from faulty_disk import FaultyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.manifest import FileEntry, new_digest
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 from trainer_cli.storage import folder as folder_module

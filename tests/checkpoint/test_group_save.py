@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from faulty_disk import FaultyDisk
 from states import same
 from thread_ranks import ThreadGroup, on_ranks
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import (
     AsyncCheckpointer,

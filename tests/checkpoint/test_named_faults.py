@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_disk import FaultyDisk
 from tiny import ListLogger, StopAt, loader, same, trainer
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import SaveError
 from trainer_cli.manifest import Manifest

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from faulty_disk import FaultyDisk
 from states import small_state
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.disk_errors import disk_error
 from trainer_cli.errors import NotDurableError, SaveError

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_disk import FaultyDisk
 
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.manifest import new_digest
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 from trainer_cli.storage import local

@@ -21,12 +21,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from trainer_cli import Callback, Digits, TrainStep
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.addons.jobs.supervise import compose_fit
 from trainer_cli.dtensor import whole_of
 from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.running.fitting import fit
+
+# Each rank is a program of its own, which no conftest.py has prepared.
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from faulty_disk import FaultyDisk
 
 
 class Stopping(Callback):

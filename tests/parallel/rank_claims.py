@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_cli import Logging, Trainer, TrainingLoop
 from trainer_cli.addons.auto.find import find_learning_rate
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, CheckpointMetadata, SyncCheckpointer
 from trainer_cli.dtensor import local_of, targets_of
@@ -35,6 +34,10 @@ from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.storage.local import LocalStorage
 from trainer_cli.strategies.fsdp import FSDP
 from trainer_cli.strategies.strategy import DDP
+
+# Each rank is a program of its own, which no conftest.py has prepared.
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from faulty_disk import FaultyDisk
 
 MEGABYTE = 1 << 20
 LARGE = 64 * MEGABYTE

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from faulty_disk import FaultyDisk
 from small_runs import FailIn, Net, Run, Script, fit, make_trainer, saved
 from torch import nn
 
@@ -26,7 +27,6 @@ from trainer_cli import (
     latest_checkpoint,
     make_sync_checkpointer,
 )
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.storage.local import LocalStorage
 
 BEST = {"metric": "val/score"}

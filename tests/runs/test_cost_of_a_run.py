@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from faulty_disk import FaultyDisk
 from omegaconf import OmegaConf
 
 from trainer_cli import bounds
-from trainer_cli.addons.exact.faults import FaultyDisk
 from trainer_cli.commands.command_line import main
 from trainer_cli.storage import local
 

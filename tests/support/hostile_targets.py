@@ -81,7 +81,6 @@ trainer_cli.runs.run_dir.RunDir
 trainer_cli.trainer.trainer.Trainer trainer_cli.Trainer trainer_cli.data.datasets.torch.load trainer_cli.loggers
 trainer_cli.loggers.text_files.encode trainer_cli.addons.text.read_text.Path.touch trainer_cli.loggers.text_files.Path
 trainer_cli.models.classification.classification trainer_cli.addons.text.text._digest
-trainer_cli.addons.exact.faults.Disk.write
 mine_hole.load mine_hole.np.save mine_hole.Path.touch mine_hole.torch.load mine_hole.wrapped other_hole.X
 """)
 TARGETS = [*COMMANDS, *CODES, *FILES]

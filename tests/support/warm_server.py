@@ -207,7 +207,8 @@ def compose_once(overrides: tuple[str, ...]) -> Any:
 
 def put_in(arguments: Mapping[str, Any]) -> Any:
     """Have one faulty disk under every storage of checkpoints in this process."""
-    from trainer_cli.addons.exact.faults import Fault, FaultyDisk
+    from faulty_disk import Fault, FaultyDisk
+
     from trainer_cli.storage import local
 
     arguments = dict(arguments)

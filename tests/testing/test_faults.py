@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainer_cli.addons.exact.faults import FaultyDisk
+from faulty_disk import FaultyDisk
+
 from trainer_cli.storage.disk import Disk
 
 WITHOUT = {"close", "lock", "free_bytes", "free_files"}

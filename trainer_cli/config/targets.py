@@ -37,7 +37,6 @@ COMPONENTS = tuple(
         "models",
         "optim.schedulers",
         "optim.warmup",
-        "addons.exact.faults",
         "addons.exact.recorder",
         "addons.inspect",
         "addons.predict.prediction_writers",
