@@ -193,10 +193,9 @@ def forked_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays that the program has in processes of their own are forks of a process that has imported torch."""
     import command
 
-    # With the names of `subprocess` that these modules use.
+    # With the names of `subprocess` that the module uses.
     forks = SimpleNamespace(run=command.run_own, DEVNULL=subprocess.DEVNULL)
-    for module in ("replay_process", "replay_named"):
-        monkeypatch.setattr(f"trainer_cli.addons.exact.{module}.subprocess", forks)
+    monkeypatch.setattr("trainer_cli.addons.exact.replay_process.subprocess", forks)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

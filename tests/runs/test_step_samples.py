@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.addons.exact.course import read_records
 from trainer_cli.addons.exact.run_data import open_data
-from trainer_cli.addons.exact.sample_content import SampleLoader
 from trainer_cli.addons.exact.samples import StepSamples
+from trainer_cli.addons.exact.step_positions import read_records
 from trainer_cli.addons.exact.step_samples import find_sample, order_of, read_step_samples
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
@@ -99,12 +98,11 @@ def test_the_indices_of_each_step_are_those_that_it_trained_on(
     expected = [key for key, indices in trained.items() for index in indices if index == 3]
     assert [(use.step, use.batch) for use in uses] == expected
     data = open_data(read_records(Path("run")), TRUST)
-    loader = SampleLoader(data)
     for step in read_step_samples(Path("run"), 1, steps, data=data):
         for batch in step.batches:
             if step.step not in (1, steps // 2 + 1, steps):
                 continue
-            contents = [int(content) for _, content in loader.load(step, batch)]
+            contents = [int(content) for _, content in data.load(step, batch)]
             assert contents == [sample.index for sample in batch.samples], step.step
 
 
@@ -143,7 +141,7 @@ def test_the_documents_of_a_packed_mixture_are_those_that_each_step_trained_on(e
         rows = ["".join(map(chr, row)) for row in seen()[step.step, 1]["tokens"]]
         for row, sample in zip(rows, batch.samples, strict=True):
             assert re.findall(r"[ab]\d{3}", row) == [
-                f"{sample.source}{document.index:03}" for document in sample.documents if not document.first
+                f"{sample.source}{document.index:03}" for document in sample.documents if not document.first_token
             ]
     epoch = [sample for step in read(1, 3) for batch in step.batches for sample in batch.samples]
     assert {sample.source for sample in epoch} == {"a", "b"}
@@ -198,7 +196,7 @@ def test_settings_of_an_attempt_without_checkpoints_are_those_of_the_next_if_its
     assert told(read(1, 24)) == trained
     for step in (10, 15, 16):
         shutil.rmtree(f"run/checkpoints/step{step}")
-    assert {step.step for step in read(1, 24) if step.doubt} >= set(range(1, 17))
+    assert {step.step for step in read(1, 24) if step.uncertainty} >= set(range(1, 17))
 
 
 def test_data_that_a_roll_back_has_passed_over_is_not_named(empty_folder: Path) -> None:
@@ -207,13 +205,13 @@ def test_data_that_a_roll_back_has_passed_over_is_not_named(empty_folder: Path) 
     assert told(read(1, 16)) == {key: indices_of(content) for key, content in seen().items()}
     # Without the checkpoint to which the run went back it is unknown where data was passed over.
     shutil.rmtree("run/checkpoints/step5")
-    assert [step.doubt is not None for step in read(1, 16)] == [step <= 10 for step in range(1, 17)]
+    assert [step.uncertainty is not None for step in read(1, 16)] == [step <= 10 for step in range(1, 17)]
 
 
 def test_steps_to_come_are_those_that_a_resume_trains_on(empty_folder: Path) -> None:
     fit(*PLAIN, "loop.max_duration=20", "+callbacks.stop={_target_: recording_parts.StopAt, step: 9}", code=75)
     predicted = told(read(10, 20))
-    to_come = [use.step for use in find_sample(Path("run"), "3", overrides=TRUST) if not use.is_past]
+    to_come = [use.step for use in find_sample(Path("run"), "3", overrides=TRUST) if not use.past]
     assert to_come == [step for (step, _), indices in predicted.items() if 3 in indices]
     fit(*PLAIN, "loop.max_duration=20", "+callbacks.stop={_target_: recording_parts.StopAt, step: 9}")
     assert predicted == {key: indices_of(content) for key, content in seen().items() if key[0] > 9}

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the action that the command names."""
     try:
         if "--no-replay" in ACTIONS[args.action].flags:
-            from trainer_cli.addons.exact.replay_named import provide_steps
+            from trainer_cli.addons.exact import provide_steps
 
             provide_steps(args.names, replays=not args.no_replay)
         return ACTIONS[args.action].run(args)
@@ -116,7 +116,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(args: argparse.Namespace) -> int:
-    from trainer_cli.addons.exact.replayed import SEARCHES
     from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.commands.ckpt_remove import look
     from trainer_cli.runs.run_dir import RunDir
@@ -134,8 +133,8 @@ def _ls(args: argparse.Namespace) -> int:
     now = time.time()
     texts = [f"{folder}\n{_listing(in_folder, now)}" for folder, in_folder in folders.items()]
     for run in dict.fromkeys(item.run for item in items if item.run is not None):
-        replayed = RunDir(run).replayed_folder
-        removable = [replayed / name for name in (*catalog_of(replayed).names(), SEARCHES)]
+        replayed, searches = RunDir(run).replayed_folder, RunDir(run).searches_folder
+        removable = [*(replayed / name for name in catalog_of(replayed).names()), searches]
         if replayed not in folders and (size := sum(map(_size_of, removable))):
             command = f"train ckpt prune {shlex.quote(str(run))}"
             texts.append(f"{replayed}  {format_bytes(size)} of replayed steps, which `{command}` removes")

@@ -10,7 +10,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.exact.replayed import SEARCHES
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, is_intact
 from trainer_cli.commands.ckpt_remove import Item, remove
 from trainer_cli.config.arguments import SAVER
@@ -82,8 +81,8 @@ def leftovers_in(runs: Sequence[RunDir]) -> dict[Path, str]:
     """The folders of runs that no save, removal or replay needs -> what each holds."""
     folders: dict[Path, str] = {}
     for run in runs:
-        if (searches := run.replayed_folder / SEARCHES).is_dir():
-            folders[searches] = "what train bisect evaluated"
+        if run.searches_folder.is_dir():
+            folders[run.searches_folder] = "what train bisect evaluated"
         if (storage := _storage_of(run)) is not None:
             folders |= {
                 storage.root / name: "what a killed save or a failed removal left" for name in storage.leftovers()

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
         # Before the imports, which take seconds: the parent may be killed during them.
         stop_with_parent()
-    from trainer_cli.addons.exact.replay_named import provide_fork
+    from trainer_cli.addons.exact import provide_fork
     from trainer_cli.addons.jobs import compose_fit, fit_in_processes
     from trainer_cli.addons.view import ReportAtEnd
     from trainer_cli.commands.summary_at_end import SummaryAtEnd

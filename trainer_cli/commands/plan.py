@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     between_failures_s = _seconds(args.between_failures)
     if args.multirun:
         return _plan_sweep(args, between_failures_s)
-    from trainer_cli.addons.exact.replay_named import provide_fork
+    from trainer_cli.addons.exact import provide_fork
     from trainer_cli.addons.jobs import compose_fit
     from trainer_cli.running import describe_plan, plan
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact.replay_plan import earliest_start
+from trainer_cli.addons.exact import earliest_start
 from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.data import LOADING
 from trainer_cli.errors import LOST, NotFiniteError, TrainError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT
+from trainer_cli.addons.exact import WITHOUT_EFFECT
 from trainer_cli.config.compose import Composed
 from trainer_cli.files import read_last_row
 from trainer_cli.running.start import Start

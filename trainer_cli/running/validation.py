@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact.replay_named import provide_steps
+from trainer_cli.addons.exact import provide_steps
 from trainer_cli.addons.stores.download import configure_downloads, is_cached
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.kind import kind_of

@@ -14,12 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.exact.replayed import beginnings_of, is_on_course
 from trainer_cli.checkpoint.catalog import Entry, catalog_of
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, read_rows
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.runs.folders import checkpoints_of, config_of, open_run, run_config
+from trainer_cli.runs.replayed import is_on_course, replayed_entries
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps import RunStatus
 
@@ -67,8 +67,13 @@ class RunHistory:
     @property
     def entries(self) -> list[tuple[Entry, Path]]:
         """The checkpoints on its course, by step."""
-        beginnings = beginnings_of(self.attempts)
-        return [(entry, path) for entry, path in self.kept if is_on_course(entry, beginnings)]
+        return [(entry, path) for entry, path in self.kept if is_on_course(entry, self.attempts)]
+
+    @property
+    def replayed(self) -> list[tuple[Entry, Path]]:
+        """The checkpoints of steps that were computed again, by step; none of an earlier attempt."""
+        folder = self.run.replayed_folder
+        return [(entry, folder / entry.name) for entry in replayed_entries(self.run)] if self.is_whole else []
 
     @property
     def path(self) -> Path:

@@ -131,6 +131,8 @@ class RunDir:
         self.validation_folder = self.path / "validation"
         self.checkpoints_folder = self.path / "checkpoints"
         self.replayed_folder = self.path / "replayed"
+        self.searches_folder = self.replayed_folder / "bisect"
+        """What `train bisect` has evaluated."""
         self.copies_cache = self.checkpoints_folder / COPIES_CACHE
         self.history_file = self.path / "checkpoints.jsonl"
         self.report_file = self.path / "report.html"

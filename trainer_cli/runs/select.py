@@ -1,7 +1,7 @@
 """Which checkpoints `ckpt=` names, and their small files.
 
 It names paths, globs, runs, and `RUN@latest`, `RUN@best` or `RUN@step500`: the checkpoint of that step, or the one that
-was replayed. `runs/replay_named` replays it. RUN may be a glob too.
+was replayed. `addons/exact` replays it. RUN may be a glob too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_cli.addons.exact.replayed import replayed_entries
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of
 from trainer_cli.checkpoint.find import checkpoint_at, extract_archive, filled, is_archive, paths_of, split_existing
 from trainer_cli.checkpoint.kind import kind_of
@@ -27,6 +26,7 @@ from trainer_cli.layout.naming import in_runs, parse_step
 from trainer_cli.patterns import alternatives, did_you_mean
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_checkpoint, is_run, run_config, run_holding
 from trainer_cli.runs.metrics import best_rule, best_settings
+from trainer_cli.runs.replayed import replayed_entries
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import format_first
 

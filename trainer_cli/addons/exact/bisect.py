@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.addons.exact.course import read_records
-from trainer_cli.addons.exact.replay_named import provide_steps
 from trainer_cli.addons.exact.replay_plan import find_step, split_steps
-from trainer_cli.addons.exact.replay_process import replay_in_process
-from trainer_cli.addons.exact.replayed import SEARCHES
+from trainer_cli.addons.exact.replay_process import provide_steps, replay_in_process
+from trainer_cli.addons.exact.step_positions import read_records
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.files import read_rows
@@ -155,7 +153,7 @@ class Bisection:
         # A later attempt may have made steps again, with other values.
         facts = repr((condition, command, _versions_of(self._words), self._overrides, len(self.records.attempts)))
         name = hashlib.sha256(facts.encode()).hexdigest()[:12]
-        self._file = self.run.replayed_folder / SEARCHES / f"{name}.json"
+        self._file = self.run.searches_folder / f"{name}.json"
         self._values: dict[int, float] = {}
         """Step -> the metric, or 1 if the command says that the condition holds."""
         self._replayed: set[int] = set()
@@ -203,8 +201,7 @@ class Bisection:
             raise UserError(
                 f"the condition holds at step {low} already, the first one of the search", cure=self._suggest(low)
             )
-        kept = [entry.step for entry in self.records.checkpoints if self.records.is_on_course(entry)]
-        step = search(low, high, kept, self._test)
+        step = search(low, high, list(self.records.checkpoints), self._test)
         self._remove_replayed({step - 1, step})
         return Found(step, len(self._values))
 

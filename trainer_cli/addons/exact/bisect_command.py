@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer_cli.addons.exact.bisect import Bisection, Condition, Tested
-from trainer_cli.addons.exact.sample_view import as_dict, lines_of
 from trainer_cli.addons.exact.samples import StepSamples
 from trainer_cli.addons.exact.step_samples import data_overrides, read_step_samples
 from trainer_cli.commands import add_config_dir, add_overrides
@@ -73,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
     commands = [f"train replay {run_name} {change.step}", f"train data {run_name} {change.step} --show"]
     if args.json:
         facts = {**asdict(change), "tests": [asdict(tested) for tested in tests]}
-        print_json({**facts, "samples": None if samples is None else as_dict(samples), "commands": commands})
+        print_json({**facts, "samples": None if samples is None else samples.as_dict(), "commands": commands})
         return int(ExitCode.DONE)
     condition_text = args.condition or "the condition"
     in_training = condition is not None and condition.metric.startswith(TRAIN_PREFIX)
     count = format_count(change.evaluations, "replayed step" if in_training else "evaluation")
     print(f"\n{condition_text}: not at step {change.step - 1}, but at step {change.step} ({count})")
     if samples is not None:
-        print(wrapped("\n".join(lines_of(samples)), line_width(sys.stdout)))
+        print(wrapped("\n".join(samples.lines()), line_width(sys.stdout)))
     print("\n  ".join(["next:", *commands]))
     return int(ExitCode.DONE)
 

@@ -7,17 +7,20 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.replay_command import parse_steps
-from trainer_cli.addons.exact.sample_view import as_dict, lines_of, lines_of_uses, name_of, use_as_dict
-from trainer_cli.addons.exact.samples import StepSamples
+from trainer_cli.addons.exact.samples import StepSamples, lines_of_uses
 from trainer_cli.addons.exact.step_samples import find_sample, read_step_samples
 from trainer_cli.commands import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, TrainError, UserError, one_line
 from trainer_cli.running import showing_import
 from trainer_cli.terminal import format_count, format_first, line_width, print_json, wrapped
+
+if TYPE_CHECKING:
+    from trainer_cli.addons.exact.run_data import RunData
 
 EXAMPLES = """examples:
   train data runs/digits 437              the samples of step 437: index, position in the epoch, rank and batch
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.find is not None:
         uses = list(find_sample(args.run_dir, args.find, overrides=overrides, config_dir=args.config_dir))
         if args.json:
-            print_json([use_as_dict(use) for use in uses])
+            print_json([asdict(use) for use in uses])
         else:
             print(wrapped("\n".join(lines_of_uses(args.find, uses)), line_width(sys.stdout)))
         return int(ExitCode.DONE)
@@ -71,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         shown = _show(args, overrides, first, last)
     else:
         steps = read_step_samples(args.run_dir, first, last, overrides=overrides, config_dir=args.config_dir)
-        shown = ((as_dict(step), list(lines_of(step))) for step in steps)
+        shown = ((step.as_dict(), list(step.lines())) for step in steps)
     if args.json:
         print_json([facts for facts, _ in shown])
     else:
@@ -84,22 +87,20 @@ def _show(
     args: argparse.Namespace, overrides: Sequence[str], first: int, last: int
 ) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """For each step its samples with their contents, for JSON and as lines."""
-    from trainer_cli.addons.exact.course import read_records
+    from trainer_cli.addons.exact.step_positions import read_records
 
     with showing_import():
         from trainer_cli.addons.exact.run_data import open_data
-        from trainer_cli.addons.exact.sample_content import SampleLoader
 
     data = open_data(read_records(args.run_dir), overrides, config_dir=args.config_dir)
-    loader = SampleLoader(data)
     folder = args.images or Path(f"{args.run_dir.resolve().name}-samples")
     for step in read_step_samples(args.run_dir, first, last, data=data):
-        facts, (title, *lines) = as_dict(step), lines_of(step)
+        facts, (title, *lines) = step.as_dict(), step.lines()
         bad: list[str] = []
         raised: list[str] = []
         for batch, batch_facts in zip(step.batches, facts["batches"], strict=True):
             try:
-                contents = [_show_sample(loader, step, content, folder) for content in loader.load(step, batch)]
+                contents = [_show_sample(data, step, content, folder) for content in data.load(step, batch)]
             except Exception as error:
                 if isinstance(error, TrainError):
                     raise
@@ -136,14 +137,14 @@ def _integers(contents: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _show_sample(
-    loader: Any, step: StepSamples, content: tuple[Any, Any], folder: Path
+    data: RunData, step: StepSamples, content: tuple[Any, Any], folder: Path
 ) -> tuple[dict[str, Any], list[str]]:
     from trainer_cli.addons.exact.sample_content import count_not_finite, integer_ranges, lines_of_content, save_images
 
     sample, value = content
-    name = "the batch" if sample is None else name_of(sample)
+    name = "the batch" if sample is None else sample.name
     values = [one_line(line) for line in lines_of_content(value)]
-    text = None if sample is None else loader.describe(sample)
+    text = None if sample is None else data.describe(sample)
     file = f"step{step.step}-{re.sub('[^A-Za-z0-9_.-]', '_', name)}"
     images = [str(path) for path in save_images(value, folder, file)]
     counts = count_not_finite(value)

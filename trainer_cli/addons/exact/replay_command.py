@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact.sample_view import as_dict, lines_of, names_of
 from trainer_cli.commands import add_config_arguments
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.ranks import ranks_in
@@ -198,14 +197,14 @@ def _print_steps(
     for row in rows:
         print(f"step {row.step} (epoch {row.epoch}, batch {row.batch_idx})")
         if row.step in samples:
-            print(wrapped("\n".join(list(lines_of(samples[row.step]))[1:]), line_width(sys.stdout)))
+            print(wrapped("\n".join(list(samples[row.step].lines())[1:]), line_width(sys.stdout)))
         facts: list[tuple[str, str]] = []
         bad: list[str] = []
         for batch in row.batches:
             rank = f"rank {batch['rank']}, " if any(other["rank"] for other in row.batches) else ""
             facts.append(("batch", f"{rank}{format_count(batch['samples'], 'sample')}: {batch['batch']}"))
             facts += [("", f"{name} {value:.6g}") for name, value in batch.items() if name not in _OF_BATCH]
-            names = names_of(samples.get(row.step), batch["rank"], batch["number"])
+            names = _names(samples.get(row.step), batch)
             if "sample_losses" in batch:
                 facts.append(("", _sample_losses(batch["sample_losses"], names, whole=per_sample)))
             bad += [f"batch {name}{_rows(indices, names)}" for name, indices in batch.get("not_finite", {}).items()]
@@ -240,7 +239,7 @@ def _not_finite_in_evaluation(blamed: BlamedSamples) -> Iterator[str]:
 def _raised(blamed: BlamedSamples, samples: StepSamples | None) -> Iterator[str]:
     """The samples that alone raise the exception that ended a step, or the evaluation after it."""
     if (failed := blamed.failed) is not None:
-        yield from _lines_of_errors(failed, names_of(samples, failed["rank"], failed["number"]))
+        yield from _lines_of_errors(failed, _names(samples, failed))
     for batch in blamed.batches:
         if "raised" in batch:
             yield from (f"{batch['loader']}, {line}" for line in _lines_of_errors(batch, batch["names"]))
@@ -257,6 +256,10 @@ def _lines_of_errors(batch: Mapping[str, Any], names: Sequence[str] | None) -> I
     for error, rows in rows_of.items():
         verb = "raises" if len(rows) == 1 else "raise"
         yield f"{_rows(rows, names).removeprefix(', ')} {verb} {error}{end}"
+
+
+def _names(samples: StepSamples | None, batch: Mapping[str, Any]) -> list[str] | None:
+    return None if samples is None else samples.names(batch["rank"], batch["number"])
 
 
 def _rows(indices: Sequence[int], names: Sequence[str] | None) -> str:
@@ -300,7 +303,7 @@ def _as_dict(
         "start_step": plan.start_step,
         "steps": [
             {key: value for key, value in asdict(row).items() if digests or key not in _DIGESTS}
-            | {"samples": as_dict(samples[row.step]) if row.step in samples else None}
+            | {"samples": samples[row.step].as_dict() if row.step in samples else None}
             | {"blamed": asdict(blamed[row.step]) if row.step in blamed else None}
             for row in rows
         ],

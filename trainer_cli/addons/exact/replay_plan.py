@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.exact.replayed import beginnings_of, is_on_course, replayed_entries
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.running import import_torch, showing_import
@@ -78,7 +77,8 @@ class ReplayPlan:
 def find_step(run: Path, step: int) -> Path | None:
     """The valid checkpoint of a step of a run: one that was kept, else one that was replayed; None without any."""
     directory = RunDir(run)
-    for entry, path in [*kept_entries(directory), *_replayed_in(directory, directory.attempts)]:
+    history = RunHistory(directory, directory.attempts, kept_entries(directory))
+    for entry, path in [*history.kept, *history.replayed]:
         if entry.step == step:
             return path
     return None
@@ -106,8 +106,7 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
         # Before a format imports torch without what this sets.
         with showing_import():
             import_torch()
-    replayed = _replayed_in(history.run, history.attempts) if history.is_whole else []
-    candidates = [*history.entries, *replayed]
+    candidates = [*history.entries, *history.replayed]
     # A kept one before a replayed one of the same step; the sort is stable.
     candidates.sort(key=lambda candidate: candidate[0].step, reverse=True)
     start, path = next(_usable(candidates, latest_start, verify=verify), (None, None))
@@ -196,16 +195,10 @@ def _trains_otherwise(history: RunHistory, earlier: int, later: int) -> bool:
 
 def earliest_start(run: RunDir) -> int | None:
     """The earliest step whose state a replay can begin with: 0, or that of a checkpoint; None without any."""
-    attempts = run.attempts
-    if first_step(attempts) == 0:
+    if first_step(run.attempts) == 0:
         return 0
-    beginnings = beginnings_of(attempts)
-    entries = (entry for entry, _ in kept_entries(run) if is_on_course(entry, beginnings))
-    return next((entry.step for entry in entries if entry.manifest is not None and not entry.manifest.left_out), None)
-
-
-def _replayed_in(run: RunDir, attempts: Sequence[Mapping[str, Any]]) -> list[tuple[Entry, Path]]:
-    return [(entry, run.replayed_folder / entry.name) for entry in replayed_entries(run, attempts)]
+    manifests = (entry.manifest for entry, _ in RunHistory(run, run.attempts, kept_entries(run)).entries)
+    return next((manifest.step for manifest in manifests if manifest is not None and not manifest.left_out), None)
 
 
 def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bool) -> Iterator[tuple[Entry, Path]]:

@@ -6,15 +6,14 @@ It begins at the newest checkpoint before the first step, with the state that th
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer_cli.addons.exact.course import RunRecords
 from trainer_cli.addons.exact.samples import Batch, StepSamples
+from trainer_cli.addons.exact.step_positions import StepRecords
 from trainer_cli.batches import sample_count
-from trainer_cli.checkpoint.catalog import Entry, catalog_of
+from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.data import SharedLoader, digest_of
 from trainer_cli.format.reader import CheckpointReader
 from trainer_cli.steps import Progress
@@ -61,7 +60,7 @@ class _Rounds:
 def replay_batches(data: RunData, first: int, last: int) -> Iterator[StepSamples]:
     """Yield the batches of the steps from `first` to `last`, all of one attempt."""
     records, attempt = data.records, data.attempt
-    progress, state, doubt = _start(records, first)
+    progress, state, uncertainty = _start(records, first)
     loader = _Rounds(data.inner, data.builder.group.data_size)
     if state is not None:
         loader.check_state(state)
@@ -74,7 +73,7 @@ def replay_batches(data: RunData, first: int, last: int) -> Iterator[StepSamples
             position = progress.epoch, progress.batch
             rounds = _next_step(batches, progress, loop.settings.grad_accum_steps)
             if progress.step >= first:
-                yield _described(progress.step, position, attempt.number, rounds, loader, doubt)
+                yield _described(progress.step, position, attempt.number, rounds, uncertainty)
     finally:
         batches.close()
         loader.close()
@@ -98,7 +97,7 @@ def _next_step(batches: TrainBatches, progress: Progress, accumulated: int) -> l
 
 
 def _described(
-    step: int, position: tuple[int, int], attempt: int, rounds: list[Round], loader: Any, doubt: str | None
+    step: int, position: tuple[int, int], attempt: int, rounds: list[Round], uncertainty: str | None
 ) -> StepSamples:
     total = sum(size for round_batches in rounds for _, size in round_batches)
     described = [
@@ -106,26 +105,21 @@ def _described(
         for number, round_batches in enumerate(rounds, 1)
         for rank, (batch, size) in enumerate(round_batches)
     ]
-    return StepSamples(step, position[0], attempt, described, doubt, position[1])
+    return StepSamples(step, position[0], attempt, described, uncertainty, position[1])
 
 
-def _start(records: RunRecords, first: int) -> tuple[Progress, Mapping[str, Any] | None, str | None]:
+def _start(records: StepRecords, first: int) -> tuple[Progress, Mapping[str, Any] | None, str | None]:
     """The position from which to make batches, the loader's state there, and why the batches are not certain."""
-    entry = records.checkpoint_before(first)
-    if entry is None or entry.step == 0 or entry.manifest is None:
+    start = max((step for step in records.checkpoints if step < first), default=0)
+    if start == 0:
         return Progress(), None, None
-    progress = Progress.of(entry.manifest.progress)
+    manifest, path = records.checkpoints[start]
+    progress = Progress.of(manifest.progress)
     assert progress is not None, "records hold checkpoints with their progress"
-    later = [other for other in records.checkpoints if other.step >= first]
-    doubt = None
-    following = later[0].manifest if later else None
-    if following is not None and following.progress.get("passed_over", 0) != progress.passed_over:
-        doubt = f"data was skipped between step {entry.step} and step {following.step}"
-    return progress, _read_data_state(records.paths[entry.step], entry), doubt
-
-
-def _read_data_state(path: Path, entry: Entry) -> Mapping[str, Any]:
-    assert entry.manifest is not None
+    uncertainty = None
+    end = min((step for step in records.checkpoints if step >= first), default=None)
+    if end is not None and records.checkpoints[end][0].progress.get("passed_over", 0) != progress.passed_over:
+        uncertainty = f"data was skipped between step {start} and step {end}"
     with catalog_of(path.parent).storage.reading(path.name) as folder:
-        state: Mapping[str, Any] = CheckpointReader().read(folder, entry.manifest, ["data"])["data"]
-    return state
+        state: Mapping[str, Any] = CheckpointReader().read(folder, manifest, ["data"])["data"]
+    return progress, state, uncertainty

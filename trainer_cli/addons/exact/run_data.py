@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from trainer_cli.addons.exact.course import Attempt, Course, DataFacts, RunRecords, needs_resolving
+from trainer_cli.addons.exact.epoch_orders import KeyOrder, WalkOrder
 from trainer_cli.addons.exact.replayed_batches import replay_batches
-from trainer_cli.addons.exact.sample_readers import KeyReader, WalkReader
-from trainer_cli.addons.exact.samples import SampleOrder, StepSamples
+from trainer_cli.addons.exact.sample_order import OrderedSteps
+from trainer_cli.addons.exact.samples import Batch, Sample, StepSamples
+from trainer_cli.addons.exact.step_positions import Attempt, DataFacts, StepPositions, StepRecords, needs_resolving
 from trainer_cli.addons.exact.walk_indices import IndexWalk, has_indices
 from trainer_cli.config.compose import Composed, from_yaml
 from trainer_cli.data import AnyLoader, Loader, SharedLoader, length_of
@@ -29,15 +31,15 @@ from trainer_cli.runs.origin import TRAIN, compare_forked, naming_project, origi
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunData:
     """The data of one attempt of a run."""
 
-    records: RunRecords
+    records: StepRecords
     attempt: Attempt
     builder: Builder
     data: Data
-    doubt: str | None = None
+    uncertainty: str | None = None
     """Why the order of the samples is another than in the training."""
     overrides: tuple[str, ...] = ()
     """With which it was opened, as are the data of other attempts."""
@@ -61,22 +63,19 @@ class RunData:
             return self.inner.source.dataset
         return self.inner.loader.dataset if has_indices(self.inner) else None
 
-    @property
-    def is_few(self) -> bool:
-        """Whether `data.overfit_batches` is set, so that the dataset is a small subset of the project's."""
-        return (self.builder.config.data or {}).get("overfit_batches") is not None
-
-    def order(self) -> SampleOrder | None:
-        """The order of the samples; None if the loader does not tell indices, or its epochs have no known length."""
-        inner, is_shared = self.inner, isinstance(self.loader, SharedLoader)
+    @cached_property
+    def ordered(self) -> OrderedSteps | None:
+        """The steps by their indices; None if the loader does not tell indices, or its epochs have no known length."""
+        inner = self.inner
+        length: int | None
         if isinstance(inner, Loader):
             # The batches of a loader that our config does not make are its own.
-            is_own = self.data.source.train is inner
+            is_own, length = self.data.source.train is inner, inner.length
             facts = DataFacts(
-                inner.length,
+                length,
                 inner.batch_size if is_own else None,
                 inner.drop_last if is_own else None,
-                whole_batches=is_shared,
+                whole_batches=isinstance(self.loader, SharedLoader),
             )
         elif has_indices(inner) and (length := length_of(inner) if inner.length is None else inner.length) is not None:
             facts = DataFacts(
@@ -90,13 +89,29 @@ class RunData:
             return None
         if facts.whole_batches and facts.drop_last and facts.batch_size is not None:
             # Dropped by the loader, before ranks share its batches.
-            whole = facts.length - facts.length % facts.batch_size
-            facts = replace(facts, length=whole, drop_last=False)
-        course = Course(self.records, facts)
+            facts = replace(facts, length=length - length % facts.batch_size, drop_last=False)
+        positions = StepPositions(self.records, facts)
         if isinstance(inner, Loader):
-            return SampleOrder(course, KeyReader(inner, is_few=self.is_few))
-        most = max(stretch.layout.epoch_batches * stretch.layout.world_size for stretch in course.stretches)
-        return SampleOrder(course, WalkReader(IndexWalk(inner, most), counts_samples=not facts.counts_batches))
+            # A subset of ours, which `data.overfit_batches` made.
+            is_few = (self.builder.config.data or {}).get("overfit_batches") is not None
+            return OrderedSteps(positions, KeyOrder(inner, is_few=is_few))
+        most = max(stretch.layout.epoch_batches * stretch.layout.world_size for stretch in positions.stretches)
+        return OrderedSteps(positions, WalkOrder(IndexWalk(inner, most), counts_samples=not facts.counts_batches))
+
+    def load(self, step: StepSamples, batch: Batch) -> Iterator[tuple[Sample | None, Any]]:
+        """Each sample of a batch with its content, made with the random numbers of the training; or None and the whole
+        batch, if the loader tells no indices."""
+        if batch.content is not None:
+            yield None, batch.content
+        if batch.samples and self.ordered is not None:
+            positions = [sample.position for sample in batch.samples if sample.position is not None]
+            contents = self.ordered.order.load(step.epoch, positions[0], positions[-1] + 1)
+            yield from zip(batch.samples, contents, strict=True)
+
+    def describe(self, sample: Sample) -> str | None:
+        """The dataset's own description of a sample, if it has a method `describe`."""
+        describe = getattr(self.dataset, "describe", None)
+        return (str(describe(sample.key)) or None) if callable(describe) else None
 
     def steps(self, first: int, last: int) -> Iterator[StepSamples]:
         """The samples of the steps from `first` to `last`.
@@ -111,9 +126,9 @@ class RunData:
                 "so one process cannot tell which samples the others have",
                 where="data",
             )
-        if (order := self.order()) is not None:
-            for step in order.steps(first, last):
-                yield replace(step, doubt=step.doubt or self.doubt)
+        if self.ordered is not None:
+            for step in self.ordered.steps(first, last):
+                yield replace(step, uncertainty=step.uncertainty or self.uncertainty)
             return
         for _, steps in groupby(range(first, last + 1), self.records.attempt_of):
             numbers = list(steps)
@@ -127,7 +142,7 @@ class RunData:
 
 
 def open_data(
-    records: RunRecords,
+    records: StepRecords,
     overrides: Sequence[str] = (),
     *,
     config_dir: Path | None = None,
@@ -155,10 +170,10 @@ def open_data(
     run_data = RunData(
         _resolve(records, config_dir), attempt, builder, data, overrides=tuple(overrides), config_dir=config_dir
     )
-    return replace(run_data, doubt=_warn_of_other_data(run_data, composed))
+    return replace(run_data, uncertainty=_warn_of_other_data(run_data, composed))
 
 
-def _resolve(records: RunRecords, config_dir: Path | None) -> RunRecords:
+def _resolve(records: StepRecords, config_dir: Path | None) -> StepRecords:
     """The records with interpolations replaced by their values in the configs of the attempts."""
 
     def resolve(attempt: Attempt) -> Attempt:
@@ -188,8 +203,7 @@ def _warn_of_other_data(run_data: RunData, composed: Composed) -> str | None:
         message = f"the data is not what {run_data.records.run.path} was trained with: {'; '.join(differing)}"
         log.warning("%s", message)
         return message
-    if run_data.records.checkpoints:
-        newest = run_data.records.paths[run_data.records.checkpoints[-1].step]
+    for _, newest in list(run_data.records.checkpoints.values())[-1:]:
         compare_forked(composed, newest, origin_of({TRAIN: run_data.loader}, composed.project_root))
     return None
 

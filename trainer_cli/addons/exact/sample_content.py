@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -12,11 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer_cli.addons.exact.run_data import RunData
-from trainer_cli.addons.exact.sample_readers import WalkReader
-from trainer_cli.addons.exact.samples import Batch, Sample, StepSamples
 from trainer_cli.batches import named_leaves
-from trainer_cli.data import Loader
 from trainer_cli.files import replace as replace_file
 
 _MOST_VALUES = 12
@@ -25,37 +20,6 @@ _MOST_LETTERS = 2000
 _LEAST_SIDE = 4
 """Smaller arrays are no images."""
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-class SampleLoader:
-    """Loads the samples of steps as the training does, with the same random numbers."""
-
-    def __init__(self, data: RunData) -> None:
-        self._data = data
-        self._order = data.order()
-
-    def load(self, step: StepSamples, batch: Batch) -> Iterator[tuple[Sample | None, Any]]:
-        """Each sample of a batch with its content; or None and the whole batch, if the loader tells no indices."""
-        if batch.content is not None:
-            yield None, batch.content
-        if not batch.samples or self._order is None:
-            return
-        positions = [sample.position for sample in batch.samples if sample.position is not None]
-        first, end = positions[0], positions[-1] + 1
-        inner, reader = self._data.inner, self._order.reader
-        if isinstance(inner, Loader):
-            source = copy.copy(inner.source)
-            source.collate = list
-            contents = source.fetch((step.epoch, first, end))
-        else:
-            assert isinstance(reader, WalkReader)
-            contents = reader.walk.load(step.epoch, first, end)
-        yield from zip(batch.samples, contents, strict=True)
-
-    def describe(self, sample: Sample) -> str | None:
-        """The dataset's own description of a sample, if it has a method `describe`."""
-        describe = getattr(self._data.dataset, "describe", None)
-        return (str(describe(sample.key)) or None) if callable(describe) else None
 
 
 def lines_of_content(value: Any, name: str = "") -> Iterator[str]:

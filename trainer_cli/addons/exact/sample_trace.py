@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from trainer_cli.addons.exact.epoch_orders import names_in_batch
 from trainer_cli.addons.exact.sample_losses import errors_of_samples, losses_or_reason, numbers_in, samples_in
-from trainer_cli.addons.exact.sample_readers import names_in_batch
 from trainer_cli.batches import rows_with_nan
 from trainer_cli.errors import TrainError
 from trainer_cli.outputs import read_evaluation

@@ -1,15 +1,12 @@
-"""The samples of a step: by rank and batch, with their sources and documents, as far as they are known."""
+"""The samples of a step, by rank and batch, and the uses of a sample: as text and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
 
-from trainer_cli.addons.exact.course import Course, Stretch
-from trainer_cli.data import sample_indices, sample_position
-from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
 
 
@@ -19,9 +16,10 @@ class Document:
 
     index: int
     """Index of the document in the dataset that is packed."""
-    first: int
+    first_token: int
     """Its first token in the row."""
-    tokens: int
+    targets: int
+    """Its number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,29 @@ class Sample:
     documents: tuple[Document, ...] = ()
     key: Any = None
     """The argument of the train dataset's `[]`."""
+
+    @property
+    def name(self) -> str:
+        """The name that `train data --find` takes: the index, in a mixture after its source."""
+        return f"{f'{self.source}:' if self.source else ''}{self.index}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            **({} if self.source is None else {"source": self.source}),
+            "index": self.index,
+            "position": self.position,
+            **({"documents": [asdict(document) for document in self.documents]} if self.documents else {}),
+        }
+
+    def __str__(self) -> str:
+        if not self.documents:
+            return str(self.index)
+        pieces = [
+            f"{document.index}" + (f" from token {document.first_token:,}" if document.first_token else "")
+            for document in self.documents
+        ]
+        return f"row {self.index}: {'documents' if len(pieces) > 1 else 'document'} {', '.join(pieces)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +78,17 @@ class Batch:
     content: Any = None
     """The batch itself, if it was made."""
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "rank": self.rank,
+            "batch": self.number,
+            "size": self.size,
+            "weight": self.weight,
+            **({} if self.digest is None else {"digest": self.digest}),
+            "samples": [sample.as_dict() for sample in self.samples],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class StepSamples:
@@ -66,7 +98,7 @@ class StepSamples:
     epoch: int
     attempt: int
     batches: Sequence[Batch]
-    doubt: str | None = None
+    uncertainty: str | None = None
     """Why they are not certain."""
     position: int | None = None
     """Batches of the epoch before the step, if the loader does not tell the indices."""
@@ -75,6 +107,55 @@ class StepSamples:
     def size(self) -> int:
         """Number of samples."""
         return sum(batch.size for batch in self.batches)
+
+    def names(self, rank: int, number: int) -> list[str] | None:
+        """The names of the samples of a batch, row by row; None if the loader does not tell them."""
+        for batch in self.batches:
+            if (batch.rank, batch.number) == (rank, number) and batch.samples:
+                return [sample.name for sample in batch.samples]
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "attempt": self.attempt,
+            **({} if self.position is None else {"batches_before": self.position}),
+            **({} if self.uncertainty is None else {"doubt": self.uncertainty}),
+            "samples": self.size,
+            "batches": [batch.as_dict() for batch in self.batches],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The lines that show them."""
+        position = "" if self.position is None else f", after {format_count(self.position, 'batch')}"
+        many = "" if len(self.batches) == 1 else f" in {len(self.batches)} batches"
+        samples = format_count(self.size, "sample")
+        yield f"step {self.step:,}: {samples}{many}, epoch {self.epoch}{position} (attempt {self.attempt})"
+        if self.uncertainty is not None:
+            yield f"  not certain: {self.uncertainty}"
+        for batch in self.batches:
+            yield from self._lines_of_batch(batch)
+
+    def _lines_of_batch(self, batch: Batch) -> Iterator[str]:
+        ranks, count = len({batch.rank for batch in self.batches}), len(self.batches)
+        facts = [f"rank {batch.rank}"] * (ranks > 1) + [f"batch {batch.number}"] * (count > ranks)
+        if not batch.size:
+            facts.append("no samples: a padding batch, which does not count")
+        else:
+            facts += [f"weight {batch.weight:.4g}"] * (count > 1)
+            positions = [sample.position for sample in batch.samples if sample.position is not None]
+            if positions:
+                facts.append(f"positions {positions[0]:,} to {positions[-1]:,} of the epoch")
+            if batch.digest is not None:
+                facts += [format_count(batch.size, "sample"), f"digest {batch.digest}"]
+        yield f"  {', '.join(facts)}".rstrip()
+        for source, group in groupby(batch.samples, lambda sample: sample.source):
+            # Rows of documents have a line each.
+            samples = list(group)
+            listed = map(str, samples) if samples[0].documents else [" ".join(map(str, samples))]
+            yield from (f"    {'' if source is None else f'{source}: '}{text}" for text in listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,102 +168,18 @@ class Use:
     batch: int
     """Which of the batches of its step, from 1."""
     attempt: int
-    is_past: bool
+    past: bool
     """Whether the step was trained; otherwise it will be."""
 
-
-class SampleReader(Protocol):
-    """The order of the samples of an epoch. Positions count samples, or batches if the loader counts only these."""
-
-    def read(self, epoch: int, first: int, end: int) -> Sequence[Sequence[Sample]]:
-        """The samples of a rank's batch at these positions; or of each batch, where positions count batches."""
-        ...
-
-    def find(self, epoch: int, name: str) -> Sequence[int]:
-        """The positions of a sample, named by its index or by `SOURCE:INDEX`."""
-        ...
+    def __str__(self) -> str:
+        origin = "" if self.rank == 0 and self.batch == 1 else f", rank {self.rank}, batch {self.batch}"
+        return f"step {self.step:,}: epoch {self.epoch}{origin}{'' if self.past else ' (to come)'}"
 
 
-class ComputedReader:
-    """The order of `Loader`, for a dataset without an order of its own."""
-
-    def __init__(self, seed: int, length: int, *, shuffle: bool) -> None:
-        self._seed, self._length, self._shuffle = seed, length, shuffle
-
-    def read(self, epoch: int, first: int, end: int) -> Sequence[Sequence[Sample]]:
-        """See `SampleReader`."""
-        positions = range(first, end)
-        shuffled = sample_indices(self._seed, epoch, first, end, self._length) if self._shuffle else positions
-        return [[Sample(index, position, key=index) for index, position in zip(shuffled, positions, strict=True)]]
-
-    def find(self, epoch: int, name: str) -> Sequence[int]:
-        """See `SampleReader`."""
-        index = int(name) if name.isdecimal() else -1
-        if not 0 <= index < self._length:
-            raise no_sample(name, self._length)
-        return [sample_position(self._seed, epoch, index, self._length) if self._shuffle else index]
-
-
-def no_sample(name: str, length: int) -> UserError:
-    """The error for a name of no sample."""
-    return UserError(
-        f"there is no sample {name!r}", cure=f"The train data has {format_count(length, 'sample')}, from 0 on."
-    )
-
-
-def has_name(sample: Sample, name: str) -> bool:
-    """Whether a sample is the one that `INDEX` or `SOURCE:INDEX` names."""
-    return name == str(sample.index) or (sample.source is not None and name == f"{sample.source}:{sample.index}")
-
-
-@dataclass(frozen=True, slots=True)
-class SampleOrder:
-    """The course of a run with the order of its samples."""
-
-    course: Course
-    reader: SampleReader
-
-    def steps(self, first: int, last: int) -> Iterator[StepSamples]:
-        """The samples of the steps from `first` to `last`."""
-        for step in range(first, last + 1):
-            yield self._step(self.course.stretch_of(step), step)
-
-    def find(self, name: str) -> Iterator[Use]:
-        """All uses of a sample up to the end of the run; up to the last step that was trained if the end is unknown."""
-        records = self.course.records
-        end = records.newest_step if records.end is None else records.end
-        for stretch in self.course.stretches:
-            last = end if stretch.last_step is None else min(end, stretch.last_step)
-            if last <= stretch.start.step:
-                continue
-            last_epoch, _ = stretch.layout.batches_of(stretch.start, last)
-            for epoch in range(stretch.start.epoch, last_epoch + 1):
-                for position in self.reader.find(epoch, name):
-                    if (use := self._use(stretch, epoch, position)) is not None and use.step <= last:
-                        yield use
-
-    def _use(self, stretch: Stretch, epoch: int, position: int) -> Use | None:
-        layout = stretch.layout
-        step = layout.step_of(stretch.start, epoch, position)
-        if step is None:
-            return None
-        _, begins = layout.batches_of(stretch.start, step)
-        number = (position - begins[0]) // layout.per_batch
-        shares = [layout.share(begins[number], rank) for rank in range(layout.world_size)]
-        rank = next(rank for rank, (first, end) in enumerate(shares) if first <= position < end)
-        return Use(step, epoch, rank, number + 1, stretch.attempt, step <= self.course.records.newest_step)
-
-    def _step(self, stretch: Stretch, step: int) -> StepSamples:
-        layout = stretch.layout
-        epoch, begins = layout.batches_of(stretch.start, step)
-        parts = []
-        for number, begin in enumerate(begins, 1):
-            for rank in range(layout.world_size):
-                samples = list(chain.from_iterable(self.reader.read(epoch, *layout.share(begin, rank))))
-                parts.append((rank, number, samples))
-        total = sum(len(samples) for _, _, samples in parts)
-        batches = [
-            Batch(rank, number, len(samples), len(samples) / total if total else 0.0, samples)
-            for rank, number, samples in parts
-        ]
-        return StepSamples(step, epoch, stretch.attempt, batches, stretch.doubt)
+def lines_of_uses(name: str, uses: Sequence[Use]) -> Iterator[str]:
+    """The lines that show the uses of a sample."""
+    past = sum(use.past for use in uses)
+    later = len(uses) - past
+    to_come = f", and will be {format_count(later, 'more time')}" if later else ""
+    yield f"sample {name} was used {format_count(past, 'time')}{to_come}"
+    yield from (f"  {use}" for use in uses)

@@ -1,12 +1,12 @@
 """Which samples each optimizer step of a run used, or will use, by rank and batch.
 
 read_step_samples(run, first, last)
-    the course of the run: the position of each step in its data (`runs/course`)
+    the position of each step in the data (`step_positions`)
     the order of the samples, in one of three ways
-        computed     an order of `core/order`: from seed, epoch and length alone, without torch
-        keys         an order of the dataset's own, as with a mixture: from the dataset (`runs/run_data`)
-        walked       a DataLoader of the project: from its sampler, without loading samples (`data/walk_indices`)
-    any other loader is replayed: its batches are made, and known by their digests (`runs/replayed_batches`)
+        computed     an order of `data/order`: from seed, epoch and length alone, without torch (`sample_order`)
+        keys         an order of the dataset's own, as with a mixture: from the dataset (`epoch_orders`)
+        walked       a DataLoader of the project: from its sampler, without loading samples (`walk_indices`)
+    any other loader is replayed: its batches are made, and known by their digests (`replayed_batches`)
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact.course import Course, DataFacts, RunRecords, check_step, needs_resolving, read_records
-from trainer_cli.addons.exact.samples import ComputedReader, SampleOrder, StepSamples, Use
+from trainer_cli.addons.exact.sample_order import ComputedOrder, OrderedSteps
+from trainer_cli.addons.exact.samples import StepSamples, Use
+from trainer_cli.addons.exact.step_positions import DataFacts, StepPositions, StepRecords, needs_resolving, read_records
 from trainer_cli.data import ORDER_VERSION
 from trainer_cli.errors import UserError
 
@@ -51,12 +52,12 @@ def read_step_samples(
     records = read_records(path)
     last = first if last is None else last
     for step in (first, last):
-        check_step(records, step)
-    order = order_of(records) if data is None else None
-    if order is not None and not order.course.is_doubtful(first, last):
-        yield from order.steps(first, last)
-        return
+        records.check_step(step)
     if data is None:
+        ordered = order_of(records)
+        if ordered is not None and ordered.positions.are_certain(first, last):
+            yield from ordered.steps(first, last)
+            return
         from trainer_cli.addons.exact.run_data import open_data
 
         data = open_data(records, overrides, config_dir=config_dir)
@@ -85,7 +86,7 @@ def find_sample(
     if order is None:
         from trainer_cli.addons.exact.run_data import open_data
 
-        order = open_data(records, overrides, config_dir=config_dir).order()
+        order = open_data(records, overrides, config_dir=config_dir).ordered
     if order is None:
         raise UserError(
             "the train loader does not tell the indices of its samples, so none can be found",
@@ -95,7 +96,7 @@ def find_sample(
     yield from order.find(name)
 
 
-def order_of(records: RunRecords) -> SampleOrder | None:
+def order_of(records: StepRecords) -> OrderedSteps | None:
     """The order of the samples from the files of a run alone; None if the data is needed.
 
     It is used only if a checkpoint or a record confirms the position that is computed from it.
@@ -107,10 +108,10 @@ def order_of(records: RunRecords) -> SampleOrder | None:
         return None
     if not isinstance(length, int) or not isinstance(seed, int) or any(map(_has_parts, configs)):
         return None
-    course = Course(records, DataFacts(length))
-    if not course.confirmed or not _fits_record(course):
+    positions = StepPositions(records, DataFacts(length))
+    if not positions.confirmed or not _fits_record(positions):
         return None
-    return SampleOrder(course, ComputedReader(seed, length, shuffle=order == ORDER_VERSION))
+    return OrderedSteps(positions, ComputedOrder(seed, length, shuffle=order == ORDER_VERSION))
 
 
 def _has_parts(config: Mapping[str, Any]) -> bool:
@@ -128,13 +129,12 @@ def _targets(node: Any) -> Iterator[Any]:
             yield from _targets(value)
 
 
-def _fits_record(course: Course) -> bool:
-    """Whether the last record has the epoch that the course gives: a loader of the project's own may drop samples."""
-    record = course.records.last_record
-    layouts = {stretch.layout for stretch in course.stretches}
+def _fits_record(positions: StepPositions) -> bool:
+    """Whether the last record has the epoch that the positions give: a loader of the project's own may drop samples."""
+    record = positions.records.last_record
+    layouts = {stretch.layout for stretch in positions.stretches}
     if len(layouts) != 1 or record is None:
         return False
     layout = layouts.pop()
-    per_epoch = -(-layout.epoch_batches // layout.grad_accum_steps)
     step, epoch = record
-    return abs(step / per_epoch - epoch) < 6e-5
+    return abs(step / -(-layout.epoch_batches // layout.grad_accum_steps) - epoch) < 6e-5

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     tolerate_lost_output()
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.
-        from trainer_cli.addons.exact.replay_named import provide_fork
+        from trainer_cli.addons.exact import provide_fork
         from trainer_cli.addons.jobs.supervise import fit_in_processes
         from trainer_cli.addons.view import ReportAtEnd
 

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_cli.addons.exact.replay_named import provide_steps
+from trainer_cli.addons.exact import provide_steps
 from trainer_cli.addons.predict.prediction_files import PredictionFile
 from trainer_cli.addons.predict.prediction_writers import PredictionWriter
 from trainer_cli.addons.stores.download import configure_downloads

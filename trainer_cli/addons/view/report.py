@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_cli.addons.exact.replay_plan import earliest_start
+from trainer_cli.addons.exact import earliest_start
 from trainer_cli.addons.view.report_blocks import Block, clock_time
 from trainer_cli.addons.view.report_runs import grouping_keys, groupings
 from trainer_cli.addons.view.report_sections import sections
