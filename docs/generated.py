@@ -19,7 +19,7 @@ import yaml
 import trainer_cli
 from trainer_cli.commands.command_line import actions_of, listed_verbs, parser_of
 from trainer_cli.config.diff import shown
-from trainer_cli.config.fields import ConfigKey, fields, whole_values
+from trainer_cli.keys.config_keys import ConfigKey, list_keys, whole_values
 from trainer_cli.trainer import hooks
 
 PACKAGE = Path(trainer_cli.__file__).parent
@@ -41,7 +41,7 @@ def config() -> Iterator[str]:
     """Every key with its default and meaning: an object of the site, which its search finds by name."""
     by_section: dict[tuple[str, ...], list[ConfigKey]] = {}
     meanings = {(): "Keys of the config itself."}
-    for config_key in fields():
+    for config_key in list_keys():
         if config_key.is_section:
             meanings[config_key.path] = config_key.meaning
         else:
@@ -52,7 +52,7 @@ def config() -> Iterator[str]:
         for key in keys:
             may_change = " It may change on a resume." if key.may_change else ""
             yield f"```{{confval}} {key.key}\n{key.meaning} Default: `{shown(key.default)}`.{may_change}\n```\n"
-    yield from options({key.key for key in fields()})
+    yield from options({key.key for key in list_keys()})
 
 
 def options(described: set[str]) -> Iterator[str]:

@@ -34,8 +34,8 @@ FLOORS = (
     "signatures",
     "loads",
     "schema",
-    "messages policy",
-    "manifest",
+    "messages policy keys",
+    "components manifest",
     "dtensor",
     "batches data storage format parallel loggers",
     "config state strategies",
@@ -188,8 +188,8 @@ def _takes(module: str, *wanted: str) -> list[str]:
 
 def test_only_arguments_build_and_plan_get_the_objects_that_targets_name() -> None:
     """`import_target` and `resolve` are where trust is asked for; nothing else makes an object of a `_target_`."""
-    users = _takes(f"{ROOT}.config.targets", "import_target", "resolve")
-    assert users == [f"{ROOT}.config.arguments", f"{ROOT}.running.build", f"{ROOT}.running.planning"]
+    users = _takes(f"{ROOT}.components.targets", "import_target", "resolve")
+    assert users == [f"{ROOT}.components.bind", f"{ROOT}.running.build", f"{ROOT}.running.planning"]
     assert _takes("hydra.utils", "instantiate", "call", "get_object") == []
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from trainer_cli.commands.command_line import actions_of, listed_verbs, parser_of
-from trainer_cli.config.fields import fields
+from trainer_cli.keys.config_keys import list_keys
 
 VERBS = listed_verbs()
 DOCS = Path(__file__).parents[1] / "docs"
@@ -35,7 +35,7 @@ def test_every_config_key_is_named_on_a_how_to_page() -> None:
         for kind, block in FENCE.findall(text):
             if kind == "yaml":
                 named |= set(_nested_keys(yaml.safe_load(block)))
-    assert [field.key for field in fields() if not field.is_section and field.key not in named] == []
+    assert [field.key for field in list_keys() if not field.is_section and field.key not in named] == []
 
 
 def _flags(verb: str, action: str) -> set[str]:

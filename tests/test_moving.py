@@ -20,7 +20,7 @@ import trainer_cli
 from trainer_cli import Trainer
 from trainer_cli.commands.command_line import listed_verbs
 from trainer_cli.config.compose import compose
-from trainer_cli.config.fields import DATA_KEYS, OPEN, fields
+from trainer_cli.keys.config_keys import DATA_KEYS, OPEN, list_keys
 from trainer_cli.trainer.hooks import VOCABULARY
 
 ROOT = Path(__file__).parents[1]
@@ -95,7 +95,7 @@ OTHER_NAMES = {
 }  # fmt: skip
 """Of arguments of components, of what a model returns, of metrics, files and torch: no keys, but right in a cell."""
 KNOWN = {
-    *(field.key for field in fields()), *(f"data.{key}" for key in (*DATA_KEYS, "train", "val")), *VOCABULARY,
+    *(field.key for field in list_keys()), *(f"data.{key}" for key in (*DATA_KEYS, "train", "val")), *VOCABULARY,
     *trainer_cli.__all__, *OTHER_NAMES,
 }  # fmt: skip
 OPEN_SECTIONS = set(OPEN) - {"data"}

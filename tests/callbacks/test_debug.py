@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from trainer_cli.callbacks.check_finite import AnomalyDetection
 from trainer_cli.callbacks.learning_rate_monitor import COLUMNS, BatchSummary
-from trainer_cli.config.targets import Trust
+from trainer_cli.components.targets import Trust
 from trainer_cli.errors import ConfigError
 from trainer_cli.running.build import Builder
 from trainer_cli.schema.sections import TrainConfig

@@ -12,8 +12,8 @@ import yaml
 from printed import message
 
 from trainer_cli.commands.command_line import main
-from trainer_cli.config.fields import whole_values
-from trainer_cli.config.json_schema import json_schema
+from trainer_cli.keys.config_keys import whole_values
+from trainer_cli.keys.editor_schema import json_schema
 from trainer_cli.schema.sections import LoopConfig, TrainConfig
 
 ConfigLines = Callable[..., list[str]]

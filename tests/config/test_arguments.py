@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.config import arguments
+from trainer_cli.components import nodes as arguments
+from trainer_cli.components.targets import Trust
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
-from trainer_cli.config.fields import DATA_KEYS
-from trainer_cli.config.targets import Trust
 from trainer_cli.config.tree import ConfigTree
 from trainer_cli.errors import ConfigError
+from trainer_cli.keys.config_keys import DATA_KEYS
 from trainer_cli.schema.sections import TrainConfig
 
 Write = Callable[[str, str], Path]

@@ -25,13 +25,14 @@ from omegaconf.errors import OmegaConfBaseException
 from random_project import COMPONENTS, RandomProject
 
 import trainer_cli
-from trainer_cli.config import fields, override_values, overrides, search_path
+from trainer_cli.config import override_values, overrides, search_path
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles
 from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import ConfigTree
 from trainer_cli.errors import ConfigError, raise_all
+from trainer_cli.keys import config_keys as fields
 
 COMPOSITIONS = int(os.environ.get("TRAIN_COMPOSITIONS", "40"))
 """Random command lines, four for each random project."""

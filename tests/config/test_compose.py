@@ -14,11 +14,11 @@ from omegaconf import OmegaConf
 
 from trainer_cli.config.check import find_wrong_overrides
 from trainer_cli.config.compose import ABSENT, compose, diff, from_yaml, to_yaml
-from trainer_cli.config.fields import defaults, fields
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import Node, fill_defaults
 from trainer_cli.errors import ConfigError
+from trainer_cli.keys.config_keys import defaults, list_keys
 from trainer_cli.schema.sections import Dtype, TrainConfig
 
 Write = Callable[[str, str], Path]
@@ -59,7 +59,7 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
     }  # fmt: skip
     alone: list[list[str]] = []
     together: list[str] = []
-    for field in (field for field in fields() if not field.is_section):
+    for field in (field for field in list_keys() if not field.is_section):
         key, plain = field.key, field.default
         if key in groups:
             off = "null" if key in ("optimizer", "scheduler") else "default"

@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 from trainer_cli.config.compose import compose, diff, freeze, thaw
 from trainer_cli.config.diff import changed_env_values, hparams, line_of_digests
-from trainer_cli.config.fields import MAY_CHANGE, fields, why_may_change
+from trainer_cli.keys.config_keys import list_keys
+from trainer_cli.keys.resume_rules import MAY_CHANGE, why_may_change
 
 CONFIG = {
     "model": {
@@ -203,7 +204,7 @@ def test_a_mode_that_is_left_out_equals_the_usual_one_of_the_metric(
 
 
 def test_the_lists_hold_every_key_of_the_schema() -> None:
-    assert {one.key for one in fields() if not one.is_section} <= {*FREE, *BOUND}
+    assert {one.key for one in list_keys() if not one.is_section} <= {*FREE, *BOUND}
 
 
 def test_each_row_of_the_table_lets_something_change() -> None:

@@ -10,9 +10,9 @@ import pytest
 from command import ROOT
 
 from trainer_cli.config.compose import compose
-from trainer_cli.config.fields import OPEN, unknown_key
 from trainer_cli.elsewhere import _ELSEWHERE, _SETTINGS, written_here
 from trainer_cli.errors import ConfigError
+from trainer_cli.keys.config_keys import OPEN, unknown_key
 
 VALUES = (
     "2",

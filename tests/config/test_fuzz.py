@@ -26,9 +26,9 @@ from trainer_cli.config import overrides, search_path
 from trainer_cli.config import yaml as yaml_reader
 from trainer_cli.config.check import validate
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
-from trainer_cli.config.fields import fields
 from trainer_cli.config.tree import ConfigTree, Node
 from trainer_cli.errors import ConfigError, raise_all
+from trainer_cli.keys.config_keys import list_keys
 from trainer_cli.schema.sections import TrainConfig
 
 IN_ALL = int(os.environ.get("TRAIN_FUZZ", "1000"))
@@ -412,7 +412,7 @@ def assert_named(message: str, wrong: set[str]) -> None:
 
 
 def test_every_key_of_the_schema_is_tried() -> None:
-    assert {one.key for one in fields() if not one.is_section} == set(KEYS)
+    assert {one.key for one in list_keys() if not one.is_section} == set(KEYS)
 
 
 @fuzz(0.25)

@@ -13,7 +13,7 @@ from hostile_targets import ELSEWHERE, HOLES, REACHES, TARGETS, TRUST, TRUSTED, 
 
 import trainer_cli
 from trainer_cli.commands.command_line import main
-from trainer_cli.config.targets import Trust
+from trainer_cli.components.targets import Trust
 from trainer_cli.errors import ConfigError, ExitCode
 from trainer_cli.running.build import Builder
 from trainer_cli.running.reach import is_outside

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import search_path
-from trainer_cli.config.fields import ConfigKey, fields
-from trainer_cli.config.json_schema import DIALECT, json_schema
 from trainer_cli.errors import ConfigError
+from trainer_cli.keys.config_keys import ConfigKey, list_keys
+from trainer_cli.keys.editor_schema import DIALECT, json_schema
 from trainer_cli.schema.sections import TrainConfig
 from trainer_cli.steps.intervals import Duration, Unit
 
@@ -71,14 +71,14 @@ def test_a_misspelt_key_in_a_file_that_ships_is_found(file: str) -> None:
     spelled = {**values, "looop": 3}
     if not validator(fragment).is_valid(spelled):
         return
-    described = {one.path[0]: one for one in fields() if len(one.path) == 1}
+    described = {one.path[0]: one for one in list_keys() if len(one.path) == 1}
     assert not described[file.partition("/")[0]].is_section, "a section takes no key that it does not know"
     values["_target_" if "_target_" in values else next(iter(values))] = 3
     assert not validator(fragment).is_valid(values)
 
 
 def test_every_key_has_type_default_and_meaning() -> None:
-    for one in fields():
+    for one in list_keys():
         node = (
             SCHEMA["properties"][one.path[0]]
             if len(one.path) == 1
@@ -92,7 +92,7 @@ def test_every_key_has_type_default_and_meaning() -> None:
 
 
 def test_sections_are_closed() -> None:
-    for one in fields():
+    for one in list_keys():
         if one.is_section:
             assert SCHEMA["$defs"][one.key]["additionalProperties"] is False
             if len(one.path) == 1:
@@ -114,8 +114,8 @@ VALUES = [
 ]  # fmt: skip
 
 
-SECTIONS = {one.key: one.kind for one in fields() if one.is_section}
-CLOSED = [one.key for one in fields() if one.path[0] in SECTIONS and not one.is_section]
+SECTIONS = {one.key: one.kind for one in list_keys() if one.is_section}
+CLOSED = [one.key for one in list_keys() if one.path[0] in SECTIONS and not one.is_section]
 PLAIN = ["name", "run_dir", "seed", "deterministic", "device", "resume", "resume_allow", "trust"]
 """Keys that the config itself judges; the others are for who builds them."""
 
@@ -175,7 +175,7 @@ def nested(key: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("key", [*CLOSED, *PLAIN])
 def test_editor_and_command_take_the_same_values(key: str) -> None:
-    (one,) = [one for one in fields() if one.key == key]
+    (one,) = [one for one in list_keys() if one.key == key]
     schema = OmegaConf.structured(SECTIONS[".".join(one.path[:-1])] if len(one.path) > 1 else TrainConfig)
     schema = OmegaConf.merge(schema, BESIDE.get(key, {}))
     for value in VALUES:
@@ -185,7 +185,7 @@ def test_editor_and_command_take_the_same_values(key: str) -> None:
             assert in_editor == taken_by_the_command(one, value, schema), message
 
 
-@pytest.mark.parametrize("key", [one.key for one in fields() if not one.is_section])
+@pytest.mark.parametrize("key", [one.key for one in list_keys() if not one.is_section])
 def test_an_interpolation_may_stand_for_every_value(key: str) -> None:
     assert validator().is_valid(nested(key, "${other}"))
 

@@ -15,11 +15,11 @@ from omegaconf import OmegaConf
 
 from trainer_cli.config import override_values, search_path
 from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
-from trainer_cli.config.fields import defaults
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import DEFAULT, ConfigTree, Node, merge
 from trainer_cli.config.yaml import read_text
+from trainer_cli.keys.config_keys import defaults
 
 Write = Callable[[str, str], Path]
 SHIPPED = Path(__file__).parents[2] / "configs"

@@ -11,7 +11,6 @@ import pytest
 
 from trainer_cli.config import override_values
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
-from trainer_cli.config.fields import DATA_KEYS
 from trainer_cli.config.overrides import (
     Append,
     closes_at_end,
@@ -22,6 +21,7 @@ from trainer_cli.config.overrides import (
 )
 from trainer_cli.config.tree import Node
 from trainer_cli.errors import ConfigError
+from trainer_cli.keys.config_keys import DATA_KEYS
 
 STEPS = "checkpoint.fixed_steps"
 

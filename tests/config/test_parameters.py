@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from trainer_cli.config.fields import fields
+from trainer_cli.keys.config_keys import list_keys
 from trainer_cli.schema.checkpoint_config import Removal
 from trainer_cli.signatures.calls import call_parameters, misfits
 from trainer_cli.values.kinds import kind_of
@@ -97,7 +97,9 @@ def test_what_stands_in_lists_and_mappings_is_judged_too(annotation: str, value:
 def test_no_key_of_the_config_is_of_a_type_that_the_check_does_not_know() -> None:
     """Such a key, as one of an optional enum, would take anything."""
     assert kind_of(Removal | None) is None
-    unknown = [one.key for one in fields() if not one.is_section and one.kind is not Any and kind_of(one.kind) is None]
+    unknown = [
+        one.key for one in list_keys() if not one.is_section and one.kind is not Any and kind_of(one.kind) is None
+    ]
     assert unknown == []
 
 

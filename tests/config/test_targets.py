@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.config import targets
-from trainer_cli.config.targets import Trust
+from trainer_cli.components import targets
+from trainer_cli.components.targets import Trust
 from trainer_cli.errors import ConfigError
 
 OWN = Trust()
@@ -198,7 +198,7 @@ def test_the_project_root_comes_first_on_the_path_once(tmp_path: Path, monkeypat
 
 def test_torchs_modules_optimizers_and_schedulers_are_trusted_and_nothing_else_of_it() -> None:
     code = """
-from trainer_cli.config import targets
+from trainer_cli.components import targets
 from trainer_cli.errors import ConfigError
 import sys
 assert "torch" not in sys.modules

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.config.compose import compose, with_values
-from trainer_cli.config.processes import check_processes
+from trainer_cli.config.contradictions import check_processes
 from trainer_cli.errors import ConfigError
 from trainer_cli.schema.auto import auto_keys, batch_sizes
 

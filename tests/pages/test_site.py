@@ -16,7 +16,7 @@ import pytest
 
 import trainer_cli
 from trainer_cli.commands.command_line import listed_verbs
-from trainer_cli.config.fields import fields
+from trainer_cli.keys.config_keys import list_keys
 from trainer_cli.trainer.hooks import VOCABULARY
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
@@ -55,7 +55,7 @@ def test_every_page_is_in_the_menu(site: Callable[[str], str]) -> None:
 
 def test_every_config_key_is_explained(site: Callable[[str], str]) -> None:
     text = site("reference/config.html")
-    keys = [one for one in fields() if not one.is_section]
+    keys = [one for one in list_keys() if not one.is_section]
     assert len(keys) > 60
     assert [one.key for one in keys if not re.search(rf"^{re.escape(one.key)}#$", text, re.MULTILINE)] == []
     assert "Batches whose gradients are accumulated into one optimizer step." in text

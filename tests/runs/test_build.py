@@ -12,7 +12,7 @@ from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
-from trainer_cli.config.targets import Trust
+from trainer_cli.components.targets import Trust
 from trainer_cli.errors import ConfigError
 from trainer_cli.optim.optimizers import parameter_groups
 from trainer_cli.optim.schedulers import scheduler_factory

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trainer_cli.callbacks.state_saver import RunIdentity
-from trainer_cli.config.targets import Trust
+from trainer_cli.components.targets import Trust
 from trainer_cli.errors import ConfigError
 from trainer_cli.format.open import format_of
 from trainer_cli.running.build import Builder, Data

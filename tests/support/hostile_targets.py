@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.callbacks.skip_samples import _owner
-from trainer_cli.config.targets import Trust
+from trainer_cli.components.targets import Trust
 from trainer_cli.errors import ConfigError, ExitCode
 from trainer_cli.running.build import Builder
 from trainer_cli.schema.sections import TrainConfig
@@ -31,7 +31,7 @@ torch.utils.collect_env.run torch._inductor.codecache.subprocess.run torch._dyna
 torch.nn.modules.module.torch.os.system torch.nn.modules.module.torch.hub.os.system
 torch.optim.optimizer.torch.os.system torch.optim.lr_scheduler.torch.utils.cpp_extension.load
 trainer_cli.running.fitting.os.system trainer_cli.commands.command_line.os.system trainer_cli.runs.run_dir.os.system
-trainer_cli.config.targets.importlib.import_module trainer_cli.trainer.trainer.torch.os.system
+trainer_cli.components.targets.importlib.import_module trainer_cli.trainer.trainer.torch.os.system
 trainer_cli.data.datasets.torch.os.system trainer_cli.models.mlp.torch.hub.os.system
 trainer_cli.addons.text.read_text.sysconfig.os.system trainer_cli.loggers.console.sys.modules
 trainer_cli.commands.command_line.main
@@ -51,7 +51,7 @@ operator.attrgetter itertools.starmap ctypes.CDLL ctypes.PyDLL yaml.load yaml.un
 hydra.utils.instantiate hydra.utils.call hydra.utils.get_method hydra.utils.get_class hydra.main hydra.compose
 omegaconf.OmegaConf.register_new_resolver omegaconf.OmegaConf.create torch.compile torch.jit.script
 torch.fx.wrap torch.library.impl torch.autograd.Function.apply sys.settrace atexit.register signal.signal
-trainer_cli.config.compose.compose trainer_cli.config.targets.import_target trainer_cli.errors.ConfigError
+trainer_cli.config.compose.compose trainer_cli.components.targets.import_target trainer_cli.errors.ConfigError
 torch.nn.modules.module.functools.partial torch.optim.lr_scheduler.partial torch.nn.modules.module.Callable
 """)
 FILES = words("""
@@ -181,7 +181,7 @@ pickle.loads pickle.Unpickler runpy.run_path ctypes.CDLL tempfile.mkdtemp thread
 urllib.request.urlopen importlib.import_module builtins.open functools.reduce logging.FileHandler
 omegaconf.OmegaConf.load yaml.unsafe_load trainer_cli.Trainer trainer_cli.running.fitting.fit
 trainer_cli.commands.command_line.main
-trainer_cli.files.durable.replace trainer_cli.load_checkpoint trainer_cli.config.targets.import_target
+trainer_cli.files.durable.replace trainer_cli.load_checkpoint trainer_cli.components.targets.import_target
 """)
 
 

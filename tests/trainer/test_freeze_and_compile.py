@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.config.targets import Trust
+from trainer_cli.components.targets import Trust
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.loads.options import LoadOptions
 from trainer_cli.optim.optimizers import optimizer_factory, parameter_groups

@@ -26,7 +26,7 @@ def test_hydra_reports_a_defaults_list_that_leads_back_to_itself(tmp_path: Path)
 
 @pytest.mark.parametrize("target", ["pathlib.Path.touch", "builtins.open", "shutil.copyfile"])
 def test_hydra_refuses_targets_that_write_files(target: str, tmp_path: Path) -> None:
-    """It blocks some names, and says itself that this is no boundary. `config/targets.py` allows a recovered config
+    """It blocks some names, and says itself that this is no boundary. `components/targets.py` allows a recovered config
     only the packages that are trusted."""
     source, path = tmp_path / "source", tmp_path / "written"
     source.write_text("text")

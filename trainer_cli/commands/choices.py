@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from trainer_cli.config import search_path
-from trainer_cli.config.fields import whole_values
 from trainer_cli.elsewhere import plain, written_here
 from trainer_cli.errors import Code, ConfigError, ConfigErrors, UserError
+from trainer_cli.keys import whole_values
 from trainer_cli.layout.naming import CONFIG_FILE, MANIFEST_FILE, in_runs
 from trainer_cli.patterns import did_you_mean, nearest
 
 if TYPE_CHECKING:
-    from trainer_cli.config.fields import ConfigKey
+    from trainer_cli.keys import ConfigKey
 
 EXPERIMENT = "experiment"
 
@@ -93,16 +93,16 @@ class Choices:
 
 def keys() -> dict[str, ConfigKey]:
     """Dotted key -> description of every value in the schema."""
-    from trainer_cli.config.fields import fields
+    from trainer_cli.keys import list_keys
 
-    return {entry.key: entry for entry in fields() if not entry.is_section}
+    return {entry.key: entry for entry in list_keys() if not entry.is_section}
 
 
 def sections() -> list[str]:
     """The dotted keys of the schema's sections."""
-    from trainer_cli.config.fields import fields
+    from trainer_cli.keys import list_keys
 
-    return [entry.key for entry in fields() if entry.is_section]
+    return [entry.key for entry in list_keys() if entry.is_section]
 
 
 def values_of(kind: Any) -> Iterator[str]:

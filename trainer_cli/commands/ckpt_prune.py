@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, is_intact
 from trainer_cli.commands.ckpt_remove import Item, remove
-from trainer_cli.config.arguments import SAVER
+from trainer_cli.components import SAVER
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import is_url

@@ -23,8 +23,8 @@ from trainer_cli.patterns import did_you_mean
 from trainer_cli.terminal import beside, format_count, line_width, print_json
 
 if TYPE_CHECKING:
-    from trainer_cli.config.fields import KeyPath
     from trainer_cli.config.tree import ConfigTree
+    from trainer_cli.keys import KeyPath
 
 EXAMPLES = """examples:
   train config digits optimizer.lr=0.01
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     """Print what the flags ask for. Values that must still be given show as `???`."""
     settings = {"config_dir": args.config_dir, "config_name": args.config_name, "missing_ok": True}
     if args.schema:
-        from trainer_cli.config.json_schema import json_schema
+        from trainer_cli.keys import json_schema
 
         print_json(json_schema())
     elif args.fields is not None:
@@ -114,14 +114,14 @@ def field_lines(key: str = "") -> Iterator[str]:
         UserError: there is no such key.
     """
     from trainer_cli.config.diff import shown
-    from trainer_cli.config.fields import fields
+    from trainer_cli.keys import list_keys
 
     path = tuple(key.split(".")) if key else ()
-    if path and path not in {entry.path for entry in fields()}:
-        sections = ", ".join(entry.key for entry in fields() if len(entry.path) == 1)
-        hint = did_you_mean(key, [entry.key for entry in fields()]).strip() or f"The topmost keys are {sections}."
+    if path and path not in {entry.path for entry in list_keys()}:
+        sections = ", ".join(entry.key for entry in list_keys() if len(entry.path) == 1)
+        hint = did_you_mean(key, [entry.key for entry in list_keys()]).strip() or f"The topmost keys are {sections}."
         raise UserError(f"there is no key {key!r}", where="--fields", cure=hint)
-    for entry in fields():
+    for entry in list_keys():
         length = min(len(path), len(entry.path))
         if entry.path[:length] != path[:length] or (len(entry.path) < len(path) and not entry.is_section):
             continue
@@ -228,7 +228,7 @@ def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> I
     from omegaconf import OmegaConf
 
     from trainer_cli.config.compose import compose
-    from trainer_cli.config.fields import whole_values
+    from trainer_cli.keys import whole_values
 
     composed = compose(overrides, **settings)
     tree = composed.tree

@@ -22,9 +22,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainer_cli.config.json_schema import json_schema
 from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.errors import UserError
+from trainer_cli.keys import json_schema
 
 EXAMPLES = """examples:
   train new mine                      then: cd mine && train fit mine

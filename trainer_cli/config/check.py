@@ -19,7 +19,6 @@ from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config.fields import OPEN, KeyPath, leaves, sections, text_keys, unknown_key
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
@@ -38,6 +37,7 @@ from trainer_cli.config.search_path import SearchPath, groups, label, options
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, Node, resolve
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.keys import OPEN, KeyPath, sections, text_keys, unknown_key
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema.auto import replace_auto
 from trainer_cli.schema.sections import RESUME_WORDS, TrainConfig
@@ -179,7 +179,7 @@ class _Validation:
                 # Other interpolations that refer to it resolve without further mistakes.
                 OmegaConf.update(self._resolving, ".".join(path), None)
                 return None
-        for leaf_path, leaf in leaves(value, path):
+        for leaf_path, leaf in _leaves(value, path):
             self._check_number(leaf_path, leaf)
         return value
 
@@ -308,6 +308,18 @@ class _Validation:
             self.mistakes.append(
                 ConfigError(message, location=".".join(path), source=source, code=code, hint=hint or None)
             )
+
+
+def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Every scalar with its path, including the items of lists."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, str(index)))
+    else:
+        yield path, value
 
 
 def _odd_keys(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:

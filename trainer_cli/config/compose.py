@@ -1,7 +1,7 @@
 """Compose a checked config from files and overrides.
 
 overrides ──► overrides.parse_overrides ──► check.find_wrong_overrides ──► file_merge.merge (files.ConfigFiles)
-          ──► override_values.apply ──► check.validate ──► arguments.check_components ──► TrainConfig
+          ──► override_values.apply ──► check.validate ──► components.check_components ──► TrainConfig
 
 Each stage continues after a mistake as far as it can, so that independent mistakes are reported together.
 """
@@ -21,14 +21,14 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config import arguments, override_values
+from trainer_cli.components import SECTIONS, Trust, check_components, import_from, refuse_shadows
+from trainer_cli.config import override_values
 from trainer_cli.config.check import find_wrong_choice, find_wrong_overrides, restore_texts, switches_off, validate
+from trainer_cli.config.contradictions import find_contradictions
 from trainer_cli.config.diff import ABSENT, Absent, Change, diff
-from trainer_cli.config.fields import KeyPath, check_ephemeral_interval, check_left_out, check_resume_allow
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles, find_choices, find_overruled, split_package
 from trainer_cli.config.hydra_errors import translate_error
-from trainer_cli.config.modules import refuse_shadows
 from trainer_cli.config.overrides import Append, CommandLine, line_of, mend_choice, override_error, parse_overrides
 from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import (
@@ -44,11 +44,11 @@ from trainer_cli.config.search_path import (
     project_root,
     shipped_configs,
 )
-from trainer_cli.config.targets import Trust, import_from
 from trainer_cli.config.tree import COMMAND_LINE, DEFAULT, ConfigTree, Node, Origin, fill_defaults
 from trainer_cli.config.yaml import read_file, read_text
 from trainer_cli.errors import Code, ConfigError, TrainError, UserError, raise_all, show_values_in
 from trainer_cli.gc_pause import gc_paused
+from trainer_cli.keys import KeyPath
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema.sections import ANEW, TrainConfig
 
@@ -113,14 +113,14 @@ class Composed(NamedTuple):
                 notes[:] = map(self.naming_again, notes)
             raise
 
-    def check_targets(self, sections: Collection[str] = arguments.SECTIONS) -> None:
+    def check_targets(self, sections: Collection[str] = SECTIONS) -> None:
         """Import the targets of `sections` and check their arguments, before anything is built.
 
         Raises:
             ConfigError: naming all mistakes.
         """
         import_from(self.project_root)
-        raise_all(list(arguments.check_components(self.config, self.tree, self.trust, sections, imports=True)))
+        raise_all(list(_check_components(self.config, self.tree, self.trust, sections, imports=True)))
 
 
 @gc_paused()
@@ -131,7 +131,7 @@ def compose(
     config_name: str = "config",
     cwd: Path | None = None,
     missing_ok: bool = False,
-    sections: Collection[str] = arguments.SECTIONS,
+    sections: Collection[str] = SECTIONS,
 ) -> Composed:
     """Compose the primary config, its groups and the overrides, and check all of it.
 
@@ -162,13 +162,13 @@ def from_yaml(
     config_name: str = "config",
     cwd: Path | None = None,
     missing_ok: bool = False,
-    sections: Collection[str] = arguments.SECTIONS,
+    sections: Collection[str] = SECTIONS,
 ) -> Composed:
     """A config from disk (a path, or the text itself), with overrides on top.
 
     `key=value` changes that value; `group=option` puts a freshly composed section in place of the recovered
     one; `experiment=` composes anew, and nothing of the recovered config stays. `resume`, `resume_allow` and
-    `trust` are not recovered. `_target_`s are restricted (config/targets.py), and those of `sections` looked up;
+    `trust` are not recovered. `_target_`s are restricted (components/targets.py), and those of `sections` looked up;
     neither for a `trusted` file, such as that of a run that is only compared.
     """
     search = SearchPath.of(config_dir, config_name, cwd)
@@ -291,13 +291,9 @@ def _check_draft(
     if recovered is not None:
         refuse_shadows(search.root)  # A module that hides a library would make its targets seem untrusted.
         trust = Trust.recovered(search.root, config.trust, partial(_is_given, tree, recovered))
-    for mistake in (
-        *check_resume_allow(config.resume_allow),
-        *check_left_out(config),
-        *check_ephemeral_interval(config),
-    ):
+    for mistake in find_contradictions(config):
         mistakes.append(mistake.at(tree.source(tuple((mistake.location or "").split(".")))))
-    for mistake in arguments.check_components(config, tree, trust, sections):
+    for mistake in _check_components(config, tree, trust, sections):
         # A wrong value has been replaced by its default, of which arguments need no report.
         if not any(f"{mistake.location}.".startswith(f"{key}.") for key in wrong_keys):
             mistakes.append(mistake)
@@ -309,6 +305,23 @@ def _check_draft(
     show_values_in(config.name, config.run_dir)
     raise_all([*draft.mistakes, *untimely, *mistakes])
     return Composed(config, list(overrides), search.root, search.dirs, tree, trust, of_the_moment)
+
+
+def _check_components(
+    config: TrainConfig, tree: ConfigTree, trust: Trust, sections: Collection[str], *, imports: bool = False
+) -> Iterator[ConfigError]:
+    """The mistakes in components, each with its source."""
+    for error in check_components(config, trust, sections, imports=imports):
+        section, *rest = key = tuple((error.location or "").split("."))
+        error_with_source = error.at(tree.source(key))
+        # The command line sets another `_target_`, and an argument that a file sets does not fit it.
+        is_of_other = len(rest) == 1 and rest[0] != "_target_" and error.code is Code.argument
+        if is_of_other and tree.source((section, "_target_")) == COMMAND_LINE != error_with_source.source:
+            target = getattr(config, section)["_target_"]
+            error_with_source.cure = (
+                f"To replace the whole {section}, write {section}=null '{section}={{_target_: {target}}}'."
+            )
+        yield error_with_source
 
 
 def _is_given(tree: ConfigTree, recovered: str, key: str) -> bool:

@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from trainer_cli.config.fields import DEFAULTS_OF_OPEN, NULL_IF_EMPTY, KeyPath, defaults, whole_values, why_may_change
+from trainer_cli.components import list_metric_intervals
 from trainer_cli.config.tree import ConfigTree, Node, Origin, fill_defaults, resolve
+from trainer_cli.keys import KeyPath, defaults, matches_any, whole_values, why_may_change
 from trainer_cli.metric_modes import Mode, usual_mode
+from trainer_cli.schema.sections import SchedulerInterval, TrainConfig
+from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.values import in_yaml
 
 _RESOLVER = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict))[\w.]+\s*:")
@@ -26,6 +29,12 @@ _RESOLVER = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict))
 _OF_VARS = re.compile(r"\$\{\s*vars[.\[]([^{}:\s]+?)\s*\}")
 _MOST_NESTED = 20
 _LINE = "# digests of values from the environment: "
+_BY_GLOBAL_BATCH_SIZE = ("data.batch_size", "loop.grad_accum_steps")
+"""Keys that may change if `data.global_batch_size` fixes the samples per step."""
+_DEFAULTS_OF_OPEN: Mapping[KeyPath, Any] = {("data", "global_batch_size"): None, ("data", "drop_last"): False}
+"""Keys of open sections that a config may lack -> the value that equals that."""
+_NULL_IF_EMPTY = (("freeze",),)
+"""Keys that are null by default, and were an empty list in older configs."""
 
 
 class Absent(Enum):
@@ -59,6 +68,21 @@ class Change(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.key}: {self.values}"
+
+    def why_accepted(self, config: TrainConfig) -> str | None:
+        """Why a resume with this config accepts the change; None if it refuses it."""
+        key, allowed = self.key, config.resume_allow
+        # Such a schedule steps at each evaluation or log record, so their number changes the training.
+        by_evaluation, by_log = (
+            interval in list_metric_intervals(config.scheduler)
+            for interval in (SchedulerInterval.evaluation, SchedulerInterval.log)
+        )
+        is_schedules = (by_evaluation and key.startswith("loop.eval_")) or (by_log and key == "loop.log_interval")
+        if is_schedules and not matches_any(key, allowed):
+            return None
+        if (config.data or {}).get(GLOBAL_BATCH_SIZE) is not None and key in _BY_GLOBAL_BATCH_SIZE:
+            return "data.global_batch_size fixes a step's samples"
+        return why_may_change(key, allowed)
 
     def origin(self, tree: ConfigTree) -> Origin | None:
         """What set the new value or removed the old one; None if unknown."""
@@ -124,9 +148,9 @@ def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterato
     for key in [*new, *(key for key in old if key not in new)]:
         key_path = (*path, str(key))
         before, after = old.get(key, ABSENT), new.get(key, ABSENT)
-        if key_path in DEFAULTS_OF_OPEN:
-            before, after = (DEFAULTS_OF_OPEN[key_path] if value is ABSENT else value for value in (before, after))
-        if key_path in NULL_IF_EMPTY:
+        if key_path in _DEFAULTS_OF_OPEN:
+            before, after = (_DEFAULTS_OF_OPEN[key_path] if value is ABSENT else value for value in (before, after))
+        if key_path in _NULL_IF_EMPTY:
             before, after = before or None, after or None
         if key == "mode":
             before, after = (_mode(section, value) for section, value in ((old, before), (new, after)))

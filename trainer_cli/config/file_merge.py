@@ -17,13 +17,13 @@ from hydra.core.override_parser.types import Override
 
 from trainer_cli.config import hydra_compat
 from trainer_cli.config.check import COMPONENTS, switches_off
-from trainer_cli.config.fields import defaults
 from trainer_cli.config.files import ConfigFiles, is_component, read_chosen_groups
 from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
 from trainer_cli.config.overrides import line_of, parse_overrides
 from trainer_cli.config.search_path import SearchPath, find
 from trainer_cli.config.tree import MergeError, Node, name_kind
 from trainer_cli.config.tree import merge as merge_nodes
+from trainer_cli.keys import defaults
 
 
 def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -> tuple[Node, list[Merged]]:

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.fields import OPEN, SEVERAL, KeyPath, sections, unknown_key, whole_values
 from trainer_cli.config.hydra_compat import SCHEMA, Loaded, Merged
 from trainer_cli.config.overrides import line_of, override_error
 from trainer_cli.config.search_path import SearchPath, every_group, find, label, options, search_folders
 from trainer_cli.config.tree import COMMAND_LINE, Choice, ConfigTree, Node, Origin
 from trainer_cli.config.yaml import Reading, read_file
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.keys import OPEN, SEVERAL, KeyPath, sections, unknown_key, whole_values
 from trainer_cli.patterns import nearest
 
 log = logging.getLogger(__name__)

@@ -1,10 +1,9 @@
-"""All uses of private names of Hydra 1.3 and OmegaConf 2.3, each with its reason; other modules use the public API.
+"""All uses of private names of Hydra 1.3 and OmegaConf 2.3 for composing, each with its reason.
 
 - `create_defaults_list` and `ConfigRepository` compute the defaults list. Hydra's public `compose` does that too, but
   does not return the list, from which the source of every value is known; and it takes twice the time, for settings
   of Hydra's own and a search for plugins.
 - `Override._value` says whether a string was in quotes.
-- `_authorize_target_name` and `_get_resolved_target_name_for_check` are Hydra's list of blocked targets.
 - `BaseContainer._resolvers` has the names of the resolvers; the public API answers for one name at a time.
 - `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a string.
 """
@@ -21,7 +20,6 @@ from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
-from hydra.errors import InstantiationException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
@@ -119,19 +117,6 @@ def resolver_names() -> set[str]:
 def value_in_quotes(override: Override) -> Any:
     """The value with the quotes that it was given in."""
     return override._value
-
-
-def is_blocked(target: Any) -> bool:
-    """Whether Hydra refuses to call a target: a dotted path, or an object."""
-    from hydra._internal.target_policy import _authorize_target_name, _get_resolved_target_name_for_check
-
-    # The name where the object is defined, so that an alias of os.system is found too.
-    name = target if isinstance(target, str) else _get_resolved_target_name_for_check(target)
-    try:
-        _authorize_target_name(name, name, "")
-    except InstantiationException:
-        return True
-    return False
 
 
 class _Source(ConfigSource):

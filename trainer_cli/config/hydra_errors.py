@@ -14,7 +14,6 @@ from typing import NamedTuple
 from hydra.errors import MissingConfigException
 from omegaconf.errors import InterpolationToMissingValueError, UnsupportedInterpolationType
 
-from trainer_cli.config.fields import unknown_key
 from trainer_cli.config.files import Entry, read_entries, write_entry
 from trainer_cli.config.hydra_compat import SCHEMA, resolver_names
 from trainer_cli.config.overrides import CommandLine, line_of, unknown_option_error
@@ -22,6 +21,7 @@ from trainer_cli.config.search_path import SearchPath, every_group, find, label,
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.config.yaml import Reading
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.keys import unknown_key
 from trainer_cli.patterns import did_you_mean, nearest
 
 

@@ -10,7 +10,6 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config.fields import DATA_KEYS, KeyPath
 from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.overrides import (
     Append,
@@ -23,6 +22,7 @@ from trainer_cli.config.overrides import (
 from trainer_cli.config.search_path import SearchPath, options
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, Origin, merge, name_kind, resolve
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.keys import DATA_KEYS, KeyPath
 from trainer_cli.patterns import did_you_mean, nearest
 from trainer_cli.values import MISSING, in_yaml
 

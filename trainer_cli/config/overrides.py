@@ -21,12 +21,12 @@ from hydra.core.override_parser.types import IntervalSweep, Override, Sweep
 from hydra.errors import HydraException
 
 from trainer_cli.bounds import DEEPEST
-from trainer_cli.config.fields import DATA_KEYS, OPEN, SEVERAL, KeyPath, kind_at, sections, unknown_key, why_refused
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.elsewhere import hint_on, plain
 from trainer_cli.errors import Code, ConfigError, raise_all
+from trainer_cli.keys import DATA_KEYS, OPEN, SEVERAL, KeyPath, kind_at, sections, unknown_key, why_refused
 from trainer_cli.layout.naming import parse_step
 from trainer_cli.patterns import find_key, find_name, nearest
 

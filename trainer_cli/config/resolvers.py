@@ -25,12 +25,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from trainer_cli.config.fields import fields
+from trainer_cli.components import import_from
 from trainer_cli.config.hydra_compat import register_hydras_resolvers, resolver_names
 from trainer_cli.config.search_path import label
-from trainer_cli.config.targets import import_from
 from trainer_cli.config.tree import Node
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.keys import list_keys
 from trainer_cli.values import kind_of
 
 FILE = "resolvers.py"
@@ -129,7 +129,7 @@ def substitute_now(root: Node) -> tuple[list[str], list[ConfigError]]:
     mistakes: list[ConfigError] = []
     numbers = {
         described.path
-        for described in fields()
+        for described in list_keys()
         if (kind := kind_of(described.kind)) is not None and _is_number(kind.names)
     }
     for path, node in root.walk():

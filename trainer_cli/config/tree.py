@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import QuotedString
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config.fields import OPEN, KeyPath, defaults, whole_values
+from trainer_cli.keys import OPEN, KeyPath, defaults, whole_values
 from trainer_cli.values import MISSING
 
 DEFAULT, COMMAND_LINE = "default", "command line"

@@ -18,10 +18,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml.reader import Reader
 
 from trainer_cli.bounds import DEEPEST, LARGEST_COUNT, find_too_deep
-from trainer_cli.config.fields import KeyPath, text_keys
 from trainer_cli.config.hydra_compat import get_yaml_loader
 from trainer_cli.config.tree import Node, Origin
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.keys import KeyPath, text_keys
 from trainer_cli.patterns import nearest
 from trainer_cli.values import MISSING
 

@@ -14,22 +14,23 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from trainer_cli.callbacks import CheckpointerCallback, RunIdentity
-from trainer_cli.config.arguments import (
-    FROM_DATA,
+from trainer_cli.components import (
     SAVER,
     SECTIONS,
     SPECIAL,
+    Trust,
+    as_node,
     check_keys,
+    fill_from_data,
+    import_target,
     is_node,
     list_optimizers,
-    node_error,
 )
-from trainer_cli.config.fields import DATA_KEYS
-from trainer_cli.config.processes import batches_of_step, check_strategy
-from trainer_cli.config.targets import Trust, import_target
+from trainer_cli.config.contradictions import batches_of_step, check_strategy
 from trainer_cli.data import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.files import as_path
+from trainer_cli.keys import DATA_KEYS
 from trainer_cli.layout.naming import CONFIG_FILE
 from trainer_cli.messages import Logging
 from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
@@ -113,7 +114,7 @@ class Builder:
         """
         # A random split in the constructor must be the same on a resume.
         seed_everything(self.config.seed)
-        node = _node(self.config.data, "data")
+        node = as_node(self.config.data, "data")
         settings = {key: node[key] for key in DATA_KEYS if key in node and key != GLOBAL_BATCH_SIZE}
         if isinstance(settings.get("collate_fn"), str):
             settings["collate_fn"] = import_target(settings["collate_fn"], "data.collate_fn", self.trust)
@@ -155,7 +156,7 @@ class Builder:
 
     def model(self, source: Any) -> nn.Module:
         """Build the model. A key with the value `from_data`, at any depth, is that attribute of the data."""
-        node = _with_attributes(_node(self.config.model, "model"), source, "model")
+        node = fill_from_data(as_node(self.config.model, "model"), source, "model")
         model: nn.Module = self.make(node, "model")
         return model
 
@@ -179,7 +180,7 @@ class Builder:
         }
 
     def _optimizer(self, model: nn.Module, where: str, node: Any, names: list[str] | None = None) -> Optimizer:
-        node = _node(node, where)
+        node = as_node(node, where)
         target = import_target(str(node.get("_target_")), f"{where}._target_", self.trust)
 
         def call(groups: Sequence[Any], settings: Mapping[str, Any], pattern: str | None) -> Any:
@@ -213,7 +214,7 @@ class Builder:
                 for name, child in node.items()
                 if child is not None
             }
-        node = _node(node, where)
+        node = as_node(node, where)
         target = import_target(node["_target_"], f"{where}._target_", self.trust)
         settings = {str(key): value for key, value in node.items() if key not in SPECIAL}
         special = {key: value for key, value in node.items() if key in SPECIAL}
@@ -226,12 +227,12 @@ class Builder:
 
     def step(self) -> Any:
         """Build the training step; None for the default one."""
-        return None if self.config.step is None else self.make(_node(self.config.step, "step"), "step")
+        return None if self.config.step is None else self.make(as_node(self.config.step, "step"), "step")
 
     def _sparsity(self) -> Any:
         """Build what holds weights at zero; None without it."""
         node = self.config.sparsity
-        return None if node is None else self.make(_node(node, "sparsity"), "sparsity")
+        return None if node is None else self.make(as_node(node, "sparsity"), "sparsity")
 
     def _compile(self) -> dict[str, Any] | None:
         """The arguments of torch.compile; None if the model is not compiled."""
@@ -403,8 +404,8 @@ class Builder:
         where = f"callbacks.{SAVER}"
         # By name: the node may set fields, and the constructor of the subclass may have parameters of these names.
         fields = {**asdict(settings), "folder": folder, "identity": identity}
-        check_folder(f"{where}.folder", _node(node, where).get("folder"), self.trust, folder.parent, identity.run_id)
-        callback = self.make({**fields, **_node(node, where)}, where)
+        check_folder(f"{where}.folder", as_node(node, where).get("folder"), self.trust, folder.parent, identity.run_id)
+        callback = self.make({**fields, **as_node(node, where)}, where)
         if not isinstance(callback, CheckpointerCallback):
             raise ConfigError(
                 f"{where} is a {type(callback).__name__}, but under this name belongs a subclass of "
@@ -416,7 +417,7 @@ class Builder:
 
     def _components(self, section: str, nodes: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: self.make(_node(node, f"{section}.{name}"), f"{section}.{name}")
+            name: self.make(as_node(node, f"{section}.{name}"), f"{section}.{name}")
             for name, node in nodes.items()
             if node is not None
         }
@@ -477,33 +478,6 @@ def target_packages(config: TrainConfig) -> tuple[str, ...]:
     for section in SECTIONS:
         walk(getattr(config, section))
     return tuple(sorted(packages))
-
-
-def _with_attributes(node: Any, source: Any, where: str) -> Any:
-    """A part of a model's node, with attributes of the data object in place of `from_data`."""
-    if isinstance(node, list):
-        return [_with_attributes(item, source, f"{where}.{index}") for index, item in enumerate(node)]
-    if not isinstance(node, Mapping):
-        return node
-    filled = {}
-    for key, value in node.items():
-        if value != FROM_DATA:
-            filled[key] = _with_attributes(value, source, f"{where}.{key}")
-        elif hasattr(source, key):
-            filled[key] = getattr(source, key)
-        else:
-            raise ConfigError(
-                f"{where}.{key} is to come from the data, but {type(source).__name__} has no '{key}'",
-                location=f"{where}.{key}",
-            )
-    return filled
-
-
-def _node(value: Any, where: str) -> Mapping[str, Any]:
-    if not is_node(value):
-        raise node_error(value, where)
-    assert isinstance(value, Mapping)
-    return value
 
 
 def _is_shipped(node: Any) -> bool:

@@ -29,9 +29,9 @@ from trainer_cli.addons.auto import AutoDecision, decide, write_decisions
 from trainer_cli.addons.stores.download import configure_downloads
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import GroupVerifier
+from trainer_cli.components import import_from
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
-from trainer_cli.config.targets import import_from
 from trainer_cli.errors import ExitCode, NotFiniteError, without_secrets
 from trainer_cli.files import is_url, read_rows
 from trainer_cli.loads import LoadOptions

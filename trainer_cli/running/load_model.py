@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.addons.formats.export_run import evaluated_weights
 from trainer_cli.checkpoint.kind import kind_of
-from trainer_cli.config.arguments import needs_data
+from trainer_cli.components import needs_data
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.layout.naming import CONFIG_FILE

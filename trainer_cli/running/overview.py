@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_cli.callbacks import CheckpointerCallback
-from trainer_cli.config.arguments import SAVER, is_node, list_optimizers, list_schedules
+from trainer_cli.components import SAVER, is_node, list_optimizers, list_schedules
 from trainer_cli.config.compose import Composed
 from trainer_cli.optim import ONLY
 from trainer_cli.running.start import Start

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.stores.download import configure_downloads
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, is_intact
-from trainer_cli.config.arguments import SAVER
+from trainer_cli.components import SAVER, import_from, import_target
 from trainer_cli.config.compose import Composed, to_yaml, with_values
-from trainer_cli.config.targets import import_from, import_target
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import Naming
 from trainer_cli.loads import find_left_out

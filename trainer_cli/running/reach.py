@@ -1,7 +1,7 @@
 """What a config that was found on disk may reach: the directory of its run, and flags of `torch.backends`.
 
-`config/targets.py` decides which components such a config may name; here it is decided what they may be given. A value
-that the user gives, on the command line or by a choice from the project's own configs, is not bounded.
+`components/targets.py` decides which components such a config may name; here it is decided what they may be given. A
+value that the user gives, on the command line or by a choice from the project's own configs, is not bounded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer_cli.callbacks import ScopedFlags
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.config.targets import Trust
+from trainer_cli.components import Trust
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.signatures import CheckedArguments

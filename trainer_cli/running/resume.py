@@ -23,10 +23,9 @@ from trainer_cli.checkpoint.catalog import (
     why_damaged,
 )
 from trainer_cli.checkpoint.history import CheckpointHistory, Life, lives
-from trainer_cli.config.arguments import SECTIONS, is_node, steps_by_evaluation, steps_by_log
+from trainer_cli.components import SECTIONS, is_node
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import ABSENT, Change, changed_env_values, line_of_digests
-from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
 from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.files import as_path, is_url, read_last_row, read_rows
@@ -34,7 +33,7 @@ from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, named_path, suggest_nearby
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, Newer
 from trainer_cli.schema.sections import RESUME_WORDS, TrainConfig
-from trainer_cli.steps import GLOBAL_BATCH_SIZE, RunStatus
+from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_count, table
 
 log = logging.getLogger(__name__)
@@ -132,7 +131,7 @@ def _not_removed(run: RunDir) -> list[Life]:
 
 
 def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path, *, in_sweep: bool = False) -> None:
-    """Refuse changes that a resume does not accept (config/fields.py and `resume_allow`).
+    """Refuse changes that a resume does not accept (keys/config_keys.py and `resume_allow`).
 
     Args:
         in_sweep: whether the command is one of a sweep, whose jobs cannot begin with the weights of one run.
@@ -140,7 +139,7 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path,
     Raises:
         ConfigError: with a table of the changes, the source of each new value, and what to do.
     """
-    verdicts = [(change, _why_accepted(change, composed)) for change in changes]
+    verdicts = [(change, change.why_accepted(composed.config)) for change in changes]
     refused = [change for change, why in verdicts if why is None]
     if not refused:
         return
@@ -197,20 +196,6 @@ def _is_fixed(change: Change) -> bool:
     if change.path[0] not in ("optimizer", "scheduler"):
         return change.path == ("seed",)
     return change.path[-1] == "_target_" or any(is_node(value) for value in (change.old, change.new))
-
-
-def _why_accepted(change: Change, composed: Composed) -> str | None:
-    """Why a resume accepts a change of the config; None if it refuses it."""
-    config, allowed = composed.config, composed.config.resume_allow
-    # Such a scheduler steps at each evaluation or log record, so their number changes the training.
-    steps_scheduler = (steps_by_evaluation(config.scheduler) and change.key.startswith("loop.eval_")) or (
-        steps_by_log(config.scheduler) and change.key == "loop.log_interval"
-    )
-    if steps_scheduler and not matches_any(change.key, allowed):
-        return None
-    if (config.data or {}).get(GLOBAL_BATCH_SIZE) is not None and change.key in BY_GLOBAL_BATCH_SIZE:
-        return "data.global_batch_size fixes a step's samples"
-    return why_may_change(change.key, allowed)
 
 
 def choose(

@@ -17,11 +17,11 @@ from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.kind import kind_of, refuse_foreign
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml, with_values
 from trainer_cli.config.diff import Change
-from trainer_cli.config.fields import whole_values
 from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.files import as_path
 from trainer_cli.format.verified_file import verify
+from trainer_cli.keys import whole_values
 from trainer_cli.loads import WHOLE, LoadOptions, can_resume, check_load
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.policy import RecordedEnd

@@ -27,7 +27,7 @@ from trainer_cli.addons.exact import provide_steps
 from trainer_cli.addons.stores.download import configure_downloads, is_cached
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.kind import kind_of
-from trainer_cli.config.arguments import EVALUATED
+from trainer_cli.components import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default
 from trainer_cli.config.overrides import experiment_in
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UnfitStateError, UserError, without_secrets

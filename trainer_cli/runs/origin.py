@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import Change, vars_in
-from trainer_cli.config.fields import DATA_KEYS, SOURCE, matches_any
 from trainer_cli.config.search_path import PACKAGE, project_root
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
+from trainer_cli.keys import DATA_KEYS, SOURCE, matches_any
 from trainer_cli.parallel import ProcessGroup, check_same
 from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
 from trainer_cli.runs.run_dir import RunDir

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.history import Life, Spent, last_spent, lives
-from trainer_cli.config.fields import whole_values
 from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.files import FileIdentity, GrowingFile, is_url, read_rows
 from trainer_cli.goodput import compute_goodput
+from trainer_cli.keys import whole_values
 from trainer_cli.layout.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
 from trainer_cli.loggers import MEDIA_FILE, Mark, MetricRange, is_validation_metric
 from trainer_cli.runs.damage import collecting, damaged_files, explain, unread_lines

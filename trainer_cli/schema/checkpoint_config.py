@@ -1,7 +1,7 @@
 """The `checkpoint` section of the config: when to save, what may be removed, and how files are written."""
 
 # No `from __future__ import annotations` here: it would turn the type of each field into a string, and
-# values/, config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and
+# values/, keys/config_keys.py and config/check.py read `Field.type` for sections (dataclasses) and
 # choices (enumerations).
 import re
 from collections.abc import Callable, Mapping

@@ -1,13 +1,13 @@
 """Every closed section of the config, in the order of the YAML, with what each key means.
 
-The docstring under a field is its documentation everywhere (config/fields.py). Sections are never null as a whole: a
+The docstring under a field is its documentation everywhere (keys/config_keys.py). Sections are never null as a whole: a
 part is off when its key field is null. A rule for one value is declared with its field (values/fields.py); rules
 for several values are in a section's `__post_init__`, and raise `ConfigError` with the key path. The `checkpoint`
 section is in schema/checkpoint_config.py.
 """
 
 # No `from __future__ import annotations` here: it would turn the type of each field into a string, and
-# values/, config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and
+# values/, keys/config_keys.py and config/check.py read `Field.type` for sections (dataclasses) and
 # choices (enumerations).
 import math
 from collections.abc import Mapping

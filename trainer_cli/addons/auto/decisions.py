@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed, with_values
-from trainer_cli.config.processes import batches_of_step
+from trainer_cli.config.contradictions import batches_of_step
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import Start

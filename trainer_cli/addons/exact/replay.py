@@ -26,7 +26,7 @@ from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, ReplayPlan, fin
 from trainer_cli.addons.exact.replay_records import RecordComparison, RecordDifference
 from trainer_cli.addons.stores.download import configure_downloads
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.config.arguments import SAVER, SECTIONS
+from trainer_cli.components import SAVER, SECTIONS
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import hparams
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError

@@ -33,8 +33,8 @@ from trainer_cli.addons.jobs.restart import Ended, decide_restart
 from trainer_cli.addons.jobs.sweep_jobs import text_of
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default, with_values
+from trainer_cli.config.contradictions import check_processes
 from trainer_cli.config.overrides import strip_quotes
-from trainer_cli.config.processes import check_processes
 from trainer_cli.config.resolvers import share_moment
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.files import as_path

@@ -24,7 +24,7 @@ from trainer_cli.addons.exact import provide_steps
 from trainer_cli.addons.predict.prediction_files import PredictionFile
 from trainer_cli.addons.predict.prediction_writers import PredictionWriter
 from trainer_cli.addons.stores.download import configure_downloads
-from trainer_cli.config.arguments import EVALUATED
+from trainer_cli.components import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.overrides import experiment_in
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError, without_secrets

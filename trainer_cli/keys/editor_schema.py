@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Union, get_args, get_origin
 
-from trainer_cli.config.fields import ConfigKey, fields
+from trainer_cli.keys.config_keys import ConfigKey, list_keys
 from trainer_cli.loads import OPTIONAL_STATES, STATES
 from trainer_cli.steps import Unit
 
@@ -88,7 +88,7 @@ _UNITS: Mapping[Unit, str] = {
 
 def json_schema() -> Schema:
     """The whole document."""
-    all_fields = fields()
+    all_fields = list_keys()
     properties = {field.path[0]: _with_words(field, _of(field)) for field in all_fields if len(field.path) == 1}
     lists = {key: {"$ref": f"#/$defs/{key}"} for key in ("defaults", "hydra")}
     return {
@@ -125,7 +125,7 @@ def _file(field: ConfigKey) -> Schema:
     """The schema of a group's option: the keys of its section, and a defaults list."""
     content: Schema = {"properties": {}, "additionalProperties": True}
     if field.is_section:
-        names = [below.path[1] for below in fields() if below.path[:1] == field.path and len(below.path) == 2]
+        names = [below.path[1] for below in list_keys() if below.path[:1] == field.path and len(below.path) == 2]
         references = {name: {"$ref": f"#/$defs/{field.key}/properties/{name}"} for name in names}
         content = {"properties": references, "additionalProperties": False}
     elif field.key in _NARROWER:

@@ -22,8 +22,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from trainer_cli.config.hydra_compat import is_blocked
-from trainer_cli.config.modules import refuse_shadows
+from trainer_cli.components.shadows import refuse_shadows
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.patterns import did_you_mean
 
@@ -283,8 +282,16 @@ def missing_name_error(path: str, where: str, message: str, name: str, candidate
 
 
 def _check_blocked(target: Any, path: str, where: str) -> None:
-    if is_blocked(target):
-        raise _target_error(f"_target_ {path} is blocked, since it can run or destroy anything", where)
+    # Private names of Hydra 1.3: its list of blocked targets, which it offers by no public name.
+    from hydra._internal.target_policy import _authorize_target_name, _get_resolved_target_name_for_check
+    from hydra.errors import InstantiationException
+
+    # The name where the object is defined, so that an alias of os.system is found too.
+    name = target if isinstance(target, str) else _get_resolved_target_name_for_check(target)
+    try:
+        _authorize_target_name(name, name, "")
+    except InstantiationException:
+        raise _target_error(f"_target_ {path} is blocked, since it can run or destroy anything", where) from None
 
 
 def _target_error(message: str, where: str, hint: str | None = None) -> ConfigError:

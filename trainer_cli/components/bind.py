@@ -13,38 +13,39 @@ from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
-from trainer_cli.config.fields import DATA_KEYS, LEAST_OF_DATA, SEVERAL, check_data_count
-from trainer_cli.config.targets import Trust, check_name, check_path, import_target
-from trainer_cli.config.tree import COMMAND_LINE, ConfigTree
+from trainer_cli.components.nodes import (
+    FROM_DATA,
+    SAVER,
+    SCHEDULER_KEYS,
+    SECTIONS,
+    SPECIAL,
+    check_keys,
+    check_kinds,
+    is_node,
+    list_optimizers,
+    list_schedules,
+)
+from trainer_cli.components.targets import Trust, check_name, check_path, import_target
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.keys import DATA_KEYS, SEVERAL, check_data_counts
 from trainer_cli.patterns import nearest
 from trainer_cli.schema.auto import AUTO, check_auto
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
-from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval, TrainConfig
+from trainer_cli.schema.sections import SchedulerInterval, TrainConfig
 from trainer_cli.signatures import OPTIMIZER, Parameter, call_parameters, misfits, names_optimizer
 from trainer_cli.steps import Duration
-from trainer_cli.values import MISSING, kind_of
+from trainer_cli.values import MISSING
 
-SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "callbacks", "loggers")
-"""Sections that hold components."""
-EVALUATED = ("model", "data", "step", "callbacks")
-"""Sections that are built for evaluation without training."""
 _NAMED = ("optimizer", "scheduler")
 """Sections that hold one node, or several by name."""
-SPECIAL = ("_target_", "_partial_", "_args_")
 _TEXTS = str | list[str]
-_SPECIAL_KINDS = {"_partial_": (bool, ""), "_args_": (list, "")}
 _OPTIMIZER_KINDS = {"params": (_TEXTS, "It takes a glob of parameter names, or a list of them.")}
 _SCHEDULER_KINDS = {
     "interval": (SchedulerInterval, ""),
     "metric": (str, "It takes the name of a metric, such as val/loss."),
     "groups": (_TEXTS, "It takes the tag of parameter groups, or a list of tags."),
 }
-SCHEDULER_KEYS = tuple(_SCHEDULER_KINDS)
-"""Keys of a schedule's node that the trainer reads and the constructor does not get."""
-FROM_DATA = "from_data"
-SAVER = "checkpoint"
-SAVER_KEYS = (*(field.name for field in fields(CheckpointConfig)), "folder", "identity")
+_SAVER_KEYS = (*(field.name for field in fields(CheckpointConfig)), "folder", "identity")
 """Arguments that a CheckpointerCallback gets besides those of its node."""
 
 _SOMETHING = object()
@@ -52,9 +53,9 @@ _SOMETHING = object()
 
 
 def check_components(
-    config: TrainConfig, tree: ConfigTree, trust: Trust, sections: Collection[str] = SECTIONS, *, imports: bool = False
+    config: TrainConfig, trust: Trust, sections: Collection[str] = SECTIONS, *, imports: bool = False
 ) -> Iterator[ConfigError]:
-    """Check the components of a config, interpolations resolved; each mistake has its key and source.
+    """Check the components of a config, interpolations resolved; each mistake has the key where it is.
 
     With `imports` the targets are imported, each must be a class or function, and must accept its arguments. The
     project's root must be on `sys.path` then.
@@ -63,55 +64,10 @@ def check_components(
     errors_of_sections = [checker.section(name, getattr(config, name)) for name in sections]
     if "optimizer" in sections:
         errors_of_sections += [checker.groups(config.optimizer, config.param_groups), check_auto(config)]
-    for error in chain.from_iterable(errors_of_sections):
-        key = tuple((error.location or "").split("."))
-        error_with_source = error.at(tree.source(key))
-        if len(key) == 2 and _was_another(key, error_with_source, tree):
-            target = getattr(config, key[0])["_target_"]
-            error_with_source.cure = (
-                f"To replace the whole {key[0]}, write {key[0]}=null '{key[0]}={{_target_: {target}}}'."
-            )
-        yield error_with_source
+    yield from chain.from_iterable(errors_of_sections)
 
 
-def _was_another(path: tuple[str, ...], error: ConfigError, tree: ConfigTree) -> bool:
-    """Whether the command line sets another `_target_`, and the file's argument does not fit it."""
-    unknown = error.code is Code.argument and error.source != COMMAND_LINE
-    return unknown and path[1] != "_target_" and tree.source((path[0], "_target_")) == COMMAND_LINE
-
-
-def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
-    """Refuse unknown keys of the form `_key_`, and special keys with values of the wrong type."""
-    for key in map(str, node):
-        if key.startswith("_") and key.endswith("_") and key not in SPECIAL:
-            yield ConfigError(
-                f"{where}.{key} is not known", location=where, code=Code.argument, hint=f"Known: {', '.join(SPECIAL)}."
-            )
-    yield from _check_kinds(node, where, _SPECIAL_KINDS)
-
-
-def _check_kinds(node: Mapping[str, Any], where: str, kinds: Mapping[str, tuple[Any, str]]) -> Iterator[ConfigError]:
-    """Check values that no constructor gets: of each key the annotation, and what it means."""
-    for key, (annotation, hint) in kinds.items():
-        value, kind = node.get(key), kind_of(annotation)
-        assert kind is not None
-        if value is not None and value != MISSING:
-            for error in kind.mistakes(value, f"{where}.{key}"):
-                error.cure = error.cure or hint or None
-                yield error
-
-
-def node_error(value: Any, where: str) -> ConfigError:
-    """The error for a component that is not a node."""
-    return ConfigError(
-        f"{where} is {value!r}, but it must be a node with `_target_`",
-        location=where,
-        code=Code.target,
-        hint=f"Choose one with {where.split('.', 1)[0]}=NAME; `train list` shows them.",
-    )
-
-
-def no_target_error(node: Mapping[Any, Any], where: str) -> ConfigError:
+def _no_target_error(node: Mapping[Any, Any], where: str) -> ConfigError:
     """The error for a component whose node has no target."""
     name = where.rpartition(".")[2]
     if is_node(node.get(name)):
@@ -130,52 +86,7 @@ def no_target_error(node: Mapping[Any, Any], where: str) -> ConfigError:
     return ConfigError(f"{where} has no _target_", location=location, code=Code.target, hint=hint)
 
 
-def list_optimizers(optimizer: Any) -> dict[str, Any]:
-    """Key and node of each optimizer: `optimizer` is null, a node, or a mapping of names to nodes."""
-    is_mapping_of_names = (
-        isinstance(optimizer, Mapping) and not is_node(optimizer) and not is_node(optimizer.get("optimizer"))
-    )
-    if not is_mapping_of_names or not any(map(is_node, optimizer.values())):
-        return {} if optimizer is None else {"optimizer": optimizer}
-    return {f"optimizer.{name}": node for name, node in optimizer.items() if node is not None}
-
-
-def list_schedules(scheduler: Any) -> list[tuple[str, Any]]:
-    """Key and node of each schedule: `scheduler` is null, a node, or a mapping of names to nodes or such mappings."""
-    return list(_schedules("scheduler", scheduler))
-
-
-def _schedules(where: str, value: Any) -> Iterator[tuple[str, Any]]:
-    nested = isinstance(value, Mapping) and (where == "scheduler" or any(map(is_node, value.values())))
-    if nested and not is_node(value):
-        for name, node in value.items():
-            yield from _schedules(f"{where}.{name}", node)
-    elif value is not None:
-        yield where, value
-
-
-def steps_by_evaluation(scheduler: Any) -> bool:
-    """Whether the node of a schedule says that it steps after evaluations."""
-    return SchedulerInterval.evaluation in _intervals_of_metrics(scheduler)
-
-
-def steps_by_log(scheduler: Any) -> bool:
-    """Whether the node of a schedule says that it steps by a logged training metric."""
-    return SchedulerInterval.log in _intervals_of_metrics(scheduler)
-
-
-def _intervals_of_metrics(scheduler: Any) -> Iterator[SchedulerInterval]:
-    for _, node in list_schedules(scheduler):
-        if isinstance(node, Mapping):
-            if str(node.get("metric")).startswith(TRAIN_PREFIX):
-                yield SchedulerInterval.log
-            elif node.get("interval") == SchedulerInterval.evaluation or str(node.get("_target_")).endswith(
-                ".ReduceLROnPlateau"
-            ):
-                yield SchedulerInterval.evaluation
-
-
-def in_steps(value: Any) -> bool:
+def _in_steps(value: Any) -> bool:
     """Whether a schedule's argument is a duration such as `1ep`, which is turned into steps."""
     if not isinstance(value, str):
         return False
@@ -184,18 +95,6 @@ def in_steps(value: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def needs_data(model: Any) -> bool:
-    """Whether a key of a model's node, at any depth, has the value `from_data`."""
-    if isinstance(model, list):
-        return any(map(needs_data, model))
-    return isinstance(model, Mapping) and any(value == FROM_DATA or needs_data(value) for value in model.values())
-
-
-def is_node(value: Any) -> bool:
-    """Whether a value describes an object to make."""
-    return isinstance(value, Mapping) and "_target_" in value
 
 
 class _Checker:
@@ -225,7 +124,7 @@ class _Checker:
                     yield from self._schedule(where, node)
             case "callbacks" | "loggers":
                 for key, node in value.items():
-                    named = SAVER_KEYS if (name, key) == ("callbacks", SAVER) else ()
+                    named = _SAVER_KEYS if (name, key) == ("callbacks", SAVER) else ()
                     yield from self._component(f"{name}.{key}", node, named_elsewhere=named)
 
     def groups(self, optimizer: Any, groups: Mapping[str, Any]) -> Iterator[ConfigError]:
@@ -254,7 +153,7 @@ class _Checker:
             yield ConfigError(
                 f"optimizer has the name {name!r}, but a name has only letters, digits and _", location=where
             )
-        yield from _check_kinds(node, where, _OPTIMIZER_KINDS)
+        yield from check_kinds(node, where, _OPTIMIZER_KINDS)
         yield from self._component(
             where, {key: value for key, value in node.items() if key != "params"}, positional_count=1
         )
@@ -263,7 +162,7 @@ class _Checker:
         if not isinstance(node, Mapping):
             yield from self._component(where, node, positional_count=1, schedule=True)
             return
-        yield from _check_kinds(node, where, _SCHEDULER_KINDS)
+        yield from check_kinds(node, where, _SCHEDULER_KINDS)
         arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
         yield from self._component(where, arguments, positional_count=1, schedule=True)
 
@@ -284,12 +183,8 @@ class _Checker:
             )
         arguments = {key: value for key, value in node.items() if key not in DATA_KEYS}
         yield from self._component("data", arguments, named_elsewhere=of_loader)
-        for key in LEAST_OF_DATA:
-            try:
-                check_data_count(key, node.get(key))
-            except ConfigError as error:
-                yield error
-        yield from _check_kinds(node, "data", {"drop_last": (bool, "")})
+        yield from check_data_counts(node)
+        yield from check_kinds(node, "data", {"drop_last": (bool, "")})
         collate, where = node.get("collate_fn"), "data.collate_fn"
         if isinstance(collate, str):
             yield from self._target(collate, where)[1]
@@ -300,7 +195,7 @@ class _Checker:
         if is_node(node):
             yield from self._node(where, node, **supplied)
         elif isinstance(node, Mapping) and (node or "." in where):
-            yield no_target_error(node, where)
+            yield _no_target_error(node, where)
 
     def _node(
         self,
@@ -339,7 +234,7 @@ class _Checker:
             if schedule:
                 if names_optimizer(takes):
                     positional_count, named_arguments = 0, {OPTIMIZER: _SOMETHING, **named_arguments}
-                named_arguments = {key: 1 if in_steps(value) else value for key, value in named_arguments.items()}
+                named_arguments = {key: 1 if _in_steps(value) else value for key, value in named_arguments.items()}
                 if any(parameter.name == "total_steps" and parameter.by_name for parameter in takes):
                     named_arguments.setdefault("total_steps", _SOMETHING)
             partial = bool(node.get("_partial_"))
