@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainer_cli.layout.shards import Shard
+from trainer_cli.layout import Shard
 from trainer_cli.manifest import UnsavableState
 
 _MODULE = "torch.distributed.tensor"

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 import xxhash
 
 from trainer_cli.errors import CheckpointError, UserError, one_line
-from trainer_cli.layout.naming import MANIFEST_FILE, PINNED_FILE, is_plain
-from trainer_cli.layout.parts import PartTable
-from trainer_cli.layout.shards import Shard
+from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, PartTable, Shard, is_plain
 from trainer_cli.policy import CheckpointKind
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 

@@ -25,9 +25,9 @@ from state import even_state
 from table import Column, Row, Table
 from timing import Measure, interleaved
 from trainer_cli import Callback, Logging, Trainer, TrainingLoop
-from trainer_cli.checkpoint.group_save import Report, read_reports
+from trainer_cli.checkpoint.group_save import RankReport, read_reports
 from trainer_cli.checkpoint.save import RankFiles
-from trainer_cli.layout.parts import PartTable, group_names, why_uncovered
+from trainer_cli.layout.parts import PartTable
 from trainer_cli.layout.shards import Shard
 from trainer_cli.manifest import FileEntry, Manifest
 from trainer_cli.policy.rules import CheckpointKind
@@ -178,15 +178,15 @@ def _reports(ranks: int, tensors: int) -> list[bytes]:
                 parts[name] = Shard(shape, (begin, *(0 for _ in shape[1:])), (count, *shape[1:]))
         file = f"rank{rank}.safetensors"
         files = {file: FileEntry(10**9 + rank, digest), f"rank{rank}.own.json": FileEntry(3000 + rank, digest)}
-        reports.append(pickle.dumps(Report.of(RankFiles(files, {}, {file: group_names(parts)}), finite=True)))
+        reports.append(pickle.dumps(RankReport.of(RankFiles(files, {}, PartTable.of({file: parts})), finite=True)))
     return reports
 
 
 def _committed(reports: list[bytes], tensors: int) -> dict[str, float]:
     begun = time.process_time()
     ranks = read_reports([pickle.loads(report) for report in reports])
-    table = PartTable({file: groups for rank in ranks for file, groups in rank.parts.items()})
-    assert why_uncovered(_names(tensors), table, {}) is None
+    table = PartTable.joined(rank.parts for rank in ranks)
+    assert table.why_uncovered(_names(tensors), {}) is None
     files = {file: entry for rank in ranks for file, entry in rank.files.items()}
     manifest = Manifest(
         run_id="r", attempt=1, step=1, epoch=0, kind=CheckpointKind.regular, reason="r", world_size=len(ranks),

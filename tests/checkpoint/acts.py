@@ -19,8 +19,8 @@ from states import same, small_state
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.errors import NO_SPACE, SaveError
-from trainer_cli.layout.naming import Hidden, parse_hidden
 from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.hidden_names import Hidden, HiddenName
 from trainer_cli.storage.local import LocalStorage
 
 Act = Callable[[Path, Disk], None]
@@ -137,7 +137,7 @@ def check_all_is_well(root: Path, message: str) -> None:
     elif second is not None and second.valid and "save_over_damaged" not in message:
         assert same(dict(reader.load(root / "step2")), small_state(2)), message
     LocalStorage(root, run_id="run", attempt=2).sweep()
-    left = [hidden for name in os.listdir(root) if (hidden := parse_hidden(name)) is not None]
+    left = [hidden for name in os.listdir(root) if (hidden := HiddenName.parse(name)) is not None]
     assert all(hidden.kind is Hidden.quarantined for hidden in left), (message, left)
     save(root, 2, Disk(), attempt=2)
     assert same(dict(reader.load(root / "step2")), small_state(2)), message

@@ -27,10 +27,11 @@ from trainer_cli.checkpoint.catalog import (
 )
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.errors import CheckpointError
-from trainer_cli.layout.naming import Naming, removed_marker
+from trainer_cli.layout.naming import Naming
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.policy.rules import CheckpointKind, Saved
 from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.hidden_names import removed_marker
 from trainer_cli.storage.local import LocalStorage
 
 

@@ -22,7 +22,7 @@ from trainer_cli.format.readable import check_readable
 from trainer_cli.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own
 from trainer_cli.format.tree import Undecodable
 from trainer_cli.format.verified_file import VerifiedFile
-from trainer_cli.layout.parts import why_uncovered
+from trainer_cli.layout.parts import PartTable
 from trainer_cli.layout.shards import Shard as Part
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, UnsavableState
 from trainer_cli.storage.disk import Disk
@@ -346,10 +346,10 @@ def test_a_part_of_another_size_than_the_manifest_says_is_refused(tmp_path: Path
 
 def test_states_that_differ_between_ranks_are_not_committed() -> None:
     parts = {"rank0.safetensors": {"model/w": Part((4,), (0,), (2,))}}
-    assert why_uncovered(["model/w"], parts, {}) == "model/w: its parts have 2 of its 4 elements"
-    assert why_uncovered(["model/w", "model/v"], {}, {"model/w": "model/u"}) == "no rank has written model/w"
+    assert PartTable.of(parts).why_uncovered(["model/w"], {}) == "model/w: its parts have 2 of its 4 elements"
+    assert PartTable({}).why_uncovered(["model/w", "model/v"], {"model/w": "model/u"}) == "no rank has written model/w"
     whole = {"rank1.safetensors": {"model/w": Part.all_of((4,))}}
-    assert why_uncovered(["model/w", "model/tied"], whole, {"model/tied": "model/w"}) is None
+    assert PartTable.of(whole).why_uncovered(["model/w", "model/tied"], {"model/tied": "model/w"}) is None
 
 
 def test_partial_sums_and_formats_of_one_process_are_refused_by_name() -> None:

@@ -6,22 +6,10 @@ import pytest
 import torch
 
 from trainer_cli import WarmupCosine
+from trainer_cli.checkpoint.path_variables import fill_in, variables_in
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import (
-    Hidden,
-    HiddenName,
-    Naming,
-    class_name,
-    fill_in,
-    is_plain,
-    is_run_id,
-    numbers_within,
-    parse_hidden,
-    parse_step,
-    step_within,
-    variables_in,
-    why_unfit,
-)
+from trainer_cli.layout.naming import Naming, class_name, is_plain, is_run_id, numbers_within, parse_step, step_within
+from trainer_cli.storage.hidden_names import Hidden, HiddenName
 
 
 @pytest.mark.parametrize("step", [0, 1, 10, 123456789012])
@@ -41,14 +29,14 @@ def test_what_only_resembles_a_checkpoint_is_none(name):
 def test_a_hidden_name_says_whose_it_is(kind, name, serial):
     hidden = HiddenName(kind, name, "run_a-1", 7, serial)
     assert str(hidden).startswith(".")
-    assert parse_hidden(str(hidden)) == hidden
+    assert HiddenName.parse(str(hidden)) == hidden
 
 
 @pytest.mark.parametrize(
     "name", [".tmp", ".tmp.step5", ".tmp.step5.run", ".tmp.step5.run.x", "tmp.step5.run.1", ".temp.step5.run.1"]
 )
 def test_a_hidden_folder_of_somebody_else_is_not_taken_for_ours(name):
-    assert parse_hidden(name) is None
+    assert HiddenName.parse(name) is None
 
 
 @pytest.mark.parametrize("name", ["a", "step5", "rank0.json", "mein Lauf (gut)", "ö", "a=b,c"])
@@ -83,7 +71,7 @@ COUNTS = {
     ],
 )
 def test_a_pattern_names_the_counts(pattern, suffix, name):
-    assert why_unfit(pattern, suffix) is None
+    assert Naming(pattern, suffix).why_unfit() is None
     assert Naming(pattern, suffix).name(COUNTS) == name
 
 
@@ -111,7 +99,7 @@ def test_a_pattern_names_the_counts(pattern, suffix, name):
     ],
 )
 def test_a_pattern_that_would_make_trouble_is_refused(pattern, suffix, wrong):
-    fault = why_unfit(pattern, suffix)
+    fault = Naming(pattern, suffix).why_unfit()
     assert wrong in (fault or "")
 
 
@@ -152,13 +140,13 @@ def test_a_pattern_that_would_make_trouble_is_refused(pattern, suffix, wrong):
     ],
 )
 def test_a_pattern_is_tried_over_the_steps_that_a_run_may_have(pattern: str, wrong: str | None) -> None:
-    fault = why_unfit(pattern, None)
+    fault = Naming(pattern).why_unfit()
     assert fault is None if wrong is None else wrong in (fault or "")
 
 
 @pytest.mark.parametrize(("run_name", "fits"), [("my run", False), ("a/b", False), ("a,b", False), ("mine.2", True)])
 def test_a_pattern_is_tried_with_the_name_of_the_run(run_name: str, fits: bool) -> None:
-    assert (why_unfit("{run_name}-{step}", None, run_name) is None) is fits
+    assert (Naming("{run_name}-{step}").why_unfit(run_name) is None) is fits
 
 
 def test_a_run_name_that_a_shell_would_trip_over_is_refused_when_it_is_known():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.layout.parts import PartTable, group_names, why_uncovered
+from trainer_cli.layout.parts import PartTable
 from trainer_cli.layout.shards import Shard
 
 SHAPES = [(64, 8), (8, 64), (64,), (5, 8)]
@@ -90,10 +90,13 @@ def test_a_table_that_is_ambiguous_or_of_other_values_is_refused(raw: dict[str, 
 def test_a_hole_in_one_tensor_of_a_group_is_found() -> None:
     plain = tables_of_ranks(4, 40)
     names = list(plain["rank0.safetensors"])
-    assert why_uncovered(names, plain, {}) is None
+    assert PartTable.of(plain).why_uncovered(names, {}) is None
     del plain["rank2.safetensors"]["model/8"]
-    assert why_uncovered(names, plain, {}) == "model/8: its parts have 384 of its 512 elements"
-    assert why_uncovered([*names, "model/tied"], tables_of_ranks(4, 40), {}) == "no rank has written model/tied"
+    assert PartTable.of(plain).why_uncovered(names, {}) == "model/8: its parts have 384 of its 512 elements"
+    assert (
+        PartTable.of(tables_of_ranks(4, 40)).why_uncovered([*names, "model/tied"], {})
+        == "no rank has written model/tied"
+    )
 
 
 def size_of(ranks: int, tensors: int) -> int:
@@ -116,4 +119,7 @@ def test_equal_parts_are_examined_once_for_all_tensors_that_have_them() -> None:
 
 def test_names_are_grouped_by_their_parts() -> None:
     whole, half = Shard.all_of((2,)), Shard((4,), (0,), (2,))
-    assert group_names({"a": whole, "b": half, "c": whole}) == {whole: ("a", "c"), half: ("b",)}
+    assert PartTable.of({"file": {"a": whole, "b": half, "c": whole}}).groups["file"] == {
+        whole: ("a", "c"),
+        half: ("b",),
+    }

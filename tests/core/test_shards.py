@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from trainer_cli.layout.shards import Shard, runs, spread, why_incomplete
+from trainer_cli.layout.shards import Shard, spread
 
 
 def rows(shape: tuple[int, ...], *ends: int) -> list[Shard]:
@@ -81,7 +81,7 @@ def test_runs_move_what_two_parts_have_in_common_as_torch_plans_it() -> None:
             source, target = part_of(shape, chance), part_of(shape, chance)
             stored, read = cut(whole, source).reshape(-1), torch.zeros(target.sizes, dtype=torch.int64)
             flat, places = read.view(-1), []
-            for begin, to, count in runs(source, target):
+            for begin, to, count in source.runs(target):
                 flat[to : to + count] = stored[begin : begin + count]
                 places.append(begin)
             assert places == sorted(places)
@@ -99,13 +99,13 @@ def test_runs_move_what_two_parts_have_in_common_as_torch_plans_it() -> None:
 
 
 def test_rows_next_to_one_another_are_one_run() -> None:
-    assert list(runs(*rows((8, 4), 4, 8)[:1], Shard((8, 4), (2, 0), (4, 4)))) == [(8, 0, 8)]
-    assert list(runs(Shard.all_of(()), Shard.all_of(()))) == [(0, 0, 1)]
+    assert list(rows((8, 4), 4, 8)[0].runs(Shard((8, 4), (2, 0), (4, 4)))) == [(8, 0, 8)]
+    assert list(Shard.all_of(()).runs(Shard.all_of(()))) == [(0, 0, 1)]
 
 
 def test_parts_of_different_tensors_are_not_mixed() -> None:
     with pytest.raises(ValueError, match="different tensors"):
-        list(runs(Shard.all_of((2,)), Shard.all_of((3,))))
+        list(Shard.all_of((2,)).runs(Shard.all_of((3,))))
 
 
 CORNERS = [Shard((4, 4), (row, column), (2, 2)) for row in (0, 2) for column in (0, 2)]
@@ -137,7 +137,7 @@ PINWHEEL = [
     ids=lambda value: "" if isinstance(value, list) else value,
 )
 def test_parts_make_a_whole_or_the_reason_is_said(parts: list[Shard], problem: str | None) -> None:
-    assert why_incomplete(parts) == problem
+    assert Shard.why_incomplete(parts) == problem
 
 
 @pytest.mark.parametrize("ranks", [(0,), (0, 1), (1, 3), (0, 1, 2, 3)])

@@ -18,8 +18,8 @@ from trainer_cli.commands.ckpt_prune import apply_pruning, prunings, steps_per_e
 from trainer_cli.commands.ckpt_remove import look
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import Hidden, HiddenName, removed_marker
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.storage.hidden_names import Hidden, HiddenName, removed_marker
 
 RUN_ID = "prune"
 FIRST = {"save_interval": 2, "ephemeral_save_interval": 1, "remove": "never"}

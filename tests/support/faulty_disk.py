@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer_cli.storage.disk import Disk, StrPath
+from trainer_cli.storage import Disk
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class FaultyDisk(Disk):
     def link(self, old: Path, new: Path) -> None:
         self._do("link", new, lambda: super(FaultyDisk, self).link(old, new))
 
-    def _do(self, name: str, on: StrPath | int, act: Callable[[], T], half: Callable[[], T] | None = None) -> T:
+    def _do(self, name: str, on: str | Path | int, act: Callable[[], T], half: Callable[[], T] | None = None) -> T:
         self.operations.append(f"{name} {'file' if isinstance(on, int) else os.path.basename(on)}")
         # Counted before it is done: a fault is named by the number of its operation.
         count = len(self.operations)
@@ -96,7 +96,7 @@ def _faulty(name: str) -> Callable[..., Any]:
     """An operation of the disk that may fail; its first argument is the path or the file."""
     operation = getattr(Disk, name)
 
-    def faulty(self: FaultyDisk, on: StrPath | int, /, *arguments: Any, **options: Any) -> Any:
+    def faulty(self: FaultyDisk, on: str | Path | int, /, *arguments: Any, **options: Any) -> Any:
         return self._do(name.removesuffix("_to_lock"), on, lambda: operation(self, on, *arguments, **options))
 
     return faulty

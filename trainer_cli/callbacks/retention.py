@@ -16,7 +16,7 @@ from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy import RetentionRules, Saved
 from trainer_cli.schema.checkpoint_config import Newer, Removal
-from trainer_cli.storage.base import Storage
+from trainer_cli.storage import Storage
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_ch
 from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.files import as_path
 from trainer_cli.format.verified_file import read_verified
-from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import STATES, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE

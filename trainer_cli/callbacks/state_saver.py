@@ -22,16 +22,14 @@ from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import ConfigError, SaveError, without_secrets
 from trainer_cli.files import as_path, is_gone
 from trainer_cli.format.open import format_of
-from trainer_cli.layout.naming import COPIES_CACHE, LATEST_LINK, Naming
+from trainer_cli.layout import COPIES_CACHE, Naming
 from trainer_cli.loads import LEAVE_OUT, LOG_MARKS, check_leave_out, describe_left_out, find_left_out, omit_states
 from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import UnsavableState
 from trainer_cli.parallel import ALONE, LostRankError, PeerError, ProcessGroup
 from trainer_cli.policy import CheckpointKind, Decision
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError
-from trainer_cli.storage.base import Storage
-from trainer_cli.storage.folder import point_link
-from trainer_cli.storage.open import open_storage
+from trainer_cli.storage import Storage, open_storage, point_latest_link
 from trainer_cli.trainer.state import SETTINGS, describe, settings_of
 
 if TYPE_CHECKING:
@@ -241,10 +239,7 @@ class StateSaver(SaveCaller):
             # Before any removal: a checkpoint that waits for its copy is held.
             self.copier.on_committed(name, metadata)
         if self._links_latest:
-            try:
-                point_link(self.folder / LATEST_LINK, name)
-            except OSError as error:
-                log.warning("the link %s could not be replaced: %s", self.folder / LATEST_LINK, error.strerror)
+            point_latest_link(self.folder, name)
         self.retention.retire(metadata.step)
 
     def _on_written(self, written: Future[None]) -> None:

@@ -16,13 +16,12 @@ from trainer_cli.errors import CheckpointError, one_line
 from trainer_cli.files import is_url
 from trainer_cli.format.verified_file import verify
 from trainer_cli.gc_pause import gc_paused
-from trainer_cli.layout.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
+from trainer_cli.layout import MANIFEST_FILE, parse_step
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
 from trainer_cli.policy import CheckpointKind, Saved
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
 from trainer_cli.steps import Progress
-from trainer_cli.storage.base import ReadableFolder, Storage
-from trainer_cli.storage.open import open_storage
+from trainer_cli.storage import REMOVED_PREFIX, ReadableFolder, Storage, open_storage
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

@@ -53,12 +53,11 @@ from trainer_cli.format.reader import CheckpointReader as CheckpointReader
 from trainer_cli.format.reader import Reader
 from trainer_cli.format.sharded import RANKS, ShardedFormat
 from trainer_cli.format.verified_file import verify
-from trainer_cli.layout.naming import is_plain
+from trainer_cli.layout import is_plain
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE, ProcessGroup, default_group, default_ranks, lone_rank
 from trainer_cli.schema.checkpoint_config import CheckpointFormat, DigestAlgorithm
-from trainer_cli.storage.base import ReadableFolder, Storage
-from trainer_cli.storage.open import open_storage
+from trainer_cli.storage import ReadableFolder, Storage, open_storage
 
 logger = logging.getLogger(__name__)
 

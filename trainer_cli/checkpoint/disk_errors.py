@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from trainer_cli.checkpoint.disk_space import FreeSpace, NeededSpace, files_of_checkpoint, why_no_room
 from trainer_cli.errors import DISK_CURES, NO_SPACE, NoSpaceError, NotDurableError, SaveError, disk_cure
 from trainer_cli.files import is_url
-from trainer_cli.storage.base import UnsyncedError
+from trainer_cli.storage import UnsyncedError
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
-    from trainer_cli.storage.base import Storage
+    from trainer_cli.storage import Storage
 
 
 def check_room(storage: Storage, where: str, size_bytes: int, files: Mapping[str, bytes], world_size: int = 1) -> None:

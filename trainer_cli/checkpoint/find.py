@@ -19,29 +19,16 @@ from trainer_cli.addons.formats.archive_file import SUFFIX, ArchiveWriter, Membe
 from trainer_cli.addons.stores.download import cache_of, fetch, write_copy
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, examine
 from trainer_cli.checkpoint.kind import MARKS, kind_of
+from trainer_cli.checkpoint.path_variables import RANK_VARIABLES, fill_in, rank_variables_in, variables_in
 from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError, UserError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.format.verified_file import VerifiedFile, undecodable
-from trainer_cli.layout.naming import (
-    DEFAULT_PATTERN,
-    MANIFEST_FILE,
-    RANK_VARIABLES,
-    Naming,
-    fill_in,
-    has_suffix,
-    is_plain,
-    numbers_within,
-    parse_step,
-    variables_in,
-)
+from trainer_cli.layout import MANIFEST_FILE, VARIABLES, Naming, is_plain, numbers_within, parse_step
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError
 from trainer_cli.parallel import default_ranks
 from trainer_cli.patterns import alternatives
 from trainer_cli.schema.checkpoint_config import Compression
-from trainer_cli.storage.base import Storage
-from trainer_cli.storage.folder import replacing
-from trainer_cli.storage.local import LocalStorage
-from trainer_cli.storage.open import open_storage
+from trainer_cli.storage import LocalStorage, Storage, open_storage, replacing
 from trainer_cli.terminal import format_count
 
 SUFFIXES = {suffix: compression for compression, suffix in SUFFIX.items()} | {".tgz": Compression.gz}
@@ -52,6 +39,7 @@ _MOST_DIGITS = 12
 """Of the steps that `checkpoint_pattern` matches."""
 _LARGEST_MANIFEST = 64 * 1024 * 1024
 _MOST_FILES = 10_000
+_STEP_AND_SUFFIX = re.compile(r"step[0-9]+(?:-(.+))?", re.DOTALL)
 
 
 def write_archive(checkpoint: Path, output: Path, *, overwrite: bool = False) -> int:
@@ -223,7 +211,7 @@ def checkpoint_path(
         try:
             return checkpoint_path(folder, step, epoch, suffix)
         except FileNotFoundError:
-            naming = Naming("epoch{epoch}" if step is None else DEFAULT_PATTERN, suffix or None)
+            naming = Naming("epoch{epoch}" if step is None else "step{step}", suffix or None)
             return as_path(filled(str(folder))) / naming.name({"step": step, "epoch": epoch})
     if step is not None:
         return _newest(folder, suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
@@ -328,15 +316,16 @@ def filled(path: str, counts: Mapping[str, object] | None = None) -> str:
     """A path with the ranks of this process and `counts` filled in.
 
     Args:
-        counts: of a path to save; None for a path to load, whose leading part that exists as written stays, and whose
-            globs may match names with braces.
+        counts: of a path to save, of which those are variables that `VARIABLES` has; None for a path to load, whose
+            leading part that exists as written stays, and whose globs may match names with braces.
 
     Raises:
         UserError: it has another variable.
     """
     if "{" not in path:
         return path
-    is_to_load, ranks, counts = counts is None, default_ranks(), counts or {}
+    is_to_load, ranks = counts is None, default_ranks()
+    counts = {name: value for name, value in (counts or {}).items() if name in VARIABLES}
     # A process of torch.distributed may have no variables of a launcher.
     environment = {**os.environ, **({"RANK": str(ranks.rank)} if ranks.world_size > 1 else {})}
     existing, template = split_existing(path) if is_to_load else ("", path)
@@ -355,7 +344,7 @@ def path_to_save(path: str | os.PathLike[str], counts: Mapping[str, object], *, 
         UserError: a variable is unknown, or would give each of the ranks another path.
     """
     named = str(as_path(path))
-    if ranks > 1 and (differing := [name for name in variables_in(named) if name in RANK_VARIABLES]):
+    if ranks > 1 and (differing := rank_variables_in(named)):
         raise UserError(
             f"{named} has {{{differing[0]}}}, and {ranks} ranks save one checkpoint together",
             cure="Leave it out; or, for a checkpoint of each rank, save with group=trainer_cli.ALONE.",
@@ -368,7 +357,7 @@ def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool]
     suffix = filled(suffix) if suffix else None
     passed = []
     for entry in sorted(catalog_of(folder).entries(), key=_order, reverse=True):
-        if not has_suffix(entry.name, suffix):
+        if not _has_suffix(entry.name, suffix):
             passed.append(f"{entry.name}: another suffix")
             continue
         if entry.resumable and fits(entry):
@@ -378,6 +367,14 @@ def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool]
     ending = "" if suffix is None else f" with suffix {suffix!r}"
     missing = "" if folder.is_dir() or is_url(folder) else " (there is no such folder)"
     raise NoCheckpointError(f"no valid {description}{ending} in {folder.absolute()}{missing}{contents}")
+
+
+def _has_suffix(name: str, suffix: str | None) -> bool:
+    """Whether a name has this suffix; None: whether it has none. In names without `step` and a number in front, a
+    suffix cannot be told from the pattern, so that these have none as well as each that they end with."""
+    if match := _STEP_AND_SUFFIX.fullmatch(name):
+        return match[1] == suffix
+    return suffix is None or name.endswith(f"-{suffix}")
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:

@@ -33,14 +33,13 @@ from trainer_cli.errors import NoSpaceError, NotDurableError, SaveError, UserErr
 from trainer_cli.files import is_url
 from trainer_cli.format.sharded import ShardedFormat, digest_parts, keys_of_each
 from trainer_cli.format.tree import decode, encode
-from trainer_cli.layout.parts import PartTable, why_uncovered
-from trainer_cli.layout.shards import Shard
+from trainer_cli.layout import PartTable, Shard
 from trainer_cli.manifest import FileEntry
 from trainer_cli.parallel import PeerError
 
 if TYPE_CHECKING:
     from trainer_cli.parallel import ProcessGroup
-    from trainer_cli.storage.folder import StagedFolder
+    from trainer_cli.storage import StagedFolder
 
 log = logging.getLogger(__name__)
 
@@ -159,9 +158,9 @@ class GroupSave(SaveJob):
         if self.group.is_main:
             self.caller.on_committed(self)
 
-    def _report(self, files: RankFiles) -> Report:
+    def _report(self, files: RankFiles) -> RankReport:
         checksums = array("q", self._checksums.values()).tobytes()
-        return Report.of(files, self._finite)._replace(checksums=checksums)
+        return RankReport.of(files, self._finite)._replace(checksums=checksums)
 
     def _check_replicas(self, checksums: list[bytes]) -> None:
         """Check that every rank had the same parameters as rank 0.
@@ -185,9 +184,8 @@ class GroupSave(SaveJob):
         assert self._folder is not None
         assert self.snapshot is not None
         # Before the manifest: a checkpoint with a hole in a tensor must never become valid.
-        problem = why_uncovered(
+        problem = PartTable.joined(rank.parts for rank in ranks).why_uncovered(
             decode(self.snapshot.layout.text).wanted,
-            PartTable({file: parts for rank in ranks for file, parts in rank.parts.items()}),
             {alias: name for rank in ranks for table in rank.aliases.values() for alias, name in table.items()},
         )
         if problem is not None:
@@ -255,7 +253,7 @@ def _first_failure(failures: list[_Failure | None]) -> tuple[int, _Failure] | No
     return next(((rank, failure) for rank, failure in enumerate(failures) if failure is not None), None)
 
 
-class Report(NamedTuple):
+class RankReport(NamedTuple):
     """What a rank wrote, as plain values for rank 0."""
 
     files: dict[str, tuple[int, str]]
@@ -267,7 +265,7 @@ class Report(NamedTuple):
     """Of `SaveCaller.checksums`, 64 bits each."""
 
     @classmethod
-    def of(cls, files: RankFiles, finite: bool) -> Report:
+    def of(cls, files: RankFiles, finite: bool) -> RankReport:
         """The report about these files."""
         return cls(
             {name: (entry.size_bytes, entry.digest) for name, entry in files.files.items()},
@@ -275,23 +273,25 @@ class Report(NamedTuple):
             {
                 # Names as one value: a thousand ranks send equal ones, which rank 0 then reads once.
                 file: [(str(shard), json.dumps(names).encode("ascii")) for shard, names in groups.items()]
-                for file, groups in files.parts.items()
+                for file, groups in files.parts.groups.items()
             },
             finite,
         )
 
 
-def read_reports(reports: list[Report]) -> list[RankFiles]:
+def read_reports(reports: list[RankReport]) -> list[RankFiles]:
     """What the ranks wrote, by their reports."""
     names_of = cache(lambda text: tuple(json.loads(text)))
     return [
         RankFiles(
             {name: FileEntry(*entry) for name, entry in report.files.items()},
             report.aliases,
-            {
-                file: {Shard.parse(shard): names_of(names) for shard, names in groups}
-                for file, groups in report.parts.items()
-            },
+            PartTable(
+                {
+                    file: {Shard.parse(shard): names_of(names) for shard, names in groups}
+                    for file, groups in report.parts.items()
+                }
+            ),
         )
         for report in reports
     ]

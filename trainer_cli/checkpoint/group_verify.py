@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.format.verified_file import verify
-from trainer_cli.layout.shards import spread
-from trainer_cli.storage.disk import Disk
-from trainer_cli.storage.folder import LocalReadableFolder
+from trainer_cli.layout import spread
+from trainer_cli.storage import Disk, LocalReadableFolder
 
 if TYPE_CHECKING:
     from trainer_cli.manifest import Manifest
     from trainer_cli.parallel import ProcessGroup
-    from trainer_cli.storage.base import ReadableFolder
+    from trainer_cli.storage import ReadableFolder
 
 log = logging.getLogger(__name__)
 

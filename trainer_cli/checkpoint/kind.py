@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import MANIFEST_FILE
+from trainer_cli.layout import MANIFEST_FILE
 
 DCP_METADATA = ".metadata"
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

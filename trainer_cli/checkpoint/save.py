@@ -30,16 +30,14 @@ from trainer_cli.checkpoint.history import Spent
 from trainer_cli.checkpoint.snapshot import Snapshot
 from trainer_cli.errors import SaveError, UserError
 from trainer_cli.format.verified_file import verify
-from trainer_cli.layout.naming import MANIFEST_FILE, VARIABLES, step_within
-from trainer_cli.layout.parts import Groups, PartTable, group_names
+from trainer_cli.layout import MANIFEST_FILE, PartTable, step_within
 from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, ManifestError
 from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy import CheckpointKind
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 
 if TYPE_CHECKING:
-    from trainer_cli.storage.base import Storage
-    from trainer_cli.storage.folder import StagedFolder
+    from trainer_cli.storage import StagedFolder, Storage
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +74,8 @@ class CheckpointMetadata:
     """For the history; not in the manifest."""
 
     def counts(self) -> dict[str, object]:
-        """The variables of names that are known."""
-        counts = {"step": self.step, "epoch": self.epoch, "world_size": self.world_size}
-        return {name: value for name, value in {**self.progress, **counts}.items() if name in VARIABLES}
+        """What is counted, by the names that a path may have as variables."""
+        return {**self.progress, "step": self.step, "epoch": self.epoch, "world_size": self.world_size}
 
 
 class SaveCaller:
@@ -240,7 +237,7 @@ class RankFiles:
 
     files: Mapping[str, FileEntry]
     aliases: Mapping[str, Mapping[str, str]]
-    parts: Mapping[str, Groups] = field(default_factory=dict)
+    parts: PartTable = field(default_factory=lambda: PartTable({}))
 
 
 def write(folder: StagedFolder, snapshot: Snapshot, files: Mapping[str, bytes]) -> RankFiles:
@@ -252,7 +249,7 @@ def write(folder: StagedFolder, snapshot: Snapshot, files: Mapping[str, bytes]) 
         with folder.create(file) as writer:
             writer.write(content)
     layout = snapshot.layout
-    parts = {layout.container: group_names(layout.parts)} if layout.parts else {}
+    parts = PartTable.of({layout.container: layout.parts} if layout.parts else {})
     return RankFiles(dict(folder.files), aliases, parts)
 
 
@@ -266,19 +263,18 @@ def commit(
     """
     files: dict[str, FileEntry] = {}
     aliases: dict[str, Mapping[str, str]] = {}
-    parts: dict[str, Groups] = {}
     for rank in ranks:
         files |= rank.files
         aliases |= rank.aliases
-        parts |= rank.parts
     facts = {
         entry.name: getattr(metadata, entry.name)
         for entry in fields(metadata)
         if entry.name not in ("files", "versions", "spent")
     }
     versions = {**library_versions(), **metadata.versions}
+    parts = PartTable.joined(rank.parts for rank in ranks)
     manifest = Manifest(
-        **facts, name=name, versions=versions, format=format, files=files, aliases=aliases, shards=PartTable(parts)
+        **facts, name=name, versions=versions, format=format, files=files, aliases=aliases, shards=parts
     )
     # Last: a folder with a manifest is a checkpoint.
     with folder.create(MANIFEST_FILE) as writer:

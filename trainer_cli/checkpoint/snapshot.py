@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainer_cli.format.base import Format
     from trainer_cli.format.tensor_file import FileLayout
     from trainer_cli.format.tree import Leaf
-    from trainer_cli.storage.base import WritableFolder
+    from trainer_cli.storage import WritableFolder
 
 log = logging.getLogger(__name__)
 

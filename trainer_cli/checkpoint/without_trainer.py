@@ -15,7 +15,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_ch
 from trainer_cli.checkpoint.find import checkpoint_at, path_to_save
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import MissingStateError, UnfitStateError
-from trainer_cli.layout.naming import step_within
+from trainer_cli.layout import step_within
 from trainer_cli.loads import OTHER_MODEL, VERSIONS, WEIGHTS, WHOLE, LoadOptions, LoadReport, list_by_owner
 from trainer_cli.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
 from trainer_cli.parallel import ALONE

@@ -18,7 +18,7 @@ from trainer_cli.config import search_path
 from trainer_cli.elsewhere import plain, written_here
 from trainer_cli.errors import Code, ConfigError, ConfigErrors, UserError
 from trainer_cli.keys import whole_values
-from trainer_cli.layout.naming import CONFIG_FILE, MANIFEST_FILE, in_runs
+from trainer_cli.layout import CONFIG_FILE, MANIFEST_FILE, in_runs
 from trainer_cli.patterns import did_you_mean, nearest
 
 if TYPE_CHECKING:

@@ -24,11 +24,10 @@ from trainer_cli.format.header import (
 )
 from trainer_cli.format.verified_file import VerifiedFile, read_verified
 from trainer_cli.format.views import STORAGE, View, views_in
-from trainer_cli.layout.naming import CONFIG_FILE
-from trainer_cli.layout.shards import Shard, why_incomplete
+from trainer_cli.layout import CONFIG_FILE, Shard
 from trainer_cli.manifest import Manifest
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
-from trainer_cli.storage.base import ReadableFolder
+from trainer_cli.storage import ReadableFolder
 from trainer_cli.terminal import format_bytes
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ def opened(path: Path) -> Iterator[Content]:
         with catalog.storage.reading(path.name) as folder:
             tensors, aliases, states = read(folder, manifest)
             for name, tensor in tensors.items():
-                if problem := why_incomplete(stored.shard for stored in tensor.parts):
+                if problem := Shard.why_incomplete(stored.shard for stored in tensor.parts):
                     raise CheckpointError(f"{path} is not valid: {name}: {problem}")
             yield Content(path, entry, manifest, tensors, aliases, folder, states)
     except FileNotFoundError:

@@ -20,7 +20,7 @@ from trainer_cli.policy import RetentionRules
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_run
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps import Duration, Interval
-from trainer_cli.storage.local import LocalStorage
+from trainer_cli.storage import LocalStorage
 
 
 @dataclass(frozen=True, slots=True)

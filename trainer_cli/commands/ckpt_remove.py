@@ -14,12 +14,11 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.errors import CheckpointError, TrainError
-from trainer_cli.layout.naming import MANIFEST_FILE, is_run_id
+from trainer_cli.layout import MANIFEST_FILE, is_run_id
 from trainer_cli.runs.folders import checkpoints_of, id_of, run_that_saved
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import Named, best_of, select_all
-from trainer_cli.storage.base import Storage
-from trainer_cli.storage.open import open_storage
+from trainer_cli.storage import Storage, open_storage
 
 _READERS = 4
 _TRIES = 5

@@ -18,7 +18,7 @@ from trainer_cli.commands.choices import experiment_by_name
 from trainer_cli.commands.command_line import add_config_arguments
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.gc_pause import gc_paused
-from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.terminal import beside, format_count, line_width, print_json
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainer_cli.errors import UserError, one_line
 from trainer_cli.files import GrowingFile
-from trainer_cli.layout.naming import in_runs
+from trainer_cli.layout import in_runs
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.folders import run_config

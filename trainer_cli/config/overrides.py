@@ -27,7 +27,7 @@ from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number,
 from trainer_cli.elsewhere import hint_on, plain
 from trainer_cli.errors import Code, ConfigError, raise_all
 from trainer_cli.keys import DATA_KEYS, OPEN, SEVERAL, KeyPath, kind_at, sections, unknown_key, why_refused
-from trainer_cli.layout.naming import parse_step
+from trainer_cli.layout import parse_step
 from trainer_cli.patterns import find_key, find_name, nearest
 
 _USUAL = ("optimizer.lr", "optimizer.weight_decay", "data.batch_size", "data.num_workers")

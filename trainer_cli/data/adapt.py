@@ -14,7 +14,7 @@ from trainer_cli.data.position import timeout_seconds
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import class_name
+from trainer_cli.layout import class_name
 
 AnyLoader = Loader | StreamLoader | UserLoader | SharedLoader
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import class_name
+from trainer_cli.layout import class_name
 from trainer_cli.steps import Duration, Unit
 
 log = logging.getLogger(__name__)

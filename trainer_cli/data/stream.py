@@ -22,7 +22,7 @@ from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_siz
 from trainer_cli.data.random_state import kept_random_state, seed_random
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import class_name
+from trainer_cli.layout import class_name
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from trainer_cli.data.random_state import (
 from trainer_cli.data.rebuilt_loader import Fetcher, WalkedSampler, draws_from_torch_alone, rebuild_loader
 from trainer_cli.data.workers import WorkerProcesses
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import class_name
+from trainer_cli.layout import class_name
 from trainer_cli.torch_compat import next_batch
 
 _ANEW = "Give an object whose __iter__ starts anew, such as a DataLoader."

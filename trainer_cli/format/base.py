@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from trainer_cli.format.tensor_file import FileLayout
     from trainer_cli.manifest import Manifest
-    from trainer_cli.storage.base import FileWriter, ReadableFolder
+    from trainer_cli.storage import FileWriter, ReadableFolder
 
 
 class Format(Protocol):

@@ -12,12 +12,12 @@ from trainer_cli.format.header import own_file, parsed_header, state_file, tenso
 from trainer_cli.format.open import new_format
 from trainer_cli.format.sharded import decode_own, is_sharded
 from trainer_cli.format.verified_file import VerifiedFile, read_verified, undecodable
-from trainer_cli.layout.parts import why_uncovered
+from trainer_cli.layout import PartTable
 from trainer_cli.manifest import Manifest
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
 
 if TYPE_CHECKING:
-    from trainer_cli.storage.base import ReadableFolder
+    from trainer_cli.storage import ReadableFolder
 
 
 def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
@@ -57,7 +57,7 @@ def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
     if is_sharded(manifest):
         for rank in range(manifest.world_size):
             decode_own(read_verified(folder, manifest, own_file(rank)))
-        if problem := why_uncovered(decoder.wanted, manifest.shards, aliases):
+        if problem := PartTable.of(manifest.shards).why_uncovered(decoder.wanted, aliases):
             raise codec.Undecodable(problem)
     for name in decoder.wanted:
         if aliases.get(name, name) not in stored:

@@ -14,7 +14,7 @@ from trainer_cli.manifest import Manifest
 
 if TYPE_CHECKING:
     from trainer_cli.format.live_tensors import LiveTensors
-    from trainer_cli.storage.base import ReadableFolder
+    from trainer_cli.storage import ReadableFolder
 
 
 class Reader(Protocol):

@@ -44,14 +44,13 @@ from trainer_cli.format.tensor_file import (
     new_tensor,
 )
 from trainer_cli.format.verified_file import Destination, VerifiedFile, read_verified
-from trainer_cli.layout.parts import PartTable
-from trainer_cli.layout.shards import PER_RANK, Shard, runs, spread, why_incomplete
+from trainer_cli.layout import PER_RANK, PartTable, Shard, spread
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, new_digest
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 
 if TYPE_CHECKING:
     from trainer_cli.format.live_tensors import LiveTensors
-    from trainer_cli.storage.base import ReadableFolder
+    from trainer_cli.storage import ReadableFolder
 
 RANKS = "ranks"
 """Key of a state that was read by another number of ranks: a list of what each rank saved for itself."""
@@ -344,9 +343,9 @@ class _SourceChoice:
         self._sources: dict[tuple[int, Shard], dict[str, Shard]] = {}
 
     def why_incomplete(self, shards: Mapping[str, Shard]) -> str | None:
-        """See `shards.why_incomplete`; `shards` comes from `PartTable.by_name`."""
+        """See `Shard.why_incomplete`; `shards` comes from `PartTable.by_name`."""
         if id(shards) not in self._problems:
-            self._problems[id(shards)] = why_incomplete(shards.values())
+            self._problems[id(shards)] = Shard.why_incomplete(shards.values())
         return self._problems[id(shards)]
 
     def sources(self, shards: Mapping[str, Shard], needed: Shard) -> dict[str, Shard]:
@@ -357,7 +356,7 @@ class _SourceChoice:
             for file in sorted(shards, key=lambda file: (file != self._preferred_file, file)):
                 shard = shards[file]
                 # A rank that needs no element reads one header, for the type of the tensor.
-                if shard not in chosen and (any(True for _ in runs(shard, needed)) or not (needed.count or chosen)):
+                if shard not in chosen and (any(True for _ in shard.runs(needed)) or not (needed.count or chosen)):
                     sources[file] = shard
                     chosen.add(shard)
             self._sources[id(shards), needed] = sources
@@ -407,7 +406,7 @@ def _destinations(layout: list[TensorEntry], requests: Mapping[str, _Request], f
             continue
         source, needed = request.sources[file_name], request.shard
         memory, element_bytes, at = memory_of(request.tensor), request.tensor.element_size(), 0
-        for begin, to, count in runs(source, needed):
+        for begin, to, count in source.runs(needed):
             if begin > at:
                 yield (begin - at) * element_bytes
             yield memory[to * element_bytes : (to + count) * element_bytes]

@@ -17,12 +17,12 @@ from trainer_cli.dtensor import undistributed
 from trainer_cli.format.header import LINE, TensorEntry, own_file, rendered_header, state_file, tensor_file
 from trainer_cli.format.tree import Leaf
 from trainer_cli.format.verified_file import VerifiedFile, damaged_file
-from trainer_cli.layout.shards import Shard
+from trainer_cli.layout import Shard
 from trainer_cli.manifest import UnsavableState
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
 
 if TYPE_CHECKING:
-    from trainer_cli.storage.base import WritableFolder
+    from trainer_cli.storage import WritableFolder
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,

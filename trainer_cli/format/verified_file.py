@@ -19,7 +19,7 @@ from trainer_cli.manifest import DamagedCheckpoint, Digest, Manifest, new_digest
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
-    from trainer_cli.storage.base import ReadableFolder
+    from trainer_cli.storage import ReadableFolder
 
 Destination = memoryview | int
 """Memory to read into, or a number of bytes that are digested and not kept."""

@@ -1,18 +1,15 @@
-"""Names of checkpoints, and hidden names of folders that are being written or removed."""
+"""Names of the files and folders of a run, of checkpoints by step, and of classes in a checkpoint."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from string import Formatter
-from types import MappingProxyType
 from typing import NamedTuple
 
 import trainer_cli
-from trainer_cli.errors import UserError
 
 MANIFEST_FILE = "manifest.json"
 PINNED_FILE = "pinned"
@@ -21,40 +18,19 @@ MODEL_CONFIG_FILE = "config.json"
 """What from_pretrained of transformers needs beside the weights."""
 STEP_MODULES = "train_step"
 """Name in a model, and in a checkpoint, of the modules and parameters that a training step holds."""
-REMOVED_PREFIX = ".removed."
-"""Prefix of the manifest's name after the removal of its folder has begun."""
-REPLACED_PREFIX = ".replaced."
-"""Prefix of the name of a checkpoint that another one is about to replace, where names cannot be swapped."""
-SUPERSEDED_PREFIX = ".superseded."
-"""Prefix of a replaced manifest: readers that opened it before hold a lock on it."""
 
 SWEEP_FOLDER = "sweep"
 """Folder in which each job of a sweep has its run directory, named by what is swept."""
-TRASH_FOLDER = ".trash"
-"""Beside a run: the folder to which `resume=anew` moves it. Nothing that looks for runs enters a folder with a dot."""
 
-DEFAULT_PATTERN = "step{step}"
 VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_size")
 """Variables that a pattern of names may have."""
-LATEST_LINK = "latest"
-"""Symbolic link to the newest checkpoint, for other programs."""
 COPIES_CACHE = ".copies"
 """Folder in a run's own folder of checkpoints: the local copies of what `checkpoint.copy_to` has in an object store."""
-RANK_VARIABLES = {
-    "rank": ("RANK", "SLURM_PROCID"),
-    "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
-    "node_rank": ("GROUP_RANK", "SLURM_NODEID"),
-}
-"""Variables that any path may have, and the environment variables that give their values: torchrun's, Slurm's."""
-_NO_COUNTS: Mapping[str, object] = MappingProxyType({})
-_VARIABLE = re.compile(r"\{([A-Za-z_]\w*)(:[^{},]*)?\}", re.ASCII)
-
 # First no dot, which hides a folder, and no - or +, which commands take for an option.
 _FIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 # At most 18 digits: the number fits into 64 bits.
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
 _STEP_WITHIN = re.compile(r"(?<![A-Za-z])step[-_]?([0-9]{1,18})(?![0-9])")
-_STEP_AND_SUFFIX = re.compile(r"step[0-9]+(?:-(.+))?", re.DOTALL)
 _DIGITS = re.compile(r"[0-9]+")
 _UNFIT = r"/\\\x00-\x1f\x7f\ud800-\udfff"
 _PLAIN = re.compile(rf"[^.{_UNFIT}][^{_UNFIT}]{{0,199}}")
@@ -68,38 +44,12 @@ _STEPS = sorted({*range(24), *(power + more for power in _POWERS for more in (-1
 """Steps at which patterns are tried."""
 # Without dots, which separate the parts of a hidden name.
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_HIDDEN = re.compile(r"\.(tmp|trash|aside)\.(.+)\.([A-Za-z0-9_-]{1,64})\.([0-9]+)(?:-([0-9]+))?")
-
-
-class Hidden(StrEnum):
-    """Why a folder has a hidden name."""
-
-    tmp = "tmp"
-    """Being written."""
-    trash = "trash"
-    """Being removed."""
-    quarantined = "aside"
-    """Partial or damaged. Never removed by this program."""
-
-
-class HiddenName(NamedTuple):
-    """The parts of a hidden name."""
-
-    kind: Hidden
-    name: str
-    run_id: str
-    attempt: int
-    serial: int = 0
-
-    def __str__(self) -> str:
-        text = f".{self.kind}.{self.name}.{self.run_id}.{self.attempt}"
-        return f"{text}-{self.serial}" if self.serial else text
 
 
 class Naming(NamedTuple):
     """The pattern and suffix that name the checkpoints of a training."""
 
-    pattern: str = DEFAULT_PATTERN
+    pattern: str = "step{step}"
     suffix: str | None = None
 
     def name(self, counts: Mapping[str, object]) -> str:
@@ -116,15 +66,19 @@ class Naming(NamedTuple):
             )
         return name
 
+    def why_unfit(self, run_name: str = "run") -> str | None:
+        """What is wrong with the names for any run of this name, or None.
+
+        The names of a run must be legal and all different, and sort by step where numbers in names are compared by
+        value (`ls -v`). They are tried at steps up to 10**15, with three lengths of an epoch.
+        """
+        return _why_unfit(self, run_name)
+
 
 # Cached: every section that is made checks its pattern at hundreds of steps.
 @lru_cache(maxsize=64)
-def why_unfit(pattern: str, suffix: str | None, run_name: str = "run") -> str | None:
-    """What is wrong with a pattern and suffix of names for any run of this name, or None.
-
-    The names of a run must be legal and all different, and sort by step where numbers in names are compared by value
-    (`ls -v`). They are tried at steps up to 10**15, with three lengths of an epoch.
-    """
+def _why_unfit(naming: Naming, run_name: str) -> str | None:
+    pattern, suffix = naming
     setting = f"checkpoint.name is {pattern!r}" + ("" if suffix is None else f" with suffix {suffix!r}")
     try:
         variables = [variable for _, variable, _, _ in Formatter().parse(pattern) if variable is not None]
@@ -133,7 +87,7 @@ def why_unfit(pattern: str, suffix: str | None, run_name: str = "run") -> str | 
         if not {"step", "samples", "tokens"}.intersection(variables) and not {"epoch", "batch"}.issubset(variables):
             return f"{setting}, which may give two checkpoints the same name; put {{step}} into it"
         for steps_per_epoch in _EPOCHS:
-            if fault := _why_names_unfit(Naming(pattern, suffix), run_name, steps_per_epoch):
+            if fault := _why_names_unfit(naming, run_name, steps_per_epoch):
                 return f"{setting}, {fault}"
     except KeyError as error:
         wrong = str(error.args[0])
@@ -188,69 +142,9 @@ def step_within(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def has_suffix(name: str, suffix: str | None) -> bool:
-    """Whether a name has this suffix; None: whether it has none. In names without `step` and a number in front, a
-    suffix cannot be told from the pattern, so that these have none as well as each that they end with."""
-    if match := _STEP_AND_SUFFIX.fullmatch(name):
-        return match[1] == suffix
-    return suffix is None or name.endswith(f"-{suffix}")
-
-
 def numbers_within(name: str) -> list[int]:
     """The numbers in a name, by which `ep9` sorts before `ep10` and `ep010` beside it."""
     return [int(digits) for digits in _DIGITS.findall(name)]
-
-
-def fill_in(path: str, environment: Mapping[str, str], counts: Mapping[str, object] = _NO_COUNTS) -> str:
-    """A path with `{rank}`, `{local_rank}` and `{node_rank}` replaced, 0 where the environment has no value, and with
-    the variables in `counts`; others stay.
-
-    Raises:
-        UserError: the environment variable is not a number, or a format code does not fit.
-    """
-
-    def value_of(match: re.Match[str]) -> str:
-        field, name, code = match[0], match[1], match[2] or ""
-        if name in RANK_VARIABLES:
-            value: object = _rank_of(name, environment, f"{field} in {path}")
-        elif name in counts:
-            value = counts[name]
-        else:
-            return field
-        try:
-            return format(value, code.removeprefix(":"))
-        except ValueError as error:
-            raise UserError(f"{field}: {error}", where=path) from None
-
-    return _VARIABLE.sub(value_of, path)
-
-
-def _rank_of(name: str, environment: Mapping[str, str], where: str) -> int:
-    source = next((variable for variable in RANK_VARIABLES[name] if environment.get(variable)), None)
-    value = "0" if source is None else environment[source]
-    # isdecimal alone accepts the digits of other scripts.
-    if not (value.isascii() and value.isdecimal()):
-        raise UserError(f"{source} is {value!r}, which is not a number", where=where)
-    return int(value)
-
-
-def variables_in(path: str) -> list[str]:
-    """The names of the variables in a path. Alternatives of a glob, such as `{a,b}`, are none."""
-    return [match[1] for match in _VARIABLE.finditer(path)]
-
-
-def parse_hidden(name: str) -> HiddenName | None:
-    """The parts of a hidden name, or None for one that this program does not give."""
-    match = _HIDDEN.fullmatch(name)
-    if match is None:
-        return None
-    kind, plain, run_id, attempt, serial = match.groups()
-    return HiddenName(Hidden(kind), plain, run_id, int(attempt), int(serial or 0))
-
-
-def removed_marker(run_id: str) -> str:
-    """The manifest's name after the removal of its folder has begun; `sweep` finishes an interrupted removal."""
-    return f"{REMOVED_PREFIX}{run_id}"
 
 
 def is_plain(name: str) -> bool:

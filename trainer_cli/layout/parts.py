@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from trainer_cli.layout.shards import Shard, why_incomplete
+from trainer_cli.layout.shards import Shard
 
 Groups = Mapping[Shard, tuple[str, ...]]
 """A part -> the names of the tensors of which a file has this part."""
 
 
-def group_names(parts: Mapping[str, Shard]) -> Groups:
+def _group_names(parts: Mapping[str, Shard]) -> Groups:
     """Group the tensors of a file by their parts."""
     groups: dict[Shard, list[str]] = {}
     for name, shard in parts.items():
@@ -26,13 +26,13 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
     files, so that the table of N ranks with M tensors grows with N + M. The names and parts of a file are put together
     when they are asked for.
 
-    Args:
-        groups: file -> its `Groups`.
+    Attributes:
+        groups: file -> part -> the names of the tensors of which the file has this part.
     """
 
     def __init__(self, groups: Mapping[str, Groups]) -> None:
         same: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._groups = {
+        self.groups = {
             file: {shard: same.setdefault(names, names) for shard, names in of_file.items()}
             for file, of_file in groups.items()
         }
@@ -40,7 +40,12 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
     @classmethod
     def of(cls, table: Mapping[str, Mapping[str, Shard]]) -> PartTable:
         """The table with these parts."""
-        return table if isinstance(table, cls) else cls({file: group_names(parts) for file, parts in table.items()})
+        return table if isinstance(table, cls) else cls({file: _group_names(parts) for file, parts in table.items()})
+
+    @classmethod
+    def joined(cls, tables: Iterable[PartTable]) -> PartTable:
+        """One table of the files of several."""
+        return cls({file: groups for table in tables for file, groups in table.groups.items()})
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> PartTable:
@@ -76,30 +81,30 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
         files = {
             file: {
                 text: numbers.setdefault(names, len(numbers))
-                for text, names in sorted((str(shard), names) for shard, names in self._groups[file].items())
+                for text, names in sorted((str(shard), names) for shard, names in self.groups[file].items())
             }
-            for file in sorted(self._groups)
+            for file in sorted(self.groups)
         }
         return {"files": files, "names": [list(names) for names in numbers]}
 
     def __getitem__(self, file: str) -> Mapping[str, Shard]:
-        return {name: shard for shard, names in self._groups[file].items() for name in names}
+        return {name: shard for shard, names in self.groups[file].items() for name in names}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._groups)
+        return iter(self.groups)
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self.groups)
 
     def renamed(self, files: Mapping[str, str]) -> PartTable:
         """The table of these files alone, under other names."""
-        return PartTable({new: self._groups[file] for file, new in files.items() if file in self._groups})
+        return PartTable({new: self.groups[file] for file, new in files.items() if file in self.groups})
 
     def by_name(self) -> dict[str, Mapping[str, Shard]]:
         """Name of a tensor -> file -> the part of it in the file. Tensors with equal parts have one dictionary."""
         parts_of_group: dict[int, dict[str, Shard]] = {}
         names_of_group: dict[int, tuple[str, ...]] = {}
-        for file, groups in self._groups.items():
+        for file, groups in self.groups.items():
             for shard, names in groups.items():
                 # By identity: equal groups are one tuple, and the hash of a tuple reads all its names.
                 parts_of_group.setdefault(id(names), {})[file] = shard
@@ -115,26 +120,22 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
         }
         return {name: merged[key] for name, key in groups_of_name.items()}
 
+    def why_uncovered(self, names: Collection[str], aliases: Mapping[str, str]) -> str | None:
+        """The reason why the files of all ranks do not contain every tensor of a state completely; None if they do.
 
-def why_uncovered(
-    names: Collection[str], table: Mapping[str, Mapping[str, Shard]], aliases: Mapping[str, str]
-) -> str | None:
-    """The reason why the files of all ranks do not contain every tensor of a state completely; None if they do.
-
-    Args:
-        names: the names of the state's tensors.
-        table: the parts of tensors in each file.
-        aliases: name of a tied tensor -> the name under which it is stored.
-    """
-    parts = PartTable.of(table).by_name()
-    for name in names:
-        if aliases.get(name, name) not in parts:
-            return f"no rank has written {name}"
-    # Once for all tensors with equal parts.
-    problems: dict[int, str | None] = {}
-    for name, shards in parts.items():
-        if id(shards) not in problems:
-            problems[id(shards)] = why_incomplete(shards.values())
-        if problem := problems[id(shards)]:
-            return f"{name}: {problem}"
-    return None
+        Args:
+            names: the names of the state's tensors.
+            aliases: name of a tied tensor -> the name under which it is stored.
+        """
+        parts = self.by_name()
+        for name in names:
+            if aliases.get(name, name) not in parts:
+                return f"no rank has written {name}"
+        # Once for all tensors with equal parts.
+        problems: dict[int, str | None] = {}
+        for name, shards in parts.items():
+            if id(shards) not in problems:
+                problems[id(shards)] = Shard.why_incomplete(shards.values())
+            if problem := problems[id(shards)]:
+                return f"{name}: {problem}"
+        return None

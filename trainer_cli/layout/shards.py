@@ -73,33 +73,49 @@ class Shard:
         """Whether it is the whole tensor."""
         return self.sizes == self.shape
 
+    def runs(self, target: Shard) -> Iterator[tuple[int, int, int]]:
+        """The elements that two parts of one tensor have in common, as runs (offset in this part, offset in the other,
+        count) in the order of this part. Both are stored in C order.
 
-def runs(source: Shard, target: Shard) -> Iterator[tuple[int, int, int]]:
-    """The elements that two parts of one tensor have in common, as runs (offset in source, offset in target, count) in
-    the order of the source. Both parts are stored in C order.
+        Raises:
+            ValueError: they are parts of tensors of different shapes.
+        """
+        if self.shape != target.shape:
+            raise ValueError(f"{self} and {target} are parts of different tensors")
+        boxes = zip(self.offsets, self.sizes, target.offsets, target.sizes, strict=True)
+        begins, sizes = [], []
+        for source_offset, source_size, target_offset, target_size in boxes:
+            begins.append(max(source_offset, target_offset))
+            sizes.append(min(source_offset + source_size, target_offset + target_size) - begins[-1])
+            # Without an overlap in one dimension there is none at all.
+            if sizes[-1] <= 0:
+                return
+        # Inner dimensions that both parts have completely form one run, together with the next outer dimension.
+        inner = len(sizes)
+        while inner > 0 and sizes[inner - 1] == self.sizes[inner - 1] == target.sizes[inner - 1]:
+            inner -= 1
+        outer = max(inner - 1, 0)
+        count = math.prod(sizes[outer:])
+        for steps in product(*(range(size) for size in sizes[:outer])):
+            at = [begin + step for begin, step in zip(begins[:outer], steps, strict=True)] + begins[outer:]
+            yield _offset_in(self, at), _offset_in(target, at), count
 
-    Raises:
-        ValueError: they are parts of tensors of different shapes.
-    """
-    if source.shape != target.shape:
-        raise ValueError(f"{source} and {target} are parts of different tensors")
-    boxes = zip(source.offsets, source.sizes, target.offsets, target.sizes, strict=True)
-    begins, sizes = [], []
-    for source_offset, source_size, target_offset, target_size in boxes:
-        begins.append(max(source_offset, target_offset))
-        sizes.append(min(source_offset + source_size, target_offset + target_size) - begins[-1])
-        # Without an overlap in one dimension there is none at all.
-        if sizes[-1] <= 0:
-            return
-    # Inner dimensions that both parts have completely form one run, together with the next outer dimension.
-    inner = len(sizes)
-    while inner > 0 and sizes[inner - 1] == source.sizes[inner - 1] == target.sizes[inner - 1]:
-        inner -= 1
-    outer = max(inner - 1, 0)
-    count = math.prod(sizes[outer:])
-    for steps in product(*(range(size) for size in sizes[:outer])):
-        at = [begin + step for begin, step in zip(begins[:outer], steps, strict=True)] + begins[outer:]
-        yield _offset_in(source, at), _offset_in(target, at), count
+    @staticmethod
+    def why_incomplete(parts: Iterable[Shard]) -> str | None:
+        """Why parts do not make one whole tensor, each element in one part; None if they do. Equal parts are copies."""
+        # Ranks of a replicated group write equal parts; a dict removes them in order.
+        boxes = list(dict.fromkeys(parts))
+        if len(shapes := {box.shape for box in boxes}) != 1:
+            return f"its parts are of {len(shapes)} different shapes"
+        count, total = sum(box.count for box in boxes), math.prod(boxes[0].shape)
+        if count < total:
+            return f"its parts have {count:,} of its {format_count(total, 'element')}"
+        # The grid first: comparing all pairs is quadratic in the number of parts.
+        if count > total or (
+            not _is_grid(boxes) and any(list(one.runs(other)) for one, other in combinations(boxes, 2))
+        ):
+            return "its parts overlap"
+        return None
 
 
 def _offset_in(shard: Shard, at: Sequence[int]) -> int:
@@ -108,21 +124,6 @@ def _offset_in(shard: Shard, at: Sequence[int]) -> int:
     for index, offset, size in zip(at, shard.offsets, shard.sizes, strict=True):
         position = position * size + index - offset
     return position
-
-
-def why_incomplete(parts: Iterable[Shard]) -> str | None:
-    """Why parts do not make one whole tensor, each element in one part; None if they do. Equal parts are copies."""
-    # Ranks of a replicated group write equal parts; a dict removes them in order.
-    boxes = list(dict.fromkeys(parts))
-    if len(shapes := {box.shape for box in boxes}) != 1:
-        return f"its parts are of {len(shapes)} different shapes"
-    count, total = sum(box.count for box in boxes), math.prod(boxes[0].shape)
-    if count < total:
-        return f"its parts have {count:,} of its {format_count(total, 'element')}"
-    # The grid first: comparing all pairs is quadratic in the number of parts.
-    if count > total or (not _is_grid(boxes) and any(list(runs(*pair)) for pair in combinations(boxes, 2))):
-        return "its parts overlap"
-    return None
 
 
 def _is_grid(boxes: Sequence[Shard]) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.layout.naming import class_name
+from trainer_cli.layout import class_name
 from trainer_cli.metric_modes import Mode, choose_mode, usual_mode
 from trainer_cli.optim.optimizers import ONLY, TaggedGroups, argument_names
 from trainer_cli.optim.scheduler_intervals import (

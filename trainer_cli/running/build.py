@@ -31,7 +31,7 @@ from trainer_cli.data import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.files import as_path
 from trainer_cli.keys import DATA_KEYS
-from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.messages import Logging
 from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
 from trainer_cli.parallel import ALONE, ProcessGroup

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed
 from trainer_cli.errors import without_secrets
-from trainer_cli.layout.naming import parse_step
+from trainer_cli.layout import parse_step
 from trainer_cli.running.start import Done
 from trainer_cli.runs.metrics import best_rule, best_settings
 from trainer_cli.runs.run_dir import Outcome, RunDir

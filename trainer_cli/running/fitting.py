@@ -61,7 +61,7 @@ from trainer_cli.runs.run_dir import Outcome, RunDir, describe_moved
 from trainer_cli.schema.sections import ANEW, RESUME_WORDS
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Progress, RunStatus
-from trainer_cli.storage.open import check_store
+from trainer_cli.storage import check_store
 from trainer_cli.terminal import LOADING_TORCH, clear_status, show_status
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.components import needs_data
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import OTHER_MODEL, WEIGHTS, list_by_owner
 from trainer_cli.running.build import Builder
 from trainer_cli.runs.folders import config_of

@@ -19,7 +19,7 @@ from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, is_intact
 from trainer_cli.components import SAVER, import_from, import_target
 from trainer_cli.config.compose import Composed, to_yaml, with_values
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import Naming
+from trainer_cli.layout import Naming
 from trainer_cli.loads import find_left_out
 from trainer_cli.messages import to_console
 from trainer_cli.parallel import group_without_processes

@@ -46,7 +46,7 @@ from trainer_cli.schema.auto import AUTO, BATCH_SIZE, auto_keys, largest_batch_s
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
 from trainer_cli.schema.sections import ANEW, LoadConfig, TrainConfig
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus
-from trainer_cli.storage.open import open_storage
+from trainer_cli.storage import open_storage
 
 
 @dataclass(slots=True)

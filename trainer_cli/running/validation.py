@@ -32,7 +32,7 @@ from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_ship
 from trainer_cli.config.overrides import experiment_in
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UnfitStateError, UserError, without_secrets
 from trainer_cli.files import as_path, is_url
-from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import LoadOptions
 from trainer_cli.messages import to_console
 from trainer_cli.runs.folders import config_of, run_holding, run_that_saved

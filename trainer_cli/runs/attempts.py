@@ -17,7 +17,7 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Entry, catalog_of
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, read_rows
-from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.runs.folders import checkpoints_of, config_of, open_run, run_config
 from trainer_cli.runs.replayed import is_on_course, replayed_entries
 from trainer_cli.runs.run_dir import RunDir

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import SWEEP_FOLDER
+from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.runs.run_dir import RunDir
 
 _SETTLED_NS = 2_000_000_000

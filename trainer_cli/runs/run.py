@@ -22,7 +22,7 @@ from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.files import FileIdentity, GrowingFile, is_url, read_rows
 from trainer_cli.goodput import compute_goodput
 from trainer_cli.keys import whole_values
-from trainer_cli.layout.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
+from trainer_cli.layout import MANIFEST_FILE, numbers_within, parse_step, step_within
 from trainer_cli.loggers import MEDIA_FILE, Mark, MetricRange, is_validation_metric
 from trainer_cli.runs.damage import collecting, damaged_files, explain, unread_lines
 from trainer_cli.runs.environment import unix

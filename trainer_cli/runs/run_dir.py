@@ -37,12 +37,14 @@ from trainer_cli.checkpoint.catalog import Catalog, catalog_of
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.files import as_path, close_private, open_private, replace, sync
 from trainer_cli.goodput import Seconds, compute_goodput, sum_attempts
-from trainer_cli.layout.naming import COPIES_CACHE, SWEEP_FOLDER, TRASH_FOLDER, is_run_id
+from trainer_cli.layout import COPIES_CACHE, SWEEP_FOLDER, is_run_id
 from trainer_cli.runs.environment import timestamp
 from trainer_cli.runs.spent_time import seconds_of, seconds_of_killed
 from trainer_cli.steps import RunStatus
 from trainer_cli.strict_json import strict_json
 
+TRASH_FOLDER = ".trash"
+"""Beside a run: the folder to which `resume=anew` moves it. Nothing that looks for runs enters a folder with a dot."""
 _READERS_S = 0.1
 """How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""
 # What a `create` that crashed before its last file leaves behind.

@@ -22,7 +22,7 @@ from trainer_cli.checkpoint.find import checkpoint_at, extract_archive, filled, 
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, is_url
-from trainer_cli.layout.naming import in_runs, parse_step
+from trainer_cli.layout import in_runs, parse_step
 from trainer_cli.patterns import alternatives, did_you_mean
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_checkpoint, is_run, run_config, run_holding
 from trainer_cli.runs.metrics import best_rule, best_settings

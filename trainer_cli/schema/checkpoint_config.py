@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.layout.naming import why_unfit
+from trainer_cli.layout import Naming
 from trainer_cli.loads import check_leave_out
 from trainer_cli.metric_modes import Mode, choose_mode
 from trainer_cli.schema.field_checks import check_folder, check_length
@@ -101,12 +101,12 @@ def _check_ages(key: str, counts: dict[str, int]) -> None:
 
 
 def _check_pattern(key: str, pattern: str) -> None:
-    if (fault := why_unfit(pattern, None)) is not None:
+    if (fault := Naming(pattern).why_unfit()) is not None:
         raise ConfigError(fault, location=key)
 
 
 def _check_suffix(key: str, suffix: str | None) -> None:
-    if (fault := why_unfit("step{step}", suffix)) is not None:
+    if (fault := Naming(suffix=suffix).why_unfit()) is not None:
         raise ConfigError(fault, location=key)
 
 
@@ -237,7 +237,7 @@ class CheckpointConfig:
                 location="checkpoint.latest_link",
                 hint="Set it to false.",
             )
-        if (fault := why_unfit(self.name, self.suffix)) is not None:
+        if (fault := Naming(self.name, self.suffix).why_unfit()) is not None:
             raise ConfigError(fault, location="checkpoint.name")
         if save and often and save.unit is often.unit and often.value >= save.value:
             raise self.too_rare(often, save)

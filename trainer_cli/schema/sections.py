@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from trainer_cli.errors import Code, ConfigError
-from trainer_cli.layout.naming import why_unfit
+from trainer_cli.layout import Naming
 from trainer_cli.loads import LoadOptions, check_mapping, check_states
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, filled_folder
 from trainer_cli.schema.field_checks import check_folder, check_patterns
@@ -528,5 +528,5 @@ class TrainConfig:
         for key, section in (("checkpoint", self.checkpoint), ("checkpoint.copy_to", self.checkpoint.copy_to)):
             section.folder = filled_folder(f"{key}.folder", section.folder, self.name)
         pattern, suffix = self.checkpoint.name, self.checkpoint.suffix
-        if "{run_name" in pattern and (fault := why_unfit(pattern, suffix, self.name or "default")) is not None:
+        if "{run_name" in pattern and (fault := Naming(pattern, suffix).why_unfit(self.name or "default")) is not None:
             raise ConfigError(fault, location="checkpoint.name")

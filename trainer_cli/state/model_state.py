@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainer_cli.dtensor import local_of
-from trainer_cli.layout.naming import STEP_MODULES
+from trainer_cli.layout import STEP_MODULES
 from trainer_cli.loads import WHOLE, LoadOptions, LoadReport
 from trainer_cli.state.load_hooks import Translation, as_state_dict, metadata_of, translate
 from trainer_cli.state.names import clean_name, unwrapped

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer_cli.layout.naming import class_name
+from trainer_cli.layout import class_name
 from trainer_cli.loads import WHOLE, LoadOptions
 from trainer_cli.state.model_state import Fitting
 from trainer_cli.state.names import clean_name, parameter_names

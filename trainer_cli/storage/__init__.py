@@ -1,1 +1,58 @@
-"""Where checkpoints live: folders on a disk."""
+"""Where checkpoints are: whole folders that are written, read and removed, on a local disk or, by an add-on, elsewhere.
+
+A `Storage` knows folders, their names and their bytes; only the manifest of a folder means anything to it.
+`open_storage` selects one by the scheme of a path.
+
+Invariants of `LocalStorage`, whichever operation the process dies in:
+
+- A folder is a checkpoint if it has a plain name and a manifest. The manifest is written last and removed first.
+- A save writes and fsyncs each file in a hidden folder, fsyncs that folder, renames it, and fsyncs its parent.
+- A removal renames the manifest, fsyncs the folder, renames the folder, fsyncs its parent, and unlinks the files.
+- A checkpoint that is read is not removed: readers hold a shared lock on the manifest.
+- What an attempt of a run left half-written or half-removed has a hidden name with the run's id. The next attempt
+  removes it (`Storage.sweep`), and nobody else does. Damaged folders are renamed (`Storage.quarantine`), never removed.
+
+It never reads a tensor and never decides what is kept. `Disk` does every access to the disk, so that a test can make
+each one fail. Begin with `base.py` `Storage`, then `local.py`, `folder.py` (one folder) and `hidden_names.py`.
+"""
+
+from __future__ import annotations
+
+from trainer_cli.lazy import add_lazy_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from trainer_cli.storage.base import FileWriter as FileWriter
+    from trainer_cli.storage.base import ReadableFolder as ReadableFolder
+    from trainer_cli.storage.base import Storage as Storage
+    from trainer_cli.storage.base import UnsyncedError as UnsyncedError
+    from trainer_cli.storage.base import WritableFolder as WritableFolder
+    from trainer_cli.storage.disk import Bytes as Bytes
+    from trainer_cli.storage.disk import Disk as Disk
+    from trainer_cli.storage.disk import delete_tree as delete_tree
+    from trainer_cli.storage.folder import LocalFileWriter as LocalFileWriter
+    from trainer_cli.storage.folder import LocalReadableFolder as LocalReadableFolder
+    from trainer_cli.storage.folder import StagedFolder as StagedFolder
+    from trainer_cli.storage.folder import point_latest_link as point_latest_link
+    from trainer_cli.storage.folder import replacing as replacing
+    from trainer_cli.storage.hidden_names import REMOVED_PREFIX as REMOVED_PREFIX
+    from trainer_cli.storage.hidden_names import Hidden as Hidden
+    from trainer_cli.storage.hidden_names import HiddenName as HiddenName
+    from trainer_cli.storage.hidden_names import removed_marker as removed_marker
+    from trainer_cli.storage.local import LocalStorage as LocalStorage
+    from trainer_cli.storage.open import check_store as check_store
+    from trainer_cli.storage.open import open_storage as open_storage
+
+    __all__: list[str]
+else:
+    add_lazy_names(
+        globals(),
+        {
+            "base": "FileWriter ReadableFolder Storage UnsyncedError WritableFolder",
+            "disk": "Bytes delete_tree Disk",
+            "folder": "LocalFileWriter LocalReadableFolder point_latest_link replacing StagedFolder",
+            "hidden_names": "Hidden HiddenName removed_marker REMOVED_PREFIX",
+            "local": "LocalStorage",
+            "open": "check_store open_storage",
+        },
+    )

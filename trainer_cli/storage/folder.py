@@ -20,10 +20,10 @@ from pathlib import Path
 
 from trainer_cli.errors import UserError
 from trainer_cli.files import REFUSED, close_private, open_private, private_file, sync
-from trainer_cli.layout.naming import is_plain
+from trainer_cli.layout import is_plain
 from trainer_cli.manifest import FileEntry, new_digest
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
-from trainer_cli.storage.disk import PAGE, Bytes, Disk, StrPath
+from trainer_cli.storage.disk import PAGE, Bytes, Disk, StrPath, delete_tree
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,8 @@ WRITE_BYTES = 1 << 25
 """Maximum number of bytes that are digested, then written by one call."""
 _MOST_BUFFERS = 1000
 """Maximum number of buffers in one call; most systems accept 1,024."""
+LATEST_LINK = "latest"
+"""Symbolic link to the newest checkpoint, for other programs."""
 _STAGING = ".part"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
@@ -320,7 +322,7 @@ def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
             raise
         # The old folder is deleted only after the new name is durable.
         sync(output.parent)
-        delete(old)
+        delete_tree(Disk(), old)
 
 
 @contextmanager
@@ -332,7 +334,7 @@ def _staging_folder(output: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        delete(folder)
+        delete_tree(Disk(), folder)
         close_private(descriptor)
 
 
@@ -359,21 +361,15 @@ def _delete_if_unlocked(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def point_link(link: Path, target: str) -> None:
-    """Create a symbolic link, or replace it in one rename, so that it always points to something.
+def point_latest_link(folder: Path, target: str) -> None:
+    """Create the link to the newest checkpoint, or replace it in one rename, so that it always points to something.
 
-    Raises:
-        OSError: a folder has that name, or the file system has no symbolic links.
+    It is not there if a folder has its name, or the file system has no symbolic links; that is logged.
     """
-    new = link.with_name(f".{link.name}.new")
-    new.unlink(missing_ok=True)  # A process that died here may have left one.
-    os.symlink(target, new)
-    os.replace(new, link)
-
-
-def delete(path: Path) -> None:
-    """Delete a file, or a folder with its content, if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    link, new = folder / LATEST_LINK, folder / f".{LATEST_LINK}.new"
+    try:
+        new.unlink(missing_ok=True)  # A process that died here may have left one.
+        os.symlink(target, new)
+        os.replace(new, link)
+    except OSError as error:
+        logger.warning("the link %s could not be replaced: %s", link, error.strerror)

@@ -15,22 +15,12 @@ from operator import call
 from pathlib import Path
 
 from trainer_cli.files import REFUSED
-from trainer_cli.layout.naming import (
-    LATEST_LINK,
-    MANIFEST_FILE,
-    PINNED_FILE,
-    REPLACED_PREFIX,
-    Hidden,
-    HiddenName,
-    is_plain,
-    is_run_id,
-    parse_hidden,
-    removed_marker,
-)
+from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, is_plain, is_run_id
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 from trainer_cli.storage.base import UnsyncedError
 from trainer_cli.storage.disk import READ_ONLY, Disk, delete_tree, exists, is_folder, is_same_file
-from trainer_cli.storage.folder import LocalReadableFolder, StagedFolder, open_source, write_file
+from trainer_cli.storage.folder import LATEST_LINK, LocalReadableFolder, StagedFolder, open_source, write_file
+from trainer_cli.storage.hidden_names import REPLACED_PREFIX, Hidden, HiddenName, removed_marker
 from trainer_cli.storage.manifest_lock import (
     POLL_S,
     delete_superseded,
@@ -123,7 +113,7 @@ class LocalStorage:
                 self._staged.discard(staging.name)
 
     def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
-        hidden = parse_hidden(hidden_name)
+        hidden = HiddenName.parse(hidden_name)
         if hidden is None or hidden.kind is not Hidden.tmp:
             raise ValueError(f"{hidden_name!r} is not the name of a folder that is being written")
         return StagedFolder(self.root / hidden_name, self.disk, digest)
@@ -313,7 +303,7 @@ class LocalStorage:
         # Another thread may be deleting them.
         with suppress(OSError):
             for name in self.disk.listdir(self.root):
-                if (hidden := parse_hidden(name)) is None or hidden.kind is not Hidden.trash:
+                if (hidden := HiddenName.parse(name)) is None or hidden.kind is not Hidden.trash:
                     continue
                 for file in self.disk.listdir(self.root / name):
                     with suppress(FileNotFoundError):
@@ -476,7 +466,7 @@ class LocalStorage:
 
     def _is_leftover(self, name: str) -> bool:
         """Whether it is a staged or removed folder that an earlier attempt of this run left, or half removed."""
-        if (hidden := parse_hidden(name)) is None:
+        if (hidden := HiddenName.parse(name)) is None:
             return self._is_half_removed(name)
         kinds = (Hidden.tmp, Hidden.trash)
         return hidden.kind in kinds and hidden.run_id == self.run_id and name not in self._staged

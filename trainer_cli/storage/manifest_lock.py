@@ -13,8 +13,9 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-from trainer_cli.layout.naming import MANIFEST_FILE, SUPERSEDED_PREFIX
+from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.storage.disk import Disk, exists, is_same_file
+from trainer_cli.storage.hidden_names import SUPERSEDED_PREFIX
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.layout.naming import STEP_MODULES
+from trainer_cli.layout import STEP_MODULES
 from trainer_cli.parallel import ProcessGroup
 from trainer_cli.patterns import did_you_mean, matches
 from trainer_cli.ranks import check_shards

@@ -18,7 +18,6 @@ from trainer_cli.checkpoint.kind import kind_of, refuse_foreign
 from trainer_cli.dtensor import Targets, distributed, targets_of
 from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.goodput import Activity
-from trainer_cli.layout.naming import VARIABLES
 from trainer_cli.loads import LOG_MARKS, VERSIONS, WHOLE, LoadOptions, check_load
 from trainer_cli.parallel import ProcessGroup, check_same
 from trainer_cli.schema.sections import SchedulerInterval
@@ -249,7 +248,6 @@ class Loading:
             return self._saver().save_now(trainer)
         group = trainer.strategy.group
         counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": group.world_size}
-        counts = {name: value for name, value in counts.items() if name in VARIABLES}
         path = path_to_save(path, counts, ranks=group.world_size)
         metadata = replace(describe(trainer), run_id=self._run_id)
         # Not the run's checkpointer, which may have a save in flight.

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from trainer_cli.data import sample_seed
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.layout.naming import STEP_MODULES
+from trainer_cli.layout import STEP_MODULES
 from trainer_cli.loggers import Logger, make_display
 from trainer_cli.parallel import ProcessGroup
 from trainer_cli.patterns import did_you_mean, nearest

@@ -18,7 +18,7 @@ from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.errors import TrainError, UnfitStateError, UserError
 from trainer_cli.format.sharded import RANKS
 from trainer_cli.keys import why_may_change
-from trainer_cli.layout.naming import MODEL_CONFIG_FILE
+from trainer_cli.layout import MODEL_CONFIG_FILE
 from trainer_cli.loads import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, list_by_owner
 from trainer_cli.optim import ONLY
 from trainer_cli.outputs import WeightedMeans

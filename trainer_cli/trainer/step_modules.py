@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import nn
 
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import STEP_MODULES
+from trainer_cli.layout import STEP_MODULES
 from trainer_cli.trainer.setup import refuse_lazy
 
 if TYPE_CHECKING:

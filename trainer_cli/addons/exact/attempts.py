@@ -38,7 +38,7 @@ from trainer_cli.addons.exact.trace import OWN_FAILURE, SAVED_STEP, ProbePlan, P
 from trainer_cli.config.compose import Composed, from_yaml, with_values
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.files import private_file
-from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.running import values_found
 from trainer_cli.schema.auto import auto_keys
 from trainer_cli.schema.checkpoint_config import CheckpointConfig

@@ -23,13 +23,13 @@ from trainer_cli.addons.exact.replay_plan import boundary_between
 from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.errors import CheckpointError, TrainError, UserError
-from trainer_cli.layout.naming import MANIFEST_FILE
+from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.runs.attempts import environment_of, first_step, read_history
 from trainer_cli.runs.environment import timestamp, versions
 from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.origin import other_source
 from trainer_cli.runs.run_dir import RunDir, write_json
-from trainer_cli.storage.open import open_storage
+from trainer_cli.storage import open_storage
 from trainer_cli.terminal import format_count
 
 CHECK_FILE = "check.json"

@@ -41,7 +41,7 @@ from trainer_cli.runs.origin import EvaluatedOrigin, naming_project, other_sourc
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema.sections import SYSTEM, TrainConfig
 from trainer_cli.steps import Duration, Unit
-from trainer_cli.storage.open import open_storage
+from trainer_cli.storage import open_storage
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:

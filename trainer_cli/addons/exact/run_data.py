@@ -22,7 +22,7 @@ from trainer_cli.addons.exact.walk_indices import IndexWalk, has_indices
 from trainer_cli.config.compose import Composed, from_yaml
 from trainer_cli.data import AnyLoader, Loader, SharedLoader, length_of
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import class_name
+from trainer_cli.layout import class_name
 from trainer_cli.messages import to_console
 from trainer_cli.parallel import group_without_processes
 from trainer_cli.running import Builder, Data

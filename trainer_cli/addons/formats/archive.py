@@ -13,14 +13,14 @@ from trainer_cli.format.header import own_file, state_file, tensor_file
 from trainer_cli.format.sharded import ShardedFormat, TensorsFormat
 from trainer_cli.format.tensor_file import FileLayout
 from trainer_cli.format.verified_file import VerifiedFile
-from trainer_cli.layout.parts import PartTable
+from trainer_cli.layout import PartTable
 from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
 from trainer_cli.memory import available_bytes
 from trainer_cli.schema.checkpoint_config import Compression, DigestAlgorithm
 
 if TYPE_CHECKING:
     from trainer_cli.dtensor import Targets
-    from trainer_cli.storage.base import ReadableFolder, WritableFolder
+    from trainer_cli.storage import ReadableFolder, WritableFolder
 
 _ARCHIVE_NAME = re.compile(r"rank(?P<rank>0|[1-9][0-9]{0,8})(?P<suffix>\..+)")
 

@@ -16,8 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from trainer_cli.schema.checkpoint_config import Compression
 
 if TYPE_CHECKING:
-    from trainer_cli.storage.base import FileWriter
-    from trainer_cli.storage.disk import Bytes
+    from trainer_cli.storage import Bytes, FileWriter
 
 _BLOCK = 1 << 20
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.checkpoint.path_variables import rank_variables_in
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.files import as_path
-from trainer_cli.layout.naming import RANK_VARIABLES, VARIABLES, variables_in
 from trainer_cli.ranks import launched_as
 from trainer_cli.running import showing_import
 from trainer_cli.terminal import format_bytes, format_count, print_json
@@ -94,7 +94,7 @@ def _filled(output: Path, path: Path) -> Path:
 
     manifest = manifest_of(path)
     counts = {} if manifest is None else {**manifest.progress, "step": manifest.step, "epoch": manifest.epoch}
-    return Path(filled(str(output), {name: value for name, value in counts.items() if name in VARIABLES}))
+    return Path(filled(str(output), counts))
 
 
 def export(args: argparse.Namespace) -> int:
@@ -104,11 +104,7 @@ def export(args: argparse.Namespace) -> int:
     with showing_import():
         from trainer_cli.addons.formats.export import ExportFormat
         from trainer_cli.addons.formats.export_run import archive_one, export_one
-    if (
-        args.overwrite
-        and launched_as(os.environ)[1] > 1
-        and RANK_VARIABLES.keys().isdisjoint(variables_in(str(args.output)))
-    ):
+    if args.overwrite and launched_as(os.environ)[1] > 1 and not rank_variables_in(str(args.output)):
         raise UserError(
             "each rank of this launch would replace the same output",
             where="--overwrite",

@@ -17,7 +17,7 @@ from trainer_cli.addons.formats.files import open_safetensors
 from trainer_cli.addons.formats.torch_file import ZIP_BEGIN, Ignored, load_torch_bytes, names_in
 from trainer_cli.checkpoint.kind import DCP_METADATA
 from trainer_cli.errors import CheckpointError
-from trainer_cli.layout.naming import is_plain
+from trainer_cli.layout import is_plain
 
 _LARGEST_METADATA = 256 * 1024 * 1024
 _MOST_DIMENSIONS = 64

@@ -15,7 +15,7 @@ from trainer_cli.addons.text import SCALING
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loads import LoadOptions, list_by_owner
 from trainer_cli.state import as_state_dict
-from trainer_cli.storage.folder import replacing
+from trainer_cli.storage import replacing
 
 Weights = Mapping[str, torch.Tensor]
 

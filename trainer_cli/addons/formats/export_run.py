@@ -26,7 +26,7 @@ from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import is_url
-from trainer_cli.layout.naming import CONFIG_FILE, MODEL_CONFIG_FILE, STEP_MODULES
+from trainer_cli.layout import CONFIG_FILE, MODEL_CONFIG_FILE, STEP_MODULES
 from trainer_cli.loads import VERSIONS, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE

@@ -16,7 +16,7 @@ from trainer_cli.addons.formats.torch_file import load_torch_file
 from trainer_cli.checkpoint.kind import INDEXES, WHOLE_FILES
 from trainer_cli.errors import CheckpointError
 from trainer_cli.format.header import read_entries, unique_keys
-from trainer_cli.layout.naming import is_plain
+from trainer_cli.layout import is_plain
 
 log = logging.getLogger(__name__)
 

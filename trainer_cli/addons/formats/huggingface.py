@@ -18,7 +18,7 @@ from trainer_cli.format.verified_file import read_verified
 from trainer_cli.manifest import Manifest
 
 if TYPE_CHECKING:
-    from trainer_cli.storage.base import ReadableFolder, WritableFolder
+    from trainer_cli.storage import ReadableFolder, WritableFolder
 
 SHARD_BYTES = 5_000_000_000
 INDEX_FILE = "model.safetensors.index.json"

@@ -29,7 +29,7 @@ from trainer_cli.format.verified_file import read_verified
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
 
 if TYPE_CHECKING:
-    from trainer_cli.storage.base import ReadableFolder, WritableFolder
+    from trainer_cli.storage import ReadableFolder, WritableFolder
 
 ZIP_BEGIN = b"PK\x03\x04"
 _LARGEST_PICKLE = 256 * 1024 * 1024

@@ -46,7 +46,7 @@ from trainer_cli.config.compose import Composed, compose, freeze, refuse_shipped
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.files import replace
-from trainer_cli.layout.naming import SWEEP_FOLDER
+from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.messages import to_console
 from trainer_cli.policy import RecordedEnd
 from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimizer, validate_command

@@ -29,7 +29,7 @@ from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.overrides import experiment_in
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError, without_secrets
 from trainer_cli.files import is_url
-from trainer_cli.layout.naming import CONFIG_FILE
+from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.messages import to_console
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.ranks import Ranks

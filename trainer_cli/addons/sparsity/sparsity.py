@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainer_cli.data import sample_seed
 from trainer_cli.dtensor import Target, is_dtensor, local_of, part_of, whole_of
 from trainer_cli.errors import ConfigError
-from trainer_cli.layout.naming import STEP_MODULES
+from trainer_cli.layout import STEP_MODULES
 from trainer_cli.patterns import matches
 from trainer_cli.state import clean_name, unwrapped
 from trainer_cli.terminal import format_count, format_first

@@ -13,11 +13,11 @@ from trainer_cli.callbacks import Retention
 from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import SaveError, TrainError, disk_cure
-from trainer_cli.layout.naming import MANIFEST_FILE
+from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import Manifest
 from trainer_cli.schema.checkpoint_config import Newer
-from trainer_cli.storage.base import ReadableFolder, Storage
+from trainer_cli.storage import ReadableFolder, Storage
 
 log = logging.getLogger(__name__)
 

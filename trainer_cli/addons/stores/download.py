@@ -18,13 +18,10 @@ from urllib.parse import unquote
 from trainer_cli.addons.stores.object_client import ObjectClient, ObjectInfo
 from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.files import locked_file
-from trainer_cli.layout.naming import MANIFEST_FILE
+from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
-from trainer_cli.storage.base import ReadableFolder, Storage
-from trainer_cli.storage.disk import Bytes
-from trainer_cli.storage.folder import delete
-from trainer_cli.storage.local import LocalStorage
+from trainer_cli.storage import Bytes, Disk, LocalStorage, ReadableFolder, Storage, delete_tree
 from trainer_cli.terminal import COLOURS, format_count, is_terminal
 
 if TYPE_CHECKING:
@@ -187,7 +184,7 @@ def fetch(url: str, marks: Collection[str]) -> Path | None:
                 raise StoreAwayError("it was changed while it was read", where=url)
             os.rename(unfinished, into)
         finally:
-            delete(unfinished)
+            delete_tree(Disk(), unfinished)
     return into
 
 

@@ -35,11 +35,10 @@ from trainer_cli.addons.stores.rank_folder import (
 from trainer_cli.addons.stores.uploader import Uploader, run_in_parallel
 from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.files import as_path
-from trainer_cli.layout.naming import MANIFEST_FILE, PINNED_FILE, Hidden, HiddenName, is_plain, removed_marker
+from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, is_plain
 from trainer_cli.manifest import Manifest, ManifestError
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
-from trainer_cli.storage.folder import LocalReadableFolder, StagedFolder
-from trainer_cli.storage.local import LocalStorage
+from trainer_cli.storage import Hidden, HiddenName, LocalReadableFolder, LocalStorage, StagedFolder, removed_marker
 from trainer_cli.terminal import format_count
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer_cli.data import ORDER_VERSION, MapDataset, sample_indices, sample_seed
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import class_name
+from trainer_cli.layout import class_name
 
 BLOCK = 1000
 """Number of positions over which proportions are exact: weights count in thousandths of their sum."""

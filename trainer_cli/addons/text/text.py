@@ -28,7 +28,7 @@ from trainer_cli.addons.text.read_text import (
 )
 from trainer_cli.data import kept_random_state
 from trainer_cli.errors import UserError
-from trainer_cli.layout.naming import class_name
+from trainer_cli.layout import class_name
 from trainer_cli.terminal import format_count
 
 IGNORED = -100
