@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli import environment
 from trainer_cli.addons.stores.download import cache_of
 from trainer_cli.commands import env
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
-from trainer_cli.runs import environment
 
 SECRETS = {
     "HF_TOKEN": "hf_abcdefgh",

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 from reported import BEGAN, HOSTILE, make_run, outcome, record, write_metrics
 
 from trainer_cli.addons.view.report import report
-from trainer_cli.runs.environment import timestamp
+from trainer_cli.environment import timestamp
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps.run_status import RunStatus
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.runs.forks import Fork, beside_parents, forks_among
+from trainer_cli.addons.view.forks import Fork, beside_parents, forks_among
 
 
 def summary(run_id: str, parent: Any = None, step: Any = 10, shift: Any = 10) -> dict[str, Any]:

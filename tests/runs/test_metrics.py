@@ -12,18 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer_cli.addons.view.curves import pace, pauses, reduce
 from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.metric_modes import MODES, Mode
 from trainer_cli.policy.rules import BestRule
-from trainer_cli.runs.curves import Columns, GrowingColumns, best_values, pace, pauses, reduce
-from trainer_cli.runs.metrics import (
-    BestSettings,
-    best_rule,
-    best_settings,
-    describe,
-    shared_settings,
-    summarize_metrics,
-)
+from trainer_cli.runs.columns import Columns, GrowingColumns, best_values
+from trainer_cli.runs.metrics import BestSettings
 
 
 @pytest.fixture
@@ -168,7 +162,7 @@ NAMES = ["train/loss", "val/loss", "other/loss", "val/f1", "val/accuracy"]
 def test_the_rule_of_the_run_decides_and_else_the_validation_loss(
     keep_best: Any, names: list[str], expected: BestRule | None
 ) -> None:
-    assert best_rule(best_settings({"checkpoint": {"keep_best": keep_best}}), names) == expected
+    assert BestSettings.of({"checkpoint": {"keep_best": keep_best}}).rule(names) == expected
 
 
 AT_END = {"loop": {"eval_loaders": {"held_out": {"interval": None}, "val": {"steps": 3}}}}
@@ -202,7 +196,7 @@ PLATEAU = {"scheduler": {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau
 def test_a_checkpoint_is_best_by_a_set_that_the_run_watches_and_never_unasked_by_a_test_set(
     config: Any, loaders: list[str], expected: str | None
 ) -> None:
-    rule = best_rule(best_settings(config), [f"{loader}/loss" for loader in [*loaders, "train"]])
+    rule = BestSettings.of(config).rule([f"{loader}/loss" for loader in [*loaders, "train"]])
     assert rule == (None if expected is None else BestRule(f"{expected}/loss"))
 
 
@@ -256,34 +250,34 @@ def test_without_keep_best_the_validation_metric_that_the_run_watches_decides(
     callbacks: dict[str, Any], scheduler: dict[str, Any], expected: BestRule
 ) -> None:
     config = {"callbacks": callbacks, "scheduler": scheduler}
-    assert best_rule(best_settings(config), OF_METRICS) == expected
+    assert BestSettings.of(config).rule(OF_METRICS) == expected
     keeps = {**config, "checkpoint": {"keep_best": {"metric": "val/loss"}}}
-    assert best_rule(best_settings(keeps), OF_METRICS) == BestRule("val/loss")
+    assert BestSettings.of(keeps).rule(OF_METRICS) == BestRule("val/loss")
 
 
 @pytest.mark.parametrize("keep_best", [{"metric": "val/loss", "mode": "auto"}, {"metric": "${named}"}])
 def test_the_mode_of_what_watches_it_is_not_that_of_a_metric_of_retention(keep_best: Any) -> None:
     config = {"named": "val/loss", "callbacks": {"stop": _stops("val/loss", mode="max")}}
-    settings = best_settings({**config, "checkpoint": {"keep_best": keep_best}})
-    assert best_rule(settings, OF_METRICS) == BestRule("val/loss")
+    settings = BestSettings.of({**config, "checkpoint": {"keep_best": keep_best}})
+    assert settings.rule(OF_METRICS) == BestRule("val/loss")
 
 
 def test_a_test_set_decides_where_the_config_says_so() -> None:
     config = {"checkpoint": {"keep_best": {"metric": "test/accuracy"}}}
-    assert best_rule(best_settings(config), ["test/accuracy", "val/loss"]) == BestRule("test/accuracy", Mode.max)
+    assert BestSettings.of(config).rule(["test/accuracy", "val/loss"]) == BestRule("test/accuracy", Mode.max)
 
 
 def test_a_rule_is_shared_only_where_all_runs_have_it_and_described_with_what_ties_do() -> None:
     first, second = BestSettings("val/f1", "max"), BestSettings("val/loss", "min")
-    assert shared_settings([first, BestSettings("val/f1", "max")]) == first
-    assert shared_settings([first, second]) == BestSettings()
+    assert BestSettings.common([first, BestSettings("val/f1", "max")]) == first
+    assert BestSettings.common([first, second]) == BestSettings()
     watching = first._replace(watched=(("val/score", "max"),), at_the_end=("held_out",))
-    assert shared_settings([watching, first._replace(at_the_end=("held_out",))]) == watching._replace(watched=())
-    assert shared_settings([watching, second._replace(watched=watching.watched)]) == BestSettings(
+    assert BestSettings.common([watching, first._replace(at_the_end=("held_out",))]) == watching._replace(watched=())
+    assert BestSettings.common([watching, second._replace(watched=watching.watched)]) == BestSettings(
         watched=watching.watched
     )
-    assert shared_settings([]) == BestSettings()
-    assert describe(BestRule("val/f1", Mode.max)) == "largest val/f1, of equal ones the newest"
+    assert BestSettings.common([]) == BestSettings()
+    assert BestRule("val/f1", Mode.max).note == "largest val/f1, of equal ones the newest"
 
 
 def test_the_summary_has_the_best_values_of_known_modes_and_the_last_ones_of_all(path: Path) -> None:
@@ -293,11 +287,11 @@ def test_the_summary_has_the_best_values_of_known_modes_and_the_last_ones_of_all
         {"train/loss": 9, "val/loss": 1.0, "val/accuracy": "inf", "val/score": 3.0},
     ]
     write(path, *(at(step, **values) for step, values in enumerate(records, 1)), tail='{"step": 4, "val/lo')
-    best, last = summarize_metrics(JsonlLogger.read_ranges(path), BestSettings())
+    best, last = BestSettings().summarize(JsonlLogger.read_ranges(path))
     assert best == {
         "val/loss": {"value": 1.0, "step": 3, "mode": "min"},
         "val/accuracy": {"value": 0.5, "step": 2, "mode": "max"},
     }
     assert last == {"val/loss": 1.0, "val/accuracy": math.inf, "val/score": 3.0}
-    best, _ = summarize_metrics(JsonlLogger.read_ranges(path), BestSettings(watched=(("val/score", "max"),)))
+    best, _ = BestSettings(watched=(("val/score", "max"),)).summarize(JsonlLogger.read_ranges(path))
     assert best["val/score"] == {"value": 3.0, "step": 3, "mode": "max"}

@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from trainer_cli.addons.exact.replay import compose_replay, find_step, plan_replay, replay
+from trainer_cli.addons.exact.run_history import bytes_of_config, read_history
 from trainer_cli.addons.stores import download
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
 from trainer_cli.manifest import Manifest
-from trainer_cli.runs.attempts import bytes_of_config, read_history
 from trainer_cli.runs.run_dir import RunDir
 
 STEPS = 60

@@ -14,15 +14,16 @@ from tensorboard.util import tensor_util
 
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
+from trainer_cli.running.results import Results
 from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.results import Results, Row
+from trainer_cli.runs.validation_rows import ValidationRow
 
 
 def test_a_row_is_on_disk_as_soon_as_it_is_there_and_nothing_where_nothing_is_evaluated(tmp_path: Path) -> None:
     results = Results(tmp_path / "out")
     results.finish()
     assert not (tmp_path / "out").exists()
-    results.add([Row("runs/x/checkpoints/step5", 5, "val", {"loss": 0.5, "nll": float("nan")})])
+    results.add([ValidationRow("runs/x/checkpoints/step5", 5, "val", {"loss": 0.5, "nll": float("nan")})])
     (line,) = (tmp_path / "out" / "validation.jsonl").read_text().splitlines()
     values = {"checkpoint": "runs/x/checkpoints/step5", "step": 5, "val/loss": 0.5, "val/nll": "nan"}
     assert values.items() <= json.loads(line).items()
@@ -31,8 +32,8 @@ def test_a_row_is_on_disk_as_soon_as_it_is_there_and_nothing_where_nothing_is_ev
 
 
 def test_the_csv_has_the_newest_row_of_each_checkpoint_and_loader_of_all_evaluations(tmp_path: Path) -> None:
-    Results(tmp_path).add([Row(f"step{step}", step, "val", {"loss": 0.5}) for step in (5, 10)])
-    Results(tmp_path).add([Row("step5", 5, "val", {"loss": 0.25, "f1": 1.0}, "ema")])
+    Results(tmp_path).add([ValidationRow(f"step{step}", step, "val", {"loss": 0.5}) for step in (5, 10)])
+    Results(tmp_path).add([ValidationRow("step5", 5, "val", {"loss": 0.25, "f1": 1.0}, "ema")])
     assert (tmp_path / "validation.csv").read_text().splitlines() == [
         "checkpoint,step,loader,average,loss,f1", "step5,5,val,ema,0.25,1.0", "step10,10,val,,0.5,",
     ]  # fmt: skip
@@ -59,7 +60,7 @@ def test_the_table_marks_the_best_by_the_rule_of_the_run(
     nan = float("nan")
     rows = [("a", 1, 0.5, 1), ("a", 2, nan, 1), ("a", 3, 0.5, 1), ("b", 1, 0.1, 2), ("b", 2, 3, 4)]
     for loader, step, loss, f1 in rows:
-        results.add([Row(f"step{step}", step, loader, {"loss": loss, "f1": f1})])
+        results.add([ValidationRow(f"step{step}", step, loader, {"loss": loss, "f1": f1})])
     results.finish()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1:4] for line in lines if line.startswith("*  ")] == [marked]
@@ -88,7 +89,7 @@ def test_what_is_left_out_is_named_by_whole_names(
         monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     results = Results(tmp_path, settings=BestSettings(metric=decides, mode="min"))
-    results.add([Row("step1", 1, "a", dict.fromkeys(names, 0.5))])
+    results.add([ValidationRow("step1", 1, "a", dict.fromkeys(names, 0.5))])
     results.finish()
     printed = " ".join(capsys.readouterr().out.split())
     said = re.search(r"left out, as they do not fit: ([\w/, ]+?) (?:\*|results)", printed)
@@ -105,7 +106,11 @@ def test_a_row_is_one_line_on_a_terminal_and_names_what_is_left_out(
     metrics = {"loss": 1.0, "accuracy": 0.5, "precision": 0.5, "recall": 0.5}
     checkpoints = "runs/a_name/checkpoints"
     results.add(
-        [Row(f"{checkpoints}/step{step}", step, loader, metrics, "ema") for step in (1, 2) for loader in ("a", "b")]
+        [
+            ValidationRow(f"{checkpoints}/step{step}", step, loader, metrics, "ema")
+            for step in (1, 2)
+            for loader in ("a", "b")
+        ]
     )
     results.finish()
     common, header, *rows = capsys.readouterr().out.splitlines()[:7]
@@ -122,7 +127,7 @@ def test_tensorboard_shows_every_validation_and_the_training(tmp_path: Path) -> 
     training.close()
     for loss in (3.0, 2.0):
         results = Results(tmp_path / "validation")
-        results.add([Row(f"step{step}", step, "val", {"loss": loss}) for step in (5, 10)])
+        results.add([ValidationRow(f"step{step}", step, "val", {"loss": loss}) for step in (5, 10)])
         results.finish()
     shown = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
     points = {
@@ -154,8 +159,8 @@ def test_results_that_cannot_be_written_are_told_once_and_shown_all_the_same(
     place: Any, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     results = Results(place(tmp_path))
-    results.add([Row("step5", 5, "val", {"loss": 0.25})])
-    results.add([Row("step6", 6, "val", {"loss": 0.5})])
+    results.add([ValidationRow("step5", 5, "val", {"loss": 0.25})])
+    results.add([ValidationRow("step6", 6, "val", {"loss": 0.5})])
     results.finish()
     (message,) = caplog.messages
     assert re.search(rf"results are printed and not written to .*({why}).*validate\.folder=FOLDER", message)

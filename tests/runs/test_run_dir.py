@@ -18,10 +18,10 @@ import pytest
 import yaml
 from dying_disk import Died, die_at
 
+from trainer_cli.environment import environment, git_facts, versions
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.files import durable as files
 from trainer_cli.runs import run_dir
-from trainer_cli.runs.environment import environment, git_facts, versions
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock, make_directory
 from trainer_cli.steps.run_status import RunStatus
 

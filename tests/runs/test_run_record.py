@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from reported import BEGAN, make_run, write_metrics
 
+from trainer_cli.addons.view.report_sweep import rank_metrics
+from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy.rules import CheckpointKind
-from trainer_cli.runs.record import RunRecord, SweepJob, rank_metrics, read_sweep
+from trainer_cli.runs.record import RunRecord
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
 

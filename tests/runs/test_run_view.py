@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from unprivileged import nobody
 
+from trainer_cli.addons.view.report_sweep import short_keys
 from trainer_cli.runs import find_runs
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
-from trainer_cli.runs.record import RunView, short_keys
+from trainer_cli.runs.record import RunView
 from trainer_cli.runs.run import Run, RunsBelow
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
 from trainer_cli.steps.run_status import RunStatus

@@ -19,7 +19,7 @@ from trainer_cli.addons.jobs.sweep_table import (
     write_failure,
 )
 from trainer_cli.errors import ConfigError
-from trainer_cli.runs.metrics import BestSettings, best_settings, shared_settings
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import RunDir, write_json
 
 
@@ -224,7 +224,7 @@ def test_the_best_jobs_are_marked_by_the_rule_of_their_runs(
         }
         rows.append(JobStatus(key, {"seed": key}, tmp_path / key, "finished", best=best))
     # Those of the configs, also of jobs that have no directory yet.
-    settings = shared_settings(best_settings({"checkpoint": {"keep_best": rule}}) for rule in rules)
+    settings = BestSettings.common(BestSettings.of({"checkpoint": {"keep_best": rule}}) for rule in rules)
     lines = as_table(rows, settings).splitlines()
     assert [line.split()[1] for line in lines if line.startswith("*  ")] == marked
     assert note in lines

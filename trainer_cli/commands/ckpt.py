@@ -155,12 +155,12 @@ def _size_of(folder: Path) -> int:
 def _listing(items: Sequence[Item], now: float) -> str:
     # Here: the other actions do without.
     from trainer_cli.runs.folders import run_config
-    from trainer_cli.runs.metrics import best_rule, best_settings
+    from trainer_cli.runs.metrics import BestSettings
 
     manifests = [item.entry.manifest for item in items]
     measured = dict.fromkeys(key for manifest in manifests if manifest is not None for key in manifest.metrics)
     run = next((item.run for item in items if item.run is not None), None)
-    rule = best_rule(best_settings({} if run is None else run_config(run)), measured)
+    rule = BestSettings.of({} if run is None else run_config(run)).rule(measured)
     # Without those of the training, by which no checkpoint is chosen; first the one that decides which is best.
     shown = [key for key in measured if not key.startswith("train/")]
     metrics = sorted(shown, key=lambda key: rule is None or key != rule.metric)

@@ -17,8 +17,8 @@ from typing import Any
 from trainer_cli.commands.command_line import add_config_dir
 from trainer_cli.config import search_path
 from trainer_cli.config.search_path import PACKAGE
+from trainer_cli.environment import git_facts, versions
 from trainer_cli.errors import ConfigError
-from trainer_cli.runs.environment import git_facts, versions
 from trainer_cli.terminal import clear_status
 
 EXAMPLES = """examples:

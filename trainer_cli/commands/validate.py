@@ -13,7 +13,7 @@ from trainer_cli.ranks import ranks_in
 from trainer_cli.terminal import print_json
 
 if TYPE_CHECKING:
-    from trainer_cli.runs.results import Results
+    from trainer_cli.running.results import Results
 
 EXAMPLES = """examples:
   train validate ckpt='runs/digits/checkpoints/step*'
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         )
     # Imported here: it loads torch and Hydra, which the help and shell completion must not wait for.
     from trainer_cli.running import validate
-    from trainer_cli.runs.results import show_table
+    from trainer_cli.running.results import show_table
 
     return validate(
         args.overrides,

@@ -107,6 +107,11 @@ class BestRule:
         return f"{self.metric} {value:g} is {self.among}"
 
     @property
+    def note(self) -> str:
+        """The rule as a note below a table."""
+        return f"{'largest' if self.mode is Mode.max else 'smallest'} {self.metric}, of equal ones the newest"
+
+    @property
     def among(self) -> str:
         """End of the sentence why a checkpoint is one of the best."""
         return "the best" if self.count == 1 else f"among the {self.count} best"

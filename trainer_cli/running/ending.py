@@ -16,7 +16,7 @@ from trainer_cli.config.compose import Composed
 from trainer_cli.errors import without_secrets
 from trainer_cli.layout import parse_step
 from trainer_cli.running.start import Done
-from trainer_cli.runs.metrics import best_rule, best_settings
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.terminal import (
@@ -59,8 +59,8 @@ def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[st
     except OSError as error:
         log.warning("cannot list the checkpoints: %s", error)
         return {}
-    settings = best_settings(asdict(composed.config))
-    rule = best_rule(settings, (name for entry in saved for name in entry.metrics))
+    settings = BestSettings.of(asdict(composed.config))
+    rule = settings.rule(name for entry in saved for name in entry.metrics)
     best = next(iter(rule.ranked(saved)), None) if rule is not None else None
     if rule is None or best is None:
         return {}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer_cli.checkpoint.history import notes
+from trainer_cli.environment import unix
 from trainer_cli.files import read_rows
 from trainer_cli.goodput import Activity, best_interval_s, lost_share
-from trainer_cli.runs.environment import unix
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import format_count
 

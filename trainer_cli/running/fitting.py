@@ -32,6 +32,7 @@ from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.components import import_from
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
+from trainer_cli.environment import environment, versions
 from trainer_cli.errors import ExitCode, NotFiniteError, without_secrets
 from trainer_cli.files import is_url, read_rows
 from trainer_cli.loads import LoadOptions
@@ -46,6 +47,7 @@ from trainer_cli.running.risen_loss import find_risen_loss, read_losses
 from trainer_cli.running.start import (
     Done,
     Start,
+    describe_fork,
     options_of,
     refuse_no_optimizer,
     start_existing,
@@ -53,9 +55,7 @@ from trainer_cli.running.start import (
 )
 from trainer_cli.running.torch_import import import_torch
 from trainer_cli.running.trigger_files import TriggerFiles
-from trainer_cli.runs.environment import environment, versions
-from trainer_cli.runs.forks import describe_fork
-from trainer_cli.runs.metrics import best_settings, summarize_metrics
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.run_dir import Outcome, RunDir, describe_moved
 from trainer_cli.schema.sections import ANEW, RESUME_WORDS
@@ -522,7 +522,7 @@ def _summarize_metrics(
     except OSError as error:
         log.error("%s could not be read: %s", run.metrics_file, error.strerror)
         ranges = {}
-    return summarize_metrics(ranges, best_settings(asdict(composed.config)))
+    return BestSettings.of(asdict(composed.config)).summarize(ranges)
 
 
 def _kept_checkpoints(trainer: Trainer) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from trainer_cli.components import SAVER, is_node, list_optimizers, list_schedul
 from trainer_cli.config.compose import Composed
 from trainer_cli.optim import ONLY
 from trainer_cli.running.start import Start
-from trainer_cli.runs.metrics import best_rule, best_settings
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.terminal import format_count, format_first
 from trainer_cli.trainer.hooks import Callback
 
@@ -168,10 +168,10 @@ def _saves(
 ) -> Iterator[str]:
     """What is saved; of several validation sets the metric that decides which checkpoint is best; another folder."""
     yield planned
-    settings = best_settings(asdict(composed.config))
+    settings = BestSettings.of(asdict(composed.config))
     # A metric that the config names and no evaluation logs is refused at the start of the fit.
     named = [*filter(None, [settings.metric]), *(name for name, _ in settings.watched)]
-    rule = best_rule(settings, [*named, *(f"{name}/loss" for name in data.val)])
+    rule = settings.rule([*named, *(f"{name}/loss" for name in data.val)])
     if len(data.val) > 1 and rule is not None and rule.metric not in planned:
         yield f"best by {rule.metric}"
     if checkpoint.folder != start.run.checkpoints_folder:

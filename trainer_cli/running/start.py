@@ -486,3 +486,15 @@ def fork_path(composed: Composed) -> Path | None:
     manifest = manifest_of(fork)
     check_load(str(fork), () if manifest is None else manifest.left_out, composed.config.load.options())
     return fork
+
+
+def describe_fork(checkpoint: Path | None, *, counts_on: bool) -> dict[str, Any] | None:
+    """What the first attempt of a run records; None if it begins with no checkpoint of this program.
+
+    Args:
+        counts_on: whether the run continues at the step of the checkpoint; else it begins at step 0.
+    """
+    manifest = None if checkpoint is None else manifest_of(checkpoint)
+    if manifest is None:
+        return None
+    return {"run_id": manifest.run_id, "step": manifest.step, "shift": 0 if counts_on else manifest.step}

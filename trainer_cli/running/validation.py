@@ -35,12 +35,13 @@ from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import LoadOptions
 from trainer_cli.messages import to_console
+from trainer_cli.running.results import Results, show_table
 from trainer_cli.runs.folders import config_of, run_holding, run_that_saved
-from trainer_cli.runs.metrics import best_settings, shared_settings
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
-from trainer_cli.runs.results import Results, Row, show_table
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import Selection, select
+from trainer_cli.runs.validation_rows import ValidationRow
 from trainer_cli.schema.sections import TrainConfig
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import RunStatus
@@ -279,7 +280,7 @@ class _Validation:
         return self._exit_code()
 
     def _open_results(self, folder: Path | str, configs: Iterable[TrainConfig]) -> Results:
-        settings = shared_settings(best_settings(asdict(config)) for config in configs)
+        settings = BestSettings.common(BestSettings.of(asdict(config)) for config in configs)
         self.results = Results(Path(folder), self.show, settings)
         return self.results
 
@@ -388,7 +389,8 @@ class _Validation:
                     self.failures.append(error.exit_code)
                 else:
                     rows = [
-                        Row(name, result.step, result.loader, result.metrics, result.average) for result in evaluations
+                        ValidationRow(name, result.step, result.loader, result.metrics, result.average)
+                        for result in evaluations
                     ]
                     self.results.add(rows)
                     for row in rows if self.command.validate.watch and path is not None else ():

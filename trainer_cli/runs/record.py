@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.history import Life
-from trainer_cli.runs.environment import unix
-from trainer_cli.runs.metrics import BestSettings, best_rule, shared_settings
-from trainer_cli.runs.results import Row
+from trainer_cli.environment import unix
+from trainer_cli.runs.metrics import BestSettings
+from trainer_cli.runs.validation_rows import ValidationRow
 from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:
-    from trainer_cli.runs.curves import Columns
+    from trainer_cli.runs.columns import Columns
 
-SWEEP_FILE = "sweep.csv"
 STALE = "stale"
 UNREADABLE = "unreadable"
 
@@ -87,7 +84,7 @@ class RunRecord:
     summary: Mapping[str, Any]
     attempts: Sequence[Mapping[str, Any]]
     checkpoints: Sequence[SavedCheckpoint]
-    validation: Sequence[Row]
+    validation: Sequence[ValidationRow]
     config: Mapping[str, str]
     """Dotted key -> value; a list is one text."""
     places: Mapping[str, str]
@@ -113,49 +110,6 @@ class RunRecord:
         return min([*started, *self.columns.time[:1]], default=0.0)
 
 
-def rank_metrics(records: Sequence[RunRecord]) -> list[str]:
-    """The metrics of which a run has a best value; the one that decides which run is best comes first."""
-    metrics = list(dict.fromkeys(name for record in records for name in record.best))
-    settings = shared_settings(record.settings for record in records)
-    rule = best_rule(settings, metrics)
-    # Those of test sets last, where no loss decides.
-    return sorted(metrics, key=lambda name: (rule is None or name != rule.metric, not settings.may_decide(name)))
-
-
-class SweepJob(NamedTuple):
-    """A row of a `sweep.csv`."""
-
-    key: str
-    swept: Mapping[str, str]
-    run_dir: Path
-    status: str
-    reason: str
-
-
-def read_sweep(folder: Path) -> list[SweepJob]:
-    """Read the jobs of the sweep in a folder; empty if it holds no sweep.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    try:
-        with open(folder / SWEEP_FILE, encoding="utf-8", errors="replace", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except FileNotFoundError:
-        return []
-    jobs = []
-    for row in rows:
-        cells = {str(name): str(cell or "") for name, cell in row.items()}
-        names = list(cells)
-        if names[:1] == ["KEY"] and cells.get("run_dir") and "status" in cells:
-            swept = {name: cells[name] for name in names[1 : names.index("status")] if cells[name]}
-            # `run_dir` is relative to the folder in which the sweep was started, which may be another one now.
-            job_folder = folder / cells["KEY"]
-            run_dir = job_folder if job_folder.is_dir() else Path(cells["run_dir"])
-            jobs.append(SweepJob(cells["KEY"], swept, run_dir, cells["status"], cells.get("reason", "")))
-    return jobs
-
-
 def as_text(value: Any) -> str:
     """A value of a config or of the environment on one line."""
     if isinstance(value, list):
@@ -163,13 +117,3 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)
-
-
-def short_keys(keys: Collection[str]) -> dict[str, str]:
-    """The last part of each dotted key, or the whole key where two have the same last part.
-
-    A class is called as its component: `optimizer._target_` becomes `optimizer`.
-    """
-    ends = {key: key.removesuffix("._target_").rpartition(".")[2] for key in keys}
-    counts = Counter(ends.values())
-    return {key: end if counts[end] == 1 else key for key, end in ends.items()}

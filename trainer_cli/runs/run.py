@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.history import Life, Spent, last_spent, lives
+from trainer_cli.environment import unix
 from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.files import FileIdentity, GrowingFile, is_url, read_rows
 from trainer_cli.goodput import compute_goodput
@@ -25,19 +26,18 @@ from trainer_cli.keys import whole_values
 from trainer_cli.layout import MANIFEST_FILE, numbers_within, parse_step, step_within
 from trainer_cli.loggers import MEDIA_FILE, Mark, MetricRange, is_validation_metric
 from trainer_cli.runs.damage import collecting, damaged_files, explain, unread_lines
-from trainer_cli.runs.environment import unix
 from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.folders import checkpoints_of, run_config
-from trainer_cli.runs.metrics import BestSettings, best_rule, best_settings, modes_of
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView, SavedCheckpoint, as_text
-from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, attempts_of
 from trainer_cli.runs.spent_time import sum_until
+from trainer_cli.runs.validation_rows import ValidationRow, read_validation
 from trainer_cli.steps import RunStatus
 from trainer_cli.strict_json import read_number
 
 if TYPE_CHECKING:
-    from trainer_cli.runs.curves import GrowingColumns
+    from trainer_cli.runs.columns import GrowingColumns
 
 STALE_S = 600.0
 """A running process that writes nothing for this long, and for ten intervals of its records, is shown as stale."""
@@ -173,7 +173,7 @@ class Run:
 
     def _read(self, now: float) -> RunRecord:
         # Imported here: `train top` looks at runs without numpy.
-        from trainer_cli.runs.curves import Columns, GrowingColumns, best_values
+        from trainer_cli.runs.columns import Columns, GrowingColumns, best_values
 
         # First: if the run has ended at that time, all that is read below is complete.
         view = self.look(now)
@@ -193,12 +193,12 @@ class Run:
             with collecting(problems, self.path):
                 columns[index] = reader.read()
             problems += unread_lines(file, columns[index].unread)
-        modes = modes_of(columns[0].metrics, self._settings)
+        modes = self._settings.modes(columns[0].metrics)
         try:
             environment = run.read_environment()
         except RunDirectoryError:
             environment = {}
-        history, validation = list[dict[str, Any]](), list[Row]()
+        history, validation = list[dict[str, Any]](), list[ValidationRow]()
         with collecting(problems, self.path):
             history = read_rows(run.history_file)
         with collecting(problems, self.path):
@@ -350,7 +350,7 @@ class Run:
         if self._config_seen == seen:
             return
         self._config, self._config_seen = None, seen
-        self._settings = best_settings(run_config(self.path))
+        self._settings = BestSettings.of(run_config(self.path))
         try:
             self._folder = checkpoints_of(self.path)
         except TrainError:
@@ -378,7 +378,7 @@ class Run:
         last = self.summary.get("last_metrics")
         newest = {name: values.last for name, values in self.ranges.items()}
         measured = {**(last if isinstance(last, dict) else {}), **newest}
-        rule = best_rule(self._settings, measured)
+        rule = self._settings.rule(measured)
         value = None if rule is None else measured[rule.metric]
         return ("", None) if rule is None or not isinstance(value, int | float) else (rule.metric, float(value))
 

@@ -34,11 +34,11 @@ from typing import Any
 
 from trainer_cli.bounds import is_amount, is_bounded, is_count, is_list, is_table, is_text, keep_sound
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of
+from trainer_cli.environment import timestamp
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.files import as_path, close_private, open_private, replace, sync
 from trainer_cli.goodput import Seconds, compute_goodput, sum_attempts
 from trainer_cli.layout import COPIES_CACHE, SWEEP_FOLDER, is_run_id
-from trainer_cli.runs.environment import timestamp
 from trainer_cli.runs.spent_time import seconds_of, seconds_of_killed
 from trainer_cli.steps import RunStatus
 from trainer_cli.strict_json import strict_json

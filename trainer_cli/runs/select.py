@@ -25,7 +25,7 @@ from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import in_runs, parse_step
 from trainer_cli.patterns import alternatives, did_you_mean
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_checkpoint, is_run, run_config, run_holding
-from trainer_cli.runs.metrics import best_rule, best_settings
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.replayed import replayed_entries
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import format_first
@@ -398,11 +398,11 @@ def _warn_of_newer(catalog: Catalog, chosen: Entry, run_id: str | None) -> None:
 
 
 def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
-    """The best of these checkpoints of a run, by `best_rule`; None if none was saved at an evaluation."""
+    """The best of these checkpoints of a run, by `BestSettings.rule`; None if none was saved at an evaluation."""
     facts = [entry.facts for entry in valid if entry.facts is not None]
     # Read now: the rule of the run may have changed since the checkpoint was saved.
-    settings = best_settings({} if run is None else run_config(run))
-    rule = best_rule(settings, (name for saved in facts for name in saved.metrics))
+    settings = BestSettings.of({} if run is None else run_config(run))
+    rule = settings.rule(name for saved in facts for name in saved.metrics)
     ranked = rule.ranked(facts) if rule is not None else []
     return next((entry for entry in valid if ranked and entry.name == ranked[0].name), None)
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.history import Spent, notes
+from trainer_cli.environment import unix
 from trainer_cli.files import read_last_row, read_rows
 from trainer_cli.goodput import Activity, Seconds, complete_killed, read_seconds, sum_attempts
-from trainer_cli.runs.environment import unix
 
 if TYPE_CHECKING:
     from trainer_cli.runs.run_dir import RunDir

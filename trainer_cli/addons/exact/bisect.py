@@ -25,19 +25,19 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.addons.exact.replay_plan import find_step, split_steps
 from trainer_cli.addons.exact.replay_process import provide_steps, replay_in_process
+from trainer_cli.addons.exact.run_history import read_history
 from trainer_cli.addons.exact.step_positions import read_records
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.files import read_rows
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.runs.attempts import read_history
 from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.schema.sections import TRAIN_PREFIX
 from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:
-    from trainer_cli.runs.results import Results
+    from trainer_cli.running.results import Results
 
 log = logging.getLogger(__name__)
 

@@ -32,10 +32,10 @@ from trainer_cli.addons.exact.divergence_report import (
 from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, split_steps
 from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.addons.exact.replay_records import by_step, is_clocked
+from trainer_cli.addons.exact.run_history import RunHistory, environment_of, read_history, split_attempt
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.layout import parse_step
-from trainer_cli.runs.attempts import RunHistory, environment_of, read_history, split_attempt
 from trainer_cli.runs.folders import advise_run, manifest_of
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_selector

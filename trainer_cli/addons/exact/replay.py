@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, ReplayPlan, find_step, plan_replay
 from trainer_cli.addons.exact.replay_records import RecordComparison, RecordDifference
+from trainer_cli.addons.exact.run_history import bytes_of_config, environment_of, read_history
 from trainer_cli.addons.stores.download import configure_downloads
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.components import SAVER, SECTIONS
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import hparams
+from trainer_cli.environment import versions
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.files import locked_file
 from trainer_cli.loads import WHOLE
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import fork_path, import_torch, kept_settings, showing_import
-from trainer_cli.runs.attempts import bytes_of_config, environment_of, read_history
-from trainer_cli.runs.environment import versions
 from trainer_cli.runs.folders import checkpoints_of, config_of, manifest_of
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.runs.run_dir import RunDir

@@ -16,10 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
-from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.running import import_torch, showing_import
-from trainer_cli.runs.attempts import (
+from trainer_cli.addons.exact.run_history import (
     RunHistory,
     attempt_number,
     bytes_of_config,
@@ -27,6 +24,9 @@ from trainer_cli.runs.attempts import (
     kept_entries,
     read_history,
 )
+from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.running import import_torch, showing_import
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps import RunStatus
 from trainer_cli.strict_json import read_number

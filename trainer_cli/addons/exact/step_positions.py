@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.addons.exact.epoch_layout import EpochLayout
+from trainer_cli.addons.exact.run_history import RunHistory, environment_of, kept_entries, split_attempt
 from trainer_cli.bounds import read_yaml
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
@@ -23,7 +24,6 @@ from trainer_cli.files import is_url, read_last_row, read_rows
 from trainer_cli.format.header import state_file
 from trainer_cli.loads import LoadOptions
 from trainer_cli.manifest import Manifest
-from trainer_cli.runs.attempts import RunHistory, environment_of, kept_entries, split_attempt
 from trainer_cli.runs.folders import advise_run, config_of, manifest_of, read_small_file, run_config
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one

@@ -51,7 +51,7 @@ from trainer_cli.messages import to_console
 from trainer_cli.policy import RecordedEnd
 from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimizer, validate_command
 from trainer_cli.runs.find_runs import refuse_nested
-from trainer_cli.runs.metrics import BestSettings, best_settings, shared_settings
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import RunDir, describe_moved, make_directory
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
 from trainer_cli.schema.sections import ANEW, RESUME_WORDS, ParallelConfig
@@ -257,7 +257,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         begins_anew,
         to_resume,
         _twice(Duration.parse(config.loop.max_duration)),
-        best_settings(asdict(config)),
+        BestSettings.of(asdict(config)),
     )
 
 
@@ -316,7 +316,7 @@ def _refuse_equal(planned: Sequence[Planned]) -> None:
 
 def settings_of(planned: Sequence[Planned]) -> BestSettings:
     """What the configs of all jobs say about which is best, also of those that have not begun."""
-    return shared_settings(job.best for job in planned)
+    return BestSettings.common(job.best for job in planned)
 
 
 @dataclass(slots=True)

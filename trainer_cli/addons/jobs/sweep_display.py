@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus, short_names
 from trainer_cli.loggers import BarStyle, BottomLines
 from trainer_cli.policy import BestRule
-from trainer_cli.runs.metrics import BestSettings, best_rule, summarize_metrics
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.record import RunView
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
@@ -95,7 +95,7 @@ class SweepDisplay:
         most = max(height // 2 - 2, _FEWEST_JOBS)
         shown = begun if len(begun) + (len(begun) < len(rows)) <= most else begun[: most - 1]
         measured = {name for run in self._running.values() for name in self._best(run)}
-        rule = best_rule(self._settings, measured.union(*(row.best for row in rows)))
+        rule = self._settings.rule(measured.union(*(row.best for row in rows)))
         cells = [self._cells(row, rule) for row in shown]
         header = list(_HEADER if rule is None else (*_HEADER[:3], f"best {rule.metric}", _HEADER[4]))
         widths = [max(map(cell_width, column)) for column in zip(header, *cells, strict=True)]
@@ -133,7 +133,7 @@ class SweepDisplay:
 
     def _best(self, run: Run) -> Mapping[str, Mapping[str, Any]]:
         """The best values so far of a running job, as a summary holds them."""
-        return summarize_metrics(run.ranges, self._settings)[0]
+        return self._settings.summarize(run.ranges)[0]
 
     def _bar(self, seconds: float, width: int) -> str:
         waiting = (NOT_BEGUN, QUEUED)

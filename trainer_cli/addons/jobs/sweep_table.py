@@ -16,7 +16,7 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.files import replace
 from trainer_cli.runs.folders import run_config
-from trainer_cli.runs.metrics import BestSettings, best_rule
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_first, left_out_of_table, line_width, table, wrapped
@@ -196,7 +196,7 @@ def as_table(rows: Sequence[JobStatus], settings: BestSettings) -> str:
 def best_jobs(rows: Sequence[JobStatus], settings: BestSettings) -> tuple[str | None, list[JobStatus]]:
     """The metric that decides which job is best, and the best jobs; None and none if nothing was measured."""
     measured = [name for name in _metrics(rows) if any(name in row.best for row in rows)]
-    rule = best_rule(settings, measured)
+    rule = settings.rule(measured)
     ranked = rule.metric if rule is not None else next(filter(settings.may_decide, measured), None)
     return ranked, [] if ranked is None else _winners(rows, ranked)
 
@@ -229,7 +229,7 @@ def _reasons(rows: Sequence[JobStatus]) -> Iterator[str]:
 
 def as_sentence(row: JobStatus, settings: BestSettings) -> str:
     """How a job ended, on one line: `finished at step 90: its best val/loss 0.1302, 2.1 s`."""
-    rule = best_rule(settings, row.best)
+    rule = settings.rule(row.best)
     best = "" if rule is None else f": its best {rule.metric} {_best(row, rule.metric):.4g}"
     step = "" if row.step is None else f" at step {row.step:,}"
     return f"{row.status}{step}{best}{'' if row.seconds is None else f', {row.seconds:.1f} s'}"

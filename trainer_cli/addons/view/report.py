@@ -19,21 +19,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer_cli.addons.exact import earliest_start
+from trainer_cli.addons.view.forks import forks_among
 from trainer_cli.addons.view.report_blocks import Block, clock_time
 from trainer_cli.addons.view.report_runs import grouping_keys, groupings
 from trainer_cli.addons.view.report_sections import sections
+from trainer_cli.addons.view.report_sweep import short_keys
+from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep
 from trainer_cli.commands import no_run
+from trainer_cli.environment import versions
 from trainer_cli.errors import TrainError, UserError, one_line
 from trainer_cli.files import as_path, replace
 from trainer_cli.runs.damage import collecting
-from trainer_cli.runs.environment import versions
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
 from trainer_cli.runs.folders import checkpoints_of
-from trainer_cli.runs.forks import forks_among
-from trainer_cli.runs.record import RunRecord, SweepJob, read_sweep, short_keys
-from trainer_cli.runs.results import Row, read_validation
+from trainer_cli.runs.record import RunRecord
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.validation_rows import ValidationRow, read_validation
 from trainer_cli.terminal import format_bytes, format_count
 
 EXAMPLES = """examples:
@@ -109,13 +111,13 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
     # First: reading the runs may take long.
     _refuse_other_file(output)
     records: list[RunRecord] = []
-    validated: list[Row] = []
+    validated: list[ValidationRow] = []
     sweep: dict[str, SweepJob] = {}
     problems: list[str] = []
     for path in paths:
         runs = _runs_at(path)
         # `train validate` of checkpoints of different runs writes into folders named validation-….
-        rows: list[Row] = []
+        rows: list[ValidationRow] = []
         for folder in (path, *sorted(path.glob("validation-*"))):
             with collecting(problems, Path.cwd()):
                 rows += read_validation(folder)
@@ -153,14 +155,14 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
     return Report(len(records), charts, len(page), problems)
 
 
-def _assign_rows(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str, list[Row]]:
+def _assign_rows(rows: Sequence[ValidationRow], records: Sequence[RunRecord]) -> dict[str, list[ValidationRow]]:
     """Add each result of `train validate` to the record of its run. Returns those of other runs, by name."""
     saved_in: dict[str, Path] = {}
     for record in records:
         # A run may save in a folder elsewhere, which a damaged config does not name.
         with suppress(UserError, OSError):
             saved_in[os.path.realpath(checkpoints_of(record.path))] = record.path
-    of_run: dict[str, list[Row]] = {}
+    of_run: dict[str, list[ValidationRow]] = {}
     for row in rows:
         folder = as_path(row.checkpoint).parent
         run = saved_in.get(os.path.realpath(folder), folder.parent)

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer_cli.runs.curves import Array, Columns, Series, reduce
-from trainer_cli.runs.environment import unix
+from trainer_cli.addons.view.curves import Array, reduce
+from trainer_cli.environment import unix
+from trainer_cli.runs.columns import Columns, Series
 from trainer_cli.runs.record import RunRecord, SavedCheckpoint
 from trainer_cli.terminal import format_clock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trainer_cli.runs.curves import Series
+from trainer_cli.runs.columns import Series
 from trainer_cli.runs.record import RunRecord
 
 MACHINE = "machine/"

@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from trainer_cli.addons.view.forks import forks_among, recorded_fork
 from trainer_cli.addons.view.report_blocks import Block, clock_time, duration, number, table
-from trainer_cli.addons.view.report_sweep import NOT_SET, sweep_charts
+from trainer_cli.addons.view.report_sweep import NOT_SET, rank_metrics, short_keys, sweep_charts
+from trainer_cli.addons.view.sweep_file import SweepJob
 from trainer_cli.bounds import is_count
+from trainer_cli.environment import unix
 from trainer_cli.errors import first_sentence
 from trainer_cli.goodput import Activity, Seconds, read_seconds
 from trainer_cli.metric_modes import Mode
-from trainer_cli.runs.environment import unix
-from trainer_cli.runs.forks import forks_among, recorded_fork
-from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView, SweepJob, rank_metrics, short_keys
+from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView
 from trainer_cli.runs.run_dir import attempts_of
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_clock, format_rate

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer_cli.addons.view.curves import by_last_part, pace, pauses
 from trainer_cli.addons.view.report_blocks import (
     Block,
     clock_time,
@@ -26,11 +27,12 @@ from trainer_cli.addons.view.report_media import media
 from trainer_cli.addons.view.report_range_test import range_test
 from trainer_cli.addons.view.report_runs import best_modes, differing, summary
 from trainer_cli.addons.view.report_sweep import NOT_SET
-from trainer_cli.runs.curves import Series, by_last_part, pace, pauses
-from trainer_cli.runs.environment import unix
-from trainer_cli.runs.metrics import describe, shared_settings
-from trainer_cli.runs.record import RunRecord, SweepJob, as_text
-from trainer_cli.runs.results import Row, best_row
+from trainer_cli.addons.view.sweep_file import SweepJob
+from trainer_cli.environment import unix
+from trainer_cli.runs.columns import Series
+from trainer_cli.runs.metrics import BestSettings
+from trainer_cli.runs.record import RunRecord, as_text
+from trainer_cli.runs.validation_rows import ValidationRow, best_row
 
 Draw = Callable[[int, RunRecord, str], Block | None]
 """Makes the curve of the run at an index; None if it has none."""
@@ -48,7 +50,7 @@ _RATES = ("samples_per_s", "tokens_per_s", "steps_per_s")
 def sections(
     records: Sequence[RunRecord],
     names: Sequence[str],
-    validated_elsewhere: Mapping[str, Sequence[Row]],
+    validated_elsewhere: Mapping[str, Sequence[ValidationRow]],
     sweep: Sequence[SweepJob] = (),
     draw: Draw | None = None,
 ) -> list[Block]:
@@ -161,7 +163,9 @@ def _restarts(records: Sequence[RunRecord], curves: Sequence[Block]) -> list[Blo
     return [mark for run in runs for mark in restarts(run, records[run])]
 
 
-def _validation(records: Sequence[RunRecord], validated_elsewhere: Mapping[str, Sequence[Row]]) -> Iterator[Block]:
+def _validation(
+    records: Sequence[RunRecord], validated_elsewhere: Mapping[str, Sequence[ValidationRow]]
+) -> Iterator[Block]:
     """Charts and a table of what `train validate` measured."""
     sources = [*(record.validation for record in records), *validated_elsewhere.values()]
     everything = [row for rows in sources for row in rows]
@@ -193,7 +197,7 @@ def _validation(records: Sequence[RunRecord], validated_elsewhere: Mapping[str, 
             yield {"kind": "chart", "title": metric, "curves": curves, "restarts": []}
     if everything:
         metrics = list(dict.fromkeys(key for row in everything for key in row.metrics))
-        best, rule = best_row(everything, shared_settings(record.settings for record in records))
+        best, rule = best_row(everything, BestSettings.common(record.settings for record in records))
         cells = [
             [
                 row.checkpoint,
@@ -209,7 +213,7 @@ def _validation(records: Sequence[RunRecord], validated_elsewhere: Mapping[str, 
             cells,
             right=["step", *metrics],
             best=best_modes(metrics, records),
-            title="Results of train validate" + (f"; marked: the {describe(rule)}" if rule is not None else ""),
+            title="Results of train validate" + (f"; marked: the {rule.note}" if rule is not None else ""),
             marked=[] if best is None else [best],
             **_fold(cells),
         )

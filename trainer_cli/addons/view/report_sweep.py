@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from trainer_cli.runs.curves import Array
-from trainer_cli.runs.record import RunRecord, rank_metrics, short_keys
+from trainer_cli.addons.view.curves import Array
+from trainer_cli.runs.metrics import BestSettings
+from trainer_cli.runs.record import RunRecord
 from trainer_cli.steps import Duration
 
 Block = dict[str, Any]
@@ -151,3 +153,22 @@ def _ranks(values: Sequence[float]) -> Array:
 
 def _rounded(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.{_DIGITS}g}") for value in values]
+
+
+def rank_metrics(records: Sequence[RunRecord]) -> list[str]:
+    """The metrics of which a run has a best value; the one that decides which run is best comes first."""
+    metrics = list(dict.fromkeys(name for record in records for name in record.best))
+    settings = BestSettings.common(record.settings for record in records)
+    rule = settings.rule(metrics)
+    # Those of test sets last, where no loss decides.
+    return sorted(metrics, key=lambda name: (rule is None or name != rule.metric, not settings.may_decide(name)))
+
+
+def short_keys(keys: Collection[str]) -> dict[str, str]:
+    """The last part of each dotted key, or the whole key where two have the same last part.
+
+    A class is called as its component: `optimizer._target_` becomes `optimizer`.
+    """
+    ends = {key: key.removesuffix("._target_").rpartition(".")[2] for key in keys}
+    counts = Counter(ends.values())
+    return {key: end if counts[end] == 1 else key for key, end in ends.items()}

@@ -14,14 +14,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.addons.view.forks import beside_parents, forks_among
 from trainer_cli.addons.view.report import look_of, short_names
 from trainer_cli.addons.view.report_blocks import Block
 from trainer_cli.addons.view.report_runs import RunRow, differing, grouping_keys, groupings, runs_table
 from trainer_cli.addons.view.report_sections import metric_curve, metric_series, role_of, sections
+from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep
 from trainer_cli.files import GrowingFile
-from trainer_cli.runs.forks import beside_parents, forks_among
 from trainer_cli.runs.log_messages import MessageFilter
-from trainer_cli.runs.record import RunRecord, RunView, SweepJob, read_sweep
+from trainer_cli.runs.record import RunRecord, RunView
 from trainer_cli.runs.run import Run, RunsBelow
 from trainer_cli.schema.sections import LogLevel
 

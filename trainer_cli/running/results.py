@@ -9,55 +9,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from trainer_cli.files import AppendedFile, read_rows, replace
+from trainer_cli.files import AppendedFile, replace
 from trainer_cli.loggers import Record, RunFacts, loader_of
-from trainer_cli.policy import BestRule
-from trainer_cli.runs.metrics import BestSettings, best_rule, describe
+from trainer_cli.runs.metrics import BestSettings
+from trainer_cli.runs.validation_rows import ValidationRow, best_row, read_validation
 from trainer_cli.strict_json import strict_json
 from trainer_cli.terminal import left_out_of_table, line_width, table, wrapped
 
 log = logging.getLogger(__name__)
-
-_ROW_FACTS = ("checkpoint", "step", "loader", "average", "time")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One checkpoint on one loader."""
-
-    checkpoint: str
-    """Its path, with `${oc.env:…}` in place of a value from the environment."""
-    step: int
-    loader: str
-    metrics: dict[str, float]
-    average: str | None = None
-    """Name of the callback whose average of the weights was evaluated; None: the trained weights were."""
-
-    @property
-    def weights(self) -> str:
-        """What was evaluated, for a table; empty for the trained weights."""
-        return "" if self.average is None else f"average of {self.average}"
-
-
-def read_validation(folder: Path) -> list[Row]:
-    """Read a `validation.jsonl`: the newest row of each checkpoint and loader, by step.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    rows: dict[tuple[str, str], Row] = {}
-    for line in read_rows(folder / "validation.jsonl"):
-        with suppress(ValueError, TypeError, KeyError, OverflowError):
-            loader, checkpoint = str(line["loader"]), str(line["checkpoint"])
-            values = {key.removeprefix(f"{loader}/"): value for key, value in line.items() if key not in _ROW_FACTS}
-            metrics = {key: float(value) for key, value in values.items()}
-            average = line.get("average")
-            rows[checkpoint, loader] = Row(checkpoint, int(line["step"]), loader, metrics, average and str(average))
-    return sorted(rows.values(), key=lambda row: row.step)
 
 
 class Results:
@@ -73,13 +35,13 @@ class Results:
         settings: BestSettings | None = None,
     ) -> None:
         self.folder, self.show, self.settings = folder, show or show_table, settings or BestSettings()
-        self.rows: list[Row] = []
+        self.rows: list[ValidationRow] = []
         self.is_written = True
         # Before any evaluation: an hour of work must not end in a folder that takes nothing.
         if why := _why_unwritable(folder):
             self._give_up(why)
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[ValidationRow]) -> None:
         """Append to validation.jsonl and write validation.csv anew at once: a later failure then loses no row."""
         self.rows += rows
         with self._giving_up():
@@ -111,7 +73,7 @@ class Results:
                 self.folder, why,
             )  # fmt: skip
 
-    def _append(self, rows: Sequence[Row]) -> None:
+    def _append(self, rows: Sequence[ValidationRow]) -> None:
         if not self.is_written:
             return
         # Only now: an evaluation without a result leaves no empty folder.
@@ -121,7 +83,7 @@ class Results:
             for row in rows:
                 facts = {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader}
                 facts |= {"time": now} if row.average is None else {"average": row.average, "time": now}
-                file.append(strict_json({**facts, **_prefixed(row)}).encode() + b"\n")
+                file.append(strict_json({**facts, **row.named_metrics}).encode() + b"\n")
 
     def _write_csv(self) -> None:
         if not self.is_written:
@@ -150,7 +112,7 @@ class Results:
             events.start(RunFacts(run_dir=self.folder))
             # TensorBoard expects rising steps within a file.
             for row in sorted(self.rows, key=lambda row: row.step):
-                events.log(Record(step=row.step, epoch=0, time=time.time(), metrics=_prefixed(row)))
+                events.log(Record(step=row.step, epoch=0, time=time.time(), metrics=row.named_metrics))
 
 
 def _why_unwritable(folder: Path) -> str | None:
@@ -177,14 +139,6 @@ def _make_numbered_folder(folder: Path) -> Path:
         except FileExistsError:
             # Another evaluation of the run created it at the same time.
             number += 1
-
-
-def _names(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(key for row in rows for key in row.metrics))
-
-
-def _prefixed(row: Row) -> dict[str, float]:
-    return {f"{row.loader}/{key}": value for key, value in row.metrics.items()}
 
 
 def show_table(results: Results) -> None:
@@ -216,21 +170,10 @@ def show_table(results: Results) -> None:
     if hidden := left_out_of_table(header, cells, left_out):
         print(wrapped(f"left out, as they do not fit: {', '.join(hidden)}", line_width(sys.stdout)))
     if rule is not None:
-        print(f"* {describe(rule)}")
+        print(f"* {rule.note}")
     if results.is_written:
         print(f"results: {results.folder}/validation.jsonl, validation.csv")
 
 
-def best_row(rows: Sequence[Row], settings: BestSettings) -> tuple[int | None, BestRule | None]:
-    """Index of the best row and the rule that ranks the rows; both None if no row has a finite value of its metric."""
-    measured = [_prefixed(row) for row in rows]
-    rule = best_rule(settings, (name for metrics in measured for name in metrics))
-    if rule is None:
-        return None, None
-    ranked = [
-        # Of equal values the newest, by the negated step.
-        (rule.loss(metrics), -row.step, index)
-        for index, (row, metrics) in enumerate(zip(rows, measured, strict=True))
-        if rule.value(metrics) is not None
-    ]
-    return (min(ranked)[2], rule) if ranked else (None, None)
+def _names(rows: Sequence[ValidationRow]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row.metrics))

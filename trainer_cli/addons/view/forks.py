@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer_cli.bounds import is_count
-from trainer_cli.runs.folders import manifest_of
 from trainer_cli.runs.run_dir import attempts_of
 
 
@@ -19,18 +17,6 @@ class Fork(NamedTuple):
     step: int
     shift: int
     """Steps of the parent before step 0 of the fork; 0 if the fork counts the parent's steps on."""
-
-
-def describe_fork(checkpoint: Path | None, *, counts_on: bool) -> dict[str, Any] | None:
-    """What the first attempt of a run records; None if it begins with no checkpoint of this program.
-
-    Args:
-        counts_on: whether the run continues at the step of the checkpoint; else it begins at step 0.
-    """
-    manifest = None if checkpoint is None else manifest_of(checkpoint)
-    if manifest is None:
-        return None
-    return {"run_id": manifest.run_id, "step": manifest.step, "shift": 0 if counts_on else manifest.step}
 
 
 def recorded_fork(summary: Mapping[str, Any]) -> Mapping[str, Any]:

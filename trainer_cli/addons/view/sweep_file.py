@@ -1,0 +1,44 @@
+"""The jobs of a sweep, as its `sweep.csv` lists them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+SWEEP_FILE = "sweep.csv"
+
+
+class SweepJob(NamedTuple):
+    """A row of a `sweep.csv`."""
+
+    key: str
+    swept: Mapping[str, str]
+    run_dir: Path
+    status: str
+    reason: str
+
+
+def read_sweep(folder: Path) -> list[SweepJob]:
+    """Read the jobs of the sweep in a folder; empty if it holds no sweep.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        with open(folder / SWEEP_FILE, encoding="utf-8", errors="replace", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except FileNotFoundError:
+        return []
+    jobs = []
+    for row in rows:
+        cells = {str(name): str(cell or "") for name, cell in row.items()}
+        names = list(cells)
+        if names[:1] == ["KEY"] and cells.get("run_dir") and "status" in cells:
+            swept = {name: cells[name] for name in names[1 : names.index("status")] if cells[name]}
+            # `run_dir` is relative to the folder in which the sweep was started, which may be another one now.
+            job_folder = folder / cells["KEY"]
+            run_dir = job_folder if job_folder.is_dir() else Path(cells["run_dir"])
+            jobs.append(SweepJob(cells["KEY"], swept, run_dir, cells["status"], cells.get("reason", "")))
+    return jobs
