@@ -28,13 +28,14 @@ FLOORS = (
     "lazy terminal",
     "errors goodput",
     "patterns ranks",
-    "metric_modes",
+    "metric_names",
     "steps files",
     "values layout models",
     "signatures",
     "loads",
     "schema",
-    "messages policy keys",
+    "auto_values messages policy",
+    "keys",
     "components manifest",
     "dtensor",
     "batches data storage format parallel loggers",
@@ -52,7 +53,8 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 PORTS = [f"{ROOT}.{part}" for part in ("storage", "format")]
 PURE_PACKAGES = (
-    "bounds elsewhere goodput layout loads manifest metric_modes patterns policy ranks schema signatures steps values"
+    "auto_values bounds elsewhere goodput layout loads manifest metric_names patterns policy ranks schema signatures "
+    "steps values"
 )
 """What decides and names, from plain values alone."""
 # What would bring torch, a clock, the disk, other processes or chance into a pure module.

@@ -15,7 +15,7 @@ import xxhash
 from trainer_cli.errors import CheckpointError, UserError, one_line
 from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, PartTable, Shard, is_plain
 from trainer_cli.policy import CheckpointKind
-from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.schema import DigestAlgorithm
 
 SCHEMA_VERSION = 2
 """Version 1 has its own digest among the other fields, and over their values instead of over bytes."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainer_cli.errors import without_secrets
 from trainer_cli.files import AppendedFile
-from trainer_cli.schema.sections import LoggingConfig
+from trainer_cli.schema import LoggingConfig
 from trainer_cli.signatures import checks_argument_names
 from trainer_cli.terminal import clear_status, columns, is_terminal, painted, stamp, wrapped
 from trainer_cli.values import checked_values

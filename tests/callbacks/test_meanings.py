@@ -22,7 +22,7 @@ from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
 from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import ConfigError
-from trainer_cli.metric_modes import Mode, choose_mode
+from trainer_cli.metric_names import Mode, choose_mode
 from trainer_cli.optim.scheduler_intervals import Scheduled
 from trainer_cli.policy.rules import BestRule, CheckpointKind, Moment, RetentionRules, Saved, SaveRules
 from trainer_cli.schema.checkpoint_config import KeepBestConfig

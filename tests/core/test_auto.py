@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.addons.auto.decisions import batch_sizes
+from trainer_cli.auto_values import auto_keys
 from trainer_cli.config.compose import compose, with_values
 from trainer_cli.config.contradictions import check_processes
 from trainer_cli.errors import ConfigError
-from trainer_cli.schema.auto import auto_keys, batch_sizes
 
 ROOT = Path(__file__).parents[2]
 

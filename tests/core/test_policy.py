@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.callbacks.save_budget import steps_until
-from trainer_cli.metric_modes import Mode
+from trainer_cli.metric_names import Mode
 from trainer_cli.policy.rules import (
     BestRule,
     CheckpointKind,

@@ -13,7 +13,7 @@ import pytest
 from trainer_cli.loggers.base import RATE_KEY, Record, RunFacts
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.metric_table import BestValues, MetricTable, choose_columns, format_metric
-from trainer_cli.metric_modes import Mode
+from trainer_cli.metric_names import Mode
 from trainer_cli.schema.checkpoint_config import KeepBestConfig
 from trainer_cli.terminal import cell_width
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainer_cli.addons.view.curves import pace, pauses, reduce
 from trainer_cli.loggers.text_files import JsonlLogger
-from trainer_cli.metric_modes import MODES, Mode
+from trainer_cli.metric_names import MODES, Mode
 from trainer_cli.policy.rules import BestRule
 from trainer_cli.runs.columns import Columns, GrowingColumns, best_values
 from trainer_cli.runs.metrics import BestSettings

@@ -31,7 +31,7 @@ from trainer_cli import (
 )
 from trainer_cli.config.check import validate
 from trainer_cli.config.tree import ConfigTree, Node
-from trainer_cli.metric_modes import Mode
+from trainer_cli.metric_names import Mode
 from trainer_cli.schema import sections as schema
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, KeepBestConfig, Removal
 

@@ -32,7 +32,7 @@ from trainer_cli.format.verified_file import verify
 from trainer_cli.goodput import Activity
 from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy import CheckpointKind, Decision, Moment, Occasion, RetentionRules, SaveRules
-from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError
+from trainer_cli.schema import CheckpointConfig
 from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.trainer.hooks import Callback
 
@@ -129,7 +129,7 @@ class CheckpointerCallback(Callback):
     @property
     def tolerates_errors(self) -> bool:
         """Whether a disk that cannot be written does not end the training."""
-        return self.settings.on_save_error is OnSaveError["warn"]
+        return self.settings.tolerates_errors
 
     def newest(self, *, first: bool = True) -> Path | None:
         """The newest intact checkpoint of this run, copies included, every byte verified; newer damaged ones are
@@ -488,7 +488,7 @@ class CheckpointerCallback(Callback):
         except SaveError as error:
             self._failures += 1
             limit = self.settings.max_save_errors
-            if last or self.settings.on_save_error is OnSaveError["raise"] or self._failures > limit:
+            if last or not self.tolerates_errors or self._failures > limit:
                 raise
             log.error("%s Training continues (failure %d; %d in a row are tolerated).", error, self._failures, limit)
             log.debug("the save failed", exc_info=error)

@@ -17,8 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.metric_modes import Mode, choose_mode, usual_mode
-from trainer_cli.schema.sections import TRAIN_PREFIX
+from trainer_cli.metric_names import TRAIN_PREFIX, Mode, choose_mode, usual_mode
 from trainer_cli.steps import Duration, Interval, Unit
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback

@@ -15,7 +15,7 @@ from trainer_cli.errors import NO_SPACE, NoSpaceError, NotDurableError, SaveErro
 from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy import RetentionRules, Saved
-from trainer_cli.schema.checkpoint_config import Newer, Removal
+from trainer_cli.schema import Newer, Removal
 from trainer_cli.storage import Storage
 
 log = logging.getLogger(__name__)

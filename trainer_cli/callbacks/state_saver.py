@@ -28,7 +28,7 @@ from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import UnsavableState
 from trainer_cli.parallel import ALONE, LostRankError, PeerError, ProcessGroup
 from trainer_cli.policy import CheckpointKind, Decision
-from trainer_cli.schema.checkpoint_config import CheckpointConfig, OnSaveError
+from trainer_cli.schema import CheckpointConfig
 from trainer_cli.storage import Storage, open_storage, point_latest_link
 from trainer_cli.trainer.state import SETTINGS, describe, settings_of
 
@@ -375,7 +375,7 @@ class StateSaver(SaveCaller):
             folder,
             identity.run_id,
             every=settings.copy_to.every,
-            raises=settings.on_save_error is OnSaveError["raise"],
+            raises=not settings.tolerates_errors,
         )
 
     def _new_storage(self, root: Path) -> Storage:

@@ -19,7 +19,7 @@ from trainer_cli.gc_pause import gc_paused
 from trainer_cli.layout import MANIFEST_FILE, parse_step
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
 from trainer_cli.policy import CheckpointKind, Saved
-from trainer_cli.schema.checkpoint_config import CheckpointFormat
+from trainer_cli.schema import CheckpointFormat
 from trainer_cli.steps import Progress
 from trainer_cli.storage import REMOVED_PREFIX, ReadableFolder, Storage, open_storage
 from trainer_cli.terminal import format_count

@@ -56,7 +56,7 @@ from trainer_cli.format.verified_file import verify
 from trainer_cli.layout import is_plain
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE, ProcessGroup, default_group, default_ranks, lone_rank
-from trainer_cli.schema.checkpoint_config import CheckpointFormat, DigestAlgorithm
+from trainer_cli.schema import CheckpointFormat, DigestAlgorithm
 from trainer_cli.storage import ReadableFolder, Storage, open_storage
 
 logger = logging.getLogger(__name__)

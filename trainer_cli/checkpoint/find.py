@@ -27,7 +27,7 @@ from trainer_cli.layout import MANIFEST_FILE, VARIABLES, Naming, is_plain, numbe
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError
 from trainer_cli.parallel import default_ranks
 from trainer_cli.patterns import alternatives
-from trainer_cli.schema.checkpoint_config import Compression
+from trainer_cli.schema import Compression
 from trainer_cli.storage import LocalStorage, Storage, open_storage, replacing
 from trainer_cli.terminal import format_count
 

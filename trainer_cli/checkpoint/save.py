@@ -34,7 +34,7 @@ from trainer_cli.layout import MANIFEST_FILE, PartTable, step_within
 from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, ManifestError
 from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy import CheckpointKind
-from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.schema import DigestAlgorithm
 
 if TYPE_CHECKING:
     from trainer_cli.storage import StagedFolder, Storage

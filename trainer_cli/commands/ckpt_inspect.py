@@ -26,7 +26,7 @@ from trainer_cli.format.verified_file import VerifiedFile, read_verified
 from trainer_cli.format.views import STORAGE, View, views_in
 from trainer_cli.layout import CONFIG_FILE, Shard
 from trainer_cli.manifest import Manifest
-from trainer_cli.schema.checkpoint_config import CheckpointFormat
+from trainer_cli.schema import CheckpointFormat
 from trainer_cli.storage import ReadableFolder
 from trainer_cli.terminal import format_bytes
 

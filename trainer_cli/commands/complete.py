@@ -19,7 +19,7 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, parser_o
 from trainer_cli.commands.docs import find_pages
 from trainer_cli.config import search_path
 from trainer_cli.errors import UserError
-from trainer_cli.schema.sections import RESUME_WORDS
+from trainer_cli.schema import RESUME_WORDS
 
 EXAMPLES = """examples:
   train complete bash     in ~/.bashrc:  eval "$(train complete bash)"

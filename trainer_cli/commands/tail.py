@@ -20,7 +20,6 @@ from trainer_cli.runs.log_messages import LogLine, MessageFilter
 from trainer_cli.runs.record import UNREADABLE
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.schema.sections import LogLevel
 from trainer_cli.strict_json import strict_json
 from trainer_cli.terminal import line_width, wrapped
 
@@ -104,7 +103,7 @@ class Tail:
         self._most: int | None = most
         self._as_json = as_json
         section = run_config(run).get("logging")
-        self._shows_debug = isinstance(section, dict) and section.get("level") == LogLevel.debug
+        self._shows_debug = isinstance(section, dict) and section.get("level") == "debug"
         self._messages = MessageFilter(shows_debug=self._shows_debug)
         self._log_file = RunDir(run).log_file
         self._log: GrowingFile | None = None

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
+from trainer_cli.auto_values import AUTO
+from trainer_cli.components.auto_checks import check_auto
 from trainer_cli.components.nodes import (
     FROM_DATA,
     SAVER,
@@ -29,9 +31,7 @@ from trainer_cli.components.targets import Trust, check_name, check_path, import
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import DATA_KEYS, SEVERAL, check_data_counts
 from trainer_cli.patterns import nearest
-from trainer_cli.schema.auto import AUTO, check_auto
-from trainer_cli.schema.checkpoint_config import CheckpointConfig
-from trainer_cli.schema.sections import SchedulerInterval, TrainConfig
+from trainer_cli.schema import CheckpointConfig, SchedulerInterval, TrainConfig
 from trainer_cli.signatures import OPTIMIZER, Parameter, call_parameters, misfits, names_optimizer
 from trainer_cli.steps import Duration
 from trainer_cli.values import MISSING

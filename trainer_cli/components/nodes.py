@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer_cli.errors import Code, ConfigError
-from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
+from trainer_cli.metric_names import TRAIN_PREFIX
+from trainer_cli.schema import SchedulerInterval
 from trainer_cli.values import MISSING, kind_of
 
 SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "callbacks", "loggers")

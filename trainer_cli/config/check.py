@@ -19,6 +19,7 @@ from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from trainer_cli.auto_values import replace_auto
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
@@ -39,8 +40,7 @@ from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number,
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import OPEN, KeyPath, sections, text_keys, unknown_key
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.schema.auto import replace_auto
-from trainer_cli.schema.sections import RESUME_WORDS, TrainConfig
+from trainer_cli.schema import RESUME_WORDS, TrainConfig
 from trainer_cli.values import IN_QUOTES, MISSING, SECTION, ValueKind, check_rules, in_yaml, kind_of, name_of, shown
 
 NODE = "a node with `_target_`, or null"

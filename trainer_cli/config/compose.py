@@ -50,7 +50,7 @@ from trainer_cli.errors import Code, ConfigError, TrainError, UserError, raise_a
 from trainer_cli.gc_pause import gc_paused
 from trainer_cli.keys import KeyPath
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.schema.sections import ANEW, TrainConfig
+from trainer_cli.schema import ANEW, TrainConfig
 
 __all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "freeze", "from_yaml", "thaw", "to_yaml"]
 

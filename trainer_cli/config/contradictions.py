@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
+from trainer_cli.auto_values import BATCH_SIZE, auto_keys
 from trainer_cli.components import SAVER
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import OPEN, SOURCE, list_keys, unknown_key
@@ -14,9 +15,7 @@ from trainer_cli.loads import LEAVE_OUT, can_resume, check_leave_out, describe_l
 from trainer_cli.patterns import alternatives, did_you_mean
 from trainer_cli.policy import SaveRules
 from trainer_cli.ranks import check_shards, check_tensor_size
-from trainer_cli.schema.auto import BATCH_SIZE, auto_keys, undecided_error
-from trainer_cli.schema.checkpoint_config import CheckpointFormat
-from trainer_cli.schema.sections import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
+from trainer_cli.schema import CheckpointFormat, Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.steps import Duration, Interval, StepCounts, divide_step
 
 
@@ -102,7 +101,11 @@ def batches_of_step(config: TrainConfig, data_size: int) -> tuple[int | None, in
         ConfigError: the batch size is still to be found, or the batches do not make a step.
     """
     if BATCH_SIZE in auto_keys(config):
-        raise undecided_error(BATCH_SIZE)
+        raise ConfigError(
+            f"{BATCH_SIZE} is auto: its value is found before the first step of a run",
+            location=BATCH_SIZE,
+            hint="Give a number, or the run that has found one.",
+        )
     return divide_step(config.data or {}, config.loop.grad_accum_steps, data_size)
 
 

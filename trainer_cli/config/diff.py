@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from trainer_cli.components import list_metric_intervals
 from trainer_cli.config.tree import ConfigTree, Node, Origin, fill_defaults, resolve
 from trainer_cli.keys import KeyPath, defaults, matches_any, whole_values, why_may_change
-from trainer_cli.metric_modes import Mode, usual_mode
-from trainer_cli.schema.sections import SchedulerInterval, TrainConfig
+from trainer_cli.metric_names import Mode, usual_mode
+from trainer_cli.schema import SchedulerInterval, TrainConfig
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.values import in_yaml
 

@@ -10,7 +10,7 @@ from trainer_cli.addons.formats.torch_file import TorchFileFormat
 from trainer_cli.errors import CheckpointError
 from trainer_cli.format.base import Format
 from trainer_cli.format.sharded import ShardedFormat, TensorsFormat
-from trainer_cli.schema.checkpoint_config import CheckpointFormat, Compression
+from trainer_cli.schema import CheckpointFormat, Compression
 
 FORMATS: Mapping[str, Callable[[], Format]] = {
     "tensors": TensorsFormat,

@@ -14,7 +14,7 @@ from trainer_cli.format.sharded import decode_own, is_sharded
 from trainer_cli.format.verified_file import VerifiedFile, read_verified, undecodable
 from trainer_cli.layout import PartTable
 from trainer_cli.manifest import Manifest
-from trainer_cli.schema.checkpoint_config import CheckpointFormat
+from trainer_cli.schema import CheckpointFormat
 
 if TYPE_CHECKING:
     from trainer_cli.storage import ReadableFolder

@@ -46,7 +46,7 @@ from trainer_cli.format.tensor_file import (
 from trainer_cli.format.verified_file import Destination, VerifiedFile, read_verified
 from trainer_cli.layout import PER_RANK, PartTable, Shard, spread
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, new_digest
-from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.schema import DigestAlgorithm
 
 if TYPE_CHECKING:
     from trainer_cli.format.live_tensors import LiveTensors

@@ -19,7 +19,7 @@ from trainer_cli.format.tree import Leaf
 from trainer_cli.format.verified_file import VerifiedFile, damaged_file
 from trainer_cli.layout import Shard
 from trainer_cli.manifest import UnsavableState
-from trainer_cli.schema.checkpoint_config import CheckpointFormat
+from trainer_cli.schema import CheckpointFormat
 
 if TYPE_CHECKING:
     from trainer_cli.storage import WritableFolder

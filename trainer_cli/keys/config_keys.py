@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.auto_values import is_auto_batch_size
 from trainer_cli.errors import ConfigError, raise_all
 from trainer_cli.keys.resume_rules import why_may_change
-from trainer_cli.schema import sections as schema
-from trainer_cli.schema.auto import is_auto_batch_size
+from trainer_cli.schema import TrainConfig
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.values import MISSING, ValueKind, check_rules, kind_of
 
@@ -73,14 +73,14 @@ class ConfigKey:
 @cache
 def list_keys() -> tuple[ConfigKey, ...]:
     """Every key in the order of the YAML, each section before its keys."""
-    return tuple(_fields(schema.TrainConfig, ()))
+    return tuple(_fields(TrainConfig, ()))
 
 
 @cache
 def sections() -> Mapping[KeyPath, type]:
     """Path -> dataclass of each section, the whole config under `()`."""
     return {
-        (): schema.TrainConfig,
+        (): TrainConfig,
         **{config_key.path: config_key.kind for config_key in list_keys() if config_key.is_section},
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from trainer_cli.patterns import matches
-from trainer_cli.schema import sections as schema
+from trainer_cli.schema import SYSTEM
 
 _SHARING = (
     "strategy", "find_unused_parameters", "shard_size", "tensor_size", "wrap", "wrap_min_parameters", "cpu_offload",
@@ -45,8 +45,8 @@ MAY_CHANGE: Mapping[str, str] = {
     "logging.*": "what is printed",
     "loggers": "what is recorded",
     "loggers.*": "what is recorded",
-    f"callbacks.{schema.SYSTEM}": "what is recorded",
-    f"callbacks.{schema.SYSTEM}.*": "what is recorded",
+    f"callbacks.{SYSTEM}": "what is recorded",
+    f"callbacks.{SYSTEM}.*": "what is recorded",
     "checkpoint.*": "what is saved and kept, when and where",
     "data.num_workers": "samples do not depend on who loads them",
     "data.persistent_workers": "samples do not depend on who loads them",

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.marks import MetricRange
-from trainer_cli.schema.checkpoint_config import KeepBestConfig
+from trainer_cli.schema import KeepBestConfig
 from trainer_cli.signatures import CheckedArguments
 from trainer_cli.steps import RunStatus
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from trainer_cli.schema.sections import TRAIN_PREFIX
+from trainer_cli.metric_names import TRAIN_PREFIX
 
 _CHECKED_BYTES = 4096
 

@@ -8,8 +8,7 @@ from typing import TextIO
 
 from trainer_cli.loggers.base import RATE_KEY, Record, RunFacts
 from trainer_cli.loggers.marks import is_validation_metric, loader_of
-from trainer_cli.metric_modes import Mode, usual_mode
-from trainer_cli.schema.sections import TRAIN_PREFIX
+from trainer_cli.metric_names import TRAIN_PREFIX, Mode, usual_mode
 from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_clock, is_utf8, painted
 
 LOSS = f"{TRAIN_PREFIX}loss"

@@ -10,8 +10,9 @@ from typing import Any
 from torch.optim import lr_scheduler
 
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.optim.optimizers import TaggedGroups
-from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
+from trainer_cli.schema import SchedulerInterval
 
 _BY_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 _OF_FUNCTIONS = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)

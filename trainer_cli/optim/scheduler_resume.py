@@ -23,7 +23,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from trainer_cli.optim.scheduler_intervals import step_function
 from trainer_cli.optim.warmup import WarmupSchedule
-from trainer_cli.schema.sections import SchedulerInterval
+from trainer_cli.schema import SchedulerInterval
 from trainer_cli.terminal import format_count
 
 LAST_RATE = "_last_lr"

@@ -17,7 +17,7 @@ import torch
 
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.layout import class_name
-from trainer_cli.metric_modes import Mode, choose_mode, usual_mode
+from trainer_cli.metric_names import Mode, choose_mode, usual_mode
 from trainer_cli.optim.optimizers import ONLY, TaggedGroups, argument_names
 from trainer_cli.optim.scheduler_intervals import (
     METRIC,
@@ -44,7 +44,7 @@ from trainer_cli.optim.scheduler_resume import (
     replay,
 )
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.schema.sections import SchedulerInterval
+from trainer_cli.schema import SchedulerInterval
 from trainer_cli.signatures import OPTIMIZER, call_parameters, names_optimizer
 from trainer_cli.state import Fitting
 from trainer_cli.steps import Duration, Unit

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainer_cli.batches import describe_batch
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import UserError
-from trainer_cli.schema.sections import ModelCall
+from trainer_cli.schema import ModelCall
 from trainer_cli.state import unwrapped
 
 

@@ -15,9 +15,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.metric_modes import Mode
+from trainer_cli.metric_names import Mode
 from trainer_cli.policy.stopping import Stop
-from trainer_cli.schema.checkpoint_config import CheckpointConfig, Removal
+from trainer_cli.schema import CheckpointConfig, Removal
 from trainer_cli.steps import Duration, Interval, Progress, StepCounts
 
 _EPHEMERAL = "checkpoint.ephemeral_save_interval"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from trainer_cli.policy.rules import CheckpointKind, Decision, Moment, Occasion, RetentionRules, Saved, SaveRules
 from trainer_cli.policy.stopping import Limits, Stop
-from trainer_cli.schema.checkpoint_config import Removal
+from trainer_cli.schema import Removal
 from trainer_cli.steps import Interval, Progress, StepCounts, first_step
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_cli.schema.sections import LoopConfig, TrainConfig
+from trainer_cli.schema import LoopConfig, TrainConfig
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus
 
 _HARD_STOP = "hard_stop"

@@ -36,7 +36,7 @@ from trainer_cli.messages import Logging
 from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running.reach import check_folder, check_partial, check_reach
-from trainer_cli.schema.sections import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
+from trainer_cli.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.signatures import call_parameters, misfits
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.strategies import DDP, Single, Strategy, find_blocks, recompute

@@ -58,7 +58,7 @@ from trainer_cli.running.trigger_files import TriggerFiles
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.run_dir import Outcome, RunDir, describe_moved
-from trainer_cli.schema.sections import ANEW, RESUME_WORDS
+from trainer_cli.schema import ANEW, RESUME_WORDS
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Progress, RunStatus
 from trainer_cli.storage import check_store

@@ -12,7 +12,7 @@ from trainer_cli.checkpoint.disk_space import FreeSpace, NeededSpace, files_of_c
 from trainer_cli.errors import UserError
 from trainer_cli.files import is_url
 from trainer_cli.running.checkpoint_size import IMPLEMENTATIONS
-from trainer_cli.schema.checkpoint_config import Compression
+from trainer_cli.schema import Compression
 from trainer_cli.torch_compat import step_lightly
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from trainer_cli.running.build import Data
-    from trainer_cli.schema.sections import TrainConfig
+    from trainer_cli.schema import TrainConfig
     from trainer_cli.trainer.trainer import Trainer
 
 _GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))

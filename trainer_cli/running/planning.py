@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.stores.download import configure_downloads
+from trainer_cli.auto_values import BATCH_SIZE, auto_keys, numbers_instead
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, is_intact
 from trainer_cli.components import SAVER, import_from, import_target
 from trainer_cli.config.compose import Composed, to_yaml, with_values
@@ -22,15 +23,14 @@ from trainer_cli.errors import UserError
 from trainer_cli.layout import Naming
 from trainer_cli.loads import find_left_out
 from trainer_cli.messages import to_console
+from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.parallel import group_without_processes
 from trainer_cli.policy import RetentionRules, Saved, SaveRules, Simulation, Stop, Timeline
 from trainer_cli.running.failures import BestInterval, find_best_interval
 from trainer_cli.running.start import Done, Start, refuse_no_optimizer, start_existing, start_new
 from trainer_cli.running.torch_import import import_torch
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.schema.auto import BATCH_SIZE, auto_keys, numbers_instead
-from trainer_cli.schema.checkpoint_config import CheckpointConfig, Compression, Newer, Removal
-from trainer_cli.schema.sections import TRAIN_PREFIX
+from trainer_cli.schema import CheckpointConfig, Compression, Newer, Removal
 from trainer_cli.steps import GLOBAL_BATCH_SIZE, Progress, RunStatus, StepCounts
 
 if TYPE_CHECKING:

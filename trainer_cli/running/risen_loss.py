@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from trainer_cli.schema.sections import TRAIN_PREFIX
+from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.strict_json import read_number
 
 LOSS = f"{TRAIN_PREFIX}loss"

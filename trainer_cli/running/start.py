@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer_cli.addons.stores.copies import check_copies, reachable
+from trainer_cli.auto_values import AUTO, BATCH_SIZE, auto_keys, largest_batch_size
 from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, holds_steps, verify_and_decode, verify_beside
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.kind import kind_of, refuse_foreign
@@ -42,9 +43,7 @@ from trainer_cli.runs.folders import config_of, is_checkpoint, manifest_of
 from trainer_cli.runs.origin import other_source, report_source
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_nearby
-from trainer_cli.schema.auto import AUTO, BATCH_SIZE, auto_keys, largest_batch_size
-from trainer_cli.schema.checkpoint_config import CheckpointConfig
-from trainer_cli.schema.sections import ANEW, LoadConfig, TrainConfig
+from trainer_cli.schema import ANEW, CheckpointConfig, LoadConfig, TrainConfig
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus
 from trainer_cli.storage import open_storage
 

@@ -42,7 +42,7 @@ from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import Selection, select
 from trainer_cli.runs.validation_rows import ValidationRow
-from trainer_cli.schema.sections import TrainConfig
+from trainer_cli.schema import TrainConfig
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import clear_status, is_terminal, show_status

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from trainer_cli.loggers import MetricRange, is_validation_metric
-from trainer_cli.metric_modes import Mode, usual_mode
+from trainer_cli.metric_names import Mode, usual_mode
 from trainer_cli.policy import BestRule
 from trainer_cli.runs.folders import resolve_key
 

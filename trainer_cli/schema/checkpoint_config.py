@@ -13,7 +13,7 @@ from typing import Any
 from trainer_cli.errors import ConfigError
 from trainer_cli.layout import Naming
 from trainer_cli.loads import check_leave_out
-from trainer_cli.metric_modes import Mode, choose_mode
+from trainer_cli.metric_names import Mode, choose_mode
 from trainer_cli.schema.field_checks import check_folder, check_length
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.values import at_least, check_at_least, check_duration, check_fields, checked, duration, needs
@@ -246,6 +246,11 @@ class CheckpointConfig:
     def is_automatic(self) -> bool:
         """Whether ephemeral checkpoints are saved as often as `budget` allows."""
         return self.ephemeral_save_interval == _AUTO  # type: ignore[no-any-return]
+
+    @property
+    def tolerates_errors(self) -> bool:
+        """Whether a save that fails only gives a warning."""
+        return self.on_save_error is OnSaveError["warn"]
 
     @staticmethod
     def too_rare(ephemeral: Duration, regular: Duration) -> ConfigError:

@@ -52,10 +52,6 @@ class SchedulerInterval(StrEnum):
     """Each time that training metrics are logged; for a schedule that reads one of them."""
 
 
-TRAIN_PREFIX = "train/"
-"""Prefix of the names of training metrics, which are means over the steps since the last log."""
-
-
 # By its functional form: names with a hyphen cannot be attributes.
 CompileMode = StrEnum(
     "CompileMode",

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.schema import DigestAlgorithm
 
 if TYPE_CHECKING:
     from trainer_cli.storage.disk import Bytes

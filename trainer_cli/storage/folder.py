@@ -22,7 +22,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.files import REFUSED, close_private, open_private, private_file, sync
 from trainer_cli.layout import is_plain
 from trainer_cli.manifest import FileEntry, new_digest
-from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.storage.disk import PAGE, Bytes, Disk, StrPath, delete_tree
 
 logger = logging.getLogger(__name__)

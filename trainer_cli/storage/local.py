@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainer_cli.files import REFUSED
 from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, is_plain, is_run_id
-from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.storage.base import UnsyncedError
 from trainer_cli.storage.disk import READ_ONLY, Disk, delete_tree, exists, is_folder, is_same_file
 from trainer_cli.storage.folder import LATEST_LINK, LocalReadableFolder, StagedFolder, open_source, write_file

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer_cli.errors import UserError
 from trainer_cli.manifest import new_digest
 from trainer_cli.parallel import ALONE, ProcessGroup
-from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.torch_compat import ddp_with_fixed_buckets, release_ddp
 
 

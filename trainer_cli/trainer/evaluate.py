@@ -16,8 +16,9 @@ from trainer_cli.data import as_val_loaders, length_of
 from trainer_cli.errors import UserError, second_to
 from trainer_cli.loads import LoadOptions
 from trainer_cli.loggers import loader_of
+from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.outputs import ForwardState
-from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
+from trainer_cli.schema import SchedulerInterval
 from trainer_cli.signatures import check_type
 from trainer_cli.state import capture_rng, evaluated_average, restore_rng
 from trainer_cli.steps import Progress

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.data import length_of
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.policy import Limits
-from trainer_cli.schema.sections import LoopConfig
+from trainer_cli.schema import LoopConfig
 from trainer_cli.steps import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
 from trainer_cli.trainer.validation_loop import Evaluations
 from trainer_cli.values import check_duration

@@ -20,7 +20,7 @@ from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.goodput import Activity
 from trainer_cli.loads import LOG_MARKS, VERSIONS, WHOLE, LoadOptions, check_load
 from trainer_cli.parallel import ProcessGroup, check_same
-from trainer_cli.schema.sections import SchedulerInterval
+from trainer_cli.schema import SchedulerInterval
 from trainer_cli.state import capture_model, capture_rng, clean_name, restore_rng
 from trainer_cli.steps import Progress
 from trainer_cli.trainer.hooks import CheckpointSaver

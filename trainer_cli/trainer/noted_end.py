@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.policy import RecordedEnd
-from trainer_cli.schema.sections import LoopConfig
+from trainer_cli.schema import LoopConfig
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

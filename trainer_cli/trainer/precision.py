@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.schema.sections import Dtype, PrecisionConfig
+from trainer_cli.schema import Dtype, PrecisionConfig
 from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.strategies import Strategy
 from trainer_cli.torch_compat import dense_stand_in, overflow_flags

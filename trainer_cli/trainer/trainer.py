@@ -31,8 +31,7 @@ from trainer_cli.optim import (
 )
 from trainer_cli.parallel import Agreement
 from trainer_cli.policy import Stop
-from trainer_cli.schema.checkpoint_config import CheckpointConfig
-from trainer_cli.schema.sections import LoopConfig, ModelCall, PrecisionConfig, TrainConfig
+from trainer_cli.schema import CheckpointConfig, LoopConfig, ModelCall, PrecisionConfig, TrainConfig
 from trainer_cli.signatures import check_type, checks_argument_names
 from trainer_cli.state import none_buffers
 from trainer_cli.steps import Progress

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.errors import UserError
+from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.optim import ONLY
 from trainer_cli.outputs import WeightedMeans
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.schema.sections import TRAIN_PREFIX, SchedulerInterval
+from trainer_cli.schema import SchedulerInterval
 from trainer_cli.steps import Interval
 from trainer_cli.trainer.finite import LossCheck
 

@@ -15,7 +15,7 @@ from trainer_cli.goodput import Activity
 from trainer_cli.outputs import TokenCount, read_outputs
 from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy import Occasion, Stop
-from trainer_cli.schema.sections import LoopConfig, SchedulerInterval
+from trainer_cli.schema import LoopConfig, SchedulerInterval
 from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.steps import Interval
 from trainer_cli.terminal import format_count, html_table

@@ -15,10 +15,10 @@ from trainer_cli.batches import sample_count, to_device
 from trainer_cli.data import PaddingBatch
 from trainer_cli.errors import ConfigError, UserError, second_to
 from trainer_cli.loggers import loader_of
-from trainer_cli.metric_modes import is_no_mean
+from trainer_cli.metric_names import is_no_mean
 from trainer_cli.outputs import GatheredMetric, WeightedMeans, is_metric, modes_kept, read_evaluation
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.schema.sections import LoopConfig
+from trainer_cli.schema import LoopConfig
 from trainer_cli.signatures import checks_argument_names
 from trainer_cli.steps import Interval, Progress
 from trainer_cli.terminal import format_first

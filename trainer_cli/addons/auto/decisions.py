@@ -13,15 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.auto_values import BATCH_SIZE, LR, auto_keys, largest_batch_size, numbers_instead
 from trainer_cli.config.compose import Composed, with_values
 from trainer_cli.config.contradictions import batches_of_step
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import Start
 from trainer_cli.runs.run_dir import RunDir, write_json
-from trainer_cli.schema.auto import BATCH_SIZE, LR, auto_keys, batch_sizes, numbers_instead
-from trainer_cli.schema.checkpoint_config import CheckpointConfig
-from trainer_cli.schema.sections import TrainConfig
+from trainer_cli.schema import CheckpointConfig, TrainConfig
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.terminal import format_bytes, format_count
 
@@ -32,6 +31,30 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+
+def batch_sizes(data: Mapping[str, Any], samples: int, data_size: int) -> list[int]:
+    """The batch sizes to try: 2 and its doubles, up to the limit and the samples of a rank.
+
+    With `data.global_batch_size`, sizes of which a whole number makes a step: each is the smallest that is at least
+    twice the one before.
+
+    Args:
+        data: the section `data` of a config.
+        samples: number of training samples.
+        data_size: number of ranks among which these are divided.
+    """
+    most = min(largest_batch_size(data["batch_size"]), samples // data_size)
+    total = data.get(GLOBAL_BATCH_SIZE)
+    if total is None:
+        return [2**power for power in range(1, most.bit_length()) if 2**power <= most] or [1]
+    per_rank = total // data_size
+    sizes: list[int] = []
+    for size in range(2, min(most, per_rank) + 1):
+        if per_rank % size == 0 and (not sizes or size >= 2 * sizes[-1]):
+            sizes.append(size)
+    # Batch norms refuse a single sample, so it is tried only if there is no other size.
+    return sizes or [1]
 
 
 @dataclass(frozen=True, slots=True)

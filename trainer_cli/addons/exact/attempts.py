@@ -35,13 +35,13 @@ from trainer_cli.addons.exact import digests as calls
 from trainer_cli.addons.exact import trace
 from trainer_cli.addons.exact.digests import Call
 from trainer_cli.addons.exact.trace import OWN_FAILURE, SAVED_STEP, ProbePlan, ProbeStop, Trace, When
+from trainer_cli.auto_values import auto_keys
 from trainer_cli.config.compose import Composed, from_yaml, with_values
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.files import private_file
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.running import values_found
-from trainer_cli.schema.auto import auto_keys
-from trainer_cli.schema.checkpoint_config import CheckpointConfig
+from trainer_cli.schema import CheckpointConfig
 from trainer_cli.steps import Duration, Unit
 
 ERROR = "train: error: "

@@ -30,10 +30,10 @@ from trainer_cli.addons.exact.step_positions import read_records
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.files import read_rows
+from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.run_dir import RunDir, write_json
-from trainer_cli.schema.sections import TRAIN_PREFIX
 from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from trainer_cli.addons.exact.samples import StepSamples
 from trainer_cli.addons.exact.step_samples import data_overrides, read_step_samples
 from trainer_cli.commands import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, TrainError, UserError
-from trainer_cli.schema.sections import TRAIN_PREFIX
+from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.terminal import format_count, line_width, print_json, wrapped
 
 EXAMPLES = """examples:

@@ -36,10 +36,10 @@ from trainer_cli.addons.exact.run_history import RunHistory, environment_of, rea
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.layout import parse_step
+from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.runs.folders import advise_run, manifest_of
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_selector
-from trainer_cli.schema.sections import TRAIN_PREFIX
 from trainer_cli.terminal import format_count, format_first
 
 _FACTS = ("device", "threads", "processes", "python", "platform")

@@ -39,7 +39,7 @@ from trainer_cli.running import fork_path, import_torch, kept_settings, showing_
 from trainer_cli.runs.folders import checkpoints_of, config_of, manifest_of
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.schema.sections import SYSTEM, TrainConfig
+from trainer_cli.schema import SYSTEM, TrainConfig
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.storage import open_storage
 from trainer_cli.terminal import format_count

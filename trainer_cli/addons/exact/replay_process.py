@@ -18,7 +18,7 @@ from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.ranks import without_ranks
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import has_step, named_steps
-from trainer_cli.schema.sections import TrainConfig
+from trainer_cli.schema import TrainConfig
 
 _STDERR = 2
 

@@ -27,7 +27,7 @@ from trainer_cli.manifest import Manifest
 from trainer_cli.runs.folders import advise_run, config_of, manifest_of, read_small_file, run_config
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one
-from trainer_cli.schema.checkpoint_config import CheckpointFormat
+from trainer_cli.schema import CheckpointFormat
 from trainer_cli.steps import Progress, divide_step
 
 log = logging.getLogger(__name__)

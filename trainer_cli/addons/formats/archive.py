@@ -16,7 +16,7 @@ from trainer_cli.format.verified_file import VerifiedFile
 from trainer_cli.layout import PartTable
 from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
 from trainer_cli.memory import available_bytes
-from trainer_cli.schema.checkpoint_config import Compression, DigestAlgorithm
+from trainer_cli.schema import Compression, DigestAlgorithm
 
 if TYPE_CHECKING:
     from trainer_cli.dtensor import Targets

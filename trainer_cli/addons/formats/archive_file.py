@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from trainer_cli.schema.checkpoint_config import Compression
+from trainer_cli.schema import Compression
 
 if TYPE_CHECKING:
     from trainer_cli.storage import Bytes, FileWriter

@@ -29,7 +29,7 @@ from trainer_cli.errors import ExitCode, UserError, raise_all
 from trainer_cli.loggers import import_extra
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.run_dir import read_json, write_json
-from trainer_cli.schema.sections import ParallelConfig, ParallelStrategy
+from trainer_cli.schema import ParallelConfig, ParallelStrategy
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

@@ -53,8 +53,7 @@ from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimiz
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import RunDir, describe_moved, make_directory
-from trainer_cli.schema.checkpoint_config import CheckpointConfig
-from trainer_cli.schema.sections import ANEW, RESUME_WORDS, ParallelConfig
+from trainer_cli.schema import ANEW, RESUME_WORDS, CheckpointConfig, ParallelConfig
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Duration, RunStatus
 from trainer_cli.terminal import clear_status, format_count, is_terminal, line_width, show_status, wrapped_message

@@ -41,7 +41,7 @@ from trainer_cli.terminal import format_count
 if TYPE_CHECKING:
     from trainer_cli.loads import LoadOptions
     from trainer_cli.running import Builder, Data
-    from trainer_cli.schema.sections import TrainConfig
+    from trainer_cli.schema import TrainConfig
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)

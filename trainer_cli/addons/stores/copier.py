@@ -16,7 +16,7 @@ from trainer_cli.errors import SaveError, TrainError, disk_cure
 from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import Manifest
-from trainer_cli.schema.checkpoint_config import Newer
+from trainer_cli.schema import Newer
 from trainer_cli.storage import ReadableFolder, Storage
 
 log = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.files import locked_file
 from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.storage import Bytes, Disk, LocalStorage, ReadableFolder, Storage, delete_tree
 from trainer_cli.terminal import COLOURS, format_count, is_terminal
 
 if TYPE_CHECKING:
-    from trainer_cli.schema.sections import LoadConfig
+    from trainer_cli.schema import LoadConfig
 
 logger = logging.getLogger(__name__)
 

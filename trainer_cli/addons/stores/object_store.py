@@ -37,7 +37,7 @@ from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.files import as_path
 from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, is_plain
 from trainer_cli.manifest import Manifest, ManifestError
-from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.storage import Hidden, HiddenName, LocalReadableFolder, LocalStorage, StagedFolder, removed_marker
 from trainer_cli.terminal import format_count
 

@@ -20,7 +20,7 @@ from trainer_cli.addons.stores.object_client import ObjectClient
 from trainer_cli.addons.stores.uploader import run_in_parallel
 from trainer_cli.errors import UserError
 from trainer_cli.layout import MANIFEST_FILE
-from trainer_cli.schema.checkpoint_config import DigestAlgorithm
+from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.storage import Disk, LocalFileWriter, StagedFolder, delete_tree, removed_marker
 
 logger = logging.getLogger(__name__)

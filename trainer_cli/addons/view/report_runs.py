@@ -15,7 +15,7 @@ from trainer_cli.bounds import is_count
 from trainer_cli.environment import unix
 from trainer_cli.errors import first_sentence
 from trainer_cli.goodput import Activity, Seconds, read_seconds
-from trainer_cli.metric_modes import Mode
+from trainer_cli.metric_names import Mode
 from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView
 from trainer_cli.runs.run_dir import attempts_of
 from trainer_cli.steps import RunStatus

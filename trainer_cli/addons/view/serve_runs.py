@@ -24,7 +24,6 @@ from trainer_cli.files import GrowingFile
 from trainer_cli.runs.log_messages import MessageFilter
 from trainer_cli.runs.record import RunRecord, RunView
 from trainer_cli.runs.run import Run, RunsBelow
-from trainer_cli.schema.sections import LogLevel
 
 _BUCKETS = 2000
 _FEWEST_BUCKETS = 100
@@ -182,7 +181,7 @@ def end_of_log(run: Run) -> Block | None:
         lines = GrowingFile(run.directory.log_file, _LOG_LINES_READ).read().lines
     except OSError:
         return None
-    messages = MessageFilter(shows_debug=run.config.get("logging.level") == LogLevel.debug)
+    messages = MessageFilter(shows_debug=run.config.get("logging.level") == "debug")
     text = "\n".join([line.text for line in messages.shown(lines)][-_LOG_LINES:])
     return {"kind": "text", "title": "The end of train.log", "text": text, "end": True} if text else None
 

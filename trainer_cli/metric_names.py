@@ -1,4 +1,4 @@
-"""Whether the smallest or the largest value of a metric is the best one."""
+"""What the name of a metric tells: whether it is of the training, and which of its values is best."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.patterns import did_you_mean
+
+TRAIN_PREFIX = "train/"
+"""Prefix of the names of training metrics, which are means over the steps since the last log."""
 
 
 class Mode(StrEnum):
