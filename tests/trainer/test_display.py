@@ -13,8 +13,7 @@ import tiny
 
 from trainer_cli.loggers.base import Now, Record, RunFacts
 from trainer_cli.loggers.console import ConsoleLogger
-from trainer_cli.loggers.display import in_notebook
-from trainer_cli.loggers.notebook import NotebookLogger
+from trainer_cli.loggers.notebook import NotebookLogger, in_notebook
 from trainer_cli.messages import Logging
 from trainer_cli.trainer.evaluate import Evaluation, Evaluations, LoaderMetrics
 from trainer_cli.trainer.training_loop import FitResult

@@ -14,21 +14,14 @@ def make_display(style: str) -> Logger | None:
     Args:
         style: as in `Logging.console`; `auto` shows nothing where stderr is neither a terminal nor a notebook's.
     """
-    # Not above: most trainings write to a file, and load none of this.
-    if style == "auto" and in_notebook():
-        from trainer_cli.loggers.notebook import NotebookLogger
+    # Imported where it is used: most trainings write to a file.
+    if style == "auto" and "ipykernel" in sys.modules:
+        from trainer_cli.loggers.notebook import NotebookLogger, in_notebook
 
-        return NotebookLogger()
+        if in_notebook():
+            return NotebookLogger()
     if style == "off" or (style == "auto" and not is_terminal(sys.stderr)):
         return None
     from trainer_cli.loggers.console import ConsoleLogger
 
     return ConsoleLogger()
-
-
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, such as those of Jupyter, Colab and VS Code."""
-    # Neither is imported here: a process that has not imported ipykernel is no kernel.
-    if "ipykernel" not in sys.modules or (ipython := sys.modules.get("IPython")) is None:
-        return False
-    return hasattr(ipython.get_ipython(), "kernel")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import logging
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts
-from trainer_cli.loggers.display import in_notebook
 from trainer_cli.loggers.pace import Pace, position
 from trainer_cli.terminal import format_clock, html_metrics
 
@@ -20,6 +20,14 @@ _DRAW_S = 0.5
 _JOIN_S = 5.0
 _MOST_ROWS = 20
 _LOSS = "train/loss"
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, such as those of Jupyter, Colab and VS Code."""
+    # Neither is imported here: a process that has not imported ipykernel is no kernel.
+    if "ipykernel" not in sys.modules or (ipython := sys.modules.get("IPython")) is None:
+        return False
+    return hasattr(ipython.get_ipython(), "kernel")
 
 
 def _display() -> Callable[[str], None]:
