@@ -92,9 +92,9 @@ def test_what_is_ignored_does_not_differ() -> None:
 
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace")
-    writer.facts(device="cpu")
+    writer.write(facts={"device": "cpu"})
     writer.record(TraceKind.loss, 3, 1, {"loss": "1.0"})
-    writer.stopped(step=3)
+    writer.write(stopped={"step": 3})
     writer.close()
     with (tmp_path / "trace").open("a") as file:
         file.write('{"kind": "loss", "st')

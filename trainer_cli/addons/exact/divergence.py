@@ -45,6 +45,20 @@ _OF_STEP = (Stage.random, *STATE, Stage.gradients, Stage.clipped)
 
 
 @dataclass(slots=True)
+class BlamedSamples:
+    """What of a step and the evaluation after it is to blame."""
+
+    failed: dict[str, Any] | None = None
+    """The batch of the step whose computation raised an exception: its rank, its number in the step, its number of
+    samples, and `raised`: row -> the exception of each sample that alone raises one."""
+    metrics: list[str] = field(default_factory=list)
+    """Metrics of the evaluation that are not finite."""
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    """Batches of the evaluation with an output that is not finite, or that failed: the rank, the name of the loader,
+    the number of samples, their names if they are known, and `not_finite` and `sample_losses`, or `raised`."""
+
+
+@dataclass(slots=True)
 class StepRow:
     """One optimizer step; without batches the state after the last step."""
 
@@ -72,6 +86,7 @@ class StepRow:
     values: dict[str, dict[str, str]] = field(default_factory=dict)
     """Stage -> name -> digest on rank 0, and, under a name with the rank, on every other rank where it is another."""
     ranks: int = 1
+    blamed: BlamedSamples | None = None
 
 
 @dataclass(frozen=True, slots=True)

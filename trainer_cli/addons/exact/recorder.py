@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,16 +34,11 @@ _NOT_COMPARED = ("progress.seconds", "progress.last_", "loop.owed_")
 """Times, and counts that are copied from others when a step begins, so that a save has those of the step before."""
 
 
-@contextmanager
-def own_work(subject: str) -> Generator[None, None, None]:
-    """Name an error of the recorder as its own, and not as one of the training that it looks at."""
-    try:
-        yield
-    except Exception as error:
-        raise TrainError(
-            f"{OWN_FAILURE} while it recorded {subject}: {type(error).__name__}: {error}",
-            cure="The training is not at fault: please report this.",
-        ) from error
+@cache
+def _attributes_of_torch() -> frozenset[str]:
+    """Attributes that every optimizer has, or gets from a schedule."""
+    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
+    return frozenset({*vars(plain), "_opt_called", "_step_count"})
 
 
 def _users_start_hooks(trainer: Trainer) -> Iterator[str]:
@@ -69,7 +65,9 @@ class Recorder(Callback):
         self._batch = 0
         self._first_step = 0
         self._loaders: dict[str, Any] = {}
-        self._plain_optimizer = frozenset[str]()
+        self._evaluated = "val"
+        self._seen = 0
+        """Moments of the evaluation of a loader that were recorded."""
 
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
@@ -78,56 +76,64 @@ class Recorder(Callback):
         self._first_evaluated = next(iter(val_loaders), None)
         self._first_step = trainer.progress.step
         users_loader = getattr(train_loader, "loader", None)
-        self._trace.facts(
-            device=str(trainer.device),
-            threads=torch.get_num_threads(),
-            steps_per_epoch=loop.steps_per_epoch,
-            loader=None if users_loader is None else type(users_loader).__name__,
-            persistent=bool(getattr(users_loader, "persistent_workers", False)),
-            stream=type(train_loader.source.dataset).__name__ if isinstance(train_loader, StreamLoader) else None,
-            stateful=isinstance(train_loader, StreamLoader) and train_loader.source.stateful,
-            starts=list(_users_start_hooks(trainer)),
+        stream = train_loader.source if isinstance(train_loader, StreamLoader) else None
+        self._trace.write(
+            facts={
+                "device": str(trainer.device),
+                "threads": torch.get_num_threads(),
+                "steps_per_epoch": loop.steps_per_epoch,
+                "loader": None if users_loader is None else type(users_loader).__name__,
+                "persistent": bool(getattr(users_loader, "persistent_workers", False)),
+                "stream": type(train_loader.source.dataset).__name__
+                if isinstance(train_loader, StreamLoader)
+                else None,
+                "stateful": stream is not None and stream.stateful,
+                "starts": list(_users_start_hooks(trainer)),
+            }
         )
-        if self._is_wanted(trainer, When.at_once):
+        if self._plan.stop is not None and self._plan.stop.when is When.at_once:
             self._send(trainer, signal.SIGTERM)
 
     def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
         # A step of several batches has one state before it.
         if trainer.progress.step != self._step:
             self._step, self._batch = trainer.progress.step, 0
-            self._write_state(trainer)
+            self._record_state(trainer)
         self._batch += 1
-        with own_work("a batch"):
-            self._trace.record(TraceKind.batch, self._step, self._batch, dict(self._digests.tree(batch, "batch")))
+        self._record(TraceKind.batch, self._step, self._batch, "a batch", self._digests.tree(batch, "batch"))
 
     def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
-        self._trace.record(TraceKind.loss, self._step, self._batch, dict(self._digests.tree(loss, "loss")))
+        self._record(TraceKind.loss, self._step, self._batch, "the loss", self._digests.tree(loss, "loss"))
 
     def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
-        stop = self._plan.stop
-        if stop is not None and stop.when is When.accumulating and trainer.progress.step >= stop.after:
+        stop, step = self._plan.stop, trainer.progress.step
+        if stop is not None and stop.when is When.accumulating and step >= stop.after:
             accumulates = trainer.loop.settings.grad_accum_steps > 1
             # Where batches are accumulated, a kill before the first says nothing of gradients that are lost.
-            if self._batch > 1 or not accumulates or trainer.progress.step >= stop.by:
+            if self._batch > 1 or not accumulates or step >= stop.by:
                 self._send(trainer, signal.SIGKILL)
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        gradients = {f"gradient of {name}": value.grad for name, value in model.named_parameters()}
-        values = {name: str(self._digests.digest(value)) for name, value in gradients.items()}
-        self._trace.record(TraceKind.gradients, self._step, self._batch, values)
+        gradients = (
+            (f"gradient of {name}", str(self._digests.digest(value.grad))) for name, value in model.named_parameters()
+        )
+        self._record(TraceKind.gradients, self._step, self._batch, "the gradients", gradients)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        progress = trainer.progress
-        # Within an accumulation: no step has ended.
-        if progress.step == self._step:
+        progress, stop = trainer.progress, self._plan.stop
+        # Within an accumulation no step has ended.
+        if progress.step == self._step or stop is None:
             return
         inside = progress.batch > 0
-        if (
-            (self._is_wanted(trainer, When.mid_epoch) and inside)
-            or (self._is_wanted(trainer, When.second_epoch) and inside and progress.epoch > 0)
-            or (self._is_wanted(trainer, When.epoch_end) and not inside)
-            or self._is_late(trainer)
-        ):
+        places = {
+            When.mid_epoch: inside,
+            When.second_epoch: inside and progress.epoch > 0,
+            When.epoch_end: not inside,
+        }
+        is_late = stop.when not in (When.accumulating, When.at_once) and progress.step >= max(
+            stop.by, self._first_step + 1
+        )
+        if is_late or (places.get(stop.when, False) and progress.step - self._first_step >= stop.after):
             self._send(trainer, signal.SIGTERM)
 
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
@@ -138,54 +144,61 @@ class Recorder(Callback):
         self._seen = 0
         # Before the first of several loaders: the state is the same before all of them.
         if self._evaluated == self._first_evaluated:
-            self._write_state(trainer, moment=1)
+            self._record_state(trainer, moment=1)
 
     def on_validate_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
-        if trainer.sanity_checking:
-            return
-        self._seen += 1
-        with own_work("a batch of an evaluation"):
-            values = dict(self._digests.tree(batch, f"batch of {self._evaluated}"))
-        self._trace.record(TraceKind.evaluation, trainer.progress.step, self._seen, values)
+        self._record_evaluation(trainer, batch, f"batch of {self._evaluated}")
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
-        if trainer.sanity_checking:
-            return
-        values = dict(self._digests.tree(loop.metrics, self._evaluated))
-        self._trace.record(TraceKind.evaluation, trainer.progress.step, self._seen + 1, values)
+        self._record_evaluation(trainer, loop.metrics, self._evaluated)
 
     def run_validation(self, trainer: Trainer, is_last: bool) -> None:
-        if not is_last and not trainer.sanity_checking and self._is_wanted(trainer, When.evaluated):
+        stop = self._plan.stop
+        if is_last or trainer.sanity_checking or stop is None or stop.when is not When.evaluated:
+            return
+        if trainer.progress.step - self._first_step >= stop.after:
             self._send(trainer, signal.SIGTERM)
 
     def on_save_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
         # What differs here has differed before the stop: loading is not to blame.
-        step = trainer.progress.step
-        with own_work("the state that is saved"):
-            values = {**dict(self._state(trainer)), **dict(self._hidden(trainer))}
-        self._trace.record(TraceKind.saved, step, 0, values)
+        leaves = chain(self._state(trainer), self._hidden(trainer))
+        self._record(TraceKind.saved, trainer.progress.step, 0, "the state that is saved", leaves)
 
     def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
         # A difference here was not restored; one that only comes later was made after the load.
-        with own_work("the state that was loaded"):
-            self._trace.record(TraceKind.loaded, trainer.progress.step, 0, dict(self._state(trainer)))
+        leaves = self._state(trainer)
+        self._record(TraceKind.loaded, trainer.progress.step, 0, "the state that was loaded", leaves)
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
         # A stopped process ends elsewhere than the straight run, which has no such moment.
         if trainer.stop_request is None:
-            self._write_state(trainer)
+            self._record_state(trainer)
 
     def finalize(self) -> None:
         self._trace.close()
 
-    def _write_state(self, trainer: Trainer, moment: int = 0) -> None:
+    def _record(self, kind: TraceKind, step: int, batch: int, subject: str, leaves: Iterable[tuple[str, str]]) -> None:
+        """Record a moment. An error here is named as one of the recorder, and not of the training that it looks at."""
+        try:
+            self._trace.record(kind, step, batch, dict(leaves))
+        except Exception as error:
+            raise TrainError(
+                f"{OWN_FAILURE} while it recorded {subject}: {type(error).__name__}: {error}",
+                cure="The training is not at fault: please report this.",
+            ) from error
+
+    def _record_state(self, trainer: Trainer, moment: int = 0) -> None:
         """Record all state between two steps: before the next one, or before the evaluation."""
         step = trainer.progress.step
         # First what explains a difference, then what may differ.
-        with own_work("what no checkpoint holds"):
-            self._trace.record(TraceKind.hidden, step, moment, dict(self._hidden(trainer)))
-        with own_work("the state"):
-            self._trace.record(TraceKind.state, step, moment, dict(self._state(trainer)))
+        self._record(TraceKind.hidden, step, moment, "what no checkpoint holds", self._hidden(trainer))
+        self._record(TraceKind.state, step, moment, "the state", self._state(trainer))
+
+    def _record_evaluation(self, trainer: Trainer, value: Any, name: str) -> None:
+        if not trainer.sanity_checking:
+            self._seen += 1
+            leaves = self._digests.tree(value, name)
+            self._record(TraceKind.evaluation, trainer.progress.step, self._seen, "an evaluation", leaves)
 
     def _state(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
         """The state that a checkpoint holds, and buffers that are not persistent."""
@@ -198,7 +211,7 @@ class Recorder(Callback):
         yield from digests.of_model(trainer.model)
         for name, optimizer in trainer.optimizers.items():
             prefix = "optimizer" if len(trainer.optimizers) == 1 else f"optimizer.{name}"
-            yield from digests.of_object(optimizer, prefix, self._torchs_own())
+            yield from digests.of_object(optimizer, prefix, _attributes_of_torch())
         for name, callback in trainer.callbacks.items():
             if type(callback).__module__.partition(".")[0] != _OURS and not isinstance(callback, CheckpointerCallback):
                 yield from digests.of_object(callback, f"callbacks.{name}")
@@ -208,29 +221,10 @@ class Recorder(Callback):
             yield from digests.of_data(loader, f"data.{name}", seen)
         yield from digests.of_modules()
 
-    def _torchs_own(self) -> frozenset[str]:
-        """Attributes that every optimizer has, or gets from a schedule."""
-        if not self._plain_optimizer:
-            plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
-            self._plain_optimizer = frozenset({*vars(plain), "_opt_called", "_step_count"})
-        return self._plain_optimizer
-
-    def _is_wanted(self, trainer: Trainer, when: When) -> bool:
-        stop = self._plan.stop
-        return stop is not None and stop.when is when and trainer.progress.step - self._first_step >= stop.after
-
-    def _is_late(self, trainer: Trainer) -> bool:
-        stop = self._plan.stop
-        return (
-            stop is not None
-            and stop.when not in (When.accumulating, When.at_once)
-            and trainer.progress.step >= max(stop.by, self._first_step + 1)
-        )
-
     def _send(self, trainer: Trainer, number: signal.Signals) -> None:
         progress = trainer.progress
         # Before the signal, after which nothing is sure to run.
-        self._trace.stopped(step=progress.step, epoch=progress.epoch, batch=progress.batch, micro=self._batch)
+        self._trace.write(stopped={"step": progress.step, "epoch": progress.epoch, "batch": progress.batch})
         if number is signal.SIGKILL and isinstance(trainer.checkpoint, CheckpointerCallback):
             # The checkpoint that is resumed must not depend on the speed of the disk.
             trainer.checkpoint.drain()

@@ -13,15 +13,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.addons.exact.divergence import BlamedSamples, StepRow
 from trainer_cli.commands import add_config_arguments
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.ranks import ranks_in
 from trainer_cli.terminal import format_count, line_width, print_json, wrapped, wrapped_report
 
 if TYPE_CHECKING:
-    from trainer_cli.addons.exact.divergence import StepRow
     from trainer_cli.addons.exact.replay import Replayed, ReplayPlan
-    from trainer_cli.addons.exact.sample_trace import BlamedSamples
     from trainer_cli.addons.exact.samples import StepSamples
     from trainer_cli.config.compose import Composed
     from trainer_cli.parallel import ProcessGroup
@@ -130,17 +129,12 @@ def parse_steps(text: str, *, keeps: bool) -> tuple[int, int]:
 def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, steps: range, group: ProcessGroup) -> int:
     """Make the steps and print, on rank 0, what happened in them."""
     from trainer_cli.addons.exact.replay import replay
-    from trainer_cli.addons.exact.sample_trace import SampleTrace
     from trainer_cli.addons.exact.step_trace import StepTrace
 
     if group.is_main and not args.quiet and not args.json:
         print(f"{plan.run}: {plan}", file=sys.stderr, flush=True)
     trace = StepTrace(steps, digests=args.digests, per_sample=args.per_sample, debugs=args.pdb)
     callbacks: dict[str, Callback] = {} if args.quiet and not args.digests else {"step_trace": trace}
-    sample_trace = SampleTrace(steps)
-    # Digests would include what it computes.
-    if not args.quiet and not args.digests:
-        callbacks["sample_trace"] = sample_trace
     try:
         replayed = replay(
             plan,
@@ -155,15 +149,15 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
     except Exception:
         # A step that fails is looked at for the sake of what it did before.
         if group.is_main and not args.json:
-            _print_steps(trace.rows, _read_samples(args, trace.rows), sample_trace.blamed, per_sample=args.per_sample)
+            _print_steps(trace.rows, _read_samples(args, trace.rows), per_sample=args.per_sample)
         raise
     if not group.is_main:
         return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
     samples = _read_samples(args, trace.rows)
     if args.json:
-        print_json(_as_dict(replayed, trace.rows, samples, sample_trace.blamed, digests=args.digests))
+        print_json(_as_dict(replayed, trace.rows, samples, digests=args.digests))
     else:
-        _print_steps(trace.rows, samples, sample_trace.blamed, per_sample=args.per_sample)
+        _print_steps(trace.rows, samples, per_sample=args.per_sample)
         print(replayed)
         for path in replayed.kept.values():
             print(f"kept: {path}")
@@ -190,7 +184,6 @@ def _read_samples(args: argparse.Namespace, rows: Sequence[StepRow]) -> dict[int
 def _print_steps(
     rows: Iterable[StepRow],
     samples: Mapping[int, StepSamples],
-    blamed: Mapping[int, BlamedSamples],
     *,
     per_sample: bool,
 ) -> None:
@@ -214,11 +207,10 @@ def _print_steps(
             facts += [("", f"{name} {norm:.6g}") for name, norm in row.grad_norms.items()]
         # The batch first: what the model makes of it follows from it.
         bad += [row.not_finite] if row.not_finite is not None else []
-        blamed_samples = blamed.get(row.step)
-        bad += [] if blamed_samples is None else _not_finite_in_evaluation(blamed_samples)
+        blamed = BlamedSamples() if row.blamed is None else row.blamed
+        bad += _not_finite_in_evaluation(blamed)
         facts += zip(("not finite", *[""] * len(bad)), bad or ["nothing"], strict=False)
-        raised = [] if blamed_samples is None else _raised(blamed_samples, samples.get(row.step))
-        facts += [("failed", text) for text in raised]
+        facts += [("failed", text) for text in _raised(blamed, samples.get(row.step))]
         lines = "\n".join(f"  {title:<11} {text}" for title, text in facts)
         print(wrapped_report(lines, line_width(sys.stdout)), end="\n\n", flush=True)
 
@@ -292,7 +284,6 @@ def _as_dict(
     replayed: Replayed,
     rows: Iterable[StepRow],
     samples: Mapping[int, StepSamples],
-    blamed: Mapping[int, BlamedSamples],
     *,
     digests: bool,
 ) -> dict[str, Any]:
@@ -302,9 +293,9 @@ def _as_dict(
         "start": None if plan.start is None else str(plan.start),
         "start_step": plan.start_step,
         "steps": [
-            {key: value for key, value in asdict(row).items() if digests or key not in _DIGESTS}
+            {key: value for key, value in asdict(row).items() if key != "blamed" and (digests or key not in _DIGESTS)}
             | {"samples": samples[row.step].as_dict() if row.step in samples else None}
-            | {"blamed": asdict(blamed[row.step]) if row.step in blamed else None}
+            | {"blamed": None if row.blamed is None else asdict(row.blamed)}
             for row in rows
         ],
         "equal": replayed.equal,

@@ -99,9 +99,9 @@ def numbers_in(outputs: Mapping[str, Any]) -> dict[str, float]:
     """The outputs besides the loss that are single numbers."""
     numbers: dict[str, float] = {}
     for name, value in outputs.items():
-        if OutputKind.of(name, value) in (OutputKind.mean, OutputKind.total):
-            value = value.detach() if isinstance(value, Tensor) else value
-            # A weight of several elements is refused by the step.
-            if not isinstance(value, Tensor) or value.numel() == 1:
-                numbers[str(name)] = float(value)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.detach().reshape(())
+        # A weight of several elements is refused by the step.
+        if OutputKind.of(name, value) in (OutputKind.mean, OutputKind.total) and getattr(value, "ndim", 0) == 0:
+            numbers[str(name)] = float(value)
     return numbers

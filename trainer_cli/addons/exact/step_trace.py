@@ -1,4 +1,5 @@
-"""A callback that makes a row for each of some steps: numbers for people, and digests to compare two trainings."""
+"""A callback that makes a row for each of some steps: numbers for people, the samples to blame for exceptions and for
+what is not finite, and digests to compare two trainings."""
 
 from __future__ import annotations
 
@@ -9,20 +10,29 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer_cli.addons.exact.digests import Digests
-from trainer_cli.addons.exact.divergence import OF_RANK, Stage, StepRow
+from trainer_cli.addons.exact.divergence import OF_RANK, BlamedSamples, Stage, StepRow
+from trainer_cli.addons.exact.epoch_orders import names_in_batch
 from trainer_cli.addons.exact.replay_records import is_clocked
-from trainer_cli.addons.exact.sample_losses import given_losses, losses_or_reason, numbers_in, samples_in
+from trainer_cli.addons.exact.sample_losses import (
+    errors_of_samples,
+    given_losses,
+    losses_or_reason,
+    numbers_in,
+    samples_in,
+)
 from trainer_cli.batches import describe_batch, rows_with_nan, tensors_of
 from trainer_cli.dtensor import local_of, whole_of
-from trainer_cli.outputs import ForwardState, read_outputs
+from trainer_cli.errors import TrainError
+from trainer_cli.outputs import ForwardState, read_evaluation, read_outputs
 from trainer_cli.policy import Occasion
-from trainer_cli.state import capture_rng, parameter_names, unwrapped
+from trainer_cli.state import capture_rng, parameter_names, restore_rng, unwrapped
 from trainer_cli.torch_compat import foreach_norm
 from trainer_cli.trainer.hooks import Callback
 
@@ -30,20 +40,24 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.validation_loop import ValidationLoop
 
 _OPTIMIZERS = ("optimizer", "optimizers")
 NOT_COMPARED = ("progress", "loop", "microbatch")
 """Parts of a state that count, or follow from what is compared."""
 _MOST_NORMS = 10
+_MOST_COMPUTED = 4
+"""Batches of a validation set whose samples are computed alone."""
 
 
 class StepTrace(Callback):
-    """Looks at some steps of a training and changes nothing. Collective: each rank has one.
+    """Looks at some steps of a training, and at the evaluations after them, and changes nothing. Collective: each rank
+    has one.
 
     Args:
         steps: the numbers of the steps, counted from 1.
         digests: also digest all that the steps begin with and compute, and make a last row, without batches, of the
-            state after the last step.
+            state after the last step. Samples to blame are not looked for: digests would include what that computes.
         per_sample: also take the loss of each sample, see `outcomes_of_samples`; without it only where the loss of the
             batch is not finite.
         debugs: stop in the debugger before each batch, with `trainer`, `model` and `batch`.
@@ -62,6 +76,10 @@ class StepTrace(Callback):
         """Number of samples in that batch."""
         self._bad_rows: dict[str, list[int]] = {}
         self._sample_losses: list[float] | str | None = None
+        self._evaluated: tuple[Any, ValidationLoop] | None = None
+        """The loader and the loop of an evaluation after one of the steps."""
+        self._bad_batches: list[dict[str, Any]] = []
+        """Those of the evaluation on this rank."""
 
     @property
     def rows(self) -> list[StepRow]:
@@ -80,9 +98,7 @@ class StepTrace(Callback):
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
         if self._row is None:
             return
-        # Before the model, which may change the batch in place.
-        self._batch, self._size = batch, samples_in(batch, trainer.loop.batch_samples)
-        self._bad_rows = rows_with_nan(batch, self._size)
+        self._hold(batch, trainer.loop.batch_samples)
         self._sample_losses = losses_or_reason(trainer, batch, self._size, self._before) if self._per_sample else None
         if self._digests is not None:
             for name, digests in self._rows_of(self._digests, batch, "batch", self._size):
@@ -94,11 +110,15 @@ class StepTrace(Callback):
     def on_before_forward(
         self, trainer: Trainer, model: nn.Module, batch: Any, args: list[Any], kwargs: dict[str, Any]
     ) -> None:
+        if self._evaluated is not None:
+            self._hold(batch, self._evaluated[0].batch_samples)
         self._note(Stage.inputs, "input", [*args, *kwargs.values()])
 
     def on_after_forward(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._digests is not None and self._row is not None:
             self._add(Stage.drawn, self._digests.of_generators(capture_rng()))
+        if self._evaluated is not None:
+            self._look_at_evaluation(trainer, *self._evaluated, outputs)
 
     def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
         self._note(Stage.loss, "loss", loss)
@@ -173,12 +193,84 @@ class StepTrace(Callback):
         if self._digests is not None and step == self._steps[-1] and step + 1 not in self._made:
             self._end(trainer, self._begin(trainer))
 
+    def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        if self._row is not None and self._batch is not None and self._is_of_sample(exception):
+            failed = {**self._errors(trainer), "number": len(self._row.batches) + 1}
+            self._row.blamed = BlamedSamples(failed=failed)
+
+    def on_enter_validate(self, trainer: Trainer, stack: ExitStack, val_loader: Any, loop: ValidationLoop) -> None:
+        if self._digests is None and trainer.progress.step in self._made and not trainer.sanity_checking:
+            self._evaluated = val_loader, loop
+            stack.push(partial(self._end_evaluation, trainer))
+
+    def logged_metrics(self) -> Iterable[str]:
+        # It states that `on_after_evaluation` logs none.
+        return ()
+
+    def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        row = self._made.get(trainer.progress.step)
+        if row is None or self._digests is not None:
+            return
+        batches = [*chain.from_iterable(trainer.strategy.group.gather(self._bad_batches))]
+        self._bad_batches = []
+        if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
+            row.blamed = BlamedSamples(metrics=bad, batches=batches)
+
     def finalize(self) -> None:
         # After an error inside a step.
         self._watched.close()
         if self._row is not None:
             self._made[self._row.step] = self._row
             self._row = None
+
+    def _hold(self, batch: Any, loader_count: int | None) -> None:
+        """Keep a batch, and note its rows with NaN, before the model, which may change it in place."""
+        self._batch, self._size = batch, samples_in(batch, loader_count)
+        self._bad_rows = rows_with_nan(batch, self._size)
+
+    def _look_at_evaluation(self, trainer: Trainer, loader: Any, loop: ValidationLoop, outputs: Any) -> None:
+        loss, named = read_evaluation(outputs)
+        # The key of the loss is another name: `numbers_in` leaves out an output of that name.
+        numbers = [*numbers_in({"": loss}).values(), *numbers_in(named).values()]
+        if loop.counts and not all(map(math.isfinite, numbers)):
+            entry = {"rank": trainer.strategy.group.rank, "samples": self._size, "not_finite": self._bad_rows}
+            if sum(batch["loader"] == loop.name for batch in self._bad_batches) < _MOST_COMPUTED:
+                entry["sample_losses"] = losses_or_reason(trainer, self._batch, self._size, None)
+            self._bad_batches.append(self._name_samples(entry, loader, loop))
+        self._batch = None
+
+    def _end_evaluation(
+        self,
+        trainer: Trainer,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._evaluated is not None
+        if error is not None and self._batch is not None and self._is_of_sample(error):
+            failed = self._name_samples(self._errors(trainer), *self._evaluated)
+            self._made[trainer.progress.step].blamed = BlamedSamples(batches=[failed])
+        self._evaluated = self._batch = None
+
+    def _errors(self, trainer: Trainer) -> dict[str, Any]:
+        """Which samples of the batch raise an exception alone."""
+        raised = errors_of_samples(trainer, self._batch, self._size)
+        return {"rank": trainer.strategy.group.rank, "samples": self._size, "raised": raised}
+
+    @staticmethod
+    def _name_samples(entry: dict[str, Any], loader: Any, loop: ValidationLoop) -> dict[str, Any]:
+        rng = capture_rng()
+        try:
+            names = names_in_batch(loader, loop.batch_idx)
+        finally:
+            restore_rng(rng)
+        # A `collate_fn` may drop samples.
+        is_whole = names is not None and len(names) == entry["samples"]
+        return {**entry, "loader": loop.name, "names": names if is_whole else None}
+
+    def _is_of_sample(self, error: BaseException) -> bool:
+        """Whether an error may be that of a sample: not one of this package, nor a stop."""
+        return self._digests is None and isinstance(error, Exception) and not isinstance(error, TrainError)
 
     def _begin(self, trainer: Trainer) -> StepRow:
         progress = trainer.progress

@@ -11,7 +11,7 @@ A trace is a file of JSON lines in causal order, so the first line that differs 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -127,22 +127,17 @@ class TraceRecord:
 class Trace:
     """All that a process wrote down. `facts` are of its start, `stopped` of the place where it was stopped."""
 
-    records: Sequence[TraceRecord] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    stopped: Mapping[str, int] = field(default_factory=dict)
-    saved: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    records: list[TraceRecord] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    stopped: dict[str, int] = field(default_factory=dict)
+    saved: dict[int, dict[str, str]] = field(default_factory=dict)
     """By step: all state, and what is hidden, when it was last saved."""
-    loaded: Mapping[str, str] = field(default_factory=dict)
+    loaded: dict[str, str] = field(default_factory=dict)
     """All state right after a checkpoint was loaded, before callbacks could change it; empty if none was."""
 
     def values_at(self, step: int) -> Mapping[str, str]:
         """All state, and what is hidden, between a step and the next; empty if that was not recorded."""
-        moments = [
-            record
-            for record in self.records
-            if record.step == step and record.kind in (TraceKind.state, TraceKind.hidden)
-        ]
-        last = {record.kind: record.values for record in moments}
+        last = {record.kind: record.values for record in self.records if record.step == step}
         return {**last.get(TraceKind.state, {}), **last.get(TraceKind.hidden, {})}
 
     @property
@@ -178,11 +173,8 @@ class TraceDifference:
     @property
     def at_step(self) -> int:
         """The step, counted from 1, that shows it first."""
-        return (
-            self.step
-            if self.kind is TraceKind.evaluation or (self.kind is TraceKind.state and not self.restored)
-            else (self.step + 1)
-        )
+        is_after = self.kind is TraceKind.evaluation or (self.kind is TraceKind.state and not self.restored)
+        return self.step if is_after else self.step + 1
 
     @property
     def moment(self) -> str:
@@ -200,50 +192,40 @@ class TraceWriter:
     def __init__(self, path: Path) -> None:
         # Unbuffered: a kill loses at most the line that is being written.
         self._file = path.open("ab", buffering=0)
-
-    def facts(self, **facts: Any) -> None:
-        """What this process is."""
-        self._write({"facts": facts})
+        self.close = self._file.close
 
     def record(self, kind: TraceKind, step: int, batch: int, values: Mapping[str, str]) -> None:
-        """One moment."""
-        self._write({"kind": kind, "step": step, "batch": batch, "values": values})
+        """Write one moment."""
+        self.write(kind=kind, step=step, batch=batch, values=values)
 
-    def stopped(self, **position: int) -> None:
-        """Where this process is about to be stopped."""
-        self._write({"stopped": position})
-
-    def close(self) -> None:
-        """Nothing more is written."""
-        self._file.close()
-
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def write(self, **line: Any) -> None:
+        """Write `facts` of this process, the position at which it is about to be `stopped`, or a moment."""
         self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
 
 def read(path: Path) -> Trace:
     """The trace in a file; what a kill cut short is left out."""
-    records: list[TraceRecord] = []
-    facts: dict[str, Any] = {}
-    stopped: dict[str, int] = {}
-    saved: dict[int, dict[str, str]] = {}
-    loaded: dict[str, str] = {}
+    trace = Trace()
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
         except ValueError:
             # Cut short by a kill.
             continue
-        facts.update(entry.get("facts", {}))
-        stopped.update(entry.get("stopped", {}))
-        if entry.get("kind") == TraceKind.saved:
-            # Several savers at one step each add what they hold.
-            saved[entry["step"]] = {**saved.get(entry["step"], {}), **entry["values"]}
-        elif entry.get("kind") == TraceKind.loaded:
-            loaded = entry["values"]
-        elif "kind" in entry:
-            records.append(TraceRecord(TraceKind(entry["kind"]), entry["step"], entry["batch"], entry["values"]))
-    return Trace(records, facts, stopped, saved, loaded)
+        trace.facts.update(entry.get("facts", {}))
+        trace.stopped.update(entry.get("stopped", {}))
+        match entry.get("kind"):
+            case None:
+                pass
+            case TraceKind.saved:
+                # Several savers at one step each add what they hold.
+                trace.saved.setdefault(entry["step"], {}).update(entry["values"])
+            case TraceKind.loaded:
+                trace.loaded.clear()
+                trace.loaded.update(entry["values"])
+            case kind:
+                trace.records.append(TraceRecord(TraceKind(kind), entry["step"], entry["batch"], entry["values"]))
+    return trace
 
 
 def differences(
