@@ -36,6 +36,7 @@ from trainer_cli.addons.exact.run_history import RunHistory, environment_of, rea
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.layout import parse_step
+from trainer_cli.manifest import Manifest
 from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.runs.folders import advise_run, manifest_of
 from trainer_cli.runs.run_dir import RunDir
@@ -61,7 +62,7 @@ Replayer = Callable[[Path, int, int], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ComparedRun:
     """One of the two runs."""
 
     history: RunHistory
@@ -74,34 +75,31 @@ class _Run:
         return self.history.path
 
     @property
-    def attempt(self) -> int:
-        """The attempt of its newest checkpoint; the last one without any."""
-        if self.manifest is not None:
-            return int(self.manifest.attempt)
-        return int(self.history.attempts[-1].get("attempt") or 1) if self.history.attempts else 1
+    def last_attempt(self) -> Mapping[str, Any]:
+        return self.history.attempts[-1] if self.history.attempts else {}
 
     @property
     def config(self) -> Path | str:
         """Its config: the file, or the text itself."""
-        attempts = self.history.attempts
-        return self.history.config_of(int(attempts[-1].get("attempt") or 1) if attempts else 1)
+        return self.history.config_of(int(self.last_attempt.get("attempt") or 1))
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        return environment_of(self.history.run, self.attempt)
+        """Of the attempt of its newest checkpoint; of the last one without any."""
+        attempt = self.last_attempt.get("attempt") or 1 if self.manifest is None else self.manifest.attempt
+        return environment_of(self.history.run, int(attempt))
 
     @property
-    def manifest(self) -> Any:
+    def manifest(self) -> Manifest | None:
         """Of the newest checkpoint; None without any."""
-        entries = self.history.entries
-        return entries[-1][0].manifest if entries else None
+        return self.history.entries[-1][0].manifest if self.history.entries else None
 
     @property
     def last_step(self) -> int:
         """The last step that can be replayed."""
-        reason = str(self.history.attempts[-1].get("reason") or "") if self.history.attempts else ""
         # The step at which a loss that is not finite ended the run ends its replay, too, before anything is returned.
-        reached = self.history.reached - reason.startswith(NotFiniteError.__name__)
+        is_without_last = str(self.last_attempt.get("reason") or "").startswith(NotFiniteError.__name__)
+        reached = self.history.reached - is_without_last
         return reached if self.until is None else min(reached, self.until)
 
     @property
@@ -148,7 +146,7 @@ def find_divergence(
 class _Search:
     """The search for the first difference of two runs. The fields are as in `find_divergence`."""
 
-    runs: tuple[_Run, _Run]
+    runs: tuple[_ComparedRun, _ComparedRun]
     overrides: Sequence[str]
     config_dir: Path | None
     show: Callable[[str], None]
@@ -266,7 +264,7 @@ class _Search:
         return [sample.index for batch in batches for sample in batch.samples]
 
 
-def _open_run(path: Path) -> _Run:
+def _open_run(path: Path) -> _ComparedRun:
     """The run at a path, that of the checkpoint there, or what `RUN@attempt2` and `RUN@step437` name.
 
     Raises:
@@ -276,11 +274,11 @@ def _open_run(path: Path) -> _Run:
         run, step = named
         if step > (history := read_history(run)).reached:
             raise UserError(f"{run} has made {format_count(history.reached, 'step')}, so there is no step {step}")
-        return _Run(history, until=step)
+        return _ComparedRun(history, until=step)
     if RunDir(split_attempt(path)[0]).exists_as_run():
-        return _Run(read_history(path))
+        return _ComparedRun(read_history(path))
     if path.is_dir() and RunDir(path.parent.parent).exists_as_run():
-        return _Run(read_history(path.parent.parent))
+        return _ComparedRun(read_history(path.parent.parent))
     raise UserError(f"{path} is not a run's directory", cure=suggest_selector(str(path)) or advise_run(path))
 
 
@@ -296,15 +294,15 @@ def _named_step(path: Path) -> tuple[Path, int] | None:
     return None if step is None else (Path(run), step)
 
 
-def _no_step_of_both(first: _Run, second: _Run, last: int) -> Iterator[str]:
+def _no_step_of_both(first: _ComparedRun, second: _ComparedRun, last: int) -> Iterator[str]:
     """A note on two attempts of one run of which the later one began where the earlier one ended."""
     if first.history.run.path.resolve() == second.history.run.path.resolve():
-        starts = [int(run.history.attempts[-1].get("start_step") or 0) for run in (first, second)]
+        starts = [int(run.last_attempt.get("start_step") or 0) for run in (first, second)]
         if max(starts) >= last:
             yield f"no step was made by both: the later attempt began at step {max(starts)}, where the other ended"
 
 
-def _compare_itself(first: _Run, second: _Run, last: int) -> DivergenceReport:
+def _compare_itself(first: _ComparedRun, second: _ComparedRun, last: int) -> DivergenceReport:
     """The report on a run that is named twice.
 
     Raises:
@@ -321,7 +319,7 @@ def _compare_itself(first: _Run, second: _Run, last: int) -> DivergenceReport:
     return DivergenceReport(runs=(path, second.path), notes=["both are the same run"], last=last)
 
 
-def _facts(first: _Run, second: _Run) -> Iterator[Fact]:
+def _facts(first: _ComparedRun, second: _ComparedRun) -> Iterator[Fact]:
     """What differs in what the runs were made from.
 
     Raises:
@@ -341,26 +339,26 @@ def _facts(first: _Run, second: _Run) -> Iterator[Fact]:
             )
         if change.path[0] not in WITHOUT_EFFECT and change.key != LENGTH:
             yield Fact("config", str(change))
-    manifests = first.manifest, second.manifest
-    if None not in manifests:
-        yield from _other_source(*(manifest.source for manifest in manifests))
+    manifests = [run.manifest for run in (first, second) if run.manifest is not None]
+    if len(manifests) == 2:
+        yield from _other_source(manifests[0].source, manifests[1].source)
         from trainer_cli.data import other_samples
 
         yield from (Fact("data", name) for name in other_samples(manifests[1].samples, manifests[0].samples))
     versions = [run.environment.get("versions") or {} for run in (first, second)]
-    for name in versions[0]:
-        if versions[0][name] != versions[1].get(name):
-            yield Fact("version", f"{name} {versions[0][name]} -> {versions[1].get(name)}")
-    for name in _FACTS:
-        values = [run.environment.get(name) for run in (first, second)]
-        if values[0] != values[1]:
-            yield Fact(name, f"{values[0]} -> {values[1]}")
-    attempts = [len(run.history.attempts) for run in (first, second)]
-    if attempts[0] != attempts[1]:
-        yield Fact("attempts", f"{attempts[0]} -> {attempts[1]}")
+    for name, version in versions[0].items():
+        if version != versions[1].get(name):
+            yield Fact("version", f"{name} {version} -> {versions[1].get(name)}")
+    values = [
+        {**{name: run.environment.get(name) for name in _FACTS}, "attempts": len(run.history.attempts)}
+        for run in (first, second)
+    ]
+    yield from (
+        Fact(name, f"{value} -> {values[1][name]}") for name, value in values[0].items() if value != values[1][name]
+    )
 
 
-def _lengths(run: _Run) -> str:
+def _lengths(run: _ComparedRun) -> str:
     """The `loop.max_duration` of the attempts, as far as their configs are left: `20, then 40`."""
     from trainer_cli.config.compose import from_yaml
 
@@ -374,10 +372,9 @@ def _lengths(run: _Run) -> str:
 
 def _other_source(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Fact]:
     for file in sorted({*first, *second}):
-        if file not in first or file not in second:
-            yield Fact("source", f"{file}: only in the {'first' if file in first else 'second'}")
-        elif first[file] != second[file]:
-            yield Fact("source", f"{file}: changed")
+        if first.get(file) != second.get(file):
+            only = f"only in the {'first' if file in first else 'second'}"
+            yield Fact("source", f"{file}: {'changed' if file in first and file in second else only}")
 
 
 def _compare_records(first: Mapping[int, Any], second: Mapping[int, Any], last: int) -> Records:
@@ -417,7 +414,7 @@ def _begins_of_means(records: Mapping[int, Any]) -> dict[tuple[int, str], int]:
     return begins
 
 
-def _compare_states(first: _Run, second: _Run, last: int) -> States:
+def _compare_states(first: _ComparedRun, second: _ComparedRun, last: int) -> States:
     """Compare kept checkpoints of the same steps, from the first to one that differs."""
     second_entries = {entry.step: (entry, path) for entry, path in second.history.entries}
     equal: int | None = None
@@ -452,7 +449,7 @@ def _first_difference(first: tuple[Entry, Path], second: tuple[Entry, Path]) -> 
     return next((name for key in keys for name in differing(states[0].get(key), states[1].get(key), key)), None)
 
 
-def _step_sizes_differ(first: _Run, second: _Run, facts: Sequence[Fact]) -> bool:
+def _step_sizes_differ(first: _ComparedRun, second: _ComparedRun, facts: Sequence[Fact]) -> bool:
     """Whether steps differ in size by the config or the number of processes."""
     processes = [run.environment.get("processes") for run in (first, second)]
     return processes[0] != processes[1] or any(is_below(fact, STEP_SIZES) for fact in facts)
