@@ -15,7 +15,7 @@ from trainer_cli.files import AppendedFile
 from trainer_cli.schema import LoggingConfig
 from trainer_cli.signatures import checks_argument_names
 from trainer_cli.terminal import clear_status, columns, is_terminal, painted, stamp, wrapped
-from trainer_cli.values import checked_values
+from trainer_cli.values import check_values
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class Logging:
 
     def __post_init__(self) -> None:
         level = {} if self.level is None else {"level": self.level}
-        checked_values(LoggingConfig, {"console": self.console, **level}, "logging")
+        check_values(LoggingConfig, {"console": self.console, **level}, "logging")
 
     @contextmanager
     def shown(self) -> Iterator[None]:

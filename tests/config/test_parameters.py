@@ -11,7 +11,7 @@ import pytest
 
 from trainer_cli.keys.config_keys import list_keys
 from trainer_cli.schema.checkpoint_config import Removal
-from trainer_cli.signatures.calls import call_parameters, misfits
+from trainer_cli.signatures.calls import find_misfits, read_parameters
 from trainer_cli.values.kinds import kind_of
 
 VALUES: dict[str, Any] = {
@@ -120,9 +120,9 @@ def schedule(optimizer: Any, total_steps: int, warmup: int = 0, **rest: Any) -> 
 
 
 def wrong(target: Any, named: Mapping[str, Any], *positional: Any, **options: Any) -> list[str]:
-    takes = call_parameters(target)
+    takes = read_parameters(target)
     assert takes is not None
-    return [str(error) for error in misfits("model", target.__name__, takes, positional, named, **options)]
+    return [str(error) for error in find_misfits("model", target.__name__, takes, positional, named, **options)]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_live_annotations_are_read_as_written_ones() -> None:
     def target(a: int | None, b: "float", c: Literal["x"], d: list[int], e: Any, f: int = None) -> None: ...  # type: ignore[assignment]  # noqa: UP037, RUF013
 
     target.__annotations__ |= {"a": int | None, "d": list[int], "c": Literal["x"]}
-    takes = call_parameters(target)
+    takes = read_parameters(target)
     assert takes is not None
     assert [str(one.kind) for one in takes] == [
         "a whole number or null", "a number", "one of x", "a list of whole numbers", "None", "a whole number or null",
@@ -207,13 +207,13 @@ def test_live_annotations_are_read_as_written_ones() -> None:
 def test_zero_and_one_are_truth_values_of_an_argument() -> None:
     def target(bias: bool) -> None: ...
 
-    (takes,) = call_parameters(target) or ()
+    (takes,) = read_parameters(target) or ()
     assert [[*takes.mistakes(value, "bias")] == [] for value in (True, 0, 1, 2, "yes")] == [True] * 3 + [False] * 2
 
 
 def test_a_default_that_contradicts_the_annotation_makes_it_say_nothing() -> None:
     def target(size: int = "auto") -> None: ...  # type: ignore[assignment]
 
-    takes = call_parameters(target)
+    takes = read_parameters(target)
     assert takes is not None
     assert takes[0].kind is None

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.steps.intervals import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
+from trainer_cli.steps.intervals import (
+    Duration,
+    Interval,
+    StepCounts,
+    Unit,
+    count_epoch_steps,
+    count_steps,
+    limit_batches,
+)
 from trainer_cli.steps.progress import Progress
 
 
@@ -204,12 +212,12 @@ def test_an_interval_says_itself_in_words(text: str, said: str) -> None:
 def test_a_limit_is_a_number_or_a_fraction_rounded_up(
     batches: int | None, limit: int | float | None, left: int | None
 ) -> None:
-    assert limited_batches(batches, limit) == left
+    assert limit_batches(batches, limit) == left
 
 
 def test_a_fraction_of_an_unknown_length_is_refused() -> None:
     with pytest.raises(ValueError, match="no length"):
-        limited_batches(None, 0.5)
+        limit_batches(None, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +226,7 @@ def test_a_fraction_of_an_unknown_length_is_refused() -> None:
 def test_leftover_batches_make_one_more_step(
     batches: int | None, accum: int, configured: int | None, steps: int
 ) -> None:
-    assert epoch_steps(batches, accum, configured) == steps
+    assert count_epoch_steps(batches, accum, configured) == steps
 
 
 @pytest.mark.parametrize(
@@ -241,7 +249,7 @@ def test_leftover_batches_make_one_more_step(
 def test_the_total_is_reported_where_it_can_be(
     length: str, batches: int | None, accum: int, configured: int | None, samples: int | None, steps: int | None
 ) -> None:
-    found = total_steps(
+    found = count_steps(
         Duration.parse(length),
         epoch_batches=batches,
         grad_accum_steps=accum,

@@ -13,7 +13,7 @@ from trainer_cli.policy.rules import BestRule, CheckpointKind, Moment, Occasion,
 from trainer_cli.policy.simulation import Simulation, Timeline
 from trainer_cli.policy.stopping import Limits, Stop
 from trainer_cli.schema.checkpoint_config import Removal
-from trainer_cli.steps.intervals import Duration, Interval, StepCounts, epoch_steps, first_step
+from trainer_cli.steps.intervals import Duration, Interval, StepCounts, count_epoch_steps, find_first_step
 from trainer_cli.steps.progress import Progress
 
 
@@ -110,7 +110,7 @@ def anything(seed: int) -> tuple[Simulation, StepCounts]:
     whole = StepCounts(
         grad_accum_steps=accum,
         epoch_batches=batches,
-        steps_per_epoch=epoch_steps(batches, accum, None),
+        steps_per_epoch=count_epoch_steps(batches, accum, None),
         batch_size=batch_size,
         epoch_samples=samples,
         step_tokens=chance.choice([1, 37, 512]),
@@ -268,8 +268,8 @@ def test_more_saves_than_are_to_be_foreseen_end_the_foresight() -> None:
 
 @pytest.mark.parametrize("holds_from", [0, 1, 2, 3, 8, 1000, 10**15])
 def test_the_first_step_is_found(holds_from: int) -> None:
-    assert first_step(lambda step: step >= holds_from, 0) == holds_from
-    assert first_step(lambda step: False, 0) is None
+    assert find_first_step(lambda step: step >= holds_from, 0) == holds_from
+    assert find_first_step(lambda step: False, 0) is None
 
 
 def test_a_run_that_had_ended_when_it_was_killed_only_says_so() -> None:

@@ -32,7 +32,7 @@ from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import DATA_KEYS, SEVERAL, check_data_counts
 from trainer_cli.patterns import nearest
 from trainer_cli.schema import CheckpointConfig, SchedulerInterval, TrainConfig
-from trainer_cli.signatures import OPTIMIZER, Parameter, call_parameters, misfits, names_optimizer
+from trainer_cli.signatures import OPTIMIZER, Parameter, find_misfits, names_optimizer, read_parameters
 from trainer_cli.steps import Duration
 from trainer_cli.values import MISSING
 
@@ -133,14 +133,16 @@ class _Checker:
         # With several optimizers it is not known here which one a group belongs to.
         single_node = nodes[0] if len(nodes) == 1 and is_node(nodes[0]) else None
         target = self._target(single_node["_target_"], "optimizer")[0] if single_node else None
-        parameters = None if target is None else call_parameters(target)
+        parameters = None if target is None else read_parameters(target)
         if target is None or parameters is None or not target.__module__.startswith("torch.optim"):
             return  # Other optimizers may accept settings that their constructor does not; checked when they are built.
         for pattern, settings in groups.items():
             if isinstance(settings, Mapping):
                 arguments = {str(key): value for key, value in settings.items() if key not in ("tag", "lr_scale")}
                 where = f"param_groups.{pattern}"
-                yield from misfits(where, _name(target), parameters, [_SOMETHING], arguments, first=1, partial=True)
+                yield from find_misfits(
+                    where, _name(target), parameters, [_SOMETHING], arguments, first=1, partial=True
+                )
 
     def _optimizer(self, where: str, node: Any) -> Iterator[ConfigError]:
         if where == "optimizer" or not isinstance(node, Mapping):
@@ -171,7 +173,7 @@ class _Checker:
             yield from self._component("data", node)
             return
         target, _ = self._target(node["_target_"], "data._target_")
-        takes = (target is not None and call_parameters(target)) or ()
+        takes = (target is not None and read_parameters(target)) or ()
         of_loader = [parameter.name for parameter in takes if parameter.required and parameter.name in DATA_KEYS]
         for key in of_loader:
             assert target is not None
@@ -215,7 +217,7 @@ class _Checker:
         key_errors = list(check_keys(node, where))
         yield from key_errors
         target, target_errors = self._target(node["_target_"], f"{where}._target_")
-        takes = None if target is None else call_parameters(target)
+        takes = None if target is None else read_parameters(target)
         yield from target_errors
         package = getattr(target, "needs_package", "")
         if package and sys.modules.get(package) is None and find_spec(package) is None:
@@ -239,7 +241,7 @@ class _Checker:
                     named_arguments.setdefault("total_steps", _SOMETHING)
             partial = bool(node.get("_partial_"))
             values = [*[_SOMETHING] * positional_count, *positional]
-            for error in misfits(
+            for error in find_misfits(
                 where, _name(target), takes, values, named_arguments, first=positional_count, partial=partial
             ):
                 _add_merge(error, where, arguments)

@@ -41,7 +41,17 @@ from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import OPEN, KeyPath, sections, text_keys, unknown_key
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema import RESUME_WORDS, TrainConfig
-from trainer_cli.values import IN_QUOTES, MISSING, SECTION, ValueKind, check_rules, in_yaml, kind_of, name_of, shown
+from trainer_cli.values import (
+    IN_QUOTES,
+    MISSING,
+    SECTION,
+    ValueKind,
+    check_rules,
+    kind_of,
+    name_of,
+    show_value,
+    to_yaml_line,
+)
 
 NODE = "a node with `_target_`, or null"
 _BY_NAME = ("param_groups", "callbacks", "loggers")
@@ -87,7 +97,7 @@ class _Validation:
                 key_path = (*path, str(name))
                 rest, leaf = next(((below, leaf) for below, leaf in child.walk() if not leaf.is_mapping), ((), child))
                 mistake = unknown_key_error(
-                    key_path, [*known_fields], self._tree.source(key_path), in_yaml(leaf.plain()), rest
+                    key_path, [*known_fields], self._tree.source(key_path), to_yaml_line(leaf.plain()), rest
                 )
                 self.mistakes.append(self._misplaced(key_path, mistake))
         # Only what is right: the dataclass fills in its default for the rest, and the checks continue.
@@ -276,7 +286,7 @@ class _Validation:
         source = self._tree.source(path)
         hint = mistake.hint
         if not (hint or "").startswith("Did you mean"):
-            hint = hint_on_setting(".".join(path), in_yaml(value), source=source, below=False) or hint
+            hint = hint_on_setting(".".join(path), to_yaml_line(value), source=source, below=False) or hint
         if path == ("resume",):
             self._refuse(path, value, f"{', '.join(RESUME_WORDS)} or a path", hint or "")
             return
@@ -285,7 +295,9 @@ class _Validation:
         self._report(path, mistake.message, hint or "", code=mistake.code)
 
     def _refuse(self, path: KeyPath, value: Any, kind: str, hint: str = "") -> None:
-        self._report(path, f"{'.'.join(path)} is {shown(value)}, but it must be {kind}", hint, code=Code.wrong_type)
+        self._report(
+            path, f"{'.'.join(path)} is {show_value(value)}, but it must be {kind}", hint, code=Code.wrong_type
+        )
 
     def _add(self, path: KeyPath, error: ConfigError) -> None:
         hint, key = error.hint or "", ".".join(path)

@@ -22,7 +22,7 @@ from trainer_cli.keys import KeyPath, defaults, matches_any, whole_values, why_m
 from trainer_cli.metric_names import Mode, usual_mode
 from trainer_cli.schema import SchedulerInterval, TrainConfig
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
-from trainer_cli.values import in_yaml
+from trainer_cli.values import to_yaml_line
 
 _RESOLVER = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict))[\w.]+\s*:")
 """An interpolation with a resolver other than OmegaConf's own: its value can change while its text stays the same."""
@@ -172,7 +172,7 @@ def _mode(section: dict[Any, Any], value: Any) -> Any:
 
 def shown(value: Any) -> str:
     """A value in YAML's one-line style."""
-    return str(value) if isinstance(value, Absent) else in_yaml(value)
+    return str(value) if isinstance(value, Absent) else to_yaml_line(value)
 
 
 def line_of_digests(raw: Mapping[str, Any], salt: str) -> str:

@@ -24,7 +24,7 @@ from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, 
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import DATA_KEYS, KeyPath
 from trainer_cli.patterns import did_you_mean, nearest
-from trainer_cli.values import MISSING, in_yaml
+from trainer_cli.values import MISSING, to_yaml_line
 
 _MAX_LISTED = 12
 """Keys of a section that a message lists."""
@@ -240,10 +240,10 @@ def _no_removal(root: Node, parent: Node | None, path: KeyPath, value: Any, *, h
     except (OmegaConfBaseException, RecursionError) as error:
         return override_error(f"{key} is {node.value}, and is not removed: {str(error).splitlines()[0]}")
     if current in (None, MISSING):
-        return override_error(f"there is no '{key}' to remove: it is {in_yaml(current)}", "Leave it out.")
+        return override_error(f"there is no '{key}' to remove: it is {to_yaml_line(current)}", "Leave it out.")
     if has_value and value != current:
         return override_error(
-            f"{key} is {in_yaml(current)}, and not {in_yaml(value)}, so it is not removed", f"Write ~{key}."
+            f"{key} is {to_yaml_line(current)}, and not {to_yaml_line(value)}, so it is not removed", f"Write ~{key}."
         )
     return None
 

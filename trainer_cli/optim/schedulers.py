@@ -45,7 +45,7 @@ from trainer_cli.optim.scheduler_resume import (
 )
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema import SchedulerInterval
-from trainer_cli.signatures import OPTIMIZER, call_parameters, names_optimizer
+from trainer_cli.signatures import OPTIMIZER, names_optimizer, read_parameters
 from trainer_cli.state import Fitting
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.terminal import format_count
@@ -98,7 +98,7 @@ def schedule_from(
     def make(optimizer: Optimizer) -> Any:
         with_mode = _add_mode(kind, arguments, metric, where) if adds_mode else arguments
         named = _convert_settings(kind, with_mode, loop, interval, where)
-        if names_optimizer(call_parameters(kind)):
+        if names_optimizer(read_parameters(kind)):
             return (call or kind)(**{OPTIMIZER: optimizer}, **named)
         return (call or kind)(optimizer, **named)
 

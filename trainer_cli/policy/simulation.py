@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from trainer_cli.policy.rules import CheckpointKind, Decision, Moment, Occasion, RetentionRules, Saved, SaveRules
 from trainer_cli.policy.stopping import Limits, Stop
 from trainer_cli.schema import Removal
-from trainer_cli.steps import Interval, Progress, StepCounts, first_step
+from trainer_cli.steps import Interval, Progress, StepCounts, find_first_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ class _Run:
         # Without any known end, the search for one would not stop before the largest step.
         if not self.step_counts.knows(limits.max_duration) and all(end is None for end in ends):
             return None
-        return first_step(lambda step: self._stop(step) is not None, self.step_counts.start.step)
+        return find_first_step(lambda step: self._stop(step) is not None, self.step_counts.start.step)
 
     def _stop(self, step: int) -> Stop | None:
         return self.setting.limits.why_stop(

@@ -37,7 +37,7 @@ from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running.reach import check_folder, check_partial, check_reach
 from trainer_cli.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
-from trainer_cli.signatures import call_parameters, misfits
+from trainer_cli.signatures import find_misfits, read_parameters
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.strategies import DDP, Single, Strategy, find_blocks, recompute
 from trainer_cli.torch_compat import leave_compiler_out_of_shapes
@@ -370,10 +370,10 @@ class Builder:
         positional = [*first, *self.make(list(node.get("_args_", [])), f"{where}._args_")]
         named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in SPECIAL}
         is_partial = bool(node.get("_partial_"))
-        takes = call_parameters(target)
+        takes = read_parameters(target)
         if takes is not None:
             name = getattr(target, "__name__", str(node["_target_"]))
-            raise_all(list(misfits(where, name, takes, positional, named, first=len(first), partial=is_partial)))
+            raise_all(list(find_misfits(where, name, takes, positional, named, first=len(first), partial=is_partial)))
         # After the check of its arguments: a mistake is reported now, not at the call in the training.
         if is_partial:
             check_partial(target, where, self.trust)

@@ -22,7 +22,7 @@ from trainer_cli.loads import LoadOptions, check_mapping, check_states
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, filled_folder
 from trainer_cli.schema.field_checks import check_folder, check_patterns
 from trainer_cli.steps import Duration, Unit
-from trainer_cli.values import at_least, check_duration, check_fields, checked, duration, needs, shown
+from trainer_cli.values import at_least, check_duration, check_fields, checked, duration, needs, show_value
 
 
 class Device(StrEnum):
@@ -110,7 +110,7 @@ def _check_freeze(key: str, patterns: Any) -> None:
         return
     if not isinstance(patterns, list | tuple | Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
         message = (
-            f"{key} is {shown(patterns)}, but it must be a list of patterns, or a mapping of patterns to durations"
+            f"{key} is {show_value(patterns)}, but it must be a list of patterns, or a mapping of patterns to durations"
         )
         hint = f"Write {key}=[{patterns}]." if isinstance(patterns, str) else None
         raise ConfigError(message, location=key, code=Code.wrong_type, hint=hint)
@@ -124,7 +124,7 @@ def _check_freeze(key: str, patterns: Any) -> None:
 
 def _check_writer(key: str, writer: Any) -> None:
     if writer is not None and not (isinstance(writer, Mapping) and "_target_" in writer):
-        message = f"{key} is {shown(writer)}, but it must be a node with `_target_`, or null"
+        message = f"{key} is {show_value(writer)}, but it must be a node with `_target_`, or null"
         raise ConfigError(message, location=key, code=Code.wrong_type)
 
 

@@ -7,8 +7,8 @@ check the same where a program calls them, so that a mistake in Python reads lik
 It never calls a target, never evaluates an annotation, and never checks the constructors of users' subclasses, whose
 annotations may be wrong. Where an annotation says nothing, any value is accepted.
 
-Begin with `calls.py`: `call_parameters` reads a signature, `misfits` checks a call by it, `CheckedArguments` is the
-base class that does so for its subclasses here.
+Begin with `calls.py`: `read_parameters` reads a signature, `find_misfits` checks a call by it, `CheckedArguments` is
+the base class that does so for its subclasses here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from trainer_cli.signatures.calls import OPTIMIZER as OPTIMIZER
     from trainer_cli.signatures.calls import CheckedArguments as CheckedArguments
     from trainer_cli.signatures.calls import Parameter as Parameter
-    from trainer_cli.signatures.calls import call_parameters as call_parameters
-    from trainer_cli.signatures.calls import misfits as misfits
+    from trainer_cli.signatures.calls import find_misfits as find_misfits
     from trainer_cli.signatures.calls import names_optimizer as names_optimizer
+    from trainer_cli.signatures.calls import read_parameters as read_parameters
     from trainer_cli.signatures.instances import check_type as check_type
     from trainer_cli.signatures.instances import make_instance as make_instance
     from trainer_cli.signatures.section_arguments import build_section as build_section
@@ -35,7 +35,7 @@ else:
         globals(),
         {
             "argument_names": "checks_argument_names",
-            "calls": "call_parameters CheckedArguments misfits names_optimizer OPTIMIZER Parameter",
+            "calls": "CheckedArguments find_misfits names_optimizer OPTIMIZER Parameter read_parameters",
             "instances": "check_type make_instance",
             "section_arguments": "build_section takes_fields_of",
         },

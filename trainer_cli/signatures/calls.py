@@ -1,6 +1,6 @@
 """The parameters of classes and functions, and what is wrong with the arguments of a call.
 
-A `Parameter` is a name with the kind of its values, `misfits` checks a whole call, and `CheckedArguments` does so
+A `Parameter` is a name with the kind of its values, `find_misfits` checks a whole call, and `CheckedArguments` does so
 where a constructor of this package is called from Python.
 """
 
@@ -40,7 +40,7 @@ class Parameter(NamedTuple):
             yield from self.kind.mistakes(value, key)
 
 
-def call_parameters(target: Callable[..., Any]) -> tuple[Parameter, ...] | None:
+def read_parameters(target: Callable[..., Any]) -> tuple[Parameter, ...] | None:
     """What a class or function takes; None if it has no signature.
 
     A decorator that takes any names may itself use those which the function behind it lacks, as the configs of
@@ -110,7 +110,7 @@ class CheckedArguments:
 
 def _check_arguments(cls: type, positional: Sequence[Any], named: Mapping[str, Any]) -> None:
     """Raise the first mistake in arguments; the call itself refuses too few or too many."""
-    parameters = call_parameters(cls) or ()
+    parameters = read_parameters(cls) or ()
     by_position = [parameter for parameter in parameters if parameter.by_position]
     by_name = {parameter.name: parameter for parameter in parameters if parameter.by_name}
     values = [*zip(by_position, positional, strict=False)]
@@ -135,7 +135,7 @@ def names_optimizer(parameters: Sequence[Parameter] | None) -> bool:
     return first != OPTIMIZER and any(parameter.name == OPTIMIZER for parameter in parameters or ())
 
 
-def misfits(
+def find_misfits(
     where: str,
     name: str,
     parameters: Sequence[Parameter],

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.signatures.argument_names import unknown_argument
 from trainer_cli.signatures.calls import ConstructorSignature
-from trainer_cli.values import shown
+from trainer_cli.values import show_value
 
 S = TypeVar("S")
 C = TypeVar("C", bound=type)
@@ -40,7 +40,7 @@ def build_section(section: type[S], owner: str, config: S | None, fields: Mappin
             }
         )
     if not isinstance(config, section):
-        message = f"{owner}: config is {shown(config)}, but it must be a {section.__name__}"
+        message = f"{owner}: config is {show_value(config)}, but it must be a {section.__name__}"
         raise ConfigError(message, location="config", code=Code.wrong_type)
     if fields:
         raise ConfigError(

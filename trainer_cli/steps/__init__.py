@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from trainer_cli.steps.intervals import Interval as Interval
     from trainer_cli.steps.intervals import StepCounts as StepCounts
     from trainer_cli.steps.intervals import Unit as Unit
-    from trainer_cli.steps.intervals import epoch_steps as epoch_steps
-    from trainer_cli.steps.intervals import first_step as first_step
-    from trainer_cli.steps.intervals import limited_batches as limited_batches
-    from trainer_cli.steps.intervals import total_steps as total_steps
+    from trainer_cli.steps.intervals import count_epoch_steps as count_epoch_steps
+    from trainer_cli.steps.intervals import count_steps as count_steps
+    from trainer_cli.steps.intervals import find_first_step as find_first_step
+    from trainer_cli.steps.intervals import limit_batches as limit_batches
     from trainer_cli.steps.progress import Progress as Progress
     from trainer_cli.steps.run_status import RunStatus as RunStatus
     from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE as GLOBAL_BATCH_SIZE
@@ -39,7 +39,9 @@ else:
     add_lazy_names(
         globals(),
         {
-            "intervals": "Duration epoch_steps first_step Interval limited_batches StepCounts total_steps Unit",
+            "intervals": (
+                "count_epoch_steps count_steps Duration find_first_step Interval limit_batches StepCounts Unit"
+            ),
             "progress": "Progress",
             "run_status": "RunStatus",
             "step_batches": "divide_step GLOBAL_BATCH_SIZE",

@@ -251,7 +251,7 @@ def _whole(count: int, interval: Fraction) -> int:
     return count * interval.denominator // interval.numerator
 
 
-def limited_batches(batches: int | None, limit: int | float | None) -> int | None:
+def limit_batches(batches: int | None, limit: int | float | None) -> int | None:
     """Batches of an epoch under `limit_train_batches`: a number, or a fraction rounded up."""
     if limit is None:
         return batches
@@ -263,12 +263,12 @@ def limited_batches(batches: int | None, limit: int | float | None) -> int | Non
     return limit if batches is None else min(batches, limit)
 
 
-def epoch_steps(epoch_batches: int | None, grad_accum_steps: int, configured: int | None) -> int | None:
+def count_epoch_steps(epoch_batches: int | None, grad_accum_steps: int, configured: int | None) -> int | None:
     """Optimizer steps of an epoch; remaining batches at its end make one more step."""
     return configured if epoch_batches is None else math.ceil(epoch_batches / grad_accum_steps)
 
 
-def total_steps(
+def count_steps(
     length: Duration,
     *,
     epoch_batches: int | None,
@@ -278,7 +278,7 @@ def total_steps(
     epoch_samples: int | None,
 ) -> int | None:
     """Optimizer steps of a training of this length, or None if unknown."""
-    an_epoch = epoch_steps(epoch_batches, grad_accum_steps, steps_per_epoch)
+    an_epoch = count_epoch_steps(epoch_batches, grad_accum_steps, steps_per_epoch)
     steps = length.steps(an_epoch)
     if steps is not None or length.unit is not Unit.SAMPLE:
         return steps
@@ -341,7 +341,7 @@ class StepCounts:
         multiple = (math.floor(Fraction(self._counts(after)[index]) / length) + 1) * length
         # Compared many times: an int is faster than a Fraction.
         target = multiple.numerator if multiple.denominator == 1 else multiple
-        return first_step(lambda step: self._counts(step)[index] >= target, after + 1)
+        return find_first_step(lambda step: self._counts(step)[index] >= target, after + 1)
 
     def process_s(self, step: int) -> float:
         """Seconds that this process has run, as far as they are known."""
@@ -382,7 +382,7 @@ class StepCounts:
         return max(0, min(self.epoch_samples - offset, batches * self.batch_size))
 
 
-def first_step(holds: Callable[[int], bool], low: int) -> int | None:
+def find_first_step(holds: Callable[[int], bool], low: int) -> int | None:
     """The first step from `low` on at which a monotonic condition holds; None if it never does."""
     # Double the range until it contains the step, then bisect: about 2 * log2(step) calls.
     reach = 1

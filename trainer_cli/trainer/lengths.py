@@ -9,7 +9,7 @@ from trainer_cli.data import length_of
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.policy import Limits
 from trainer_cli.schema import LoopConfig
-from trainer_cli.steps import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
+from trainer_cli.steps import Duration, Interval, StepCounts, Unit, count_epoch_steps, count_steps, limit_batches
 from trainer_cli.trainer.validation_loop import Evaluations
 from trainer_cli.values import check_duration
 
@@ -63,7 +63,7 @@ class Lengths:
         begin_epoch(train_loader, 0)
         self.agree_on_length(train_loader, group)
         batches, settings = self._batches_of(train_loader), self.settings
-        steps = epoch_steps(batches, settings.grad_accum_steps, settings.steps_per_epoch)
+        steps = count_epoch_steps(batches, settings.grad_accum_steps, settings.steps_per_epoch)
         self._first_epoch = batches, steps, self._steps_in_max_duration(train_loader)
 
     def learn_lengths(self, train_loader: Any, resumed: Progress | None = None) -> None:
@@ -75,7 +75,9 @@ class Lengths:
         settings = self.settings
         begin_epoch(train_loader, 0 if resumed is None else resumed.epoch)
         self.epoch_batches = self._batches_of(train_loader)
-        self.steps_per_epoch = epoch_steps(self.epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
+        self.steps_per_epoch = count_epoch_steps(
+            self.epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch
+        )
         self.epoch_offset = 0 if resumed is None else self._offset(train_loader, resumed)
         try:
             self.log_interval = self.interval(settings.log_interval)
@@ -111,7 +113,7 @@ class Lengths:
             return False
         self.epoch_batches = batches
         self._note_difference(at)
-        self.steps_per_epoch = epoch_steps(batches, self.settings.grad_accum_steps, self.settings.steps_per_epoch)
+        self.steps_per_epoch = count_epoch_steps(batches, self.settings.grad_accum_steps, self.settings.steps_per_epoch)
         self.epoch_offset = self._offset(train_loader, at)
         for interval in self._of_epochs:
             interval.steps_per_epoch, interval.offset = self.steps_per_epoch, self.epoch_offset
@@ -206,7 +208,7 @@ class Lengths:
     def _steps_in_max_duration(self, train_loader: Any) -> int | None:
         """Optimizer steps in `max_duration` if all epochs have the present length; None if unknown."""
         settings = self.settings
-        return total_steps(
+        return count_steps(
             Duration.parse(settings.max_duration),
             epoch_batches=self._batches_of(train_loader),
             grad_accum_steps=settings.grad_accum_steps,
@@ -265,6 +267,6 @@ class Lengths:
         if batches == 0:
             raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
         try:
-            return limited_batches(batches, self.settings.limit_train_batches)
+            return limit_batches(batches, self.settings.limit_train_batches)
         except ValueError as error:
             raise UserError(str(error), where="loop.limit_train_batches") from None

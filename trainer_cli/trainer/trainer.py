@@ -53,7 +53,7 @@ from trainer_cli.trainer.step_modules import adopt_modules
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
-from trainer_cli.values import checked_values
+from trainer_cli.values import check_values
 
 Factory = Callable[..., Any]
 OF_PARTS = {
@@ -176,7 +176,7 @@ class Trainer:
     ) -> None:
         values = {"name": name, "deterministic": deterministic, "model_call": model_call, "freeze": freeze}
         values |= {"eval_modules": eval_modules} if seed is None else {"eval_modules": eval_modules, "seed": seed}
-        checked = checked_values(TrainConfig, values)
+        checked = check_values(TrainConfig, values)
         self.model_call: ModelCall = checked["model_call"]
         self.seed: int | None = checked.get("seed")
         self.precision = setup.make_default("precision", precision, Precision)

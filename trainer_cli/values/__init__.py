@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from trainer_cli.values.fields import check_duration as check_duration
     from trainer_cli.values.fields import check_fields as check_fields
     from trainer_cli.values.fields import check_rules as check_rules
+    from trainer_cli.values.fields import check_values as check_values
     from trainer_cli.values.fields import checked as checked
-    from trainer_cli.values.fields import checked_values as checked_values
     from trainer_cli.values.fields import duration as duration
     from trainer_cli.values.fields import needs as needs
     from trainer_cli.values.kinds import IN_QUOTES as IN_QUOTES
     from trainer_cli.values.kinds import MISSING as MISSING
     from trainer_cli.values.kinds import SECTION as SECTION
     from trainer_cli.values.kinds import ValueKind as ValueKind
-    from trainer_cli.values.kinds import in_yaml as in_yaml
     from trainer_cli.values.kinds import kind_of as kind_of
     from trainer_cli.values.kinds import name_of as name_of
-    from trainer_cli.values.kinds import shown as shown
+    from trainer_cli.values.kinds import show_value as show_value
+    from trainer_cli.values.kinds import to_yaml_line as to_yaml_line
 
     __all__: list[str]
 else:
@@ -41,8 +41,8 @@ else:
         globals(),
         {
             "fields": (
-                "at_least check_at_least check_duration check_fields check_rules checked checked_values duration needs"
+                "at_least check_at_least check_duration check_fields check_rules check_values checked duration needs"
             ),
-            "kinds": "IN_QUOTES in_yaml kind_of MISSING name_of SECTION shown ValueKind",
+            "kinds": "IN_QUOTES kind_of MISSING name_of SECTION show_value to_yaml_line ValueKind",
         },
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.steps import Duration, Unit
-from trainer_cli.values.kinds import converted, in_yaml
+from trainer_cli.values.kinds import convert, to_yaml_line
 
 
 def at_least(least: float, default: Any = None) -> Any:
@@ -49,14 +49,14 @@ def needs(declared: Any, *conditions: tuple[str, Any]) -> Any:
 def check_fields(section: Any, path: str = "") -> None:
     """Convert the values of a section to the types of its fields, and check them by the rules of these."""
     values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
-    for name, value in checked_values(type(section), values, path).items():
+    for name, value in check_values(type(section), values, path).items():
         setattr(section, name, value)
     # After the conversion: a condition is compared with the member of a choice, not with its name.
     for field in dataclasses.fields(section):
         _check_effect(section, field, path)
 
 
-def checked_values(section: type, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def check_values(section: type, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Values for fields of a section, converted to the types of these and checked by their rules.
 
     Raises:
@@ -66,7 +66,7 @@ def checked_values(section: type, values: Mapping[str, Any], path: str = "") -> 
     for field in dataclasses.fields(section):
         if field.name in values:
             key = f"{path}.{field.name}".lstrip(".")
-            checked[field.name] = converted(field.type, values[field.name], key)
+            checked[field.name] = convert(field.type, values[field.name], key)
             check_rules(field.metadata, key, checked[field.name])
     return checked
 
@@ -108,7 +108,7 @@ def _check_effect(section: Any, field: dataclasses.Field[Any], path: str) -> Non
 
 
 def _shown(value: Any) -> str:
-    return str(value) if isinstance(value, StrEnum) else in_yaml(value)
+    return str(value) if isinstance(value, StrEnum) else to_yaml_line(value)
 
 
 def check_duration(

@@ -63,7 +63,7 @@ class ValueKind(NamedTuple):
     def mistakes(self, value: Any, key: str) -> Iterator[ConfigError]:
         """What is wrong with the value of `key`, or with values in it, each with its own key."""
         if not self._accepts(value):
-            message = f"{key} is {shown(value)}, but it must be {self}"
+            message = f"{key} is {show_value(value)}, but it must be {self}"
             yield ConfigError(message, location=key, code=Code.wrong_type, hint=self._hint(value) or None)
         elif isinstance(value, list | tuple):
             if self.items is not None and len(value) != len(self.items):
@@ -127,21 +127,21 @@ def name_of(value: Any) -> str | None:
     return _NAMES_OF_TYPES.get(type(value))
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value in a message: a string in quotes, all else as YAML writes it, at most 80 characters."""
     try:
-        text = repr(value) if isinstance(value, str) else in_yaml(value)
+        text = repr(value) if isinstance(value, str) else to_yaml_line(value)
     except yaml.YAMLError:
         text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def in_yaml(value: Any) -> str:
+def to_yaml_line(value: Any) -> str:
     """A value in YAML's one-line style."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...")
 
 
-def converted(annotation: Any, value: Any, key: str) -> Any:
+def convert(annotation: Any, value: Any, key: str) -> Any:
     """The value of a field, set by Python code: the names of choices as members, mappings as sections, all else as
     the plain values that a config holds.
 
@@ -158,7 +158,7 @@ def converted(annotation: Any, value: Any, key: str) -> Any:
     if kind is None:
         return value
     if name_of(value) is None:
-        raise ConfigError(f"{key} is {shown(value)}, but it must be {kind}", location=key, code=Code.wrong_type)
+        raise ConfigError(f"{key} is {show_value(value)}, but it must be {kind}", location=key, code=Code.wrong_type)
     for mistake in kind.mistakes(value, key):
         raise mistake
     if isinstance(annotation, EnumMeta):
@@ -169,7 +169,7 @@ def converted(annotation: Any, value: Any, key: str) -> Any:
 
 def _make_section(section: type, value: Any, key: str) -> Any:
     if not isinstance(value, Mapping):
-        message = f"{key} is {shown(value)}, but it must be {SECTION}"
+        message = f"{key} is {show_value(value)}, but it must be {SECTION}"
         raise ConfigError(message, location=key, code=Code.wrong_type)
     keys = [field.name for field in dataclasses.fields(section)]
     for name in value:

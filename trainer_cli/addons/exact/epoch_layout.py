@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainer_cli.steps import Progress, StepCounts, epoch_steps, limited_batches
+from trainer_cli.steps import Progress, StepCounts, count_epoch_steps, limit_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class EpochLayout:
     @property
     def epoch_batches(self) -> int:
         """Number of batches of each rank that an epoch trains on."""
-        batches = limited_batches(self.batches_after(0), self.limit_train_batches)
+        batches = limit_batches(self.batches_after(0), self.limit_train_batches)
         assert batches is not None, "the number of batches is known"
         return batches
 
@@ -86,7 +86,7 @@ class EpochLayout:
         if is_first:
             return steps
         first_steps = -(-(self.epoch_batches - start.batch) // self.grad_accum_steps)
-        per_epoch = epoch_steps(self.epoch_batches, self.grad_accum_steps, None)
+        per_epoch = count_epoch_steps(self.epoch_batches, self.grad_accum_steps, None)
         assert per_epoch is not None
         return steps + first_steps + (epoch - start.epoch - 1) * per_epoch
 
