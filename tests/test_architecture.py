@@ -38,6 +38,7 @@ FLOORS = (
     "keys",
     "components manifest",
     "dtensor",
+    "tensor_files",
     "batches data storage format parallel loggers",
     "config state strategies",
     "checkpoint outputs",

@@ -27,6 +27,16 @@ _LARGEST = 2**63
 class DamagedCheckpoint(CheckpointError):
     """A checkpoint is partial, or not what was written."""
 
+    @classmethod
+    def of_file(cls, path: object, why: str) -> DamagedCheckpoint:
+        """The error that names a file of a checkpoint."""
+        return cls(f"a file of the checkpoint is damaged: {why}", where=str(path))
+
+    @classmethod
+    def from_error(cls, error: Exception, where: object) -> DamagedCheckpoint:
+        """What reading a checkpoint raised, as damage: its content is not what a save writes."""
+        return cls(f"it cannot be read: {type(error).__name__}: {str(error)[:200]}", where=str(where))
+
 
 class UnrecoverableCheckpoint(DamagedCheckpoint, ValueError):
     """A checkpoint is damaged, raised by functions whose refusals are all a ValueError."""

@@ -1,4 +1,4 @@
-"""JSON with NaN and infinity, which it lacks, as the strings "nan", "inf" and "-inf"."""
+"""JSON that every parser reads alike: NaN and infinity are strings, and no name occurs twice."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ def read_number(value: Any) -> float | None:
         return float(value)
     except (ValueError, TypeError, OverflowError):
         return None
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, for `object_pairs_hook`. ValueError if a name occurs twice."""
+    # Python keeps the last of two equal names, and other readers may keep the first.
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return fields

@@ -255,7 +255,7 @@ def test_parts_are_replaced_and_get_the_arguments_that_they_take(tmp_path: Path,
 
 
 class Doubling(CheckpointReader):
-    """A reader that changes what it has read, with the arguments of `Reader.read`."""
+    """A reader that changes what it has read, with the arguments of `StateReader.read`."""
 
     def read(self, folder: Any, manifest: Any, only: Any = None, *, targets: Any = None, **more: Any) -> dict[str, Any]:
         tree = super().read(folder, manifest, only, targets=targets, **more)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.format.memory import HostMemory
+from trainer_cli.checkpoint.host_memory import HostMemory
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 100_001])

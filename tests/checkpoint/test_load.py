@@ -18,13 +18,13 @@ from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.format import verified_file
-from trainer_cli.format.live_tensors import LiveTensors
-from trainer_cli.format.verified_file import VerifiedFile
 from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
 from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.state.model_state import capture_model, fit_model
 from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.tensor_files import verified_file
+from trainer_cli.tensor_files.live_tensors import LiveTensors
+from trainer_cli.tensor_files.verified_file import VerifiedFile
 
 MB = 2**20
 

@@ -21,12 +21,12 @@ from trainer_cli.format import sharded
 from trainer_cli.format.readable import check_readable
 from trainer_cli.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own
 from trainer_cli.format.tree import Undecodable
-from trainer_cli.format.verified_file import VerifiedFile
 from trainer_cli.layout.parts import PartTable
 from trainer_cli.layout.shards import Shard as Part
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, UnsavableState
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.folder import LocalReadableFolder
+from trainer_cli.tensor_files.verified_file import VerifiedFile
 
 LARGE = SMALL_BYTES // 4 + 1
 

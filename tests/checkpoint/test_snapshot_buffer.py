@@ -13,8 +13,8 @@ import pytest
 import torch
 from states import small_state
 
+from trainer_cli.checkpoint.host_memory import HostMemory
 from trainer_cli.checkpoint.snapshot import Snapshot, SnapshotBuffer
-from trainer_cli.format.memory import HostMemory
 from trainer_cli.format.sharded import TensorsFormat
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 from trainer_cli.storage.disk import Disk

@@ -15,12 +15,12 @@ import torch
 from hostile_cases import HEADERS
 from states import same, small_state
 
-from trainer_cli.format import tensor_file
-from trainer_cli.format.header import ELEMENT_BYTES
+from trainer_cli.format import file_layout as tensor_file
 from trainer_cli.format.sharded import TensorsFormat
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, UnsavableState
 from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.storage.local import LocalStorage
+from trainer_cli.tensor_files.header import ELEMENT_BYTES
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int32, torch.int16,

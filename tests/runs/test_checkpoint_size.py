@@ -15,7 +15,7 @@ from torch import nn
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.components.targets import Trust
 from trainer_cli.errors import ConfigError
-from trainer_cli.format.open import format_of
+from trainer_cli.format.open import new_format
 from trainer_cli.running.build import Builder, Data
 from trainer_cli.running.checkpoint_size import CheckpointSize, checkpoint_size
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, CheckpointFormat
@@ -86,7 +86,7 @@ def findable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def size_of(made: Builder, data: Data) -> CheckpointSize:
     checkpoint = made.config.checkpoint
-    form = format_of(checkpoint.format, checkpoint.compression)
+    form = new_format(checkpoint.format, checkpoint.compression)
     return checkpoint_size(made, data, Progress(step=3, batch=3, samples=150), form, beside=5)
 
 

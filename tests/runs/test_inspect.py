@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer, make_sync_checkpointer
-from trainer_cli.commands import ckpt_inspect as inspect
 from trainer_cli.commands.ckpt_inspect import Difference, TensorChange, compare, opened
 from trainer_cli.errors import CheckpointError
+from trainer_cli.format import stored
 from trainer_cli.format.sharded import TensorsFormat
 from trainer_cli.layout.naming import MANIFEST_FILE
 from trainer_cli.layout.shards import Shard
@@ -56,7 +56,7 @@ def test_a_norm_is_that_of_torch(
     tmp_path: Path, dtype: torch.dtype, shape: Any, block: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if block is not None:
-        monkeypatch.setattr(inspect, "_BLOCK", block)
+        monkeypatch.setattr(stored, "_BLOCK", block)
     torch.manual_seed(1)
     tensor = (torch.randn(shape) * 3).abs().to(dtype)
     with opened(written(tmp_path / "a", w=tensor)) as content:

@@ -28,7 +28,7 @@ def test_safetensors_refuses_a_file_with_a_changed_byte(tmp_path: Path) -> None:
 
 
 def test_safetensors_refuses_a_name_that_occurs_twice(tmp_path: Path) -> None:
-    """Which of two tensors counts is not defined. `format/header.py` refuses such files."""
+    """Which of two tensors counts is not defined. `tensor_files/header.py` refuses such files."""
     entry = json.dumps({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]})
     header = f'{{"weight": {entry}, "weight": {entry}}}'.encode()
     path = tmp_path / "x.safetensors"

@@ -28,12 +28,12 @@ from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import NotDurableError, SaveError, UserError
 from trainer_cli.files import as_path, is_url
-from trainer_cli.format.verified_file import verify
 from trainer_cli.goodput import Activity
 from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy import CheckpointKind, Decision, Moment, Occasion, RetentionRules, SaveRules
 from trainer_cli.schema import CheckpointConfig
 from trainer_cli.signatures import build_section, takes_fields_of
+from trainer_cli.tensor_files import verify
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.files import as_path
-from trainer_cli.format.verified_file import read_verified
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import STATES, LoadOptions
 from trainer_cli.manifest import Manifest
@@ -19,6 +18,7 @@ from trainer_cli.parallel import ALONE
 from trainer_cli.policy import CheckpointKind
 from trainer_cli.state import weights_of
 from trainer_cli.steps import Interval, Progress
+from trainer_cli.tensor_files import read_verified
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.values import check_duration
 

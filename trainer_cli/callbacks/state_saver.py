@@ -21,7 +21,7 @@ from trainer_cli.checkpoint.save import CheckpointMetadata, InFlightSave, SaveCa
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import ConfigError, SaveError, without_secrets
 from trainer_cli.files import as_path, is_gone
-from trainer_cli.format.open import format_of
+from trainer_cli.format import new_format
 from trainer_cli.layout import COPIES_CACHE, Naming
 from trainer_cli.loads import LEAVE_OUT, LOG_MARKS, check_leave_out, describe_left_out, find_left_out, omit_states
 from trainer_cli.loggers import SAVES
@@ -110,7 +110,7 @@ class StateSaver(SaveCaller):
         self.history = CheckpointHistory(identity.history_file)
         self.retention = Retention(folder, self.storage, identity.run_id, self.history)
         self.copier = self._new_copier(settings)
-        format = format_of(settings.format, settings.compression)
+        format = new_format(settings.format, settings.compression)
         self.checkpointer = Checkpointer(format=format, storage=self._storage_at, digest=settings.digest, thread=thread)
         self.in_background = saves_in_background(settings.save_async)
         """Whether the thread writes the saves during the training; those at an end are synchronous."""

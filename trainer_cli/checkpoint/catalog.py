@@ -14,7 +14,6 @@ from threading import Thread
 
 from trainer_cli.errors import CheckpointError, one_line
 from trainer_cli.files import is_url
-from trainer_cli.format.verified_file import verify
 from trainer_cli.gc_pause import gc_paused
 from trainer_cli.layout import MANIFEST_FILE, parse_step
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
@@ -22,6 +21,7 @@ from trainer_cli.policy import CheckpointKind, Saved
 from trainer_cli.schema import CheckpointFormat
 from trainer_cli.steps import Progress
 from trainer_cli.storage import REMOVED_PREFIX, ReadableFolder, Storage, open_storage
+from trainer_cli.tensor_files import verify
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
@@ -341,7 +341,7 @@ def verify_and_decode(folder: ReadableFolder, manifest: Manifest, digests: Check
     """
     digests(folder, manifest)
     # After the digests, during which torch is imported.
-    from trainer_cli.format.readable import check_readable
+    from trainer_cli.format import check_readable
 
     check_readable(folder, manifest)
 

@@ -46,18 +46,14 @@ from trainer_cli.checkpoint.writer_thread import WriterThread, report_failure, r
 from trainer_cli.dtensor import Targets, local_of, targets_in
 from trainer_cli.errors import CheckpointError, NotDurableError, SaveError, UserError
 from trainer_cli.files import as_path
-from trainer_cli.format.base import Format
-from trainer_cli.format.live_tensors import LiveTensors
-from trainer_cli.format.open import format_of_rank, new_format
-from trainer_cli.format.reader import CheckpointReader as CheckpointReader
-from trainer_cli.format.reader import Reader
-from trainer_cli.format.sharded import RANKS, ShardedFormat
-from trainer_cli.format.verified_file import verify
+from trainer_cli.format import RANKS, Format, ShardedFormat, StateReader, format_of_rank, new_format
+from trainer_cli.format import CheckpointReader as CheckpointReader
 from trainer_cli.layout import is_plain
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE, ProcessGroup, default_group, default_ranks, lone_rank
 from trainer_cli.schema import CheckpointFormat, DigestAlgorithm
 from trainer_cli.storage import ReadableFolder, Storage, open_storage
+from trainer_cli.tensor_files import LiveTensors, verify
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +99,7 @@ class Checkpointer:
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
         stager: Stager | None = None,
         writer: Writer | None = None,
-        reader: Reader | None = None,
+        reader: StateReader | None = None,
         commit_hook: CommitHook | None = None,
         group: ProcessGroup | None = None,
         thread: WriterThread | None = None,
@@ -295,7 +291,7 @@ class Checkpointer:
         """The checkpoint at `path`, or those of these top-level keys that it has.
 
         Args:
-            targets: as in `Reader.read`.
+            targets: as in `StateReader.read`.
 
         Raises:
             CheckpointError: there is no checkpoint, or it is damaged.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainer_cli.errors import CheckpointError, MissingStateError, UserError
-from trainer_cli.format.live_tensors import LiveTensors
+from trainer_cli.tensor_files import LiveTensors
 from trainer_cli.terminal import format_first
 
 logger = logging.getLogger(__name__)

@@ -22,13 +22,13 @@ from trainer_cli.checkpoint.kind import MARKS, kind_of
 from trainer_cli.checkpoint.path_variables import RANK_VARIABLES, fill_in, rank_variables_in, variables_in
 from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError, UserError
 from trainer_cli.files import as_path, is_url
-from trainer_cli.format.verified_file import VerifiedFile, undecodable
 from trainer_cli.layout import MANIFEST_FILE, VARIABLES, Naming, is_plain, numbers_within, parse_step
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError
 from trainer_cli.parallel import default_ranks
 from trainer_cli.patterns import alternatives
 from trainer_cli.schema import Compression
 from trainer_cli.storage import LocalStorage, Storage, open_storage, replacing
+from trainer_cli.tensor_files import VerifiedFile
 from trainer_cli.terminal import format_count
 
 SUFFIXES = {suffix: compression for compression, suffix in SUFFIX.items()} | {".tgz": Compression.gz}
@@ -407,7 +407,7 @@ def errors_of_reading(storage: Storage, name: str) -> Iterator[None]:
     except (TrainError, MemoryError):
         raise
     except Exception as error:
-        raise undecodable(error, where) from error
+        raise DamagedCheckpoint.from_error(error, where) from error
 
 
 def read_valid_manifest(storage: Storage, name: str) -> Manifest:

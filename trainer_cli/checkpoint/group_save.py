@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,11 +31,12 @@ from trainer_cli.checkpoint.save import (
 from trainer_cli.dtensor import is_dtensor
 from trainer_cli.errors import NoSpaceError, NotDurableError, SaveError, UserError
 from trainer_cli.files import is_url
-from trainer_cli.format.sharded import ShardedFormat, digest_parts, keys_of_each
-from trainer_cli.format.tree import decode, encode
+from trainer_cli.format import ShardedFormat, decode, encode, lay_out
 from trainer_cli.layout import PartTable, Shard
-from trainer_cli.manifest import FileEntry
+from trainer_cli.manifest import FileEntry, new_digest
 from trainer_cli.parallel import PeerError
+from trainer_cli.schema import DigestAlgorithm
+from trainer_cli.tensor_files import bytes_of
 
 if TYPE_CHECKING:
     from trainer_cli.parallel import ProcessGroup
@@ -321,3 +322,31 @@ def compare_ranks(
                 cure="Save what differs under a separate top-level key.",
             )
     return state
+
+
+def digest_parts(state: Mapping[str, Any]) -> dict[str, str]:
+    """Digest the values under each top-level key of a state, so that ranks can compare theirs.
+
+    DTensors, of which each rank has a part, are left out.
+
+    Raises:
+        UnsavableState: a value cannot be saved; the message names its owner.
+    """
+    digests = {}
+    for key, value in state.items():
+        text, leaves = encode({key: value})
+        digest = new_digest(DigestAlgorithm.xxh3_128)
+        digest.update(text)
+        for name, leaf in leaves.items():
+            if not is_dtensor(leaf):
+                lay_out(b"", {name: leaf})  # Refuses a tensor whose bytes cannot be read below.
+                digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+                digest.update(bytes_of(leaf).data)
+        digests[key] = digest.hexdigest()
+    return digests
+
+
+def keys_of_each(digests: Sequence[Mapping[str, str]]) -> list[str]:
+    """The top-level keys whose values differ among ranks, by the `digest_parts` of each."""
+    keys = dict.fromkeys(key for rank_digests in digests for key in rank_digests)
+    return [key for key in keys if len({rank_digests.get(key) for rank_digests in digests}) > 1]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.format.verified_file import verify
 from trainer_cli.layout import spread
 from trainer_cli.storage import Disk, LocalReadableFolder
+from trainer_cli.tensor_files import verify
 
 if TYPE_CHECKING:
     from trainer_cli.manifest import Manifest

@@ -29,12 +29,12 @@ from trainer_cli.checkpoint.disk_errors import check_room, disk_error, older_one
 from trainer_cli.checkpoint.history import Spent
 from trainer_cli.checkpoint.snapshot import Snapshot
 from trainer_cli.errors import SaveError, UserError
-from trainer_cli.format.verified_file import verify
 from trainer_cli.layout import MANIFEST_FILE, PartTable, step_within
 from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, ManifestError
 from trainer_cli.parallel import is_of_peer
 from trainer_cli.policy import CheckpointKind
 from trainer_cli.schema import DigestAlgorithm
+from trainer_cli.tensor_files import verify
 
 if TYPE_CHECKING:
     from trainer_cli.storage import StagedFolder, Storage

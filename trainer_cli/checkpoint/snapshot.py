@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from trainer_cli.format.memory import HostMemory
+from trainer_cli.checkpoint.host_memory import HostMemory
 from trainer_cli.memory import available_bytes
 from trainer_cli.state import are_finite
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
-    from trainer_cli.format.base import Format
-    from trainer_cli.format.tensor_file import FileLayout
-    from trainer_cli.format.tree import Leaf
+    from trainer_cli.format import FileLayout, Format
     from trainer_cli.storage import WritableFolder
+    from trainer_cli.tensor_files import Leaf
 
 log = logging.getLogger(__name__)
 

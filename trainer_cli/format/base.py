@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from trainer_cli.format.tensor_file import FileLayout
+    from trainer_cli.format.file_layout import FileLayout
     from trainer_cli.manifest import Manifest
-    from trainer_cli.storage import FileWriter, ReadableFolder
+    from trainer_cli.storage import ReadableFolder
 
 
 class Format(Protocol):
@@ -52,18 +52,3 @@ class Format(Protocol):
             DamagedCheckpoint: a file differs from its digest; the message names it.
         """
         ...
-
-
-class WriteStream:
-    """A file of a checkpoint as a file object, for libraries that write to one, such as torch.save."""
-
-    def __init__(self, file: FileWriter) -> None:
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._file.write(view)
-        return len(view)
-
-    def flush(self) -> None:
-        """Nothing: the folder writes the file on exit."""

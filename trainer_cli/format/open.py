@@ -10,7 +10,7 @@ from trainer_cli.addons.formats.torch_file import TorchFileFormat
 from trainer_cli.errors import CheckpointError
 from trainer_cli.format.base import Format
 from trainer_cli.format.sharded import ShardedFormat, TensorsFormat
-from trainer_cli.schema import CheckpointFormat, Compression
+from trainer_cli.schema import Compression
 
 FORMATS: Mapping[str, Callable[[], Format]] = {
     "tensors": TensorsFormat,
@@ -20,10 +20,11 @@ FORMATS: Mapping[str, Callable[[], Format]] = {
 }
 
 
-def new_format(name: str, where: str | None = None) -> Format:
+def new_format(name: str, compression: Compression = Compression.none, *, where: str | None = None) -> Format:
     """The format of this name.
 
     Args:
+        compression: of archives that are written.
         where: the checkpoint whose manifest has the name, for the error.
 
     Raises:
@@ -32,7 +33,7 @@ def new_format(name: str, where: str | None = None) -> Format:
     if name not in FORMATS:
         names = ", ".join(map(repr, FORMATS))
         raise CheckpointError(f"the format {name[:40]!r} is unknown; known is {names}", where=where)
-    return FORMATS[name]()
+    return ArchiveFormat(compression) if name == ArchiveFormat.name else FORMATS[name]()
 
 
 def format_of_rank(format: Format, sharded: ShardedFormat) -> Format | None:
@@ -40,8 +41,3 @@ def format_of_rank(format: Format, sharded: ShardedFormat) -> Format | None:
     if isinstance(format, ArchiveFormat):
         return ArchiveFormat(format.compression, sharded)
     return sharded if isinstance(format, TensorsFormat | ShardedFormat) else None
-
-
-def format_of(name: CheckpointFormat, compression: Compression) -> Format:
-    """The format that the config names."""
-    return ArchiveFormat(compression) if name is CheckpointFormat.archive else FORMATS[name]()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from trainer_cli.addons.formats.archive import ArchiveFormat, unpack
 from trainer_cli.errors import CheckpointError
 from trainer_cli.format import tree as codec
-from trainer_cli.format.header import own_file, parsed_header, state_file, tensor_file
 from trainer_cli.format.open import new_format
+from trainer_cli.format.rank_files import FilesOfRank
 from trainer_cli.format.sharded import decode_own, is_sharded
-from trainer_cli.format.verified_file import VerifiedFile, read_verified, undecodable
 from trainer_cli.layout import PartTable
-from trainer_cli.manifest import Manifest
+from trainer_cli.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.schema import CheckpointFormat
+from trainer_cli.tensor_files import VerifiedFile, read_verified
 
 if TYPE_CHECKING:
     from trainer_cli.storage import ReadableFolder
@@ -27,7 +27,7 @@ def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
     Raises:
         DamagedCheckpoint: reading raised anything but an OSError, after which it may be readable later.
     """
-    format = new_format(manifest.format, str(folder.path))
+    format = new_format(manifest.format, where=str(folder.path))
     try:
         if isinstance(format, ArchiveFormat):
             _check_tensor_files(*unpack(folder, manifest))
@@ -38,25 +38,25 @@ def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
     except (OSError, CheckpointError, MemoryError):
         raise
     except Exception as error:
-        raise undecodable(error, folder.path) from error
+        raise DamagedCheckpoint.from_error(error, folder.path) from error
 
 
 def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
-    decoder = codec.decode(read_verified(folder, manifest, state_file(0)))
+    decoder = codec.decode(read_verified(folder, manifest, FilesOfRank(0).state))
     aliases = {alias: name for table in manifest.aliases.values() for alias, name in table.items()}
     stored: dict[str, int] = {}
     # A manifest that was altered may give any number of ranks.
-    ranks = {tensor_file(rank) for rank in range(min(manifest.world_size, len(manifest.files)))}
+    ranks = {FilesOfRank(rank).tensors for rank in range(min(manifest.world_size, len(manifest.files)))}
     for file_name in manifest.files:
         of_rank = file_name in ranks
         if of_rank or (manifest.format == "huggingface" and file_name.endswith(".safetensors")):
             file = VerifiedFile(folder, manifest, file_name)
             with file.without_digest():
-                elements = {entry.name: math.prod(entry.shape) for entry in parsed_header(file)}
+                elements = {entry.name: math.prod(entry.shape) for entry in file.read_entries()}
             stored |= elements if of_rank else {f"model/{name}": count for name, count in elements.items()}
     if is_sharded(manifest):
         for rank in range(manifest.world_size):
-            decode_own(read_verified(folder, manifest, own_file(rank)))
+            decode_own(read_verified(folder, manifest, FilesOfRank(rank).own))
         if problem := PartTable.of(manifest.shards).why_uncovered(decoder.wanted, aliases):
             raise codec.Undecodable(problem)
     for name in decoder.wanted:

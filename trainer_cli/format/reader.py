@@ -13,11 +13,11 @@ from trainer_cli.format.sharded import ShardedFormat, TensorsFormat
 from trainer_cli.manifest import Manifest
 
 if TYPE_CHECKING:
-    from trainer_cli.format.live_tensors import LiveTensors
     from trainer_cli.storage import ReadableFolder
+    from trainer_cli.tensor_files import LiveTensors
 
 
-class Reader(Protocol):
+class StateReader(Protocol):
     """Reads the state of a checkpoint."""
 
     def read(
@@ -58,14 +58,14 @@ class CheckpointReader:
         targets: Targets | None = None,
         live: LiveTensors | None = None,
     ) -> dict[str, Any]:
-        """See `Reader.read`.
+        """See `StateReader.read`.
 
         Args:
             live: what it selects is in the result instead of new tensors, and filled by `live.read`.
         """
         format = self.format
         if format is None or format.name != manifest.format:
-            format = new_format(manifest.format, str(folder.path))
+            format = new_format(manifest.format, where=str(folder.path))
         if self.sharded is not None:
             format = format_of_rank(format, self.sharded) or format
         if targets is None:

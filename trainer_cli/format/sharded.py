@@ -15,7 +15,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -24,33 +24,29 @@ import torch
 
 from trainer_cli.dtensor import Part, Target, Targets, distributed, is_dtensor, local_of, part_of
 from trainer_cli.format import tree as codec
-from trainer_cli.format.header import (
-    TensorEntry,
-    own_file,
-    parsed_header,
-    read_entries,
-    state_file,
-    tensor_file,
-)
-from trainer_cli.format.read_file import read_tensors
-from trainer_cli.format.tensor_file import (
+from trainer_cli.format.file_layout import FileLayout, lay_out
+from trainer_cli.format.rank_files import FilesOfRank
+from trainer_cli.layout import PER_RANK, PartTable, Shard, spread
+from trainer_cli.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.tensor_files import (
     DTYPES,
-    FileLayout,
+    Destination,
+    Leaf,
+    TensorEntry,
+    VerifiedFile,
     bytes_of,
     check_booleans,
     identity,
-    lay_out,
     memory_of,
     new_tensor,
+    read_entries,
+    read_tensors,
+    read_verified,
 )
-from trainer_cli.format.verified_file import Destination, VerifiedFile, read_verified
-from trainer_cli.layout import PER_RANK, PartTable, Shard, spread
-from trainer_cli.manifest import DamagedCheckpoint, Manifest, new_digest
-from trainer_cli.schema import DigestAlgorithm
 
 if TYPE_CHECKING:
-    from trainer_cli.format.live_tensors import LiveTensors
     from trainer_cli.storage import ReadableFolder
+    from trainer_cli.tensor_files import LiveTensors
 
 RANKS = "ranks"
 """Key of a state that was read by another number of ranks: a list of what each rank saved for itself."""
@@ -96,12 +92,12 @@ class ShardedFormat:
         return read_sharded(folder, manifest, only, targets, rank=self.rank, group=group)
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
-        return read_values(folder, manifest, only)
+        return _read_values(folder, manifest, only)
 
 
 def lay_out_rank(
     text: bytes,
-    tensors: Mapping[str, codec.Leaf],
+    tensors: Mapping[str, Leaf],
     rank: int,
     world_size: int,
     *,
@@ -121,7 +117,7 @@ def lay_out_rank(
     """
     all_ranks = tuple(range(world_size))
     sharded = any(map(is_dtensor, tensors.values()))
-    leaves: dict[str, codec.Leaf] = {}
+    leaves: dict[str, Leaf] = {}
     shards: dict[str, Shard] = {}
     shared: dict[tuple[int, ...], dict[str, Part]] = {}
     aliases: dict[str, str] = {}
@@ -153,37 +149,9 @@ def lay_out_rank(
     return replace(lay_out(text, leaves, shapes_only=shapes_only), rank=rank, parts=shards, aliases=written)
 
 
-def digest_parts(state: Mapping[str, Any]) -> dict[str, str]:
-    """Digest the values under each top-level key of a state, so that ranks can compare theirs.
-
-    DTensors, of which each rank has a part, are left out.
-
-    Raises:
-        UnsavableState: a value cannot be saved; the message names its owner.
-    """
-    digests = {}
-    for key, value in state.items():
-        text, leaves = codec.encode({key: value})
-        digest = new_digest(DigestAlgorithm.xxh3_128)
-        digest.update(text)
-        for name, leaf in leaves.items():
-            if not is_dtensor(leaf):
-                lay_out(b"", {name: leaf})  # Refuses a tensor whose bytes cannot be read below.
-                digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
-                digest.update(bytes_of(leaf).data)
-        digests[key] = digest.hexdigest()
-    return digests
-
-
-def keys_of_each(digests: Sequence[Mapping[str, str]]) -> list[str]:
-    """The top-level keys whose values differ among ranks, by the `digest_parts` of each."""
-    keys = dict.fromkeys(key for rank_digests in digests for key in rank_digests)
-    return [key for key in keys if len({rank_digests.get(key) for rank_digests in digests}) > 1]
-
-
 def is_sharded(manifest: Manifest) -> bool:
     """Whether several ranks saved a checkpoint of the default format."""
-    return own_file(0) in manifest.files
+    return FilesOfRank(0).own in manifest.files
 
 
 def encode_own(state: Mapping[str, Any]) -> bytes:
@@ -221,22 +189,26 @@ def decode_own(text: bytes, only: Collection[str] | None = None) -> dict[str, An
 
 
 @contextmanager
-def decoding(folder: ReadableFolder) -> Iterator[None]:
-    """Report small states that cannot be decoded as damage of the checkpoint."""
+def decoded_state(folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None) -> Iterator[codec.Decoder]:
+    """The state that all ranks share, for a block that reads the tensors in it.
+
+    Raises:
+        DamagedCheckpoint: its file differs from its digest or cannot be decoded, or the block raised `Undecodable`.
+    """
+    text = read_verified(folder, manifest, FilesOfRank(0).state)
     try:
-        yield
+        yield codec.decode(text, only)
     except codec.Undecodable as error:
-        where = str(folder.path / state_file(0))
+        where = str(folder.path / FilesOfRank(0).state)
         raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
 
 
-def read_values(folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+def _read_values(folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
     """See `Format.read_values`. No tensor file is read: its digest could only be verified by reading it whole."""
-    text = read_verified(folder, manifest, state_file(0))
-    with decoding(folder):
-        values = codec.decode(text, only).values()
+    with decoded_state(folder, manifest, only) as decoder:
+        values = decoder.values()
         if is_sharded(manifest):
-            values |= decode_own(read_verified(folder, manifest, own_file(0)), only)
+            values |= decode_own(read_verified(folder, manifest, FilesOfRank(0).own), only)
     return values
 
 
@@ -273,13 +245,12 @@ def read_sharded(
     Raises:
         DamagedCheckpoint: a file differs from its digest; the message names it.
     """
-    with decoding(folder):
-        decoder = codec.decode(read_verified(folder, manifest, state_file(0)), only)
+    with decoded_state(folder, manifest, only) as decoder:
         aliases = {alias: name for table in manifest.aliases.values() for alias, name in table.items()}
         stored = {name: aliases.get(name, name) for name in decoder.wanted}
         shards = _shards_by_name(folder, manifest)
         requests: dict[str, _Request] = {}
-        choice = _SourceChoice(tensor_file(rank))
+        choice = _SourceChoice(FilesOfRank(rank).tensors)
         # Views reach into the whole memory of their base, so this is read completely and divided afterwards.
         bases = {stored[view.base] for view in decoder.views.values()}
         for name, source in stored.items():
@@ -313,9 +284,9 @@ def _read_per_rank_states(
     if not is_sharded(manifest):
         return {} if group[0] == 1 else {RANKS: []}
     if (manifest.world_size, manifest.tensor_size) == group:
-        return decode_own(read_verified(folder, manifest, own_file(rank)), only)
+        return decode_own(read_verified(folder, manifest, FilesOfRank(rank).own), only)
     first_ranks = range(0, manifest.world_size, manifest.tensor_size)
-    rank_states = [decode_own(read_verified(folder, manifest, own_file(first)), only) for first in first_ranks]
+    rank_states = [decode_own(read_verified(folder, manifest, FilesOfRank(first).own), only) for first in first_ranks]
     return {**rank_states[0], RANKS: rank_states}
 
 
@@ -323,11 +294,11 @@ def _shards_by_name(folder: ReadableFolder, manifest: Manifest) -> Mapping[str, 
     """See `PartTable.by_name`."""
     shards = manifest.shards
     if not is_sharded(manifest):
-        file_of_one = VerifiedFile(folder, manifest, tensor_file(0))
+        file_of_one = VerifiedFile(folder, manifest, FilesOfRank(0).tensors)
         # The header alone: the file is digested when its tensors are read.
         with file_of_one.without_digest():
-            whole = {entry.name: Shard.all_of(entry.shape) for entry in parsed_header(file_of_one)}
-        shards = {tensor_file(0): whole}
+            whole = {entry.name: Shard.all_of(entry.shape) for entry in file_of_one.read_entries()}
+        shards = {FilesOfRank(0).tensors: whole}
     return PartTable.of(shards).by_name()
 
 
@@ -379,7 +350,7 @@ def _read_shards(folder: ReadableFolder, manifest: Manifest, file_name: str, req
     file = VerifiedFile(folder, manifest, file_name)
     header_only = not any(request.shard.count for request in requests.values())
     with file.without_digest() if header_only else file:
-        layout = parsed_header(file)
+        layout = file.read_entries()
         entries = {entry.name: entry for entry in layout}
         for name, request in requests.items():
             shard, entry = request.sources[file_name], entries.get(name)
@@ -443,19 +414,27 @@ class TensorsFormat:
         targets: Targets | None = None,
         live: LiveTensors | None = None,
     ) -> dict[str, Any]:
-        """The state as saved, see `Reader.read`.
+        """The state as saved, see `StateReader.read`.
 
         Args:
             live: the tensors of it that are in the result instead of new ones; the caller fills them by `live.read`.
         """
         if is_sharded(manifest) or targets is not None:
             return read_sharded(folder, manifest, only, targets)
-        text = read_verified(folder, manifest, state_file(0))
-        with decoding(folder):
-            decoder = codec.decode(text, only)
+        file_name = FilesOfRank(0).tensors
+        with decoded_state(folder, manifest, only) as decoder:
+            aliases = manifest.aliases.get(file_name, {})
             if live is not None:
-                live.match(decoder, manifest.aliases.get(tensor_file(0), {}))
-            return decoder.tree(read_tensors(folder, manifest, tensor_file(0), decoder.wanted, live))
+                views = decoder.views
+                shared = {*aliases, *aliases.values(), *views, *(view.base for view in views.values())}
+                live.match(decoder.names(), shared)
+            stored = {name: aliases.get(name, name) for name in decoder.wanted}
+            sources = set(stored.values())
+            tensors = read_tensors(folder, manifest, file_name, sources, live)
+            # An alias leads to a stored tensor, never to another alias.
+            if missing := sources - tensors.keys() | sources & set(aliases):
+                raise DamagedCheckpoint.of_file(folder.path / file_name, f"it lacks the tensor {min(missing)[:80]!r}")
+            return decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
-        return read_values(folder, manifest, only)
+        return _read_values(folder, manifest, only)

@@ -19,8 +19,7 @@ import torch
 
 from trainer_cli.format.views import View, find_views
 from trainer_cli.manifest import UnsavableState
-
-Leaf = torch.Tensor | np.ndarray[Any, Any]
+from trainer_cli.tensor_files import Leaf, TensorName
 
 _VERSION = 1
 _TAG = "$"
@@ -80,12 +79,6 @@ def decode(text: bytes, only: Collection[str] | None = None) -> Decoder:
         raise Undecodable(f"it has version {str(raw['version'])[:40]}, but this program knows {_VERSION}")
     state = raw["state"]
     return Decoder({key: value for key, value in state.items() if only is None or key in only})
-
-
-class TensorName(str):
-    """The name of a stored tensor, in the place of that tensor."""
-
-    __slots__ = ()
 
 
 class Decoder:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer_cli.format.base import Format
+from trainer_cli.format import Format
 from trainer_cli.loads import omit_states
 from trainer_cli.messages import ROOT, SILENT
 from trainer_cli.steps import Progress

@@ -230,14 +230,14 @@ def _size_of(
     checkpoint: CheckpointConfig, composed: Composed, builder: Builder, data: Data, end: Progress
 ) -> CheckpointSize:
     """The sizes of the checkpoints of a run that ends at `end`."""
-    from trainer_cli.format.open import format_of
+    from trainer_cli.format import new_format
     from trainer_cli.running.checkpoint_size import LOG_MARKS_BYTES, checkpoint_size
 
     return checkpoint_size(
         builder,
         data,
         end,
-        format_of(checkpoint.format, checkpoint.compression),
+        new_format(checkpoint.format, checkpoint.compression),
         beside=len(to_yaml(composed).encode()),
         log_marks=LOG_MARKS_BYTES,
         leave_out=checkpoint.leave_out,
@@ -349,12 +349,12 @@ def _progress(entry: Entry) -> Progress:
 def has_pending_evaluation(catalog: Catalog, entry: Entry) -> bool:
     """Whether the attempt that saved a checkpoint was stopped before an evaluation that was due."""
     # Not above: it imports torch, and errors of a config are reported without waiting for that.
-    from trainer_cli.format.open import new_format
+    from trainer_cli.format import new_format
 
     if (manifest := entry.manifest) is None:
         return False
     with catalog.storage.reading(entry.name) as folder:
-        loop = new_format(manifest.format, entry.name).read_values(folder, manifest, ["loop"]).get("loop")
+        loop = new_format(manifest.format, where=entry.name).read_values(folder, manifest, ["loop"]).get("loop")
     return isinstance(loop, dict) and loop.get("owed_record") is not None
 
 

@@ -21,7 +21,6 @@ from trainer_cli.config.diff import Change
 from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.files import as_path
-from trainer_cli.format.verified_file import verify
 from trainer_cli.keys import whole_values
 from trainer_cli.loads import WHOLE, LoadOptions, can_resume, check_load
 from trainer_cli.parallel import ALONE, ProcessGroup
@@ -46,6 +45,7 @@ from trainer_cli.runs.select import select_one, suggest_nearby
 from trainer_cli.schema import ANEW, CheckpointConfig, LoadConfig, TrainConfig
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus
 from trainer_cli.storage import open_storage
+from trainer_cli.tensor_files import verify
 
 
 @dataclass(slots=True)

@@ -13,12 +13,12 @@ from trainer_cli.checkpoint.catalog import Catalog, catalog_of, read_small
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.files import as_path, is_url
-from trainer_cli.format.verified_file import read_verified
 from trainer_cli.layout import CONFIG_FILE, MANIFEST_FILE, in_runs
 from trainer_cli.manifest import Manifest
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.storage import open_storage
+from trainer_cli.tensor_files import read_verified
 
 _CONFIG_BYTES = 1_000_000
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.errors import TrainError, UnfitStateError, UserError
-from trainer_cli.format.sharded import RANKS
+from trainer_cli.format import RANKS
 from trainer_cli.keys import why_may_change
 from trainer_cli.layout import MODEL_CONFIG_FILE
 from trainer_cli.loads import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, list_by_owner

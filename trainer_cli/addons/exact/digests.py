@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
 from trainer_cli.dtensor import local_of
-from trainer_cli.format.tensor_file import bytes_of
 from trainer_cli.state import unwrapped
+from trainer_cli.tensor_files import bytes_of
 from trainer_cli.trainer.state import capture
 
 if TYPE_CHECKING:

@@ -433,8 +433,7 @@ def _first_difference(first: tuple[Entry, Path], second: tuple[Entry, Path]) -> 
     from trainer_cli.addons.exact.replay_saver import differing
     from trainer_cli.addons.exact.step_trace import NOT_COMPARED
     from trainer_cli.checkpoint.catalog import catalog_of
-    from trainer_cli.format.reader import CheckpointReader
-    from trainer_cli.format.sharded import RANKS
+    from trainer_cli.format import RANKS, CheckpointReader
 
     states = []
     for entry, path in (first, second):

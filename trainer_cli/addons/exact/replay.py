@@ -324,11 +324,11 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
 def _new_checkpointer(plan: ReplayPlan, config: TrainConfig) -> Checkpointer:
     """A checkpointer that reads the run's checkpoints and writes replayed ones in the same format."""
     from trainer_cli.checkpoint.checkpointer import Checkpointer
-    from trainer_cli.format.open import format_of
+    from trainer_cli.format import new_format
 
     settings = config.checkpoint
     return Checkpointer(
-        format=format_of(settings.format, settings.compression),
+        format=new_format(settings.format, settings.compression),
         # Not with the run's own cache of an object store: nothing is written there.
         storage=partial(open_storage, run_id=plan.run_id),
         digest=settings.digest,

@@ -18,10 +18,10 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.dtensor import is_dtensor, local_of
 from trainer_cli.errors import UserError
-from trainer_cli.format.tensor_file import bytes_of
 from trainer_cli.layout import PER_RANK
 from trainer_cli.loads import LOG_MARKS
 from trainer_cli.policy import CheckpointKind, Occasion, Stop
+from trainer_cli.tensor_files import bytes_of
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from trainer_cli.addons.exact.step_positions import StepRecords
 from trainer_cli.batches import sample_count
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.data import SharedLoader, digest_of
-from trainer_cli.format.reader import CheckpointReader
+from trainer_cli.format import CheckpointReader
 from trainer_cli.steps import Progress
 from trainer_cli.trainer.prefetch import Direct, TrainBatches
 from trainer_cli.trainer.time_account import TimeAccount

@@ -21,7 +21,7 @@ from trainer_cli.bounds import read_yaml
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
 from trainer_cli.files import is_url, read_last_row, read_rows
-from trainer_cli.format.header import state_file
+from trainer_cli.format import FilesOfRank
 from trainer_cli.loads import LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.runs.folders import advise_run, config_of, manifest_of, read_small_file, run_config
@@ -128,7 +128,7 @@ class StepRecords:
             if manifest.format != CheckpointFormat.tensors or is_url(path):
                 continue
             try:
-                state = json.loads(read_small_file(path, state_file(0)) or b"{}")["state"]["data"]
+                state = json.loads(read_small_file(path, FilesOfRank(0).state) or b"{}")["state"]["data"]
             except (TrainError, OSError, ValueError, KeyError):
                 continue
             if isinstance(state, dict):

@@ -9,14 +9,12 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.formats.archive_file import SUFFIX, ArchiveWriter, archive_bytes, read_archive
-from trainer_cli.format.header import own_file, state_file, tensor_file
-from trainer_cli.format.sharded import ShardedFormat, TensorsFormat
-from trainer_cli.format.tensor_file import FileLayout
-from trainer_cli.format.verified_file import VerifiedFile
+from trainer_cli.format import FileLayout, FilesOfRank, ShardedFormat, TensorsFormat
 from trainer_cli.layout import PartTable
 from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
 from trainer_cli.memory import available_bytes
 from trainer_cli.schema import Compression, DigestAlgorithm
+from trainer_cli.tensor_files import VerifiedFile
 
 if TYPE_CHECKING:
     from trainer_cli.dtensor import Targets
@@ -54,7 +52,7 @@ class ArchiveLayout(FileLayout):
 
     def _sizes(self) -> dict[str, int]:
         small_sizes = {name: len(content) for name, content in self._small_files.items()}
-        return {tensor_file(self.rank): self.image_bytes, **small_sizes}
+        return {FilesOfRank(self.rank).tensors: self.image_bytes, **small_sizes}
 
 
 class ArchiveFormat:
@@ -102,8 +100,8 @@ def unpack(folder: ReadableFolder, manifest: Manifest) -> tuple[ReadableFolder, 
     if not ranks:
         raise DamagedCheckpoint("it has no archive", where=str(folder.path))
     members = _Members(folder, manifest, {ranks[name]: name for name in sorted(ranks, key=ranks.__getitem__)})
-    aliases = {tensor_file(ranks[name]): table for name, table in manifest.aliases.items() if name in ranks}
-    shards = PartTable.of(manifest.shards).renamed({name: tensor_file(rank) for name, rank in ranks.items()})
+    aliases = {FilesOfRank(ranks[name]).tensors: table for name, table in manifest.aliases.items() if name in ranks}
+    shards = PartTable.of(manifest.shards).renamed({name: FilesOfRank(rank).tensors for name, rank in ranks.items()})
     return members, replace(manifest, files=members, aliases=aliases, shards=shards)
 
 
@@ -138,9 +136,9 @@ class _Members(Mapping[str, FileEntry]):
         self._folder, self._manifest = folder, manifest
         self._archive_of: dict[str, str] = {}
         for rank, archive in archives.items():
-            shared = [state_file(0)] if rank == 0 else []
-            per_rank = [own_file(rank)] if len(archives) > 1 else []
-            self._archive_of |= dict.fromkeys([tensor_file(rank), *shared, *per_rank], archive)
+            shared = [FilesOfRank(0).state] if rank == 0 else []
+            per_rank = [FilesOfRank(rank).own] if len(archives) > 1 else []
+            self._archive_of |= dict.fromkeys([FilesOfRank(rank).tensors, *shared, *per_rank], archive)
         self._contents: dict[str, bytearray] = {}
         self._entries: dict[str, FileEntry] = {}
 

@@ -15,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from trainer_cli.addons.formats.torch_file import load_torch_file
 from trainer_cli.checkpoint.kind import INDEXES, WHOLE_FILES
 from trainer_cli.errors import CheckpointError
-from trainer_cli.format.header import read_entries, unique_keys
 from trainer_cli.layout import is_plain
+from trainer_cli.strict_json import unique_keys
+from trainer_cli.tensor_files import read_entries
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from trainer_cli.format import tree as codec
-from trainer_cli.format.header import TensorEntry, rendered_header, state_file, tensor_file
-from trainer_cli.format.read_file import read_file
-from trainer_cli.format.sharded import decoding, read_values
-from trainer_cli.format.tensor_file import FileLayout, bytes_of, lay_out
-from trainer_cli.format.verified_file import read_verified
+from trainer_cli.format import FileLayout, FilesOfRank, Undecodable, decoded_state, encode, lay_out
 from trainer_cli.manifest import Manifest
+from trainer_cli.tensor_files import TensorEntry, bytes_of, read_tensors, render_header
 
 if TYPE_CHECKING:
     from trainer_cli.storage import ReadableFolder, WritableFolder
@@ -44,7 +40,7 @@ class HuggingFaceLayout(FileLayout):
         size_bytes = len(self.text) + len(_index(files))
         for tensors in (*files.values(), self._other_tensors()):
             entries = [tensor.entry for tensor in tensors]
-            size_bytes += len(rendered_header(entries)) + sum(entry.size_bytes for entry in entries)
+            size_bytes += len(render_header(entries)) + sum(entry.size_bytes for entry in entries)
         return size_bytes
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
@@ -54,10 +50,10 @@ class HuggingFaceLayout(FileLayout):
         if index := _index(files):
             with folder.create(INDEX_FILE) as file:
                 file.write(index)
-        self._write_tensors(folder, tensor_file(self.rank), self._other_tensors(), image)
-        with folder.create(state_file(self.rank)) as file:
+        self._write_tensors(folder, FilesOfRank(self.rank).tensors, self._other_tensors(), image)
+        with folder.create(FilesOfRank(self.rank).state) as file:
             file.write(self.text)
-        return {tensor_file(self.rank): self.aliases} if self.aliases else {}
+        return {FilesOfRank(self.rank).tensors: self.aliases} if self.aliases else {}
 
     def _model_files(self) -> dict[str, list[_Located]]:
         """The tensors of the model by file name, under their names in the model, in files of at most `shard_bytes`."""
@@ -90,7 +86,7 @@ class HuggingFaceLayout(FileLayout):
     ) -> None:
         leaf_at = {span.offset: span.leaf for span in self.spans}
         with folder.create(name) as file:
-            file.write(rendered_header([tensor.entry for tensor in tensors]))
+            file.write(render_header([tensor.entry for tensor in tensors]))
             for entry, offset in tensors:
                 if image is not None:
                     file.write(image[offset : offset + entry.size_bytes])
@@ -114,28 +110,27 @@ class HuggingFaceFormat:
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
         # Views are written in full: `from_pretrained` looks for each weight under its own name.
-        base = lay_out(*codec.encode(tree, share_views=False), shapes_only=shapes_only)
+        base = lay_out(*encode(tree, share_views=False), shapes_only=shapes_only)
         return HuggingFaceLayout(**{field.name: getattr(base, field.name) for field in fields(base)})
 
     def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
-        text = read_verified(folder, manifest, state_file(0))
-        with decoding(folder):
-            decoder = codec.decode(text, only)
-            aliases = manifest.aliases.get(tensor_file(0), {})
+        with decoded_state(folder, manifest, only) as decoder:
+            aliases = manifest.aliases.get(FilesOfRank(0).tensors, {})
             stored = {name: aliases.get(name, name) for name in decoder.wanted}
             tensors: dict[str, torch.Tensor] = {}
             for file in manifest.files:
                 if not file.endswith(".safetensors"):
                     continue
                 # In files of the model the names lack the prefix, as other libraries expect.
-                prefix = "" if file == tensor_file(0) else _MODEL
+                prefix = "" if file == FilesOfRank(0).tensors else _MODEL
                 names = {name.removeprefix(prefix) for name in stored.values() if name.startswith(prefix)}
                 if names:
-                    in_file = read_file(folder, manifest, file, names)
+                    in_file = read_tensors(folder, manifest, file, names)
                     tensors |= {prefix + name: tensor for name, tensor in in_file.items()}
             if missing := set(stored.values()) - tensors.keys():
-                raise codec.Undecodable(f"the tensor {min(missing)[:80]!r} is in none of the files")
+                raise Undecodable(f"the tensor {min(missing)[:80]!r} is in none of the files")
             return decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
-        return read_values(folder, manifest, only)
+        with decoded_state(folder, manifest, only) as decoder:
+            return decoder.values()

@@ -21,15 +21,12 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from trainer_cli.errors import CheckpointError
-from trainer_cli.format import tree as codec
-from trainer_cli.format.base import WriteStream
-from trainer_cli.format.header import TensorEntry
-from trainer_cli.format.tensor_file import TORCH_DTYPES, FileLayout, bytes_of, lay_out, memory_of
-from trainer_cli.format.verified_file import read_verified
+from trainer_cli.format import FileLayout, decode, encode, lay_out
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.tensor_files import TORCH_DTYPES, TensorEntry, bytes_of, memory_of, read_verified
 
 if TYPE_CHECKING:
-    from trainer_cli.storage import ReadableFolder, WritableFolder
+    from trainer_cli.storage import FileWriter, ReadableFolder, WritableFolder
 
 ZIP_BEGIN = b"PK\x03\x04"
 _LARGEST_PICKLE = 256 * 1024 * 1024
@@ -121,10 +118,10 @@ class TorchLayout(FileLayout):
             tensors[entry.name] = _copy_tensor(content, entry)
             offset += entry.size_bytes
         tensors |= {alias: tensors[name] for alias, name in self.aliases.items()}
-        tensors |= codec.decode(self.text).views_of(tensors)
+        tensors |= decode(self.text).views_of(tensors)
         saved = {"tensors": tensors, "state": self.text.decode("utf-8")}
         with folder.create(self.container) as file:
-            torch.save(saved, WriteStream(file))  # type: ignore[arg-type]
+            torch.save(saved, _WriteStream(file))  # type: ignore[arg-type]
         return {}
 
 
@@ -134,7 +131,7 @@ class TorchFileFormat:
     name = "torch_file"
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
-        base = lay_out(*codec.encode(tree), shapes_only=shapes_only, dtypes=TORCH_DTYPES)
+        base = lay_out(*encode(tree), shapes_only=shapes_only, dtypes=TORCH_DTYPES)
         return TorchLayout(**{field.name: getattr(base, field.name) for field in fields(base)})
 
     def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
@@ -151,7 +148,7 @@ class TorchFileFormat:
         content = read_verified(folder, manifest, file)
         try:
             loaded = load_torch_bytes(content)
-            decoder = codec.decode(loaded["state"].encode("utf-8"), only)
+            decoder = decode(loaded["state"].encode("utf-8"), only)
             if not with_tensors:
                 return decoder.values()
             return decoder.tree({name: loaded["tensors"][name] for name in decoder.wanted})
@@ -416,3 +413,18 @@ def _pop_operands(stack: list[int], opcode: pickletools.OpcodeInfo) -> list[int]
         if operands[-1] == _MARK:
             raise ValueError("it uses an object that is missing")
     return operands
+
+
+class _WriteStream:
+    """A file of a checkpoint as a file object, for libraries that write to one, such as torch.save."""
+
+    def __init__(self, file: FileWriter) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._file.write(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing: the folder writes the file on exit."""

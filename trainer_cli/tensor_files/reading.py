@@ -8,34 +8,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer_cli.format.header import TensorEntry, parsed_header
-from trainer_cli.format.tensor_file import check_booleans, memory_of, new_tensor
-from trainer_cli.format.verified_file import Destination, VerifiedFile, damaged_file
 from trainer_cli.manifest import Manifest
+from trainer_cli.tensor_files.elements import check_booleans, memory_of, new_tensor
+from trainer_cli.tensor_files.header import TensorEntry
+from trainer_cli.tensor_files.verified_file import Destination, VerifiedFile
 
 if TYPE_CHECKING:
-    from trainer_cli.format.live_tensors import LiveTensors
     from trainer_cli.storage import ReadableFolder
+    from trainer_cli.tensor_files.live_tensors import LiveTensors
 
 
 def read_tensors(
-    folder: ReadableFolder,
-    manifest: Manifest,
-    file_name: str,
-    names: Collection[str],
-    live: LiveTensors | None = None,
-) -> dict[str, torch.Tensor]:
-    """The tensors of these names; tied ones are the same tensor. The whole file is digested."""
-    aliases = manifest.aliases.get(file_name, {})
-    stored = {name: aliases.get(name, name) for name in names}
-    tensors = read_file(folder, manifest, file_name, set(stored.values()), live)
-    # An alias leads to a stored tensor, never to another alias.
-    if missing := set(stored.values()) - tensors.keys() | set(stored.values()) & set(aliases):
-        raise damaged_file(folder.path / file_name, f"it lacks the tensor {min(missing)[:80]!r}")
-    return {name: tensors[stored[name]] for name in names}
-
-
-def read_file(
     folder: ReadableFolder,
     manifest: Manifest,
     file_name: str,
@@ -49,7 +32,7 @@ def read_file(
     """
 
     with VerifiedFile(folder, manifest, file_name) as file:
-        layout = parsed_header(file)
+        layout = file.read_entries()
         in_place = {} if live is None else live.select(layout, file.size_bytes)
         new = [entry for entry in layout if entry.name in names and entry.name not in in_place]
         tensors = {entry.name: new_tensor(file, entry, entry.shape) for entry in new}
@@ -67,7 +50,7 @@ def _read_again(
 ) -> None:
     """Read the content of live tensors into them. The whole file is digested a second time."""
     with VerifiedFile(folder, manifest, file_name) as file:
-        file.read(_destinations(parsed_header(file), in_place))
+        file.read(_destinations(file.read_entries(), in_place))
 
 
 def _destinations(layout: Iterable[TensorEntry], tensors: Mapping[str, torch.Tensor]) -> Iterator[Destination]:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.manifest import DamagedCheckpoint, Digest, Manifest, new_digest
+from trainer_cli.tensor_files.header import TensorEntry, read_entries
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
@@ -93,13 +93,20 @@ class VerifiedFile:
 
     def damaged(self, why: str) -> DamagedCheckpoint:
         """The error that names this file."""
-        return damaged_file(self.path, why)
+        return DamagedCheckpoint.of_file(self.path, why)
 
     def take(self, count: int) -> bytes:
         """The next `count` bytes."""
         content = bytearray(count)
         self.read([memoryview(content)])
         return bytes(content)
+
+    def read_entries(self) -> list[TensorEntry]:
+        """The tensors of a file that is at its beginning, in its order. See `header.read_entries`."""
+        try:
+            return read_entries(self.take, self.left_bytes)
+        except ValueError as error:
+            raise self.damaged(str(error)) from None
 
     def take_all(self) -> bytes:
         """All remaining bytes."""
@@ -171,16 +178,6 @@ class VerifiedFile:
                     block = _Block(block.offset + block.size_bytes)
         if block.views:
             yield block
-
-
-def damaged_file(path: Path, why: str) -> DamagedCheckpoint:
-    """The error that names a file of a checkpoint."""
-    return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=str(path))
-
-
-def undecodable(error: Exception, where: Path | str) -> DamagedCheckpoint:
-    """What reading a checkpoint raised, as damage: its content is not what a save writes."""
-    return DamagedCheckpoint(f"it cannot be read: {type(error).__name__}: {str(error)[:200]}", where=str(where))
 
 
 class _RawStream(io.RawIOBase):

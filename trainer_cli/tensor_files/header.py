@@ -1,4 +1,4 @@
-"""The header of a tensor file, which is padded safetensors, and the names of a checkpoint's files. Needs no torch."""
+"""The header of a tensor file, which is padded safetensors. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_cli.errors import UserError
-from trainer_cli.format.verified_file import VerifiedFile
+from trainer_cli.strict_json import unique_keys
 from trainer_cli.terminal import format_count
 
 ELEMENT_BYTES = {
@@ -26,21 +26,6 @@ _MOST_DIMENSIONS = 64
 _LARGEST = 2**63
 
 
-def tensor_file(rank: int) -> str:
-    """The name of a rank's tensor file."""
-    return f"rank{rank}.safetensors"
-
-
-def state_file(rank: int) -> str:
-    """The name of a rank's file of small states."""
-    return f"rank{rank}.json"
-
-
-def own_file(rank: int) -> str:
-    """The name of the file of the states that a rank of a distributed run saves for itself."""
-    return f"rank{rank}.own.json"
-
-
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One tensor of a file."""
@@ -51,7 +36,7 @@ class TensorEntry:
     size_bytes: int
 
 
-def rendered_header(layout: Iterable[TensorEntry]) -> bytes:
+def render_header(layout: Iterable[TensorEntry]) -> bytes:
     """The header of a file with these tensors, in this order."""
     fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -65,14 +50,6 @@ def rendered_header(layout: Iterable[TensorEntry]) -> bytes:
     if len(text) > _LONGEST_HEADER:
         raise UserError(f"the state has {format_count(len(fields), 'tensor')}, more than one file can name")
     return len(text).to_bytes(8, "little") + text
-
-
-def parsed_header(file: VerifiedFile) -> list[TensorEntry]:
-    """The tensors of a file, in its order. See `read_entries`."""
-    try:
-        return read_entries(file.take, file.left_bytes)
-    except ValueError as error:
-        raise file.damaged(str(error)) from None
 
 
 def read_entries(take: Callable[[int], bytes], file_bytes: int) -> list[TensorEntry]:
@@ -128,12 +105,3 @@ def _parse_entry(name: str, raw: object) -> tuple[int, int, TensorEntry]:
 
 def _are_sizes(raw: object) -> bool:
     return isinstance(raw, list) and all(type(size) is int and 0 <= size < _LARGEST for size in raw)
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, for `object_pairs_hook`. ValueError if a name occurs twice."""
-    # Python keeps the last of two equal names, and other readers may keep the first.
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return fields

@@ -2,58 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from trainer_cli.dtensor import undistributed
-from trainer_cli.format.header import LINE, TensorEntry, own_file, rendered_header, state_file, tensor_file
-from trainer_cli.format.tree import Leaf
-from trainer_cli.format.verified_file import VerifiedFile, damaged_file
+from trainer_cli.format.rank_files import FilesOfRank
 from trainer_cli.layout import Shard
 from trainer_cli.manifest import UnsavableState
 from trainer_cli.schema import CheckpointFormat
+from trainer_cli.tensor_files import DTYPES, LINE, TORCH_DTYPES, Leaf, TensorEntry, bytes_of, identity, render_header
 
 if TYPE_CHECKING:
     from trainer_cli.storage import WritableFolder
 
-DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "C64": torch.complex64,
-    "F32": torch.float32,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-}
-"""Element types of safetensors, by name."""
-TORCH_DTYPES = DTYPES | {"C128": torch.complex128, "C32": torch.complex32, "F8_E8M0": torch.float8_e8m0fnu}
-"""Element types of torch.save. Those that safetensors lacks have names of this project."""
 _CODES = {dtype: (code, dtype.itemsize) for code, dtype in TORCH_DTYPES.items()}
 _NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C32", "F8_E8M0")
 _ARRAY_CODES = {
     np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in TORCH_DTYPES.items() if code not in _NOT_ARRAYS
 }
-_HUGE_BYTES = 1 << 22
-"""Minimum size of tensors that are read into huge pages, which the kernel provides in less than half the time."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -103,12 +74,12 @@ class FileLayout:
     @property
     def container(self) -> str:
         """The name of the file that contains the tensors. With several ranks, the manifest has `parts` under it."""
-        return tensor_file(self.rank)
+        return FilesOfRank(self.rank).tensors
 
     @property
     def _small_files(self) -> dict[str, bytes]:
         """The files that this class writes beside the tensor file, by name."""
-        contents = {state_file(self.rank): self.text, own_file(self.rank): self.per_rank}
+        contents = {FilesOfRank(self.rank).state: self.text, FilesOfRank(self.rank).own: self.per_rank}
         return {name: content for name, content in contents.items() if content}
 
     @property
@@ -129,7 +100,7 @@ class FileLayout:
 
         Returns the aliases of a file under its name, for the manifest; none if the format stores ties in its files.
         """
-        with folder.create(tensor_file(self.rank)) as file:
+        with folder.create(FilesOfRank(self.rank).tensors) as file:
             if image is not None:
                 file.write(image)
             else:
@@ -139,7 +110,7 @@ class FileLayout:
         for name, content in self._small_files.items():
             with folder.create(name) as file:
                 file.write(content)
-        return {tensor_file(self.rank): self.aliases} if self.aliases else {}
+        return {FilesOfRank(self.rank).tensors: self.aliases} if self.aliases else {}
 
 
 def lay_out(
@@ -184,29 +155,13 @@ def lay_out(
     # Alignment without holes, which safetensors refuses: tensors of whole cache lines first, so that each begins at a
     # line; in either group the largest elements first, so that each begins at a multiple of its element size.
     entries = [entry for size in sorted(of_size, reverse=True) for entry in of_size[size]]
-    header = rendered_header(entries)
+    header = render_header(entries)
     spans, offset = [], len(header)
     for entry in entries:
         if entry.size_bytes:
             spans.append(TensorSpan(tensors[entry.name], offset, entry.size_bytes))
         offset += entry.size_bytes
     return FileLayout(text, header, entries, spans, aliases)
-
-
-def bytes_of(leaf: Leaf) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor or array in contiguous order: its memory if it is contiguous on the CPU, else a copy."""
-    if isinstance(leaf, np.ndarray):
-        return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
-    flat = leaf.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return np.frombuffer(memory_of(flat), np.uint8)
-
-
-def memory_of(tensor: torch.Tensor) -> memoryview:
-    """A view of the memory of a contiguous tensor on the CPU, which keeps the tensor alive."""
-    # Not by numpy: torch would then treat the memory as foreign and refuse to resize it.
-    raw = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-    raw.tensor = tensor  # type: ignore[attr-defined]
-    return memoryview(raw).cast("B")
 
 
 _CURE = "Give it as plain, dense tensors. A buffer that the model computes when it is made may have persistent=False."
@@ -233,32 +188,3 @@ def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
         description = "a tensor without memory" if absent else description
         raise UnsavableState(f"{name} is {description}, which cannot be saved in a checkpoint", cure=_CURE)
     return code_and_size
-
-
-def identity(leaf: Leaf) -> tuple[Any, ...] | None:
-    """A key that is equal for tied tensors, which must have elements; None for an array, which is never tied."""
-    if isinstance(leaf, np.ndarray):
-        return None
-    # A tensor on `meta` has no address, but tied ones share their storage object.
-    address = (leaf.untyped_storage()._cdata, leaf.storage_offset()) if leaf.is_meta else leaf.data_ptr()
-    return address, leaf.device, leaf.dtype, leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg()
-
-
-def new_tensor(file: VerifiedFile, entry: TensorEntry, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor on the CPU for the content of an entry, or for a part of it of this shape."""
-    try:
-        tensor = torch.empty(shape, dtype=DTYPES[entry.code])
-    except RuntimeError as error:
-        raise file.damaged(f"{entry.name[:80]!r} has an invalid shape: {error}") from None
-    if tensor.nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        begin = tensor.data_ptr() + -tensor.data_ptr() % mmap.PAGESIZE
-        size_bytes = tensor.data_ptr() + tensor.nbytes - begin
-        # The result is ignored: a kernel that refuses the advice provides ordinary pages.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size_bytes), mmap.MADV_HUGEPAGE)
-    return tensor
-
-
-def check_booleans(path: Path, name: str, tensor: torch.Tensor | None) -> None:
-    """Refuse booleans read from the file at `path` that are neither 0 nor 1, for which torch defines no behaviour."""
-    if tensor is not None and tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
-        raise damaged_file(path, f"{name[:80]!r} holds booleans that are neither true nor false")

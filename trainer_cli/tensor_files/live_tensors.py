@@ -8,19 +8,24 @@ takes less time than to allocate memory for a copy, and none of that memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
 from trainer_cli.errors import CheckpointError
-from trainer_cli.format.header import TensorEntry
-from trainer_cli.format.tensor_file import DTYPES
-from trainer_cli.format.tree import Decoder, TensorName
 from trainer_cli.manifest import DamagedCheckpoint
+from trainer_cli.tensor_files.elements import DTYPES
+from trainer_cli.tensor_files.header import TensorEntry
 
 _SMALLEST_SHARE = 0.5
 """Minimum share of a file's bytes for which a second reading of the whole file is faster than a copy of the tensors."""
+
+
+class TensorName(str):
+    """The name of a stored tensor, in the place of that tensor."""
+
+    __slots__ = ()
 
 
 class LiveTensors:
@@ -35,19 +40,18 @@ class LiveTensors:
         self._by_name: dict[str, torch.Tensor] = {}
         self._second_reads: list[Callable[[], None]] = []
 
-    def match(self, decoder: Decoder, aliases: Mapping[str, str]) -> None:
+    def match(self, names: Mapping[str, Any], shared: Container[str]) -> None:
         """Find the live tensor of each stored tensor that has one.
 
         Args:
-            decoder: the decoded state, whose keys lead to the names of stored tensors.
-            aliases: name of a tied tensor -> name under which it is stored.
+            names: the state with a `TensorName` in place of each tensor.
+            shared: names of tensors whose memory others share. Several tensors are copied from a tied one, and views
+                reach into their base: memory of their own is simpler.
         """
         pairs: list[tuple[str, torch.Tensor]] = []
         all_tensors: list[torch.Tensor] = []
-        _collect(self._state, decoder.names(), pairs, all_tensors)
+        _collect(self._state, names, pairs, all_tensors)
         alone = _without_shared_memory(all_tensors)
-        # Several tensors are copied from a tied one, and views reach into their base: memory of their own is simpler.
-        shared = {*aliases, *aliases.values(), *decoder.views, *(view.base for view in decoder.views.values())}
         uses = Counter(name for name, _ in pairs)
         self._by_name = {
             name: tensor for name, tensor in pairs if uses[name] == 1 and name not in shared and id(tensor) in alone
