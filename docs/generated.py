@@ -18,7 +18,7 @@ import yaml
 
 import trainer_cli
 from trainer_cli.commands.command_line import actions_of, listed_verbs, parser_of
-from trainer_cli.config.diff import shown
+from trainer_cli.config.changes import shown
 from trainer_cli.keys.config_keys import ConfigKey, list_keys, whole_values
 from trainer_cli.trainer import hooks
 

@@ -14,7 +14,7 @@ import torch
 import trainer_cli
 from trainer_cli import Callback, Logger, Trainer, TrainingLoop
 from trainer_cli.commands import command_line as main
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))

@@ -19,7 +19,7 @@ import pytest
 import trainer_cli
 from trainer_cli import Trainer
 from trainer_cli.commands.command_line import listed_verbs
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.keys.config_keys import DATA_KEYS, OPEN, list_keys
 from trainer_cli.trainer.hooks import VOCABULARY
 

@@ -151,7 +151,7 @@ def test_a_users_project_trains_resumes_and_validates_without_being_installed(tr
 
 EVERY_OPTION = """
 from trainer_cli.commands.choices import Choices
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 
 choices = Choices.of()
 for group in choices.groups:

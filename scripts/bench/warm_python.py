@@ -25,7 +25,8 @@ from typing import NoReturn
 _IMPORTED = (
     "torch._dynamo", "trainer_cli.running.fitting", "trainer_cli.trainer.trainer", "trainer_cli.addons.text.gpt",
     "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
-    "torch.distributed.checkpoint.state_dict_saver", "trainer_cli.config.compose", "trainer_cli.addons.jobs.supervise",
+    "torch.distributed.checkpoint.state_dict_saver", "trainer_cli.config.composing",
+    "trainer_cli.addons.jobs.supervise",
 )  # fmt: skip
 """What most commands import."""
 _server: subprocess.Popen[str] | None = None

@@ -13,7 +13,7 @@ import yaml
 import trainer_cli
 from trainer_cli import Callback, CheckpointerCallback
 from trainer_cli.callbacks.validation_callback import ValidationCallback
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.schema.sections import SYSTEM
 
 ROOT = Path(__file__).parents[2]

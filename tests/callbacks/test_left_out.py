@@ -15,7 +15,7 @@ from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.commands.command_line import main
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.errors import CheckpointError, ConfigError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import LoadOptions

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from trainer_cli.addons.inspect.profiling import TorchProfiler
 from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
 from trainer_cli.callbacks.ema import EMA, SWA
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.errors import ConfigError
 from trainer_cli.metric_names import Mode, choose_mode
 from trainer_cli.optim.scheduler_intervals import Scheduled

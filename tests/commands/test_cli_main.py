@@ -323,7 +323,7 @@ def test_a_current_folder_that_is_gone_is_one_message(
 def test_collecting_garbage_is_left_as_it_was_and_on_where_something_is_built(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trainer_cli.config.compose import compose
+    from trainer_cli.config.composing import compose
     from trainer_cli.running.build import Builder
 
     assert gc.isenabled()

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.components import nodes as arguments
+from trainer_cli.components.nodes import EVALUATED, SECTIONS
 from trainer_cli.components.targets import Trust
-from trainer_cli.config.compose import compose, from_yaml, to_yaml
+from trainer_cli.config import composing
+from trainer_cli.config.composing import compose, from_yaml
 from trainer_cli.config.tree import ConfigTree
 from trainer_cli.errors import ConfigError
 from trainer_cli.keys.config_keys import DATA_KEYS
@@ -57,7 +58,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def wrong(root: Path, trust: Trust | None = None, **sections: Any) -> list[str]:
     config = TrainConfig(**{"model": NET, "data": DATA, "optimizer": SGD, **sections})
-    return [str(error) for error in arguments.check_components(config, ConfigTree(), trust or Trust(), imports=True)]
+    return [
+        str(error)
+        for error in composing._check_components(config, ConfigTree(), trust or Trust(), SECTIONS, imports=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +199,7 @@ def test_a_missing_argument_is_reported_where_the_target_stands(project: Path, w
 
 
 def test_a_run_whose_class_is_gone_can_still_be_compared_with(project: Path) -> None:
-    text = to_yaml(compose(["model=mlp"]))
+    text = compose(["model=mlp"]).to_yaml()
     (project / "mine.py").write_text((project / "mine.py").read_text().replace("class MLP", "class Renamed"))
     assert from_yaml(text, trusted=True, missing_ok=True).config.model["_target_"] == "mine.MLP"
     with pytest.raises(ConfigError, match="module mine has no 'MLP'"):
@@ -203,15 +207,15 @@ def test_a_run_whose_class_is_gone_can_still_be_compared_with(project: Path) -> 
 
 
 def test_what_a_command_does_not_make_does_not_stop_it(project: Path) -> None:
-    text = to_yaml(compose(["model=mlp"])).replace("torch.optim.AdamW", "gone.Optimizer")
-    assert from_yaml(text, sections=arguments.EVALUATED).config.optimizer["_target_"] == "gone.Optimizer"
+    text = compose(["model=mlp"]).to_yaml().replace("torch.optim.AdamW", "gone.Optimizer")
+    assert from_yaml(text, sections=EVALUATED).config.optimizer["_target_"] == "gone.Optimizer"
     with pytest.raises(ConfigError, match=r"gone\.Optimizer"):
         from_yaml(text)
 
 
 def test_the_shipped_experiments_are_right_and_need_no_torch_to_know_it(empty_folder: Path) -> None:
     code = (
-        "import sys\nfrom trainer_cli.config.compose import compose\n"
+        "import sys\nfrom trainer_cli.config.composing import compose\n"
         "for experiment in ('digits', 'text', 'char_gpt', 'digits_mlp'):\n"
         "    compose([f'experiment={experiment}'], missing_ok=True)\n"
         "assert not {'torch', 'numpy', 'trainer_cli.models.cnn'} & set(sys.modules)\n"

@@ -24,7 +24,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from random_project import COMPONENTS, RandomProject
 
-import trainer_cli
 from trainer_cli.config import override_values, overrides, search_path
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles
@@ -36,7 +35,7 @@ from trainer_cli.keys import config_keys as fields
 
 COMPOSITIONS = int(os.environ.get("TRAIN_COMPOSITIONS", "40"))
 """Random command lines, four for each random project."""
-SHIPPED = search_path.shipped_configs(Path(trainer_cli.__file__).parent)
+SHIPPED = search_path.shipped_folder("configs")
 FILES = {
     "config.yaml": """
         defaults:

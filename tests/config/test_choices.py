@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.config.compose import compose, from_yaml, to_yaml
+from trainer_cli.config.composing import compose, from_yaml
 from trainer_cli.errors import ConfigError
 from trainer_cli.keys.config_keys import list_keys
 
@@ -136,7 +136,7 @@ def test_an_option_stands_at_its_package(overrides: list[str], key: str, expecte
 
 @pytest.mark.parametrize("key", ["callbacks.two", "callbacks.first"])
 def test_an_option_replaces_the_node_of_a_recovered_config(key: str) -> None:
-    text = to_yaml(compose(["+experiment=slots", "callbacks.first.width=5"], sections=()))
+    text = compose(["+experiment=slots", "callbacks.first.width=5"], sections=()).to_yaml()
     again = from_yaml(text, [f"+callbacks@{key}=other", "param_groups.head.lr=3"], trusted=True, sections=())
     assert value_at(again.raw, key) == OTHER
     assert value_at(again.raw, "param_groups.head") == {"lr": 3, "weight_decay": 0.0}

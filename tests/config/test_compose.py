@@ -12,8 +12,9 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from trainer_cli.config.changes import ABSENT, diff
 from trainer_cli.config.check import find_wrong_overrides
-from trainer_cli.config.compose import ABSENT, compose, diff, from_yaml, to_yaml
+from trainer_cli.config.composing import compose, from_yaml
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import Node, fill_defaults
@@ -215,7 +216,7 @@ def test_a_value_that_a_file_asks_for_is_not_that_of_an_earlier_file(project: Pa
 
 def test_mandatory_values_may_stand_where_they_are_only_shown(project: Path) -> None:
     composed = compose(["experiment=letters"], missing_ok=True)
-    assert "path: ???" in to_yaml(composed)
+    assert "path: ???" in composed.to_yaml()
     assert compose(["experiment=letters", "data.path=x"]).config.data["path"] == "x"
 
 
@@ -223,20 +224,20 @@ def test_secrets_stay_unresolved_on_disk(project: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MY_TOKEN", "hunter2")
     composed = compose(["+model.token=${oc.env:MY_TOKEN}"])
     assert composed.config.model["token"] == "hunter2"
-    assert "hunter2" not in to_yaml(composed)
-    assert from_yaml(to_yaml(composed)).config.model["token"] == "hunter2"
+    assert "hunter2" not in composed.to_yaml()
+    assert from_yaml(composed.to_yaml()).config.model["token"] == "hunter2"
 
 
 def test_a_written_config_comes_back_the_same(project: Path) -> None:
     composed = compose(["experiment=small", "+model.deep.list=[1,{a: 2}]", "param_groups={bias: {lr: 0.1}}"])
-    again = from_yaml(to_yaml(composed))
+    again = from_yaml(composed.to_yaml())
     assert again.config == composed.config
-    assert to_yaml(again) == to_yaml(composed)
+    assert again.to_yaml() == composed.to_yaml()
     assert diff(composed.raw, again.raw) == []
 
 
 def test_values_change_a_recovered_config_and_groups_replace_a_section(project: Path, write: Write) -> None:
-    text = to_yaml(compose(["experiment=small", "+optimizer.maximize=true", "+loop.steps_per_epoch=7"]))
+    text = compose(["experiment=small", "+optimizer.maximize=true", "+loop.steps_per_epoch=7"]).to_yaml()
     write("loop/default.yaml", "max_duration: 99ep\n")
     again = from_yaml(text, ["optimizer=sgd", "optimizer.lr=0.25", "seed=3", "+model.new=1"]).config
     assert again.optimizer["_target_"] == "torch.optim.SGD"
@@ -249,14 +250,14 @@ def test_values_change_a_recovered_config_and_groups_replace_a_section(project: 
 
 
 def test_an_experiment_replaces_everything_recovered(project: Path) -> None:
-    text = to_yaml(compose(["seed=5", "loop.eval_steps=9"]))
+    text = compose(["seed=5", "loop.eval_steps=9"]).to_yaml()
     again = from_yaml(text, ["experiment=vision/deep"])
     assert (again.config.seed, again.config.loop.eval_steps, again.config.name) == (7, None, "deep")
     assert again.trust.packages is None
 
 
 def test_what_belongs_to_one_command_is_not_recovered(project: Path) -> None:
-    text = to_yaml(compose(["resume=must", "resume_allow=[seed]", "trust=[evil]"]))
+    text = compose(["resume=must", "resume_allow=[seed]", "trust=[evil]"]).to_yaml()
     again = from_yaml(text)
     assert (again.config.resume, again.config.resume_allow, again.config.trust) == ("auto", [], [])
     assert again.trust.packages is not None
@@ -277,7 +278,7 @@ def test_a_mistake_in_a_recovered_config_is_reported_with_file_and_line(project:
 
 
 def test_a_mistake_on_top_of_a_recovered_config_is_reported_too(project: Path) -> None:
-    text = to_yaml(compose([]))
+    text = compose([]).to_yaml()
     for override in ("loop.max_step=3", "model.hiden=3", "optimizer=adamv", "seed=x"):
         with pytest.raises(ConfigError, match="command line"):
             from_yaml(text, [override])
@@ -314,7 +315,7 @@ def test_texts_that_look_like_numbers_or_truths_are_written_and_read_again_as_th
     texts = ["0o14", "014", "1,000", "no", "12:30", "inf", "-.5", "2024-01-02", "1e3", "null", "~", "=", "<<", "a: b"]
     listed = ",".join(f"'{text}'" for text in texts)
     composed = compose([f"trust=[{listed}]", f"+model.words=[{listed}]", "+model.by_number={1:one}"])
-    again = from_yaml(to_yaml(composed))
+    again = from_yaml(composed.to_yaml())
     assert again.config.model["words"] == composed.config.model["words"] == texts
     assert again.config.model["by_number"] == {1: "one"}
 
@@ -327,7 +328,7 @@ def test_a_number_where_a_text_belongs_is_taken_as_it_is_written(project: Path, 
     config = composed.config
     assert (config.name, config.checkpoint.suffix, config.validate.folder, config.trust) == ("7", "0x1F", "1_0", ["7"])
     assert (config.seed, config.loop.eval_steps) == (1000, 1000)
-    assert from_yaml(to_yaml(composed)).config.validate.folder == "1_0"
+    assert from_yaml(composed.to_yaml()).config.validate.folder == "1_0"
 
 
 @pytest.mark.parametrize("text", ["nan", "NaN", "inf"])
@@ -339,7 +340,7 @@ def test_a_word_that_is_read_as_no_finite_number_is_a_text_where_texts_belong(
     composed = compose(["experiment=y"] if in_file else [f"name={text}", f"checkpoint.suffix={text}"])
     assert (composed.config.name, composed.config.checkpoint.suffix) == (text, text)
     assert composed.config.run_dir == f"runs/{text}"
-    assert from_yaml(to_yaml(composed)).config.name == text
+    assert from_yaml(composed.to_yaml()).config.name == text
     with pytest.raises(ConfigError, match="must be finite"):
         compose([f"precision.clip_norm={text}"])
 
@@ -348,7 +349,7 @@ def test_a_quoted_none_is_a_text(project: Path, write: Write) -> None:
     write("experiment/y.yaml", "# @package _global_\nmodel: {mode: 'None'}\n")
     composed = compose(["experiment=y", "name='None'", '+model.other="None"'])
     assert (composed.config.name, composed.config.model["mode"], composed.config.model["other"]) == ("None",) * 3
-    assert from_yaml(to_yaml(composed)).config.name == "None"
+    assert from_yaml(composed.to_yaml()).config.name == "None"
 
 
 def test_a_primary_config_that_chooses_no_experiment_leaves_the_choice_to_the_command_line(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from trainer_cli.config.compose import compose, diff, freeze, thaw
-from trainer_cli.config.diff import changed_env_values, hparams, line_of_digests
+from trainer_cli.config.changes import changed_env_values, diff, hparams, line_of_digests
+from trainer_cli.config.composing import Composed, compose
 from trainer_cli.keys.config_keys import list_keys
 from trainer_cli.keys.resume_rules import MAY_CHANGE, why_may_change
 
@@ -111,10 +111,10 @@ def test_a_frozen_config_comes_back_without_the_yaml_that_it_came_from(empty_fol
     (options / "mine.yaml").write_text("# @package _global_\noptimizer:\n  lr: 1.0e-05\nresume_allow: [seed]\n")
     composed = compose(["experiment=mine", "resume=must", "name=x", "trust=[there]"])
     file = empty_folder / "KEY.yaml"
-    file.write_text(freeze(composed, "sweep/KEY"))
+    file.write_text(composed.freeze("sweep/KEY"))
     (options / "mine.yaml").write_text("][")
     Path("configs/config.yaml").write_text("][")
-    thawed = thaw(file, ["experiment=mine"])
+    thawed = Composed.thaw(file, ["experiment=mine"])
     assert [change.key for change in diff(composed.raw, thawed.raw)] == ["run_dir"]
     assert thawed.config.run_dir == "runs/x/sweep/KEY"
     assert (thawed.config.resume, thawed.config.resume_allow) == ("must", ["seed"])
@@ -126,13 +126,13 @@ def test_a_frozen_config_comes_back_without_the_yaml_that_it_came_from(empty_fol
 def test_the_project_is_the_one_that_holds_the_given_configs(empty_folder: Path) -> None:
     Path("project/configs").mkdir(parents=True)
     file = empty_folder / "KEY.yaml"
-    file.write_text(freeze(compose([]), "there"))
-    assert thaw(file, [], config_dir=Path("project/configs")).project_root == empty_folder / "project"
+    file.write_text(compose([]).freeze("there"))
+    assert Composed.thaw(file, [], config_dir=Path("project/configs")).project_root == empty_folder / "project"
 
 
 def test_secrets_stay_out_of_it(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "hush")
-    text = freeze(compose(["trust=['${oc.env:TOKEN}']"]), "there")
+    text = compose(["trust=['${oc.env:TOKEN}']"]).freeze("there")
     assert "${oc.env:TOKEN}" in text
     assert "hush" not in text
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 import pytest
 from command import ROOT
 
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.elsewhere import _ELSEWHERE, _SETTINGS, written_here
 from trainer_cli.errors import ConfigError
 from trainer_cli.keys.config_keys import OPEN, unknown_key

@@ -21,11 +21,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-import trainer_cli
 from trainer_cli.config import overrides, search_path
 from trainer_cli.config import yaml as yaml_reader
 from trainer_cli.config.check import validate
-from trainer_cli.config.compose import compose, from_yaml, to_yaml
+from trainer_cli.config.composing import compose, from_yaml
 from trainer_cli.config.tree import ConfigTree, Node
 from trainer_cli.errors import ConfigError, raise_all
 from trainer_cli.keys.config_keys import list_keys
@@ -34,7 +33,7 @@ from trainer_cli.schema.sections import TrainConfig
 IN_ALL = int(os.environ.get("TRAIN_FUZZ", "1000"))
 TEXTS = {
     file.relative_to(folder).as_posix(): file.read_text("utf-8")
-    for folder in [search_path.shipped_configs(Path(trainer_cli.__file__).parent) or Path()]
+    for folder in [search_path.shipped_folder("configs") or Path()]
     for file in sorted(folder.rglob("*.yaml"))
 }
 
@@ -564,5 +563,5 @@ def test_file_and_command_line_are_judged_alike_and_together(
         return
     assert not wrong, f"{text}\n{typed}\nwas accepted"
     assert_right(composed.config)
-    again = from_yaml(to_yaml(composed), trusted=True, cwd=folder)
+    again = from_yaml(composed.to_yaml(), trusted=True, cwd=folder)
     assert again.config == replace(composed.config, resume="auto", resume_allow=[], trust=[])

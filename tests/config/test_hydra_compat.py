@@ -14,7 +14,7 @@ import omegaconf
 
 import trainer_cli
 from trainer_cli.config import hydra_compat
-from trainer_cli.config.compose import from_yaml, to_yaml
+from trainer_cli.config.composing import from_yaml
 
 PACKAGE = Path(trainer_cli.__file__).parent
 OWNERS = (omegaconf.DictConfig, omegaconf.ListConfig, omegaconf.OmegaConf, omegaconf.AnyNode, omegaconf.StringNode,
@@ -73,7 +73,7 @@ def calls_to_compose(items: int) -> int:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        written = to_yaml(from_yaml(text, missing_ok=True))
+        written = from_yaml(text, missing_ok=True).to_yaml()
     finally:
         sys.setprofile(before)
     assert written.count("\n  - ") >= items

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config import search_path
+from trainer_cli.config.search_path import SearchPath, describe_file
 from trainer_cli.errors import ConfigError
 from trainer_cli.keys.config_keys import ConfigKey, list_keys
 from trainer_cli.keys.editor_schema import DIALECT, json_schema
@@ -210,11 +210,11 @@ def test_every_way_to_write_a_duration_is_known_to_editors(text: str) -> None:
 
 
 def test_the_schema_is_no_group() -> None:
-    assert "schema" not in " ".join(search_path.groups([CONFIGS]))
-    assert not search_path.is_group([CONFIGS], "schema")
+    assert "schema" not in " ".join(SearchPath([CONFIGS], CONFIGS, CONFIGS, "").groups())
+    assert not SearchPath([CONFIGS], CONFIGS, CONFIGS, "").is_group("schema")
 
 
 def test_the_editors_comment_is_no_description(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(f"# @package _global_\n{MODELINE}x.json\n# What it is.\na: 1\n")
-    assert search_path.description(file) == "What it is."
+    assert describe_file(file) == "What it is."

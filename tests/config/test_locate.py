@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.config import search_path
+from trainer_cli.config.search_path import SearchPath
 from trainer_cli.errors import ConfigError
 
 
@@ -18,6 +19,10 @@ def package_in(folder: Path, *, wheel: bool = False, project: str | None = "trai
     if project is not None:
         (folder / "pyproject.toml").write_text(f'[project]\nname = "{project}"\n')
     return package
+
+
+def folders(dirs: list[Path]) -> SearchPath:
+    return SearchPath(dirs, Path(), Path(), "config")
 
 
 def test_the_named_folder_stands_before_the_projects_own_and_the_shipped_one(tmp_path: Path) -> None:
@@ -35,14 +40,14 @@ def test_a_folder_is_searched_once(tmp_path: Path) -> None:
 
 def test_a_wheel_carries_its_configs_inside(tmp_path: Path) -> None:
     package = package_in(tmp_path / "site-packages", wheel=True, project=None)
-    assert search_path.shipped_configs(package) == package / "configs"
+    assert search_path.shipped_folder("configs", package) == package / "configs"
 
 
 @pytest.mark.parametrize("project", [None, "someone-elses"])
 def test_a_configs_folder_beside_the_package_counts_only_in_our_own_checkout(
     tmp_path: Path, project: str | None
 ) -> None:
-    assert search_path.shipped_configs(package_in(tmp_path, project=project)) is None
+    assert search_path.shipped_folder("configs", package_in(tmp_path, project=project)) is None
 
 
 def test_a_named_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
@@ -60,7 +65,7 @@ def test_options_of_an_earlier_folder_stand_before_later_ones_and_nested_ones_ha
     for file in (first / "model/mlp.yaml", second / "model/mlp.yaml", second / "model/big/gpt.yaml"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("# text\n")
-    assert search_path.options([first, second], "model") == {
+    assert folders([first, second]).options("model") == {
         "big/gpt": second / "model/big/gpt.yaml",
         "mlp": first / "model/mlp.yaml",
     }
@@ -71,7 +76,7 @@ def test_experiments_come_first_among_the_groups(tmp_path: Path) -> None:
         (tmp_path / group).mkdir()
         (tmp_path / group / "x.yaml").write_text("")
     (tmp_path / "empty").mkdir()
-    assert search_path.groups([tmp_path]) == ["experiment", "data", "model"]
+    assert folders([tmp_path]).groups() == ["experiment", "data", "model"]
 
 
 def test_what_is_hidden_no_file_or_linked_to_nothing_is_no_config(tmp_path: Path) -> None:
@@ -87,9 +92,9 @@ def test_what_is_hidden_no_file_or_linked_to_nothing_is_no_config(tmp_path: Path
     (tmp_path / "configs/.#config.yaml").symlink_to("somebody@somewhere.1234")
     (tmp_path / "configs/config.yaml").write_text("")
     dirs = [tmp_path / "configs"]
-    assert search_path.options(dirs, "model") == {"mine": group / "mine.yaml"}
-    assert search_path.groups(dirs) == search_path.every_group(dirs) == ["model"]
-    assert search_path.primaries(dirs) == ["config"]
+    assert folders(dirs).options("model") == {"mine": group / "mine.yaml"}
+    assert folders(dirs).groups() == folders(dirs).every_group() == ["model"]
+    assert folders(dirs).primaries() == ["config"]
 
 
 def test_links_to_files_and_folders_are_followed_as_hydra_follows_them(tmp_path: Path) -> None:
@@ -100,10 +105,10 @@ def test_links_to_files_and_folders_are_followed_as_hydra_follows_them(tmp_path:
     (dirs[0] / "backbone").symlink_to("../team/backbone")
     (dirs[0] / "experiment/team").symlink_to(team / "trials")
     (dirs[0] / "experiment/same.yaml").symlink_to("mine.yaml")
-    assert search_path.groups(dirs) == ["experiment", "backbone"]
-    assert search_path.every_group(dirs) == ["backbone", "experiment", "experiment/team", "experiment/team/deep"]
-    assert list(search_path.options(dirs, "backbone")) == ["resnet"]
-    assert search_path.options(dirs, "experiment") == {
+    assert folders(dirs).groups() == ["experiment", "backbone"]
+    assert folders(dirs).every_group() == ["backbone", "experiment", "experiment/team", "experiment/team/deep"]
+    assert list(folders(dirs).options("backbone")) == ["resnet"]
+    assert folders(dirs).options("experiment") == {
         name: dirs[0] / f"experiment/{name}.yaml" for name in ("mine", "same", "team/deep/wide")
     }
 
@@ -116,12 +121,12 @@ def test_links_that_lead_back_are_followed_no_further(tmp_path: Path) -> None:
     (tmp_path / "model/up").symlink_to("..")
     (tmp_path / "model/other").symlink_to("../other")
     (tmp_path / "other/model").symlink_to("../model")
-    assert list(search_path.options([tmp_path], "model")) == ["a", "other/b", "up/other/b"]
+    assert list(folders([tmp_path]).options("model")) == ["a", "other/b", "up/other/b"]
 
 
 def test_a_file_that_cannot_be_read_has_no_description(tmp_path: Path) -> None:
-    assert search_path.description(tmp_path / "gone.yaml") == ""
-    assert search_path.description(tmp_path) == ""
+    assert search_path.describe_file(tmp_path / "gone.yaml") == ""
+    assert search_path.describe_file(tmp_path) == ""
 
 
 @pytest.mark.parametrize(
@@ -137,4 +142,4 @@ def test_a_file_that_cannot_be_read_has_no_description(tmp_path: Path) -> None:
 def test_the_description_is_the_first_comment(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(text)
-    assert search_path.description(file) == expected
+    assert search_path.describe_file(file) == expected

@@ -16,7 +16,7 @@ from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import files, override_values
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.config.overrides import path_of, read_overrides
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import ConfigTree, MergeError, Node, merge

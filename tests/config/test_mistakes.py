@@ -17,7 +17,7 @@ from wrong_configs import OWN, Wrong, body, check, left_out, line, own, part, sh
 
 from trainer_cli import WandbLogger
 from trainer_cli.commands.command_line import main
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.errors import Code, ConfigError, ConfigErrors
 
 KEY, OPTION, TYPE, VALUE = Code.unknown_key, Code.unknown_option, Code.wrong_type, Code.wrong_value

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from trainer_cli.config import override_values, search_path
-from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
+from trainer_cli.config import override_values
+from trainer_cli.config.composing import Composed, compose, from_yaml
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import DEFAULT, ConfigTree, Node, merge
@@ -23,7 +23,7 @@ from trainer_cli.keys.config_keys import defaults
 
 Write = Callable[[str, str], Path]
 SHIPPED = Path(__file__).parents[2] / "configs"
-EXPERIMENTS = list(search_path.options([SHIPPED], "experiment"))
+EXPERIMENTS = list(SearchPath([SHIPPED], SHIPPED, SHIPPED, "").options("experiment"))
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -239,7 +239,7 @@ def test_the_work_for_the_origins_of_a_list_grows_with_its_length_alone() -> Non
 
 
 def test_a_recovered_config_is_named_with_what_is_put_on_top(rich: Path) -> None:
-    (rich / "run.yaml").write_text(to_yaml(compose(["experiment=child", "seed=5", "resume=must"])))
+    (rich / "run.yaml").write_text(compose(["experiment=child", "seed=5", "resume=must"]).to_yaml())
     composed = from_yaml(rich / "run.yaml", ["seed=6", "model=mlp", "model.width=7"])
     assert line_at(origin(composed, "loop.log_interval"), rich) == "  log_interval: 18"
     assert origin(composed, "loop.log_interval").startswith("run.yaml:")
@@ -252,7 +252,7 @@ def test_a_recovered_config_is_named_with_what_is_put_on_top(rich: Path) -> None
 
 
 def test_a_section_that_is_swapped_into_a_recovered_config_owes_it_nothing(rich: Path) -> None:
-    (rich / "run.yaml").write_text(to_yaml(compose(["checkpoint.digest=sha256"])))
+    (rich / "run.yaml").write_text(compose(["checkpoint.digest=sha256"]).to_yaml())
     composed = from_yaml(rich / "run.yaml", ["checkpoint=default"])
     assert composed.config.checkpoint.digest == "xxh3_128"
     assert origin(composed, "checkpoint.digest") == DEFAULT

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.commands.fit import describe_replaced_options
 from trainer_cli.config import override_values
-from trainer_cli.config.compose import compose, from_yaml, to_yaml
+from trainer_cli.config.composing import compose, from_yaml
 from trainer_cli.config.overrides import (
     Append,
     closes_at_end,
-    describe_replaced_options,
     hint_on_syntax,
     parse_overrides,
     read_overrides,
@@ -130,7 +130,7 @@ def test_lists_of_sections_and_of_components_grow(project: Path) -> None:
 
 
 def test_a_recovered_list_grows(project: Path) -> None:
-    text = to_yaml(compose([f"{STEPS}=[1]"]))
+    text = compose([f"{STEPS}=[1]"]).to_yaml()
     assert from_yaml(text, [f"{STEPS}+=2"]).config.checkpoint.fixed_steps == [1, 2]
     assert from_yaml(text, ["model=mlp", "model.hidden+=8", f"{STEPS}=[5]"]).config.model["hidden"] == [64, 8]
 

@@ -10,8 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainer_cli.addons.jobs.sweep import plan_jobs
-from trainer_cli.config.compose import compose, diff, freeze, from_yaml, thaw, to_yaml
-from trainer_cli.config.diff import changed_env_values, line_of_digests
+from trainer_cli.config.changes import changed_env_values, diff, line_of_digests
+from trainer_cli.config.composing import Composed, compose, from_yaml
 from trainer_cli.config.resolvers import MOMENT, share_moment
 from trainer_cli.errors import ConfigError
 
@@ -41,10 +41,10 @@ def test_the_time_is_resolved_once_into_the_config(
     at("06:07:08")
     composed = compose(["+experiment=small", line.replace("'[", "[").replace("]'", "]")])
     assert getattr(composed.config, key) == expected
-    assert "now" not in to_yaml(composed)
+    assert "now" not in composed.to_yaml()
     at("16:17:18")
     for trusted in (True, False):
-        recovered = from_yaml(to_yaml(composed), trusted=trusted)
+        recovered = from_yaml(composed.to_yaml(), trusted=trusted)
         assert getattr(recovered.config, key) == expected
         assert diff(recovered.raw, composed.raw) == []
 
@@ -74,11 +74,11 @@ def test_a_projects_resolvers_are_known_wherever_its_config_is(project: Path, wr
     write("resolvers.py", RESOLVERS)
     composed = compose(LINES)
     assert composed.config.optimizer["lr"] == 1.5
-    assert "lr: ${mul:${seed},0.5}" in to_yaml(composed)
-    assert from_yaml(to_yaml(composed), ["seed=5"]).config.optimizer["lr"] == 2.5
+    assert "lr: ${mul:${seed},0.5}" in composed.to_yaml()
+    assert from_yaml(composed.to_yaml(), ["seed=5"]).config.optimizer["lr"] == 2.5
     frozen = tmp_path / "frozen.yaml"
-    frozen.write_text(freeze(composed, "below"))
-    assert thaw(frozen, []).config.optimizer["lr"] == 1.5
+    frozen.write_text(composed.freeze("below"))
+    assert Composed.thaw(frozen, []).config.optimizer["lr"] == 1.5
     assert [from_yaml(one.frozen).config.optimizer["lr"] for one in plan_jobs([*LINES[:2], "seed=1,2"])] == [0.5, 1.0]
 
 
@@ -96,7 +96,7 @@ def test_another_project_does_not_know_them(
     project: Path, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("resolvers.py", RESOLVERS)
-    text = to_yaml(compose(LINES))
+    text = compose(LINES).to_yaml()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(
@@ -108,7 +108,7 @@ def test_another_project_does_not_know_them(
 def test_a_value_that_a_resolver_changed_is_noticed(project: Path, write: Write) -> None:
     write("resolvers.py", RESOLVERS)
     before = compose(LINES)
-    frozen = to_yaml(before) + line_of_digests(before.raw, "salt")
+    frozen = before.to_yaml() + line_of_digests(before.raw, "salt")
     assert changed_env_values(frozen, compose(LINES).raw, "salt") == []
     write("resolvers.py", "def mul(a, b):\n    return a + b\n")
     assert [change.key for change in changed_env_values(frozen, compose(LINES).raw, "salt")] == ["optimizer.lr"]

@@ -14,7 +14,7 @@ import trainer_cli
 from trainer_cli.commands.command_line import main
 from trainer_cli.components.shadows import _LIBRARIES, refuse_shadows
 from trainer_cli.components.targets import import_from
-from trainer_cli.config.compose import from_yaml
+from trainer_cli.config.composing import from_yaml
 from trainer_cli.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from trainer_cli.addons.auto.decisions import batch_sizes
 from trainer_cli.auto_values import auto_keys
-from trainer_cli.config.compose import compose, with_values
+from trainer_cli.config.composing import compose
 from trainer_cli.config.contradictions import check_processes
 from trainer_cli.errors import ConfigError
 
@@ -73,7 +73,7 @@ def test_a_found_value_stands_in_the_config_and_in_what_refers_to_it() -> None:
         cwd=ROOT,
     )
     assert auto_keys(composed.config) == ("data.batch_size",)
-    filled = with_values(composed, {"data.batch_size": 16})
+    filled = composed.with_values({"data.batch_size": 16})
     assert auto_keys(filled.config) == ()
     assert (filled.config.data["batch_size"], filled.config.data["val_batch_size"]) == (16, 16)
     assert filled.raw["data"]["batch_size"] == 16

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from trainer_cli.commands.choices import experiment_by_name
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.errors import ExitCode
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -25,7 +25,7 @@ from printed import message
 
 from trainer_cli import SyncCheckpointer
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.errors import RunDirectoryError
 from trainer_cli.files.durable import warn_of_no_fsync
 from trainer_cli.running.fitting import fit

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from reader import ROOT, Reader, blocks, command_server
 
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.running.fitting import fit
 
 EXAMPLES = ROOT / "examples"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.commands.command_line import main
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.errors import CheckpointError
 from trainer_cli.running.fitting import fit
 from trainer_cli.running.start import start_existing

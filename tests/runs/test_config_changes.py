@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.config.compose import Change, Composed, compose, diff
+from trainer_cli.config.changes import Change, diff
+from trainer_cli.config.composing import Composed, compose
 from trainer_cli.errors import ConfigError
 from trainer_cli.running.resume import refuse_changes
 

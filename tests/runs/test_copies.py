@@ -10,7 +10,7 @@ import pytest
 from trainer_cli.addons.jobs.sweep import plan_jobs
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.commands.command_line import main
-from trainer_cli.config.compose import Composed, compose
+from trainer_cli.config.composing import Composed, compose
 from trainer_cli.errors import ConfigError, RunDirectoryError
 from trainer_cli.running.fitting import fit
 from trainer_cli.running.plan_view import as_dict, shown

@@ -10,7 +10,7 @@ import pytest
 from trainer_cli.addons.view.report_runs import summary as report_summary
 from trainer_cli.addons.view.report_sweep import rank_metrics
 from trainer_cli.commands.command_line import main
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.running.ending import print_outcome
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import Outcome, RunDir

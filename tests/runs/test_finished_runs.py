@@ -14,7 +14,7 @@ from exact_project import POINTS
 from trainer_cli.addons.jobs.sweep import plan_jobs
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.commands.command_line import main
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.running.planning import plan
 from trainer_cli.running.start import Done
 from trainer_cli.runs.run_dir import RunDir

@@ -19,7 +19,7 @@ from command import records, weights
 
 from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
 from trainer_cli.commands.command_line import main
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.errors import UserError
 from trainer_cli.runs.run_dir import RunDir, describe_moved
 from trainer_cli.schema.sections import LoopConfig

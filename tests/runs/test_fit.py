@@ -9,7 +9,7 @@ import pytest
 
 from trainer_cli.addons.jobs import supervise
 from trainer_cli.addons.jobs.supervise import fit_in_processes
-from trainer_cli.config.compose import compose, to_yaml
+from trainer_cli.config.composing import compose
 from trainer_cli.errors import ConfigError
 from trainer_cli.running import fitting as fit
 from trainer_cli.running.ending import print_outcome
@@ -135,7 +135,7 @@ def test_a_changed_config_is_refused_before_processes_are_started(started: list[
     where = f"run_dir={tmp_path / 'run'}"
     run = RunDir(tmp_path / "run")
     before = compose(["+experiment=digits_mlp", *TWO, where])
-    with run.create(to_yaml(before), before.overrides, {}):
+    with run.create(before.to_yaml(), before.overrides, {}):
         run.summary_file.write_text('{"status": "finished"}')
     with pytest.raises(ConfigError, match="the config differs from the one"):
         fitted(*TWO, "optimizer.lr=0.5", where)

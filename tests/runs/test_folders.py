@@ -20,7 +20,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_ch
 from trainer_cli.checkpoint.find import latest_checkpoint
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands.command_line import main
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.errors import ConfigError, RunDirectoryError, UserError
 from trainer_cli.files.url_path import as_path
 from trainer_cli.loggers.tensorboard import TensorBoardLogger

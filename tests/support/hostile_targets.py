@@ -51,7 +51,7 @@ operator.attrgetter itertools.starmap ctypes.CDLL ctypes.PyDLL yaml.load yaml.un
 hydra.utils.instantiate hydra.utils.call hydra.utils.get_method hydra.utils.get_class hydra.main hydra.compose
 omegaconf.OmegaConf.register_new_resolver omegaconf.OmegaConf.create torch.compile torch.jit.script
 torch.fx.wrap torch.library.impl torch.autograd.Function.apply sys.settrace atexit.register signal.signal
-trainer_cli.config.compose.compose trainer_cli.components.targets.import_target trainer_cli.errors.ConfigError
+trainer_cli.config.composing.compose trainer_cli.components.targets.import_target trainer_cli.errors.ConfigError
 torch.nn.modules.module.functools.partial torch.optim.lr_scheduler.partial torch.nn.modules.module.Callable
 """)
 FILES = words("""

@@ -253,7 +253,7 @@ if __name__ == "__main__":
             importlib.import_module(_module)
     keep_operators()
     # The grammar of overrides is analysed where it is used first: here, for all forks. There are no configs in /.
-    importlib.import_module("trainer_cli.config.compose").compose(["experiment=digits_mlp", "seed=1"], cwd=Path("/"))
+    importlib.import_module("trainer_cli.config.composing").compose(["experiment=digits_mlp", "seed=1"], cwd=Path("/"))
     importlib.import_module("trainer_cli.environment").versions()
     _own = os.environ.get("PYTHONPATH", "").split(":")
     _base_path = [folder for folder in sys.path if folder not in _own]

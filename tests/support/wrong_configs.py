@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.addons.jobs.sweep_jobs import jobs
-from trainer_cli.config.compose import compose
-from trainer_cli.config.search_path import SearchPath, options
+from trainer_cli.config.composing import compose
+from trainer_cli.config.search_path import SearchPath
 from trainer_cli.errors import Code, ConfigError
 
 COMMAND_LINE = "command line"
@@ -227,7 +227,7 @@ def _compose(words: Sequence[str], name: str) -> None:
         return
     search = SearchPath.of(None, name, None)
     arguments = [word for word in words if word != "-m"]
-    for job in jobs(arguments, lambda group: list(options(search.dirs, group)) if search.is_group(group) else None):
+    for job in jobs(arguments, lambda group: list(search.options(group)) if search.is_group(group) else None):
         compose(job.overrides, config_name=name)
 
 

@@ -13,7 +13,7 @@ import pytest
 from trainer_cli.addons.exact.attempts import ForkedProbes, Run
 from trainer_cli.addons.exact.report import ResumeReport
 from trainer_cli.addons.exact.resume import check_resume
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -13,7 +13,7 @@ from command import is_alive
 
 from trainer_cli.addons.exact.attempts import ForkedProbes, FreshProbes, Run, freeze
 from trainer_cli.addons.exact.trace import ProbePlan
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 
 PICKY = "class Picky(Line):\n    def __init__(self):\n        raise ValueError('not so')\n"
 ENDLESS = """

@@ -12,7 +12,7 @@ from exact_project import Check
 from trainer_cli.addons.exact import resume
 from trainer_cli.addons.exact.attempts import Run
 from trainer_cli.addons.exact.resume import assert_resume_is_exact, check_resume
-from trainer_cli.config.compose import compose
+from trainer_cli.config.composing import compose
 from trainer_cli.errors import TrainError, UserError
 
 DIFFERENT = """

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from trainer_cli.config import search_path
+from trainer_cli.config import SearchPath
 from trainer_cli.elsewhere import plain, written_here
 from trainer_cli.errors import Code, ConfigError, ConfigErrors, UserError
 from trainer_cli.keys import whole_values
@@ -31,10 +31,7 @@ EXPERIMENT = "experiment"
 class Choices:
     """The options in the folders of configs."""
 
-    dirs: list[Path]
-    """The folders, in the order in which they are searched."""
-    shipped: Path | None = None
-    """The one of them that ships with this package."""
+    search: SearchPath
 
     @classmethod
     def of(cls, config_dir: Path | None = None, cwd: Path | None = None) -> Choices:
@@ -43,27 +40,24 @@ class Choices:
         Raises:
             ConfigError: `config_dir` is not a folder.
         """
-        shipped = search_path.shipped_configs(search_path.PACKAGE)
-        dirs = search_path.config_dirs(config_dir, cwd or Path.cwd(), search_path.PACKAGE)
-        return cls(dirs, None if shipped is None else shipped.resolve())
+        return cls(SearchPath.without_own(config_dir, cwd))
 
     @property
     def groups(self) -> list[str]:
         """Names of all groups, `experiment` first."""
-        return search_path.groups(self.dirs)
+        return self.search.groups()
 
     def options(self, group: str) -> dict[str, Path]:
         """Option -> file of a group, sorted; the user's own come first."""
-        options = search_path.options(self.dirs, group)
-        return dict(sorted(options.items(), key=lambda item: (not self.is_own(item[1]), item[0])))
+        return dict(sorted(self.search.options(group).items(), key=lambda item: (not self.is_own(item[1]), item[0])))
 
     def is_own(self, file: Path) -> bool:
         """Whether a config file belongs to the user, not to this package."""
-        return self.shipped is None or self.shipped not in file.parents
+        return self.search.is_own(file)
 
     def groups_with(self, option: str) -> list[str]:
         """The groups that have an option of this name."""
-        return [group for group in self.groups if option in search_path.options(self.dirs, group)]
+        return [group for group in self.groups if option in self.search.options(group)]
 
     def settings(self, primary: str, words: Sequence[str]) -> dict[str, Any]:
         """Dotted key -> value in the components that the words choose, replaced by values of the experiment.
@@ -82,7 +76,7 @@ class Choices:
     def _read(self, name: str) -> dict[Any, Any]:
         import yaml
 
-        file = search_path.find(self.dirs, name)
+        file = self.search.find(name)
         try:
             content = yaml.safe_load(file.read_text("utf-8")) if file is not None else None
         except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -240,7 +234,7 @@ def _verb_elsewhere(word: str, arguments: Sequence[str]) -> UserError | None:
 
 def _refuse_verb(message: str, command: str, translated: tuple[list[str], list[str]]) -> UserError:
     """The error for a command without its verb: `command` with the words, if they compose, else with their mistakes."""
-    from trainer_cli.config.compose import compose
+    from trainer_cli.config import compose
 
     words, notes = translated
     # The reader replaces N by a number.
@@ -346,12 +340,11 @@ def wrong_flags(
             cure = _suggest_for_flag(name, value, words, list(flags), verb, overrides=takes_overrides)
         mistakes.append(ConfigError(f"train {verb} has no flag {name}", code=Code.override, hint=cure))
     if takes_overrides and not getattr(parsed, "multirun", False):
-        from trainer_cli.config.check import find_wrong_overrides
-        from trainer_cli.config.overrides import parse_overrides
+        from trainer_cli.config import find_mistakes
 
-        line = parse_overrides([word for word in experiment_by_name(others, parsed.config_dir) if "=" in word])
-        search = search_path.SearchPath.of(parsed.config_dir, getattr(parsed, "config_name", "config"), None)
-        mistakes += [*line.mistakes, *(mistake for _, mistake in find_wrong_overrides(search, line))]
+        overrides = [word for word in experiment_by_name(others, parsed.config_dir) if "=" in word]
+        search = SearchPath.of(parsed.config_dir, getattr(parsed, "config_name", "config"), None)
+        mistakes += find_mistakes(overrides, search)
     return mistakes
 
 
@@ -370,7 +363,7 @@ def _suggest_for_flag(
     """What is meant by an unknown flag. `overrides`: whether the verb takes overrides, of which it may be one."""
     key = name.lstrip("-").replace("-", "_")
     if overrides and key:
-        from trainer_cli.config.overrides import hint_on_setting
+        from trainer_cli.config import hint_on_setting
 
         if hint := hint_on_setting(key, given, below=False):
             return hint
@@ -510,6 +503,6 @@ def _suggest_override(
         return f"Did you mean '{near}'?"
     if name.isidentifier() or path.suffix == ".yaml":
         listed = ", ".join(experiments[:_MAX_SUGGESTIONS]) + (", …" if len(experiments) > _MAX_SUGGESTIONS else "")
-        above = search_path.advise_project_above(Path.cwd())
+        above = choices.search.advise_project_above()
         return f"{above}Write key=value, or the name of an experiment: {listed}."
     return None

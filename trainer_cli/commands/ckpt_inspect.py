@@ -20,7 +20,7 @@ from trainer_cli.tensor_files import read_verified
 from trainer_cli.terminal import format_bytes
 
 if TYPE_CHECKING:
-    from trainer_cli.config.diff import Change
+    from trainer_cli.config import Change
 
 
 class Content(StoredState):
@@ -125,8 +125,7 @@ def _compare_tensors(name: str, old: StoredTensor, new: StoredTensor) -> TensorC
 
 def _config_changes(first: Content, second: Content) -> tuple[list[Change], str | None]:
     # Imported here: Hydra would take most of the time of `train ckpt show`, which does not need it.
-    from trainer_cli.config.compose import from_yaml
-    from trainer_cli.config.diff import diff
+    from trainer_cli.config import diff, from_yaml
 
     texts = {content.path: content.config() for content in (first, second)}
     if lacking := [str(path) for path, text in texts.items() if text is None]:

@@ -13,7 +13,7 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, is_intact
 from trainer_cli.commands.ckpt_remove import Item, remove
 from trainer_cli.components import SAVER
-from trainer_cli.config.compose import from_yaml
+from trainer_cli.config import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import is_url
 from trainer_cli.policy import RetentionRules

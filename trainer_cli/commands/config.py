@@ -21,9 +21,10 @@ from trainer_cli.gc_pause import gc_paused
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.terminal import beside, format_count, line_width, print_json
+from trainer_cli.values import to_yaml_line
 
 if TYPE_CHECKING:
-    from trainer_cli.config.tree import ConfigTree
+    from trainer_cli.config import Composed
     from trainer_cli.keys import KeyPath
 
 EXAMPLES = """examples:
@@ -91,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
     elif args.diff is not None:
         print("\n".join(difference_lines(args.diff, args.overrides, settings)))
     else:
-        from trainer_cli.config.compose import compose, to_yaml
+        from trainer_cli.config import compose
 
         # Unresolved, so that no secret of the environment is printed.
-        text = to_yaml(compose(args.overrides, **settings))
+        text = compose(args.overrides, **settings).to_yaml()
         if args.json:
             import yaml
 
@@ -113,7 +114,6 @@ def field_lines(key: str = "") -> Iterator[str]:
     Raises:
         UserError: there is no such key.
     """
-    from trainer_cli.config.diff import shown
     from trainer_cli.keys import list_keys
 
     path = tuple(key.split(".")) if key else ()
@@ -131,13 +131,13 @@ def field_lines(key: str = "") -> Iterator[str]:
             yield f"{indent}{entry.path[-1]}:"
         else:
             resume = " May change on a resume." if entry.may_change else ""
-            label = f"{f'{indent}{entry.path[-1]}: {shown(entry.default)}':<36}  # "
+            label = f"{f'{indent}{entry.path[-1]}: {to_yaml_line(entry.default)}':<36}  # "
             yield beside(label, f"{entry.meaning}{resume}", line_width(sys.stdout), sign="# ")
 
 
 def difference_lines(other: str, overrides: Sequence[str], settings: Mapping[str, Any]) -> Iterator[str]:
     """The keys that differ, each with the value in `other`, the value in this config, and what set the latter."""
-    from trainer_cli.config.compose import compose, diff, from_yaml
+    from trainer_cli.config import compose, diff, from_yaml
 
     file = _find_config_file(other) if other else None
     words = [] if file is not None else _split_overrides(other, settings["config_dir"])
@@ -227,7 +227,7 @@ def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> I
     """The values that are set as YAML, each with its origin, what chose each option, and the number of defaults."""
     from omegaconf import OmegaConf
 
-    from trainer_cli.config.compose import compose
+    from trainer_cli.config import compose
     from trainer_cli.keys import whole_values
 
     composed = compose(overrides, **settings)
@@ -236,37 +236,33 @@ def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> I
     for section, choice in tree.choices.items():
         if section[0] not in values:
             yield f"# {choice.origin}"
-    yield from _commented(list(_rows(tree, values, (), OmegaConf.create(_without_resolvers(values)))))
+    yield from _commented(list(_rows(composed, values, (), OmegaConf.create(_without_resolvers(values)))))
     paths = [path for path, _ in whole_values(values)]
-    defaults = sum(_is_default(tree, path) for path in paths)
+    defaults = sum(tree.is_default(path) for path in paths)
     counted = f"{defaults:,} of {format_count(len(paths), 'value')} are defaults; train config shows them"
     yield beside("# ", counted, line_width(sys.stdout), sign="# ")
 
 
-def _rows(tree: ConfigTree, values: Mapping[Any, Any], path: KeyPath, resolving: Any) -> Iterator[tuple[str, str]]:
+def _rows(composed: Composed, values: Mapping[Any, Any], path: KeyPath, resolving: Any) -> Iterator[tuple[str, str]]:
     """(line of YAML, origin of its value) of each key that is set.
 
     `resolving` is the same config with interpolations.
     """
-    from trainer_cli.config.diff import shown
 
-    indent = "  " * len(path)
+    tree, indent = composed.tree, "  " * len(path)
     for key, value in values.items():
         key_path = (*path, str(key))
         if isinstance(value, Mapping) and value:
-            rows = list(_rows(tree, value, key_path, resolving[key]))
+            rows = list(_rows(composed, value, key_path, resolving[key]))
             if rows:
-                yield f"{indent}{shown(key)}:", str(tree.chosen(key_path) or "")
+                yield f"{indent}{to_yaml_line(key)}:", str(tree.chosen(key_path) or "")
                 yield from rows
-        elif not _is_default(tree, key_path):
+        elif not tree.is_default(key_path):
             result = _resolve(resolving, key, value)
-            yield f"{indent}{shown(key)}: {shown(value)}", f"{tree.exact(key_path)}{result and f' ({result})'}"
-
-
-def _is_default(tree: ConfigTree, path: KeyPath) -> bool:
-    from trainer_cli.config.tree import DEFAULT
-
-    return tree.exact(path).source == DEFAULT
+            yield (
+                f"{indent}{to_yaml_line(key)}: {to_yaml_line(value)}",
+                f"{tree.exact(key_path)}{result and f' ({result})'}",
+            )
 
 
 def _without_resolvers(value: Any) -> Any:
@@ -283,8 +279,6 @@ def _resolve(resolving: Any, key: Any, value: Any) -> str:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from trainer_cli.config.diff import shown
-
     if "${" not in str(value):
         return ""
     try:
@@ -292,7 +286,7 @@ def _resolve(resolving: Any, key: Any, value: Any) -> str:
         result = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     except OmegaConfBaseException:
         return ""
-    return "" if _HIDDEN in str(result) else shown(result)
+    return "" if _HIDDEN in str(result) else to_yaml_line(result)
 
 
 def _commented(rows: Sequence[tuple[str, str]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer_cli.config.search_path import PACKAGE, shipped_folder
+from trainer_cli.config import shipped_folder
 from trainer_cli.errors import UserError
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.terminal import table
@@ -76,6 +76,6 @@ def _title(text: str) -> str:
 
 def find_pages() -> dict[str, Path]:
     """The name of each page and its file."""
-    folder = shipped_folder(PACKAGE, "docs")
+    folder = shipped_folder("docs")
     files = [] if folder is None else sorted([*folder.glob("*.md"), *folder.glob("moving/*.md")])
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files if folder is not None}

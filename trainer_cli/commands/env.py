@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.commands.command_line import add_config_dir
-from trainer_cli.config import search_path
-from trainer_cli.config.search_path import PACKAGE
+from trainer_cli.config import PACKAGE, SearchPath, project_root, shipped_folder
 from trainer_cli.environment import git_facts, versions
 from trainer_cli.errors import ConfigError
 from trainer_cli.terminal import clear_status
@@ -53,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
 def gather(config_dir: Path | None = None) -> dict[str, dict[str, Any]]:
     """All facts, in sections."""
     cwd = Path.cwd()
-    root = search_path.project_root(config_dir, cwd)
+    root = project_root(config_dir, cwd)
     try:
-        configs: Any = [_tilde(folder) for folder in search_path.config_dirs(config_dir, cwd, PACKAGE)]
+        configs: Any = [_tilde(folder) for folder in SearchPath.without_own(config_dir, cwd).dirs]
     except ConfigError as error:
         configs = str(error)
     facts: dict[str, dict[str, Any]] = {
@@ -105,7 +104,7 @@ def _torch() -> dict[str, Any]:
 
 def _own_git() -> dict[str, Any]:
     """The commit of this package, where it is used from a checkout of its own."""
-    shipped = search_path.shipped_configs(PACKAGE)
+    shipped = shipped_folder("configs")
     return {"package": git_facts(PACKAGE.parent)} if shipped is not None and shipped.parent == PACKAGE.parent else {}
 
 

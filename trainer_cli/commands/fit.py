@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from trainer_cli.errors import ExitCode, UserError, one_line
 from trainer_cli.ranks import ranks_in
 
 if TYPE_CHECKING:
-    from trainer_cli.config.compose import Composed
+    from trainer_cli.config import Composed
 
 EXAMPLES = """examples:
   train fit digits
@@ -81,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
     from trainer_cli.addons.jobs import compose_fit, fit_in_processes
     from trainer_cli.addons.view import ReportAtEnd
     from trainer_cli.commands.summary_at_end import SummaryAtEnd
-    from trainer_cli.config.overrides import describe_replaced_options
 
     report, summary = ReportAtEnd(), SummaryAtEnd()
 
@@ -129,3 +129,22 @@ def _child_arguments(args: argparse.Namespace) -> list[str]:
         flag for flag, is_set in (("--allow-pickle", args.allow_pickle), ("--no-replay", args.no_replay)) if is_set
     ]
     return [*args.overrides, *settings, *switches, "--supervised"]
+
+
+def describe_replaced_options(arguments: Sequence[str]) -> Iterator[str]:
+    """A sentence for each choice of a group, such as `callbacks=ema`, that a later choice of the group replaces."""
+    from trainer_cli.keys import OPEN, SEVERAL
+
+    chosen: dict[str, tuple[str, list[str]]] = {}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        group = key.lstrip("+")
+        options = [option.strip() for option in value.removeprefix("[").removesuffix("]").split(",")]
+        is_choice = group in OPEN and all(option.isidentifier() and option != "null" for option in options)
+        if not is_choice:
+            continue
+        before, earlier = chosen.get(group, (argument, options))
+        if lost := [option for option in earlier if option not in options]:
+            both = "" if group not in SEVERAL else f"; for all write '{group}=[{','.join([*lost, *options])}]'"
+            yield f"{before} has no effect: {argument} replaces it{both}"
+        chosen[group] = argument, options

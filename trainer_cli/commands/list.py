@@ -6,11 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from trainer_cli.commands.choices import Choices, keys, spell
 from trainer_cli.commands.command_line import add_config_dir
-from trainer_cli.config import search_path
+from trainer_cli.config import describe_file
 from trainer_cli.errors import UserError
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.terminal import beside, line_width, painted, print_json
@@ -48,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
     # The star is explained only where it occurs.
     if any(choices.is_own(file) for group in names for file in choices.options(group).values()):
         print("\n* yours")
-    elif above := search_path.advise_project_above(Path.cwd()):
+    elif above := choices.search.advise_project_above():
         print(f"\n{above.strip()}")
     return 0
 
 
 def _plain_rows(group: str, choices: Choices) -> list[dict[str, object]]:
     return [
-        {"option": option, "description": search_path.description(file), "file": str(file), "own": choices.is_own(file)}
+        {"option": option, "description": describe_file(file), "file": str(file), "own": choices.is_own(file)}
         for option, file in choices.options(group).items()
     ]
 
@@ -67,14 +66,14 @@ def _table(group: str, choices: Choices) -> Iterator[str]:
     for option, file in options.items():
         mark = "*" if choices.is_own(file) else " "
         label = f"{mark} {spell(group, f'{option:{width}}')}  "
-        line = beside(label, search_path.description(file), line_width(sys.stdout))
+        line = beside(label, describe_file(file), line_width(sys.stdout))
         yield painted("*", "green", sys.stdout) + line[1:] if mark == "*" else line
 
 
 def _files(group: str, choices: Choices) -> Iterator[str]:
     yield f"\n{painted('files', 'bold', sys.stdout)}"
     for option, file in choices.options(group).items():
-        yield f"  {option}: {search_path.label(file, Path.cwd())}"
+        yield f"  {option}: {choices.search.label(file)}"
 
 
 def _keys(group: str) -> Iterator[str]:

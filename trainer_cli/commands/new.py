@@ -22,7 +22,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainer_cli.config.search_path import PACKAGE
+from trainer_cli.config import PACKAGE
 from trainer_cli.errors import UserError
 from trainer_cli.keys import json_schema
 

@@ -86,7 +86,7 @@ def _seconds(text: str | None) -> float | None:
 def _plan_sweep(args: argparse.Namespace, between_failures_s: float | None) -> int:
     """Compose and check every job as `fit -m` does, then print what each would do."""
     from trainer_cli.addons.jobs import plan_jobs
-    from trainer_cli.config.compose import compose
+    from trainer_cli.config import compose
     from trainer_cli.running import describe_plan, plan
 
     plans = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import EnumMeta
 from typing import Any
@@ -29,12 +29,13 @@ from trainer_cli.config.overrides import (
     hint_on_setting,
     line_of,
     override_error,
+    parse_overrides,
     path_of,
     strip_quotes,
     unknown_key_error,
     unknown_option_error,
 )
-from trainer_cli.config.search_path import SearchPath, groups, label, options
+from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, Node, resolve
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.errors import Code, ConfigError
@@ -359,6 +360,12 @@ def switches_off(choice: Override) -> bool:
     return chooses_none and choice.package is None and choice.key_or_group in COMPONENTS
 
 
+def find_mistakes(arguments: Sequence[str], search: SearchPath) -> list[ConfigError]:
+    """The mistakes that overrides show without a config."""
+    line = parse_overrides(arguments)
+    return [*line.mistakes, *(mistake for _, mistake in find_wrong_overrides(search, line))]
+
+
 def find_wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tuple[str, ConfigError]]:
     """Each wrong override as written, with its mistake."""
     switches = {
@@ -401,13 +408,11 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
         yield from find_wrong_choice(search, override)
     elif key == "experiment" or ("/" in key and search.is_group(key)):
         message = f"{key} is a group, and takes the name of an option"
-        yield override_error(
-            message, f"Choose one of: {', '.join(options(search.dirs, key)) or 'none'}.", Code.wrong_type
-        )
+        yield override_error(message, f"Choose one of: {', '.join(search.options(key)) or 'none'}.", Code.wrong_type)
     elif not path:
         yield override_error(f"{line!r} is not an override", HOW_TO_OVERRIDE)
     elif override.package is not None or "/" in key:
-        known_groups = groups(search.dirs)
+        known_groups = search.groups()
         hint = f"Available: {', '.join(known_groups)}.{did_you_mean(key, known_groups)}"
         parts = tuple(key.split("/"))
         if override.package is None and (parts[:1] in sections() or parts[0] in OPEN) and unknown_key(parts) is None:
@@ -423,7 +428,7 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
 
 
 def _no_key(search: SearchPath, path: KeyPath, line: str, unknown: KeyPath, known_keys: list[str]) -> ConfigError:
-    names = [name for name in (groups(search.dirs) if len(unknown) == 1 else []) if name not in known_keys]
+    names = [name for name in (search.groups() if len(unknown) == 1 else []) if name not in known_keys]
     _, equals, value = line.partition("=")
     text = strip_quotes(value) if equals else None
     return unknown_key_error(unknown, [*known_keys, *names], COMMAND_LINE, text, path[len(unknown) :])
@@ -473,7 +478,7 @@ def find_wrong_choice(search: SearchPath, override: Override) -> Iterator[Config
         hint = f"Write 'experiment={line.partition('=')[2]}'."
         yield override_error(f"{line}: an experiment is merged into the root, and takes no package", hint)
         return
-    known_options = list(options(search.dirs, key))
+    known_options = list(search.options(key))
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         hint = f"For several write a mapping of names: '{key}={{first: {{_target_: …}}}}'."
         yield override_error(f"{key} is a list, but it must be a mapping of keys to values", hint, Code.wrong_type)
@@ -498,9 +503,7 @@ def _not_read(search: SearchPath, group: str, option: str) -> ConfigError | None
     """The error for an option whose file exists, but is called `.yml` or is in a folder of another name."""
     file = next((file for folder in search.dirs if (file := folder / group / f"{option}.yml").is_file()), None)
     if file is not None:
-        return override_error(
-            f"{label(file, search.cwd)} is not read", f"Rename it to {option}.yaml.", Code.unknown_option
-        )
+        return override_error(f"{search.label(file)} is not read", f"Rename it to {option}.yaml.", Code.unknown_option)
     for name in _NO_FOLDERS:
         if (search.cwd / name / group / f"{option}.yaml").is_file():
             hint = f"Rename {name} to configs, or add -cd {name}."

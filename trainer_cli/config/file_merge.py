@@ -20,7 +20,7 @@ from trainer_cli.config.check import COMPONENTS, switches_off
 from trainer_cli.config.files import ConfigFiles, is_component, read_chosen_groups
 from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
 from trainer_cli.config.overrides import line_of, parse_overrides
-from trainer_cli.config.search_path import SearchPath, find
+from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import MergeError, Node, name_kind
 from trainer_cli.config.tree import merge as merge_nodes
 from trainer_cli.keys import defaults
@@ -45,7 +45,7 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
     tree = Node({})
     for entry in listed.merged:
         node = Node.of(defaults()) if entry.name == SCHEMA else Node({})
-        file = find(search.dirs, entry.name)
+        file = search.find(entry.name)
         if file is not None and not files[file].broken:
             # In the root, `hydra` has settings of Hydra's own; in a package it is a key like any other.
             hidden = ("defaults",) if entry.package else ("defaults", "hydra")
@@ -90,9 +90,7 @@ def _replaced_groups(
     search: SearchPath, listed: DefaultsList, choices: Sequence[Override], files: ConfigFiles
 ) -> Iterator[str]:
     """The groups whose default choice is replaced by a component that an experiment writes out."""
-    files_of_experiments = [
-        find(search.dirs, entry.name) for entry in listed.merged if entry.name.startswith("experiment/")
-    ]
+    files_of_experiments = [search.find(entry.name) for entry in listed.merged if entry.name.startswith("experiment/")]
     documents = [files[file].values for file in files_of_experiments if file is not None]
     kept = {choice.key_or_group for choice in choices if choice.package is None}
     kept.update(group for document in documents for group in read_chosen_groups(document))

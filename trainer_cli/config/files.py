@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override
 
 from trainer_cli.config.hydra_compat import SCHEMA, Loaded, Merged
 from trainer_cli.config.overrides import line_of, override_error
-from trainer_cli.config.search_path import SearchPath, every_group, find, label, options, search_folders
+from trainer_cli.config.search_path import SearchPath, search_folders
 from trainer_cli.config.tree import COMMAND_LINE, Choice, ConfigTree, Node, Origin
 from trainer_cli.config.yaml import Reading, read_file
 from trainer_cli.errors import Code, ConfigError
@@ -202,7 +202,7 @@ class Entry(NamedTuple):
 def find_choices(files: ConfigFiles, merged: Sequence[Merged], overrides: Sequence[Override]) -> dict[KeyPath, Choice]:
     """Section -> the choice of its group. An option that is merged into the tree's root is under `(group,)`."""
     search = files.search
-    paths = {config.name: path for config in merged if (path := find(search.dirs, config.name))}
+    paths = {config.name: path for config in merged if (path := search.find(config.name))}
     entries = [
         entry for name, path in paths.items() for entry in read_entries(files[path].tree, name) if entry.is_choice
     ]
@@ -219,7 +219,7 @@ def find_choices(files: ConfigFiles, merged: Sequence[Merged], overrides: Sequen
             continue
         origin = _find_chooser(config.name, typed_lines, entries)
         if origin is not None:
-            chosen[split_package(config.package or group)] = Choice(origin, label(path, search.cwd))
+            chosen[split_package(config.package or group)] = Choice(origin, search.label(path))
     # Overrides and entries that merged no file chose null, or removed the group.
     for override in typed:
         chosen.setdefault(split_package(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
@@ -308,7 +308,7 @@ def find_overruled(
     """
     for override in choices:
         group, option = override.key_or_group, None if override.is_delete() else override.value()
-        file = find(files.search.dirs, f"{group}/{option}") if isinstance(option, str) else None
+        file = files.search.find(f"{group}/{option}") if isinstance(option, str) else None
         if file is None:
             continue
         section = _find_section(override, merged)
@@ -355,13 +355,13 @@ class ConfigFiles:
 
     def __init__(self, search: SearchPath) -> None:
         self.search = search
-        self._groups = every_group(search.dirs)
+        self._groups = search.every_group()
         self.read: dict[Path, Reading] = {}
         """The files read so far, in that order."""
 
     def load(self, name: str) -> Loaded | None:
         """The values of a config, and its package."""
-        file = find(self.search.dirs, name)
+        file = self.search.find(name)
         if file is None:
             return Loaded({}, None) if name == SCHEMA else None
         reading = self[file]
@@ -373,7 +373,7 @@ class ConfigFiles:
 
     def options(self, group: str) -> list[str]:
         """The names of a group's configs."""
-        return [*options(self.search.dirs, group)]
+        return [*self.search.options(group)]
 
     @property
     def mistakes(self) -> list[ConfigError]:
@@ -392,7 +392,7 @@ class ConfigFiles:
         return self.read[path]
 
     def _read(self, path: Path) -> Reading:
-        name = label(path, self.search.cwd)
+        name = self.search.label(path)
         reading = read_file(path, name)
         group, _, option = self.search.name_of(path).rpartition("/")
         if reading.package is not None and re.search("_(group|name)_", reading.package):

@@ -17,7 +17,7 @@ from omegaconf.errors import InterpolationToMissingValueError, UnsupportedInterp
 from trainer_cli.config.files import Entry, read_entries, write_entry
 from trainer_cli.config.hydra_compat import SCHEMA, resolver_names
 from trainer_cli.config.overrides import CommandLine, line_of, unknown_option_error
-from trainer_cli.config.search_path import SearchPath, every_group, find, label, options, primaries
+from trainer_cli.config.search_path import SearchPath, label
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.config.yaml import Reading
 from trainer_cli.errors import Code, ConfigError
@@ -152,7 +152,7 @@ def _not_chosen(slot: str, lists: _Lists) -> ConfigError:
     """A defaults list leaves the choice of a group to the command line (`- group: ???`)."""
     group = slot.partition("@")[0]
     where = next((entry.source for entry in lists.of(slot) if entry.option == "???"), None)
-    hint = f"Add {slot}=NAME to the command line: {', '.join(options(lists.search.dirs, group)) or 'none'}."
+    hint = f"Add {slot}=NAME to the command line: {', '.join(lists.search.options(group)) or 'none'}."
     return ConfigError(f"{slot} must be chosen", source=where, code=Code.not_given, hint=hint)
 
 
@@ -199,7 +199,7 @@ def _no_interpolation(text: str, lists: _Lists) -> ConfigError:
     entry = next(
         (candidate for name in lists.entries for candidate in lists.entries[name] if text in candidate.words), None
     )
-    option_names = ", ".join(options(lists.search.dirs, entry.group)) if entry is not None and entry.group else ""
+    option_names = ", ".join(lists.search.options(entry.group)) if entry is not None and entry.group else ""
     hint = "It can name a group that an earlier line of the same list chooses. " + (
         f"Write the option itself: {option_names}." if option_names else "Write the name itself."
     )
@@ -217,16 +217,16 @@ def _missing_file(error: MissingConfigException, lists: _Lists) -> ConfigError:
     where = entry.source if entry is not None else "defaults list"
     if entry is not None:
         group, option = entry.group, entry.option or ""
-    if search.is_group(option) and not find(search.dirs, option):
+    if search.is_group(option) and not search.find(option):
         message = f"{option} is a group, and this entry names no option of it"
         return _wrong(message, where, f"Write '- {write_entry(option, 'OPTION')}'.")
     if group and not search.is_group(group):
-        known_groups = every_group(search.dirs)
+        known_groups = search.every_group()
         hint = f"Available: {', '.join(known_groups)}.{did_you_mean(group, known_groups)}"
         return ConfigError(f"there is no group '{group}'", source=where, code=Code.unknown_option, hint=hint)
     if group:
-        return unknown_option_error(group, option, list(options(search.dirs, group)), where)
-    hint = did_you_mean(option, [*primaries(search.dirs), SCHEMA]).strip() or "Remove the line."
+        return unknown_option_error(group, option, list(search.options(group)), where)
+    hint = did_you_mean(option, [*search.primaries(), SCHEMA]).strip() or "Remove the line."
     return _wrong(f"the defaults list names {option}.yaml, which does not exist", where, hint)
 
 

@@ -19,7 +19,7 @@ from trainer_cli.config.overrides import (
     override_error,
     path_of,
 )
-from trainer_cli.config.search_path import SearchPath, options
+from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, Origin, merge, name_kind, resolve
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import DATA_KEYS, KeyPath
@@ -193,7 +193,7 @@ def _no_value(root: Node, path: KeyPath, line: str, search: SearchPath) -> Confi
                 key, value = ".".join(path[2:]), line.partition("=")[2]
                 node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"
                 hint = f"Say what to make: '+{prefix}.{name}={{{node_text}}}'."
-            if depth == 1 and name in options(search.dirs, prefix):
+            if depth == 1 and name in search.options(prefix):
                 is_mapping_of_components = prefix in ("callbacks", "loggers")
                 hint = f"Choose it first, as in {prefix}={f'[default,{name}]' if is_mapping_of_components else name}."
             return override_error(f"there is no key '{'.'.join(path)}'", hint, Code.unknown_key)

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from itertools import product
@@ -49,10 +48,6 @@ class Append(NamedTuple):
     line: str
     quoted: Any = None
     """The value with its quotes."""
-
-
-_JOINED = ("callbacks", "loggers")
-"""Groups of which a run may have several options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +102,7 @@ def did_you_mean_override(key: str, value: str | None) -> str:
     """The question that suggests a key, with the value that was given where the key takes it."""
     line = f"{key}={value}"
     # What a group may be is not known here, and a section takes no value.
-    is_read = value and parse_or_none(line) is not None and shlex.quote(line) in (line, f"'{line}'")
+    is_read = value and parse_override(line) is not None and shlex.quote(line) in (line, f"'{line}'")
     takes_value = key not in OPEN and tuple(key.split(".")) not in sections()
     return f"Did you mean '{line if takes_value and is_read and _why_refused(line) is None else key}'?"
 
@@ -174,7 +169,7 @@ def _suggest_going_back(checkpoint: str) -> str:
 def _why_refused(overrides: str) -> str | None:
     """Why a suggestion of one or several overrides is refused by the schema, whatever the config; None if it is not."""
     for word in re.split(r" (?=[\w.]+=)", overrides):
-        override = None if word[0] in "+-" else parse_or_none(word)
+        override = None if word[0] in "+-" else parse_override(word)
         if override is None or override.is_sweep_override() or _is_choice_of_group(override):
             continue
         value = override.value()
@@ -220,7 +215,7 @@ def mend_choice(override: Override, known_options: Sequence[str]) -> Override | 
     for option in map(str, value if isinstance(value, list) else [value]):
         near = None if option in known_options else _near_option(override.key_or_group, option, known_options)
         line = line if near is None else _with_option(line, option, near)
-    return parse_or_none(line) if line != line_of(override) else None
+    return parse_override(line) if line != line_of(override) else None
 
 
 def _torch_optimizer(group: str, option: str) -> str | None:
@@ -250,10 +245,10 @@ def path_of(override: Override) -> KeyPath:
     return tuple(word for word in re.split(r"[.\[\]]+", override.key_or_group) if word)
 
 
-def experiment_in(arguments: Sequence[str], default: str) -> str:
-    """The experiment that overrides choose, for an example in a message."""
-    chosen = (argument.lstrip("+").partition("=") for argument in arguments)
-    return next((value for key, _, value in chosen if key == "experiment"), default)
+def given_value(arguments: Sequence[str], key: str) -> str | None:
+    """The value that overrides give a key last, as text without quotes; None if they give none."""
+    pairs = (argument.lstrip("+").partition("=") for argument in arguments)
+    return next((strip_quotes(value) for name, equals, value in reversed([*pairs]) if equals and name == key), None)
 
 
 def read_overrides(arguments: Sequence[str]) -> CommandLine:
@@ -346,7 +341,7 @@ def join_split(arguments: Sequence[str]) -> list[str]:
             lengths = (length for length in range(1, len(rest) + 1) if not _is_open(" ".join([word, *rest[:length]])))
             length = next(lengths, 0)
             text = " ".join([word, *rest[:length]])
-            if length and parse_or_none(text) is not None:
+            if length and parse_override(text) is not None:
                 word, rest = text, rest[length:]
         joined.append(word)
     return joined
@@ -354,23 +349,6 @@ def join_split(arguments: Sequence[str]) -> list[str]:
 
 def _is_open(text: str) -> bool:
     return _with_closed_brackets(text) != text
-
-
-def describe_replaced_options(arguments: Sequence[str]) -> Iterator[str]:
-    """A sentence for each choice of a group, such as `callbacks=ema`, that a later choice of the group replaces."""
-    chosen: dict[str, tuple[str, list[str]]] = {}
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        group = key.lstrip("+")
-        options = [option.strip() for option in value.removeprefix("[").removesuffix("]").split(",")]
-        is_choice = group in OPEN and all(option.isidentifier() and option != "null" for option in options)
-        if not is_choice:
-            continue
-        before, earlier = chosen.get(group, (argument, options))
-        if lost := [option for option in earlier if option not in options]:
-            both = "" if group not in _JOINED else f"; for all write '{group}=[{','.join([*lost, *options])}]'"
-            yield f"{before} has no effect: {argument} replaces it{both}"
-        chosen[group] = argument, options
 
 
 def _implied_sign(key: str) -> str:
@@ -419,25 +397,13 @@ def _parse_ckpt(value: str, argument: str) -> tuple[list[str], bool]:
     return patterns, True
 
 
-def suggest_list(key: str, interval: IntervalSweep) -> str:
-    """The hint that lists values of an interval: its ends, and 1 and 3 of each decade if they differ tenfold."""
-    start, end = float(interval.start or 0), float(interval.end or 0)
-    values = [start, end]
-    if 0 < 10 * start <= end:
-        decades = range(math.floor(math.log10(start)), math.ceil(math.log10(end)) + 1)
-        inner = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 3)]
-        values = [start, *(value for value in inner if start < value < end), end]
-    texts = ",".join(f"{value:g}" for value in values)
-    return f"An interval is for a search that draws values, which -m does not do. Did you mean {key}={texts}?"
-
-
 def _several_values_error(argument: str, sweep: Any, arguments: Sequence[str]) -> ConfigError:
     """The error for an override with several values where a command makes one run of these arguments."""
     key, _, value = argument.partition("=")
     message = f"{argument!r} gives several values, but one run takes one"
     text = in_quotes(key, value)
     if isinstance(sweep, IntervalSweep):
-        return override_error(message, f"{suggest_list(key, sweep)} With -m: train fit -m.")
+        return override_error(message, f"List the values, and add -m: train fit -m {key}=A,B.")
     words = [word.removeprefix("experiment=") for word in arguments]
     command = f"To run each: `train fit -m {shlex.join(words)}`."
     if re.match(r"\w+\(", value):
@@ -532,7 +498,7 @@ def hint_on_syntax(argument: str) -> str:
         suggestion = f"{key.strip()}={value.strip()}"
         return (
             f"Did you mean {shlex.quote(suggestion)}?"
-            if equals and value.strip() and parse_or_none(suggestion)
+            if equals and value.strip() and parse_override(suggestion)
             else HOW_TO_OVERRIDE
         )
     if not key.strip("+~"):
@@ -549,7 +515,7 @@ def hint_on_syntax(argument: str) -> str:
         suggestion = f"{_plain_key(key)}={value}"
         question = (
             f" Did you mean {shlex.quote(suggestion)}?"
-            if suggestion != argument and parse_or_none(suggestion) is not None
+            if suggestion != argument and parse_override(suggestion) is not None
             else ""
         )
         return f"{key!r} is not a key: keys are words joined by dots.{question}"
@@ -586,7 +552,7 @@ def _corrected(key: str, value: str) -> str | None:
         before = value if first is None else first.rewrite(value)
         after = second.rewrite(before)
         text = f"{key}={after}"
-        if after == before or parse_or_none(text) is None:
+        if after == before or parse_override(text) is None:
             continue
         reasons = second.reason if first is None else f"{first.reason}. {second.reason}"
         shown = f"'{text}'" if "'" not in text else shlex.quote(text)
@@ -660,7 +626,7 @@ def _unquoted_keys(value: str) -> str:
 
 
 def _can_be_key(name: str) -> bool:
-    read = parse_or_none(f"x={{{name}:1}}")
+    read = parse_override(f"x={{{name}:1}}")
     value = read.value() if read is not None and not read.is_sweep_override() else None
     number = int(name) if re.fullmatch(r"-?(0|[1-9]\d*)", name) else None
     return isinstance(value, dict) and list(value) in ([name], [number])
@@ -685,7 +651,7 @@ _WITHIN_BRACKETS = (
 )
 
 
-def parse_or_none(text: str) -> Override | None:
+def parse_override(text: str) -> Override | None:
     """The override, or None if Hydra's grammar cannot read it."""
     try:
         return OverridesParser.create().parse_override(text)

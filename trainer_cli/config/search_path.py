@@ -46,12 +46,76 @@ class SearchPath(NamedTuple):
         if config_dir is not None and next(configs(dirs[0]), None) is None:
             raise ConfigError(f"{config_dir} holds no configs: no .yaml in it or below it", source="--config-dir")
         primary = config_name.removesuffix(".yaml")
-        dirs += [folder for folder in _own_search_path(find(dirs, primary), current_folder) if folder not in dirs]
-        return cls(dirs, current_folder, project_root(config_dir, current_folder), primary)
+        search = cls(dirs, current_folder, project_root(config_dir, current_folder), primary)
+        dirs += [folder for folder in _own_search_path(search.find(primary), current_folder) if folder not in dirs]
+        return search
+
+    @classmethod
+    def without_own(cls, config_dir: Path | None = None, cwd: Path | None = None) -> SearchPath:
+        """The search path without folders that a primary config adds: no file is read.
+
+        Raises:
+            ConfigError: there is no such folder.
+        """
+        current_folder = cwd or Path.cwd()
+        dirs = config_dirs(config_dir, current_folder, PACKAGE)
+        return cls(dirs, current_folder, project_root(config_dir, current_folder), "config")
+
+    def find(self, name: str) -> Path | None:
+        """The file that `name`, with or without `.yaml`, means, or None."""
+        paths = (folder / f"{name.removesuffix('.yaml')}.yaml" for folder in self.dirs)
+        return next((path for path in paths if path.is_file()), None)
+
+    def primaries(self) -> list[str]:
+        """Names of the configs outside groups, sorted."""
+        return sorted({name for folder in self.dirs for name in _entries(str(folder))[0]})
+
+    def groups(self) -> list[str]:
+        """Names of all groups, sorted, `experiment` first."""
+        names = {
+            name
+            for folder in self.dirs
+            for name in _entries(str(folder))[1]
+            if not name.startswith("_") and next(configs(folder / name), None) is not None
+        }
+        return sorted(names, key=lambda name: (name != "experiment", name))
+
+    def every_group(self) -> list[str]:
+        """Names of all groups, nested ones as `folder/group`, sorted."""
+        names = {name.rpartition("/")[0] for folder in self.dirs for name in configs(folder)}
+        return sorted({"/".join(name.split("/")[:depth]) for name in names for depth in range(1, 9)} - {""})
 
     def is_group(self, name: str) -> bool:
-        """Whether a group has this name."""
-        return is_group(self.dirs, name)
+        """Whether any of the folders has a subfolder of this name (with `/` for a nested one)."""
+        return bool(name) and ".." not in name.split("/") and any((folder / name).is_dir() for folder in self.dirs)
+
+    def options(self, group: str) -> dict[str, Path]:
+        """Option -> file of a group, sorted; options in sub-folders are called `folder/option`."""
+        files: dict[str, Path] = {}
+        for folder in self.dirs:
+            for name in configs(folder / group):
+                # The first folder wins, in the order in which Hydra searches.
+                files.setdefault(name, folder / group / f"{name}.yaml")
+        return dict(sorted(files.items()))
+
+    def is_own(self, file: Path) -> bool:
+        """Whether a config file belongs to the user, not to this package."""
+        shipped = _shipped()
+        return shipped is None or shipped not in file.parents
+
+    def label(self, file: Path) -> str:
+        """The path as messages show it."""
+        return label(file, self.cwd)
+
+    def advise_project_above(self) -> str:
+        """How to get to the nearest project above the current folder, with its experiments; empty without one."""
+        for above in self.cwd.parents:
+            folder = (above / FOLDER).resolve()
+            if folder != _shipped() and (names := list(self._replace(dirs=[folder]).options("experiment"))):
+                return (
+                    f"The project above (cd {shlex.quote(os.path.relpath(above, self.cwd))}) has {list_names(names)}. "
+                )
+        return ""
 
     def is_choice(self, override: Override) -> bool:
         """Whether an override chooses an option of a group; `group={…}` sets values."""
@@ -75,7 +139,7 @@ def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
     """
     if explicit is not None and not (cwd / explicit).is_dir():
         raise ConfigError(f"{explicit} is not a folder", source="--config-dir")
-    shipped = shipped_configs(package)
+    shipped = shipped_folder(FOLDER, package)
     # The user's first, so that a file of the same name takes the place of the shipped one.
     candidates = [*own_config_dirs(explicit, cwd), *([shipped.resolve()] if shipped is not None else [])]
     folders = [folder for folder in dict.fromkeys(candidates) if folder.is_dir()]
@@ -89,12 +153,7 @@ def own_config_dirs(explicit: Path | None, cwd: Path) -> list[Path]:
     return [(cwd / folder).resolve() for folder in (explicit, FOLDER) if folder is not None]
 
 
-def shipped_configs(package: Path) -> Path | None:
-    """The package's own configs, see `shipped_folder`."""
-    return shipped_folder(package, FOLDER)
-
-
-def shipped_folder(package: Path, name: str) -> Path | None:
+def shipped_folder(name: str, package: Path = PACKAGE) -> Path | None:
     """A folder that ships with the package: inside it in a wheel, beside it in a checkout of this very project."""
     # In a wheel first: beside an installed package, `configs` may be of any other project.
     inside = package / name
@@ -109,27 +168,9 @@ def project_root(explicit: Path | None, cwd: Path) -> Path:
     return (cwd / explicit).resolve().parent if explicit is not None else cwd.resolve()
 
 
-def advise_project_above(cwd: Path) -> str:
-    """How to get to the nearest project above a folder, with its experiments; empty without one."""
-    for above in cwd.parents:
-        folder = (above / FOLDER).resolve()
-        if folder != _shipped() and (names := list(options([folder], "experiment"))):
-            return f"The project above (cd {shlex.quote(os.path.relpath(above, cwd))}) has {list_names(names)}. "
-    return ""
-
-
 def list_names(names: Sequence[str]) -> str:
     """The names of experiments, for a message."""
     return ", ".join(names[:8]) + (", … (see train list experiment)" if len(names) > 8 else "")
-
-
-def find(dirs: Sequence[Path], name: str) -> Path | None:
-    """The file that `name`, with or without `.yaml`, means, or None."""
-    for folder in dirs:
-        path = folder / f"{name.removesuffix('.yaml')}.yaml"
-        if path.is_file():
-            return path
-    return None
 
 
 def configs(folder: Path) -> Iterator[str]:
@@ -139,44 +180,7 @@ def configs(folder: Path) -> Iterator[str]:
     return (f"{above}{name}" for above, name in _below(str(folder), "", real, frozenset({real})))
 
 
-def primaries(dirs: Sequence[Path]) -> list[str]:
-    """Names of the configs outside groups, sorted."""
-    return sorted({name for folder in dirs for name in _entries(str(folder))[0]})
-
-
-def groups(dirs: Sequence[Path]) -> list[str]:
-    """Names of all groups, sorted, `experiment` first."""
-    names = {
-        name
-        for folder in dirs
-        for name in _entries(str(folder))[1]
-        if not name.startswith("_") and next(configs(folder / name), None) is not None
-    }
-    return sorted(names, key=lambda name: (name != "experiment", name))
-
-
-def every_group(dirs: Sequence[Path]) -> list[str]:
-    """Names of all groups, nested ones as `folder/group`, sorted."""
-    names = {name.rpartition("/")[0] for folder in dirs for name in configs(folder)}
-    return sorted({"/".join(name.split("/")[:depth]) for name in names for depth in range(1, 9)} - {""})
-
-
-def is_group(dirs: Sequence[Path], name: str) -> bool:
-    """Whether any of the folders has a subfolder of this name (with `/` for a nested one)."""
-    return bool(name) and ".." not in name.split("/") and any((folder / name).is_dir() for folder in dirs)
-
-
-def options(dirs: Sequence[Path], group: str) -> dict[str, Path]:
-    """Option -> file of a group, sorted; options in sub-folders are called `folder/option`."""
-    files: dict[str, Path] = {}
-    for folder in dirs:
-        for name in configs(folder / group):
-            # The first folder wins, in the order in which Hydra searches.
-            files.setdefault(name, folder / group / f"{name}.yaml")
-    return dict(sorted(files.items()))
-
-
-def description(path: Path) -> str:
+def describe_file(path: Path) -> str:
     """The first comment of a file that does not instruct Hydra (`@package`) or an editor, or an empty text."""
     # Composing reports a file that cannot be read.
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
@@ -288,5 +292,5 @@ def label(path: Path, cwd: Path) -> str:
 
 @cache
 def _shipped() -> Path | None:
-    folder = shipped_configs(PACKAGE)
+    folder = shipped_folder(FOLDER)
     return None if folder is None else folder.resolve()

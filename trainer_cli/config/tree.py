@@ -260,6 +260,10 @@ class ConfigTree:
         choice = self.choices.get(key)
         return self.removed.get(key) or (choice.origin if choice is not None else _NOWHERE)
 
+    def is_default(self, key: KeyPath) -> bool:
+        """Whether nothing sets a value."""
+        return self.exact(key).source == DEFAULT
+
     def collect_sources(self, values: Mapping[Any, Any]) -> dict[str, str]:
         """Dotted key -> source, for each value that is not a default."""
         sources = {".".join(path): self.exact(path).source for path, _ in whole_values(values)}

@@ -20,7 +20,7 @@ from yaml.reader import Reader
 from trainer_cli.bounds import DEEPEST, LARGEST_COUNT, find_too_deep
 from trainer_cli.config.hydra_compat import get_yaml_loader
 from trainer_cli.config.tree import Node, Origin
-from trainer_cli.errors import Code, ConfigError
+from trainer_cli.errors import Code, ConfigError, raise_all
 from trainer_cli.keys import KeyPath, text_keys
 from trainer_cli.patterns import nearest
 from trainer_cli.values import MISSING
@@ -63,6 +63,17 @@ class Reading:
         """Note a mistake."""
         self.mistakes.append(ConfigError(message, source=where, code=Code.yaml, hint=cure or None))
         self.broken = self.broken or breaks
+
+
+def read_values(source: Path | str, name: str) -> dict[Any, Any]:
+    """The plain values of a file or a text that messages call `name`.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not the YAML of a config.
+    """
+    reading = read_file(source, name) if isinstance(source, Path) else read_text(source, name)
+    raise_all(reading.mistakes)
+    return reading.values
 
 
 def read_file(path: Path, name: str, *, written: bool = False) -> Reading:

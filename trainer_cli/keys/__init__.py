@@ -16,6 +16,7 @@ from trainer_cli.lazy import add_lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_cli.keys.config_keys import DATA_KEYS as DATA_KEYS
+    from trainer_cli.keys.config_keys import OF_ONE_COMMAND as OF_ONE_COMMAND
     from trainer_cli.keys.config_keys import OPEN as OPEN
     from trainer_cli.keys.config_keys import SEVERAL as SEVERAL
     from trainer_cli.keys.config_keys import ConfigKey as ConfigKey
@@ -40,8 +41,8 @@ else:
         globals(),
         {
             "config_keys": (
-                "check_data_counts ConfigKey DATA_KEYS defaults KeyPath kind_at list_keys OPEN sections SEVERAL "
-                "text_keys unknown_key whole_values why_refused"
+                "check_data_counts ConfigKey DATA_KEYS defaults KeyPath kind_at list_keys OF_ONE_COMMAND OPEN "
+                "sections SEVERAL text_keys unknown_key whole_values why_refused"
             ),
             "editor_schema": "json_schema",
             "resume_rules": "matches_any SOURCE why_may_change",

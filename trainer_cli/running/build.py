@@ -26,7 +26,7 @@ from trainer_cli.components import (
     is_node,
     list_optimizers,
 )
-from trainer_cli.config.contradictions import batches_of_step, check_strategy
+from trainer_cli.config import batches_of_step, check_strategy
 from trainer_cli.data import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.files import as_path

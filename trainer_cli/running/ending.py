@@ -12,7 +12,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.config.compose import Composed
+from trainer_cli.config import Composed
 from trainer_cli.errors import without_secrets
 from trainer_cli.layout import parse_step
 from trainer_cli.running.start import Done

@@ -30,8 +30,7 @@ from trainer_cli.addons.stores.download import configure_downloads
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.components import import_from
-from trainer_cli.config.compose import Composed
-from trainer_cli.config.diff import hparams
+from trainer_cli.config import Composed
 from trainer_cli.environment import environment, versions
 from trainer_cli.errors import ExitCode, NotFiniteError, without_secrets
 from trainer_cli.files import is_url, read_rows
@@ -366,7 +365,7 @@ def _build(composed: Composed, start: Start, group: ProcessGroup, config_text: s
         data,
         identity=identity,
         run_dir=start.run.path,
-        hparams=hparams(composed.raw),
+        hparams=composed.hparams,
         observers={"evaluation_check": EvaluationCheck(start.run.path)},
     )
     # With logging.level=error no message clears it.

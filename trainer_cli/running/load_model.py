@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.addons.formats.export_run import evaluated_weights
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.components import needs_data
-from trainer_cli.config.compose import from_yaml
+from trainer_cli.config import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import OTHER_MODEL, WEIGHTS, list_by_owner

@@ -12,7 +12,7 @@ import torch
 
 from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.components import SAVER, is_node, list_optimizers, list_schedules
-from trainer_cli.config.compose import Composed
+from trainer_cli.config import Composed
 from trainer_cli.optim import ONLY
 from trainer_cli.running.start import Start
 from trainer_cli.runs.metrics import BestSettings

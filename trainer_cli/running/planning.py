@@ -18,7 +18,7 @@ from trainer_cli.addons.stores.download import configure_downloads
 from trainer_cli.auto_values import BATCH_SIZE, auto_keys, numbers_instead
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, is_intact
 from trainer_cli.components import SAVER, import_from, import_target
-from trainer_cli.config.compose import Composed, to_yaml, with_values
+from trainer_cli.config import Composed
 from trainer_cli.errors import UserError
 from trainer_cli.layout import Naming
 from trainer_cli.loads import find_left_out
@@ -150,10 +150,10 @@ def _plan_training(
     from trainer_cli.callbacks import saves_in_background
     from trainer_cli.running.build import Builder
 
-    composed = with_values(composed, start.stored_values)
+    composed = composed.with_values(start.stored_values)
     undecided = auto_keys(composed.config)
     numbers = numbers_instead(composed.config.data or {})
-    composed = with_values(composed, {key: numbers[key] for key in undecided})
+    composed = composed.with_values({key: numbers[key] for key in undecided})
     config = composed.config
     folder = start.run.folder_for(config.checkpoint.folder)
     # Before the data is built, which may take minutes.
@@ -238,7 +238,7 @@ def _size_of(
         data,
         end,
         new_format(checkpoint.format, checkpoint.compression),
-        beside=len(to_yaml(composed).encode()),
+        beside=len(composed.to_yaml().encode()),
         log_marks=LOG_MARKS_BYTES,
         leave_out=checkpoint.leave_out,
     )

@@ -24,8 +24,7 @@ from trainer_cli.checkpoint.catalog import (
 )
 from trainer_cli.checkpoint.history import CheckpointHistory, Life, lives
 from trainer_cli.components import SECTIONS, is_node
-from trainer_cli.config.compose import Composed, diff, to_yaml
-from trainer_cli.config.diff import ABSENT, Change, changed_env_values, line_of_digests
+from trainer_cli.config import Change, Composed, diff
 from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.files import as_path, is_url, read_last_row, read_rows
@@ -58,7 +57,7 @@ def folder_of_checkpoints(run: RunDir, now: CheckpointConfig, before: Checkpoint
 
 def stored_config(composed: Composed, run_id: str) -> str:
     """The text of the config that a run stores in its directory and in its checkpoints."""
-    return to_yaml(composed) + line_of_digests(composed.raw, run_id)
+    return composed.to_stored(run_id)
 
 
 def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Change]:
@@ -67,7 +66,7 @@ def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Cha
     if os.path.normpath(stored.config.run_dir) == os.path.normpath(composed.config.run_dir):
         # Written in another way, such as by `${name}`.
         changes = [change for change in changes if change.key != "run_dir"]
-    return [*changes, *changed_env_values(run.read_config(), composed.raw, run.run_id)]
+    return [*changes, *composed.changed_env_values(run.read_config(), run.run_id)]
 
 
 def holds_training(run: RunDir, folder: Path, now: CheckpointConfig, stored: TrainConfig) -> bool:
@@ -144,7 +143,7 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path,
         return
     # An argument that a class does not take, or of another type, is a mistake, whatever a resume allows.
     if changed := [
-        name for name in SECTIONS if any(change.path[0] == name and change.new is not ABSENT for change in changes)
+        name for name in SECTIONS if any(change.path[0] == name and not change.is_removal for change in changes)
     ]:
         composed.check_targets(changed)
     # The refused changes first: they are what the user must act on. The sort is stable.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.callbacks import CheckpointerCallback
-from trainer_cli.config.compose import Composed
+from trainer_cli.config import Composed
 from trainer_cli.running.free_space import check_space, estimate_size
 from trainer_cli.running.overview import overview_rows, why_on_cpu
 from trainer_cli.running.plan_view import schedule_texts

@@ -16,12 +16,11 @@ from trainer_cli.auto_values import AUTO, BATCH_SIZE, auto_keys, largest_batch_s
 from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, holds_steps, verify_and_decode, verify_beside
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.kind import kind_of, refuse_foreign
-from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml, with_values
-from trainer_cli.config.diff import Change
+from trainer_cli.config import Change, Composed, diff, from_yaml
 from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.files import as_path
-from trainer_cli.keys import whole_values
+from trainer_cli.keys import OF_ONE_COMMAND, whole_values
 from trainer_cli.loads import WHOLE, LoadOptions, can_resume, check_load
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.policy import RecordedEnd
@@ -274,7 +273,7 @@ def accepted_changes(run: RunDir, composed: Composed, *, in_sweep: bool = False)
         # Maybe with another model: what is `auto` is found again.
         return Accepted(stored, changes_since(run, stored, composed), folder, {}, begins_anew=True)
     stored_values = values_found(composed, stored)
-    composed = with_values(composed, stored_values)
+    composed = composed.with_values(stored_values)
     changes = changes_since(run, stored, composed)
     refuse_changes(changes, composed, run.path, in_sweep=in_sweep)
     return Accepted(stored, changes, folder, stored_values, begins_anew=False)
@@ -433,7 +432,7 @@ def _start_lost(
     source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
     stored = from_yaml(source, trusted=True, missing_ok=True)
     stored_values = values_found(composed, stored)
-    composed = with_values(composed, stored_values)
+    composed = composed.with_values(stored_values)
     changes = diff(stored.raw, composed.raw)
     refuse_changes(changes, composed, run.path)
     finished = choice.entry.manifest.finished

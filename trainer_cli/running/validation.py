@@ -28,8 +28,7 @@ from trainer_cli.addons.stores.download import configure_downloads, is_cached
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.components import EVALUATED
-from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default
-from trainer_cli.config.overrides import experiment_in
+from trainer_cli.config import Composed, compose, from_yaml, given_value
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UnfitStateError, UserError, without_secrets
 from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import CONFIG_FILE
@@ -86,7 +85,7 @@ def validate(
     to_console(command.logging.level)
     configure_downloads(command.load)
     if command.ckpt is None:
-        example = experiment_in(overrides, "digits")
+        example = given_value(overrides, "experiment") or "digits"
         raise UserError(
             "validate needs ckpt=, which checkpoints to evaluate",
             cure=f"For example: train validate ckpt='runs/{example}/checkpoints/step*' (ckpt=none for random weights).",
@@ -96,7 +95,7 @@ def validate(
     validation = _Validation(overrides, command, settings, allow_pickle=allow_pickle, show=show)
     if command.ckpt == "none":
         composed = compose(overrides, **settings)
-        refuse_shipped_default(composed)
+        composed.refuse_shipped_default()
         return validation.run_random_weights(composed)
     patterns = [command.ckpt] if isinstance(command.ckpt, str) else command.ckpt
     provide_steps(patterns, replays=replays, config_dir=config_dir)

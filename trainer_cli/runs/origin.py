@@ -17,10 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.config.compose import Composed, diff, from_yaml
-from trainer_cli.config.diff import Change, vars_in
-from trainer_cli.config.search_path import PACKAGE, project_root
-from trainer_cli.config.tree import COMMAND_LINE
+from trainer_cli.config import PACKAGE, Change, Composed, diff, from_yaml, project_root
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
 from trainer_cli.keys import DATA_KEYS, SOURCE, matches_any
 from trainer_cli.parallel import ProcessGroup, check_same
@@ -299,21 +296,11 @@ def _report_dropped(composed: Composed, checkpoint: Path, changes: Iterable[Chan
     """Warn of settings of the run that `experiment=` leaves out, if an evaluation depends on them."""
     if not any(override.lstrip("+").startswith("experiment=") for override in composed.overrides):
         return
-    dropped = [
-        str(change) for change in changes if change.path[0] in _OF_EVALUATIONS and not _is_typed(change, composed)
-    ]
+    dropped = [str(change) for change in changes if change.path[0] in _OF_EVALUATIONS and not composed.is_typed(change)]
     if dropped:
         log.warning(
             "experiment= composes anew, without these settings of the run of %s: %s", checkpoint, format_first(dropped)
         )
-
-
-def _is_typed(change: Change, composed: Composed) -> bool:
-    origins = [change.origin(composed.tree)]
-    origins += [composed.tree.exact(name) for name in vars_in(composed.raw, change.path)]
-    return any(
-        origin is not None and origin.source == COMMAND_LINE and "experiment=" not in origin.words for origin in origins
-    )
 
 
 def _changes_samples(changes: Iterable[Change]) -> bool:

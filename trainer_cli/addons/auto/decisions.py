@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.auto_values import BATCH_SIZE, LR, auto_keys, largest_batch_size, numbers_instead
-from trainer_cli.config.compose import Composed, with_values
-from trainer_cli.config.contradictions import batches_of_step
+from trainer_cli.config import Composed, batches_of_step
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import Start
@@ -79,7 +78,7 @@ def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tup
     decisions: dict[str, AutoDecision] = {}
     for key, value in start.stored_values.items():
         log.info("%s=%s, as in earlier attempts of the run", key, value)
-    composed = with_values(composed, start.stored_values)
+    composed = composed.with_values(start.stored_values)
     if not auto_keys(composed.config):
         return composed, decisions
     composed.check_targets()
@@ -89,7 +88,7 @@ def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tup
         # Otherwise the objects of the training would be built beside those of the trials.
         gc.collect()
         decisions[key] = decision
-        composed = with_values(composed, {key: decision.value})
+        composed = composed.with_values({key: decision.value})
     return composed, decisions
 
 

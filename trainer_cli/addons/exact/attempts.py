@@ -36,7 +36,7 @@ from trainer_cli.addons.exact import trace
 from trainer_cli.addons.exact.digests import Call
 from trainer_cli.addons.exact.trace import OWN_FAILURE, SAVED_STEP, ProbePlan, ProbeStop, Trace, When
 from trainer_cli.auto_values import auto_keys
-from trainer_cli.config.compose import Composed, from_yaml, with_values
+from trainer_cli.config import Composed, from_yaml
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.files import private_file
 from trainer_cli.layout import CONFIG_FILE
@@ -398,7 +398,7 @@ class Runner:
         """Give later runs the values that a run has found for keys that are `auto`."""
         if auto_keys(self._composed.config):
             stored = from_yaml(self._scratch / name / "run" / CONFIG_FILE, trusted=True, missing_ok=True)
-            self._composed = with_values(self._composed, values_found(self._composed, stored))
+            self._composed = self._composed.with_values(values_found(self._composed, stored))
 
 
 RECORDER = "resume_check"

@@ -76,10 +76,10 @@ def _check_resume(args: argparse.Namespace) -> int:
     """Train without a stop, then with stops of every kind, and compare every value."""
     with showing_import():
         from trainer_cli.addons.exact.resume import STEPS, check_resume
-        from trainer_cli.config.compose import compose, refuse_shipped_default
+        from trainer_cli.config import compose
 
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
-    refuse_shipped_default(composed)
+    composed.refuse_shipped_default()
     show = _show_in_place if is_terminal(sys.stderr) else lambda text: None
     ending = [number for number in stopping() if number in (signal.SIGTERM, signal.SIGHUP)]
     try:

@@ -325,7 +325,7 @@ def _facts(first: _ComparedRun, second: _ComparedRun) -> Iterator[Fact]:
     Raises:
         UserError: they train different models.
     """
-    from trainer_cli.config.compose import diff, from_yaml
+    from trainer_cli.config import diff, from_yaml
 
     configs = [from_yaml(run.config, trusted=True, missing_ok=True).raw for run in (first, second)]
     lengths = [_lengths(run) for run in (first, second)]
@@ -360,7 +360,7 @@ def _facts(first: _ComparedRun, second: _ComparedRun) -> Iterator[Fact]:
 
 def _lengths(run: _ComparedRun) -> str:
     """The `loop.max_duration` of the attempts, as far as their configs are left: `20, then 40`."""
-    from trainer_cli.config.compose import from_yaml
+    from trainer_cli.config import from_yaml
 
     history = run.history
     earlier = [history.config_of(int(entry.get("attempt") or 1)) for entry in history.attempts[:-1]]

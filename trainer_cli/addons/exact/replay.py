@@ -28,8 +28,7 @@ from trainer_cli.addons.exact.run_history import bytes_of_config, environment_of
 from trainer_cli.addons.stores.download import configure_downloads
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.components import SAVER, SECTIONS
-from trainer_cli.config.compose import Composed, diff, from_yaml
-from trainer_cli.config.diff import hparams
+from trainer_cli.config import Composed, diff, from_yaml
 from trainer_cli.environment import versions
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.files import locked_file
@@ -256,7 +255,7 @@ class _Replay:
             data,
             identity=identity,
             run_dir=run.replayed_folder,
-            hparams=hparams(composed.raw),
+            hparams=composed.hparams,
             saver=saver,
             loggers={NAME: comparison} if group.is_main else {},
             observers=self.callbacks,

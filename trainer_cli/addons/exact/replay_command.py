@@ -22,7 +22,7 @@ from trainer_cli.terminal import format_count, line_width, print_json, wrapped, 
 if TYPE_CHECKING:
     from trainer_cli.addons.exact.replay import Replayed, ReplayPlan
     from trainer_cli.addons.exact.samples import StepSamples
-    from trainer_cli.config.compose import Composed
+    from trainer_cli.config import Composed
     from trainer_cli.parallel import ProcessGroup
     from trainer_cli.trainer.hooks import Callback
 

@@ -187,7 +187,7 @@ def _trains_otherwise(history: RunHistory, earlier: int, later: int) -> bool:
     if sources[0] == sources[1] or bytes_of_config(sources[0]) == bytes_of_config(sources[1]):
         return False
     # Imported here: most runs have one config, and OmegaConf takes 0.1 s to import.
-    from trainer_cli.config.compose import diff, from_yaml
+    from trainer_cli.config import diff, from_yaml
 
     configs = [from_yaml(source, trusted=True, missing_ok=True).raw for source in sources]
     return any(change.path[0] not in WITHOUT_EFFECT for change in diff(*configs))

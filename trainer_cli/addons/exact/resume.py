@@ -23,7 +23,7 @@ from trainer_cli.addons.exact.causes import Evidence, described, explain, saving
 from trainer_cli.addons.exact.digests import Asks
 from trainer_cli.addons.exact.report import Comparison, Finding, FoundDifference, ResumeReport, failure, title_of
 from trainer_cli.addons.exact.trace import SAVED_STEP, ProbeStop, TraceKind, When, chains
-from trainer_cli.config.compose import Composed, compose
+from trainer_cli.config import Composed, compose
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
 

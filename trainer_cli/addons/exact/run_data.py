@@ -19,7 +19,7 @@ from trainer_cli.addons.exact.sample_order import OrderedSteps
 from trainer_cli.addons.exact.samples import Batch, Sample, StepSamples
 from trainer_cli.addons.exact.step_positions import Attempt, DataFacts, StepPositions, StepRecords, needs_resolving
 from trainer_cli.addons.exact.walk_indices import IndexWalk, has_indices
-from trainer_cli.config.compose import Composed, from_yaml
+from trainer_cli.config import Composed, from_yaml
 from trainer_cli.data import AnyLoader, Loader, SharedLoader, length_of
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.commands import add_config_dir, tolerate_lost_output
 
 if TYPE_CHECKING:
-    from trainer_cli.config.compose import Composed
+    from trainer_cli.config import Composed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """Fit with the config in the file; stop when the parent process ends."""
     from trainer_cli.addons.jobs.supervise import stop_with_parent
     from trainer_cli.addons.jobs.sweep_table import recording_error
-    from trainer_cli.config.compose import thaw
+    from trainer_cli.config import Composed
 
     stop_with_parent()
     tolerate_lost_output()
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         report = ReportAtEnd()
 
         def compose() -> Composed:
-            composed = thaw(args.file, args.overrides, config_dir=args.config_dir)
+            composed = Composed.thaw(args.file, args.overrides, config_dir=args.config_dir)
             provide_fork(composed.config, config_dir=args.config_dir)
             if not args.supervised:
                 report.expect(composed.config)

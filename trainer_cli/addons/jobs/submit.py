@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 
 from trainer_cli.addons.jobs.supervise import Child
 from trainer_cli.addons.jobs.sweep_table import ERROR, QUEUED
-from trainer_cli.config.yaml import read_file, read_text
-from trainer_cli.errors import ExitCode, UserError, raise_all
+from trainer_cli.config import read_values
+from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.loggers import import_extra
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.run_dir import read_json, write_json
@@ -85,9 +85,7 @@ def read_submission(flags: Sequence[str]) -> Submission:
         elif flag in CLUSTERS:
             cluster = flag
         elif flag.endswith((".yaml", ".yml")):
-            reading = read_file(Path(flag), flag)
-            raise_all(reading.mistakes)
-            values = dict(reading.values)
+            values = read_values(Path(flag), flag)
             cluster = values.pop("cluster", cluster)
             parameters.update(values)
         else:
@@ -157,9 +155,7 @@ def check_processes(submission: Submission, parallel: ParallelConfig) -> None:
 def _parse_value(name: str, text: str) -> Any:
     """Parse PARAMETER=VALUE: a number, true, false, null, a list or mapping in YAML, or a string."""
     if text[:1] in ("[", "{"):
-        reading = read_text(f"{name}: {text}", "--submit")
-        raise_all(reading.mistakes)
-        return reading.values[name]
+        return read_values(f"{name}: {text}", "--submit")[name]
     if re.fullmatch(r"0|[1-9]\d*", text):
         return int(text)
     if re.fullmatch(r"\d+\.\d+", text):

@@ -32,10 +32,7 @@ from trainer_cli.addons.jobs.launch import launch_ranks, set_rank_variables
 from trainer_cli.addons.jobs.restart import Ended, decide_restart
 from trainer_cli.addons.jobs.sweep_jobs import text_of
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default, with_values
-from trainer_cli.config.contradictions import check_processes
-from trainer_cli.config.overrides import strip_quotes
-from trainer_cli.config.resolvers import share_moment
+from trainer_cli.config import Composed, compose, from_yaml, given_value, share_moment
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.files import as_path
 from trainer_cli.messages import to_console
@@ -69,29 +66,28 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
     Raises:
         UserError: they name another run than `resume=` does.
     """
-    named = [strip_quotes(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
-    names_checkpoint = bool(named) and named[-1] not in RESUME_WORDS
-    if names_checkpoint:
-        run = run_of(named[-1])
+    named = given_value(overrides, "resume")
+    names_checkpoint = named is not None and named not in RESUME_WORDS
+    if named is not None and names_checkpoint:
+        run = run_of(named)
         directory = RunDir(run)
         if directory.exists_as_run():
             changes = [override for override in overrides if not override.startswith("resume=")]
-            _refuse_other_run(directory, named[-1], changes)
-            resume = "must" if run == named[-1] else text_of(named[-1])
+            _refuse_other_run(directory, named, changes)
+            resume = "must" if run == named else text_of(named)
             # The run may have been moved: its config still names the directory in which it began.
             changes += [f"run_dir={text_of(str(directory.path))}", f"resume={resume}"]
             return from_yaml(directory.config_file, changes, config_dir=config_dir, config_name=config_name)
     composed = compose(overrides, config_dir=config_dir, config_name=config_name)
     # Otherwise the run that `resume=` names does not exist, and a later check reports that.
     if not names_checkpoint:
-        refuse_shipped_default(composed)
+        composed.refuse_shipped_default()
     return composed
 
 
 def _refuse_other_run(run: RunDir, named: str, changes: Sequence[str]) -> None:
     """Refuse a `name` or `run_dir` of another run beside `resume=RUN`, which continues that run."""
-    values = {key: strip_quotes(value) for key, _, value in (change.partition("=") for change in changes)}
-    name, directory = values.get("name"), values.get("run_dir")
+    name, directory = given_value(changes, "name"), given_value(changes, "run_dir")
     other = None
     if name is not None and "{" not in name and name != run.path.name:
         stored = from_yaml(run.config_file, trusted=True, missing_ok=True).config.name
@@ -99,7 +95,9 @@ def _refuse_other_run(run: RunDir, named: str, changes: Sequence[str]) -> None:
     if directory is not None and "{" not in directory and Path(directory).resolve() != run.path.resolve():
         other = f"run_dir={directory}"
     if other is not None:
-        fork = shlex.join(["train", "fit", *changes]) + ("" if "ckpt" in values else f" {ckpt_argument(named)}")
+        fork = shlex.join(["train", "fit", *changes]) + (
+            "" if given_value(changes, "ckpt") else f" {ckpt_argument(named)}"
+        )
         raise UserError(
             f"resume={named} continues the run {run.path}, and {other} names another",
             where="resume",
@@ -130,8 +128,7 @@ def _fit_in_processes(
         def composed_by_main() -> Composed:
             composed = _resume_if_restarted(compose())
             refuse_other_processes(ranks, composed.config.parallel.processes_per_node)
-            with composed.placing():
-                check_processes(composed.config, ranks.world_size)
+            composed.check_processes(ranks.world_size)
             return composed
 
         return run_as_rank(composed_by_main, partial(_fit, allow_pickle=allow_pickle))
@@ -174,7 +171,7 @@ def _fit_in_processes(
 def _resume_if_restarted(composed: Composed) -> Composed:
     """Without `resume=anew` where Slurm or torchrun starts the command again, which would move the new run away."""
     if composed.config.resume == ANEW and is_restarted(os.environ):
-        return with_values(composed, {"resume": "auto"})
+        return composed.with_values({"resume": "auto"})
     return composed
 
 
@@ -196,7 +193,7 @@ def _refuse_early(composed: Composed, processes: int) -> None:
 
     with composed.placing():
         refuse_no_optimizer(composed)
-        check_processes(composed.config, processes)
+        composed.check_processes(processes)
         run = RunDir(composed.config.run_dir)
         if run.exists_as_run() and composed.config.resume != ANEW:
             accepted_changes(run, composed)

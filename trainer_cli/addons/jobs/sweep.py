@@ -41,9 +41,7 @@ from trainer_cli.addons.jobs.sweep_table import (
     write_csv,
     write_failure,
 )
-from trainer_cli.config import search_path
-from trainer_cli.config.compose import Composed, compose, freeze, refuse_shipped_default, with_values
-from trainer_cli.config.tree import COMMAND_LINE
+from trainer_cli.config import Composed, SearchPath, compose, override_error
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.files import replace
 from trainer_cli.layout import SWEEP_FOLDER
@@ -167,10 +165,10 @@ def plan_jobs(
     Raises:
         ConfigError: every mistake, with the swept values of its first job; or two jobs that do not differ.
     """
-    search = search_path.SearchPath.of(config_dir, config_name, None)
+    search = SearchPath.of(config_dir, config_name, None)
 
     def options(group: str) -> list[str] | None:
-        return list(search_path.options(search.dirs, group)) if search_path.is_group(search.dirs, group) else None
+        return list(search.options(group)) if search.is_group(group) else None
 
     planned: list[Planned] = []
     mistakes: dict[str, list[tuple[Job, TrainError]]] = {}
@@ -209,7 +207,7 @@ def folder_of(bases: Sequence[Path]) -> Path:
 
 
 def _plan_job(job: Job, composed: Composed) -> Planned:
-    refuse_shipped_default(composed)
+    composed.refuse_shipped_default()
     refuse_no_optimizer(composed)
     config = composed.config
     if config.resume not in RESUME_WORDS:
@@ -231,7 +229,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         refuse_anew(run, composed)
     elif run.exists_as_run():
         # The config of the job, with its own directory.
-        of_job = with_values(composed, {"run_dir": str(run.path)})
+        of_job = composed.with_values({"run_dir": str(run.path)})
         stored = accepted_changes(run, of_job, in_sweep=True).stored.config
         summary = run.read_summary()
         reopened = RecordedEnd.of(str(summary.get("reason")), summary).may_reopen(stored, config)
@@ -242,8 +240,8 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
     to_resume = composed.naming_again("next: the same command again resumes, and repeats what failed.")
     if config.resume == ANEW:
         # The sweep moves the runs before its first job, so that a restarted job resumes.
-        composed = with_values(composed, {"resume": "auto"})
-    frozen = freeze(composed, end)
+        composed = composed.with_values({"resume": "auto"})
+    frozen = composed.freeze(end)
     return Planned(
         job,
         run,
@@ -306,11 +304,8 @@ def _refuse_equal(planned: Sequence[Planned]) -> None:
         text = re.sub(r"(?m)^run_dir: .*\n", "", entry.frozen, count=1)
         other = seen.setdefault(text, entry.job)
         if other is not entry.job:
-            raise ConfigError(
-                f"{_swept_values(other)} and {_swept_values(entry.job)} give the same config",
-                source=COMMAND_LINE,
-                hint="Sweep a key that nothing else sets.",
-            )
+            message = f"{_swept_values(other)} and {_swept_values(entry.job)} give the same config"
+            raise override_error(message, "Sweep a key that nothing else sets.")
 
 
 def settings_of(planned: Sequence[Planned]) -> BestSettings:

@@ -25,8 +25,7 @@ from trainer_cli.addons.predict.prediction_files import PredictionFile
 from trainer_cli.addons.predict.prediction_writers import PredictionWriter
 from trainer_cli.addons.stores.download import configure_downloads
 from trainer_cli.components import EVALUATED
-from trainer_cli.config.compose import Composed, compose, from_yaml
-from trainer_cli.config.overrides import experiment_in
+from trainer_cli.config import Composed, compose, from_yaml, given_value
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError, without_secrets
 from trainer_cli.files import is_url
 from trainer_cli.layout import CONFIG_FILE
@@ -79,7 +78,7 @@ def predict(
     to_console(command.logging.level)
     configure_downloads(command.load)
     if command.ckpt is None:
-        example = experiment_in(overrides, "digits")
+        example = given_value(overrides, "experiment") or "digits"
         raise UserError(
             "predict needs ckpt=, whose weights to use", cure=f"For example: train predict ckpt=runs/{example}@best."
         )

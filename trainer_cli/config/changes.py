@@ -62,6 +62,11 @@ class Change(NamedTuple):
         return ".".join(self.path)
 
     @property
+    def is_removal(self) -> bool:
+        """Whether the new config has no such key."""
+        return self.new is ABSENT
+
+    @property
     def values(self) -> str:
         """`old -> new`."""
         return f"{shown(self.old)} -> {shown(self.new)}"
@@ -86,7 +91,7 @@ class Change(NamedTuple):
 
     def origin(self, tree: ConfigTree) -> Origin | None:
         """What set the new value or removed the old one; None if unknown."""
-        return tree.gone(self.path) if self.new is ABSENT else tree.exact(self.path)
+        return tree.gone(self.path) if self.is_removal else tree.exact(self.path)
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

@@ -23,39 +23,29 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.components import SECTIONS, Trust, check_components, import_from, refuse_shadows
 from trainer_cli.config import override_values
+from trainer_cli.config.changes import Change, changed_env_values, hparams, line_of_digests, vars_in
 from trainer_cli.config.check import find_wrong_choice, find_wrong_overrides, restore_texts, switches_off, validate
-from trainer_cli.config.contradictions import find_contradictions
-from trainer_cli.config.diff import ABSENT, Absent, Change, diff
+from trainer_cli.config.contradictions import check_processes, find_contradictions
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles, find_choices, find_overruled, split_package
 from trainer_cli.config.hydra_errors import translate_error
 from trainer_cli.config.overrides import Append, CommandLine, line_of, mend_choice, override_error, parse_overrides
 from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import (
-    PACKAGE,
     SearchPath,
-    advise_project_above,
-    find,
     label,
     list_names,
-    options,
     own_config_dirs,
-    primaries,
     project_root,
-    shipped_configs,
+    shipped_folder,
 )
 from trainer_cli.config.tree import COMMAND_LINE, DEFAULT, ConfigTree, Node, Origin, fill_defaults
 from trainer_cli.config.yaml import read_file, read_text
 from trainer_cli.errors import Code, ConfigError, TrainError, UserError, raise_all, show_values_in
 from trainer_cli.gc_pause import gc_paused
-from trainer_cli.keys import KeyPath
+from trainer_cli.keys import OF_ONE_COMMAND, KeyPath
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema import ANEW, TrainConfig
-
-__all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "freeze", "from_yaml", "thaw", "to_yaml"]
-
-OF_ONE_COMMAND = ("resume", "resume_allow", "trust")
-"""Keys that apply to a single command and are not recovered from a config on disk."""
 
 
 class Composed(NamedTuple):
@@ -113,6 +103,109 @@ class Composed(NamedTuple):
                 notes[:] = map(self.naming_again, notes)
             raise
 
+    @classmethod
+    def thaw(cls, file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:
+        """Read a config that `freeze` returned, and no other file. `overrides` are those it was composed with."""
+        text, cwd = file.read_text("utf-8"), Path.cwd()
+        root = project_root(config_dir, cwd)
+        register_resolvers(own_config_dirs(config_dir, cwd), root)
+        reading = read_text(text, label(file.resolve(), cwd), written=True)
+        tree = ConfigTree(fill_defaults(reading.tree))
+        config, mistakes = validate(tree)
+        raise_all([*reading.mistakes, *mistakes])
+        return cls(config, list(overrides), root, [], tree, Trust())
+
+    def freeze(self, below: str) -> str:
+        """The config as YAML for `thaw`, with the subdirectory `below` of its run directory as run directory."""
+        values = self.raw
+        return OmegaConf.to_yaml({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"})
+
+    def to_yaml(self) -> str:
+        """The config as it is written to disk: unresolved, so that no secret of the environment is written."""
+        return OmegaConf.to_yaml(self.raw)
+
+    def to_stored(self, run_id: str) -> str:
+        """The YAML that a run stores: with digests of values that resolvers return, salted by the run's id."""
+        return self.to_yaml() + line_of_digests(self.raw, run_id)
+
+    def changed_env_values(self, stored: str, run_id: str) -> list[Change]:
+        """Values of resolvers that differ from their digests in a run's stored YAML, though their text is the same."""
+        return changed_env_values(stored, self.raw, run_id)
+
+    @property
+    def hparams(self) -> dict[str, bool | int | float | str]:
+        """The hyperparameters for loggers: dotted key -> value that differs from its default."""
+        return hparams(self.raw)
+
+    def with_values(self, values: Mapping[str, Any]) -> Composed:
+        """This config with other values, by dotted key; interpolations of these keys get the new values too.
+
+        Raises:
+            ConfigError: the config is wrong with these values.
+        """
+        if not values:
+            return self
+        tree = replace(self.tree, root=self.tree.root.copy())
+        for key, value in values.items():
+            path = tuple(key.split("."))
+            before = tree.root.at(path)
+            assert before is not None
+            tree.root.put(path, Node.of(value, before.origin))
+        config, mistakes = validate(tree)
+        raise_all(mistakes)
+        return self._replace(config=config, tree=tree)
+
+    def refuse_shipped_default(self) -> None:
+        """Refuse model and data that the shipped config alone chose.
+
+        Raises:
+            UserError: no experiment is chosen; it lists the project's, else the shipped ones and how to make a project.
+        """
+        shipped = shipped_folder("configs")
+        choices = self.tree.choices.items()
+        if shipped is None or any(path[0] == "experiment" and choice.label for path, choice in choices):
+            return
+        folder, shipped = Path.cwd().resolve(), shipped.resolve()
+        project = SearchPath([path for path in self.config_dirs if path != shipped], folder, folder, "")
+        if any(self._is_chosen_by_user(section, project.label(shipped)) for section in ("model", "data")):
+            return
+        if experiments := list(project.options("experiment")):
+            raise UserError(
+                "no experiment is chosen, and without one the model and data are the shipped ones, not this project's",
+                where=f"{project.label(project.dirs[0])}/experiment",
+                cure=f"Choose one: {list_names(experiments)}; or a model or data: model=NAME, data=NAME.",
+            )
+        names = list_names(list(project._replace(dirs=[shipped]).options("experiment")))
+        raise UserError(
+            "no experiment is chosen",
+            cure=f"{project.advise_project_above()}Choose a shipped one: {names} (train fit digits); "
+            "or make a project of your own: train new mine.",
+        )
+
+    def _is_chosen_by_user(self, section: str, shipped: str) -> bool:
+        """Whether the command line or one of the user's files chooses, holds or sets the component of a section."""
+        choice = self.tree.choices.get((section,))
+        origins = [self.tree.exact((section, "_target_")).source]
+        origins += [] if choice is None else [choice.origin.source, choice.label]
+        return any(origin and origin != DEFAULT and not origin.startswith(f"{shipped}/") for origin in origins)
+
+    def is_typed(self, change: Change) -> bool:
+        """Whether the command line set the new value of a change, or a value of `vars` in it."""
+        origins = [change.origin(self.tree), *(self.tree.exact(path) for path in vars_in(self.raw, change.path))]
+        return any(
+            origin is not None and origin.source == COMMAND_LINE and "experiment=" not in origin.words
+            for origin in origins
+        )
+
+    def check_processes(self, world_size: int) -> None:
+        """Check the config against the number of processes.
+
+        Raises:
+            ConfigError: the config cannot be trained by this number of processes.
+        """
+        with self.placing():
+            check_processes(self.config, world_size)
+
     def check_targets(self, sections: Collection[str] = SECTIONS) -> None:
         """Import the targets of `sections` and check their arguments, before anything is built.
 
@@ -121,6 +214,23 @@ class Composed(NamedTuple):
         """
         import_from(self.project_root)
         raise_all(list(_check_components(self.config, self.tree, self.trust, sections, imports=True)))
+
+
+def _check_components(
+    config: TrainConfig, tree: ConfigTree, trust: Trust, sections: Collection[str], *, imports: bool = False
+) -> Iterator[ConfigError]:
+    """The mistakes in components, each with its source."""
+    for error in check_components(config, trust, sections, imports=imports):
+        section, *rest = key = tuple((error.location or "").split("."))
+        error_with_source = error.at(tree.source(key))
+        # The command line sets another `_target_`, and an argument that a file sets does not fit it.
+        is_of_other = len(rest) == 1 and rest[0] != "_target_" and error.code is Code.argument
+        if is_of_other and tree.source((section, "_target_")) == COMMAND_LINE != error_with_source.source:
+            target = getattr(config, section)["_target_"]
+            error_with_source.cure = (
+                f"To replace the whole {section}, write {section}=null '{section}={{_target_: {target}}}'."
+            )
+        yield error_with_source
 
 
 @gc_paused()
@@ -143,8 +253,8 @@ def compose(
     """
     search = SearchPath.of(config_dir, config_name, cwd)
     register_resolvers(own_config_dirs(config_dir, search.cwd), search.root)
-    if find(search.dirs, search.primary) is None:
-        names = primaries(search.dirs)
+    if search.find(search.primary) is None:
+        names = search.primaries()
         hint = did_you_mean(search.primary, names).strip() or f"Available: {', '.join(names) or 'none'}."
         message = f"there is no {search.primary}.yaml in {search.listed()}"
         raise ConfigError(message, source="--config-name", code=Code.unknown_option, hint=hint)
@@ -217,48 +327,6 @@ def _replace_section(recovered: Node, fresh: Node, path: KeyPath) -> bool:
     return True
 
 
-def to_yaml(composed: Composed) -> str:
-    """The config as it is written to disk: unresolved, so that no secret of the environment is written."""
-    return OmegaConf.to_yaml(composed.raw)
-
-
-def freeze(composed: Composed, below: str) -> str:
-    """The config as YAML for `thaw`, with the subdirectory `below` of its run directory as run directory."""
-    values = composed.raw
-    return OmegaConf.to_yaml({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"})
-
-
-def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:
-    """Read a config that `freeze` returned, and no other file. `overrides` are those it was composed with."""
-    text, cwd = file.read_text("utf-8"), Path.cwd()
-    root = project_root(config_dir, cwd)
-    register_resolvers(own_config_dirs(config_dir, cwd), root)
-    reading = read_text(text, label(file.resolve(), cwd), written=True)
-    tree = ConfigTree(fill_defaults(reading.tree))
-    config, mistakes = validate(tree)
-    raise_all([*reading.mistakes, *mistakes])
-    return Composed(config, list(overrides), root, [], tree, Trust())
-
-
-def with_values(composed: Composed, values: Mapping[str, Any]) -> Composed:
-    """A config with other values, by dotted key; interpolations of these keys get the new values too.
-
-    Raises:
-        ConfigError: the config is wrong with these values.
-    """
-    if not values:
-        return composed
-    tree = replace(composed.tree, root=composed.tree.root.copy())
-    for key, value in values.items():
-        path = tuple(key.split("."))
-        before = tree.root.at(path)
-        assert before is not None
-        tree.root.put(path, Node.of(value, before.origin))
-    config, mistakes = validate(tree)
-    raise_all(mistakes)
-    return composed._replace(config=config, tree=tree)
-
-
 class _Draft(NamedTuple):
     """A composition before validation. Unless it is `whole`, only the command line can be checked."""
 
@@ -307,23 +375,6 @@ def _check_draft(
     return Composed(config, list(overrides), search.root, search.dirs, tree, trust, of_the_moment)
 
 
-def _check_components(
-    config: TrainConfig, tree: ConfigTree, trust: Trust, sections: Collection[str], *, imports: bool = False
-) -> Iterator[ConfigError]:
-    """The mistakes in components, each with its source."""
-    for error in check_components(config, trust, sections, imports=imports):
-        section, *rest = key = tuple((error.location or "").split("."))
-        error_with_source = error.at(tree.source(key))
-        # The command line sets another `_target_`, and an argument that a file sets does not fit it.
-        is_of_other = len(rest) == 1 and rest[0] != "_target_" and error.code is Code.argument
-        if is_of_other and tree.source((section, "_target_")) == COMMAND_LINE != error_with_source.source:
-            target = getattr(config, section)["_target_"]
-            error_with_source.cure = (
-                f"To replace the whole {section}, write {section}=null '{section}={{_target_: {target}}}'."
-            )
-        yield error_with_source
-
-
 def _is_given(tree: ConfigTree, recovered: str, key: str) -> bool:
     """Whether the user gives a value of a config that was recovered from a file on disk."""
     # No closure: rank 0 sends the config, with its trust, to the other ranks.
@@ -368,7 +419,7 @@ def _check_line(search: SearchPath, line: CommandLine) -> _Line:
     kept = [override for override in choices if line_of(override) not in refused_lines]
     # In place of an option that does not exist the one that is meant, so that the keys below it are checked too.
     refused = [override for override in choices if override not in kept]
-    mended = [mend_choice(override, list(options(search.dirs, override.key_or_group))) for override in refused]
+    mended = [mend_choice(override, list(search.options(override.key_or_group))) for override in refused]
     kept += [override for override in mended if override is not None and not any(find_wrong_choice(search, override))]
     values = [
         override for override in line.overrides if override not in choices and line_of(override) not in refused_lines
@@ -420,39 +471,3 @@ def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments
         if (mistake := override_values.append(tree.root, addition)) is not None:
             mistakes.append(mistake)
     return draft._replace(mistakes=draft.mistakes + (mistakes if draft.whole else []))
-
-
-def refuse_shipped_default(composed: Composed) -> None:
-    """Refuse model and data that the shipped config alone chose.
-
-    Raises:
-        UserError: no experiment is chosen; it lists the project's, else the shipped ones and how to make a project.
-    """
-    shipped = shipped_configs(PACKAGE)
-    choices = composed.tree.choices.items()
-    if shipped is None or any(path[0] == "experiment" and choice.label for path, choice in choices):
-        return
-    folder, shipped = Path.cwd().resolve(), shipped.resolve()
-    project_dirs = [config_dir for config_dir in composed.config_dirs if config_dir != shipped]
-    if any(_is_chosen_by_user(composed, section, label(shipped, folder)) for section in ("model", "data")):
-        return
-    if experiments := list(options(project_dirs, "experiment")):
-        raise UserError(
-            "no experiment is chosen, and without one the model and data are the shipped ones, not this project's",
-            where=f"{label(project_dirs[0], folder)}/experiment",
-            cure=f"Choose one: {list_names(experiments)}; or a model or data: model=NAME, data=NAME.",
-        )
-    names = list_names(list(options([shipped], "experiment")))
-    raise UserError(
-        "no experiment is chosen",
-        cure=f"{advise_project_above(folder)}Choose a shipped one: {names} (train fit digits); "
-        "or make a project of your own: train new mine.",
-    )
-
-
-def _is_chosen_by_user(composed: Composed, section: str, shipped: str) -> bool:
-    """Whether the command line or one of the user's files chooses, holds or sets the component of a section."""
-    choice = composed.tree.choices.get((section,))
-    origins = [composed.tree.exact((section, "_target_")).source]
-    origins += [] if choice is None else [choice.origin.source, choice.label]
-    return any(origin and origin != DEFAULT and not origin.startswith(f"{shipped}/") for origin in origins)
