@@ -81,15 +81,14 @@ REGEX = "re:"
 """Prefix of a regular expression, where a glob is allowed too."""
 
 
-def why_no_pattern(pattern: str) -> str | None:
-    """The fault of a regular expression that does not compile; None for one that does, and for a glob."""
-    if not pattern.startswith(REGEX):
-        return None
-    try:
-        re.compile(pattern.removeprefix(REGEX))
-    except re.error as error:
-        return f"{pattern!r} is not a regular expression: {error}"
-    return None
+def check_pattern(pattern: str, where: str) -> None:
+    """Raise ConfigError for a regular expression that does not compile; every glob is a pattern."""
+    if pattern.startswith(REGEX):
+        try:
+            re.compile(pattern.removeprefix(REGEX))
+        except re.error as error:
+            message = f"{where}: {pattern!r} is not a regular expression: {error}"
+            raise ConfigError(message, location=where) from None
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -97,12 +96,6 @@ def matches(name: str, pattern: str) -> bool:
     if pattern.startswith(REGEX):
         return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
     return any(fnmatchcase(name, alternative) for alternative in alternatives(pattern))
-
-
-def check_pattern(pattern: str, where: str) -> None:
-    """Raise ConfigError for a pattern that is not a regular expression."""
-    if (fault := why_no_pattern(pattern)) is not None:
-        raise ConfigError(f"{where}: {fault}", location=where)
 
 
 def no_match_error(pattern: str, names: Sequence[str], where: str, target: str = "parameter") -> ConfigError:

@@ -21,7 +21,7 @@ from trainer_cli.components.targets import Trust
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.loads.options import LoadOptions
 from trainer_cli.optim.optimizers import optimizer_factory, parameter_groups
-from trainer_cli.patterns import matches, why_no_pattern
+from trainer_cli.patterns import check_pattern, matches
 from trainer_cli.running.build import Builder
 from trainer_cli.schema.sections import CompileConfig, TrainConfig
 from trainer_cli.trainer.hooks import Callback
@@ -33,8 +33,9 @@ BODY = ["body.0.*", "re:body[.]1[.].*"]
 def test_a_regular_expression_may_stand_where_a_glob_may() -> None:
     assert matches("layers.12.norm.weight", r"re:layers\.\d+\.(norm|bias)\..*")
     assert not matches("layers.12.norm.weight.more", r"re:layers\.\d+\.norm\.weight")
-    assert why_no_pattern("layers.[*") is None
-    assert "is not a regular expression" in (why_no_pattern("re:layers.(") or "")
+    check_pattern("layers.[*", "freeze")
+    with pytest.raises(ConfigError, match=r"freeze: 're:layers.\(' is not a regular expression"):
+        check_pattern("re:layers.(", "freeze")
 
 
 def test_groups_by_a_regular_expression_have_their_settings() -> None:

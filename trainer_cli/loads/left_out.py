@@ -7,13 +7,12 @@ from typing import Any
 
 from trainer_cli.errors import CheckpointError, ConfigError
 from trainer_cli.loads.options import ONE_CALLBACK, STATES, LoadOptions
-from trainer_cli.patterns import alternatives, did_you_mean, matches, why_no_pattern
+from trainer_cli.patterns import alternatives, check_pattern, did_you_mean, matches
 
 LEAVE_OUT = "checkpoint.leave_out"
 _NEEDED = ("model", "progress")
 OPTIONAL_STATES = tuple(state for state in STATES if state not in _NEEDED)
 """States that a checkpoint may lack; beside these `callbacks.NAME`."""
-_CALLBACK = ONE_CALLBACK
 
 
 def check_leave_out(key: str, patterns: Sequence[str], callbacks: Iterable[str] | None = None) -> None:
@@ -25,10 +24,9 @@ def check_leave_out(key: str, patterns: Sequence[str], callbacks: Iterable[str] 
     Raises:
         ConfigError: names the pattern, and the most similar state.
     """
-    states = [*OPTIONAL_STATES, *(_CALLBACK + name for name in callbacks or ())]
+    states = [*OPTIONAL_STATES, *(ONE_CALLBACK + name for name in callbacks or ())]
     for pattern in patterns:
-        if (fault := why_no_pattern(pattern)) is not None:
-            raise ConfigError(f"{key}: {fault}", location=key)
+        check_pattern(pattern, key)
         for name in alternatives(pattern):
             if name in _NEEDED:
                 raise ConfigError(
@@ -37,7 +35,7 @@ def check_leave_out(key: str, patterns: Sequence[str], callbacks: Iterable[str] 
                     hint="Set checkpoint.enabled=false to save nothing.",
                 )
             # Before the callbacks are known, a pattern may match one of them.
-            may_match = callbacks is None and name.startswith((_CALLBACK, "re:"))
+            may_match = callbacks is None and name.startswith((ONE_CALLBACK, "re:"))
             if not may_match and not any(matches(state, name) for state in states):
                 hint = did_you_mean(name, states).strip() or f"There are {', '.join(states)}."
                 raise ConfigError(f"{key} names {name!r}, and there is no such state", location=key, hint=hint)
@@ -51,7 +49,9 @@ def find_left_out(patterns: Sequence[str], callbacks: Iterable[str]) -> tuple[st
 
     states = [state for state in OPTIONAL_STATES if matches_any(state)]
     # `callbacks` is all of them, so their names are not listed too.
-    names = [] if "callbacks" in states else [_CALLBACK + name for name in callbacks if matches_any(_CALLBACK + name)]
+    names = (
+        [] if "callbacks" in states else [ONE_CALLBACK + name for name in callbacks if matches_any(ONE_CALLBACK + name)]
+    )
     return (*states, *names)
 
 
@@ -65,7 +65,7 @@ def omit_states(state: Mapping[str, Any], patterns: Sequence[str]) -> Mapping[st
     kept = {key: value for key, value in state.items() if key not in keys}
     if "callbacks" in kept:
         callbacks = kept["callbacks"].items()
-        kept["callbacks"] = {name: value for name, value in callbacks if _CALLBACK + name not in names}
+        kept["callbacks"] = {name: value for name, value in callbacks if ONE_CALLBACK + name not in names}
     return kept
 
 
@@ -84,7 +84,7 @@ def can_resume(lacking: Sequence[str], states: Sequence[str]) -> bool:
 
 def _names(state: str, lacking: Sequence[str]) -> bool:
     """Whether a name of `load.states` is of what a checkpoint lacks: `callbacks.NAME` is of `callbacks`, too."""
-    return state in lacking or (state.startswith(_CALLBACK) and "callbacks" in lacking)
+    return state in lacking or (state.startswith(ONE_CALLBACK) and "callbacks" in lacking)
 
 
 def check_load(where: str, lacking: Sequence[str], options: LoadOptions) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.patterns import did_you_mean, matches, why_no_pattern
+from trainer_cli.patterns import check_pattern, did_you_mean, matches
 from trainer_cli.signatures import checks_argument_names
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ class LoadOptions:
         check_states("load.states", self.states)
         check_mapping("load.key_mapping", self.key_mapping)
         for pattern in self.ignore_keys:
-            if (fault := why_no_pattern(pattern)) is not None:
-                raise ConfigError(f"load.ignore_keys: {fault}", location="load.ignore_keys")
+            check_pattern(pattern, "load.ignore_keys")
 
     @property
     def whole(self) -> bool:

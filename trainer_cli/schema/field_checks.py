@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.patterns import why_no_pattern
+from trainer_cli.patterns import check_pattern
 from trainer_cli.terminal import format_count
 
 _LONGEST_NAME = 255
@@ -38,5 +38,4 @@ def check_length(key: str, folder: str) -> None:
 def check_patterns(key: str, patterns: list[str]) -> None:
     """Refuse a regular expression that does not compile."""
     for pattern in patterns:
-        if (fault := why_no_pattern(pattern)) is not None:
-            raise ConfigError(f"{key}: {fault}", location=key)
+        check_pattern(pattern, key)

@@ -1,8 +1,8 @@
 """How a training counts: lengths and intervals in every unit, and the counts of each step.
 
 A `Duration` is a length of training, such as `3ep`, `1e9tok` or `1h30m`; an `Interval` repeats it from the start of the
-run; `Progress` is what has been counted at a step; `StepCounts` predicts the counts of later steps. All is arithmetic:
-no clock, no disk, no torch.
+run; `Progress` is what has been counted at a step; `StepCounts` predicts the counts of later steps; `RunStatus` is
+the state of an attempt. All is arithmetic: no clock, no disk, no torch.
 
 Invariants:
 
@@ -10,7 +10,7 @@ Invariants:
 - Whether an interval is due is decided from one `Progress` alone, which holds the counts of the step before, too.
   A resume is therefore due at the same steps as a run that was never interrupted.
 - Counts are those of the whole run, over all attempts, not of this process.
-- A global batch is divided exactly, or refused (`divide_step`): no rank trains on more samples than another.
+- `data.global_batch_size` is divided into whole batches of each rank (`divide_step`), or refused.
 
 Begin with `intervals.py`: `Duration.parse`, then `Interval.due`, then `StepCounts.at`.
 """
