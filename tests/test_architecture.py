@@ -25,7 +25,7 @@ ROOT = PACKAGE.name
 
 FLOORS = (
     "version addon elsewhere bounds gc_pause memory signals strict_json torch_compat",
-    "lazy terminal",
+    "environment lazy terminal",
     "errors goodput",
     "patterns ranks",
     "metric_names",
@@ -43,6 +43,8 @@ FLOORS = (
     "config state strategies",
     "checkpoint outputs",
     "optim runs",
+    "selection",
+    "origin",
     "trainer",
     "callbacks",
     "running",

@@ -23,7 +23,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_ch
 from trainer_cli.checkpoint.find import SUFFIXES, extract_archive, is_archive, write_archive
 from trainer_cli.checkpoint.without_trainer import load_checkpoint
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.runs.select import select_one
+from trainer_cli.selection.patterns import select_one
 
 
 @pytest.fixture

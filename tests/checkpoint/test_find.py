@@ -22,7 +22,7 @@ from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, exp
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, SaveError, UserError
-from trainer_cli.runs.select import select, select_one
+from trainer_cli.selection.patterns import select, select_one
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.local import LocalStorage
 

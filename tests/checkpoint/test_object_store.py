@@ -36,7 +36,7 @@ from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.errors import NotDurableError, StoreAwayError, UserError
 from trainer_cli.files.url_path import as_path
 from trainer_cli.manifest import DamagedCheckpoint
-from trainer_cli.runs.folders import read_small_file
+from trainer_cli.selection.stored import StoredCheckpoint
 from trainer_cli.storage.local import LocalStorage
 
 pytestmark = pytest.mark.slow
@@ -422,7 +422,7 @@ def _archive(path: Path) -> None:
 
 
 def _read_side_file(path: Path) -> None:
-    assert read_small_file(path, "rank0.json")
+    assert StoredCheckpoint(path).read("rank0.json")
 
 
 READERS = [_verify, _show, _load, _archive, _read_side_file]

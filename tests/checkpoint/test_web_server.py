@@ -22,8 +22,8 @@ from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, StoreAwayError, UserError
 from trainer_cli.models.mlp import MLP
-from trainer_cli.runs.folders import read_small_file
-from trainer_cli.runs.select import select_one
+from trainer_cli.selection.patterns import select_one
+from trainer_cli.selection.stored import StoredCheckpoint
 
 WEIGHTS = {"weight": torch.arange(6.0).reshape(2, 3)}
 HABITS: dict[str, dict[str, Any]] = {
@@ -78,7 +78,7 @@ def _verifies(url: str) -> None:
 def _shows(url: str) -> None:
     with opened(select_one(url)) as content:
         assert content.states()
-    assert read_small_file(select_one(url), "rank0.json")
+    assert StoredCheckpoint(select_one(url)).read("rank0.json")
 
 
 def _finds_latest(url: str) -> None:

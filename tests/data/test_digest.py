@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from trainer_cli.data import digest
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.digest import digest_of, other_samples, sample_digests
-from trainer_cli.runs.origin import count_samples
+from trainer_cli.origin.compare import count_samples
 
 NUMBERS = np.random.default_rng(0).normal(size=(3, 32, 32))
 

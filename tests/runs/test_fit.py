@@ -30,7 +30,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     # What is set for ranks is set back.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(supervise, "supervise", lambda config, again: calls.append(("supervise", again)) or 0)
-    monkeypatch.setattr(supervise, "launch", lambda again, processes: calls.append(("launch", processes, again)) or 0)
+    monkeypatch.setattr(
+        supervise, "launch_ranks", lambda again, processes: calls.append(("launch", processes, again)) or 0
+    )
     monkeypatch.setattr(fit, "fit", lambda composed, **options: calls.append("fit") or 0)
     return calls
 

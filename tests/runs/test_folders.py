@@ -27,10 +27,9 @@ from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
 from trainer_cli.running.start import refuse_other_runs, start_new
 from trainer_cli.runs.find_runs import RunFinder
-from trainer_cli.runs.folders import checkpoints_of
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import select_all, select_one
 from trainer_cli.schema.checkpoint_config import CheckpointConfig
+from trainer_cli.selection.patterns import select_all, select_one
 from trainer_cli.storage.local import LocalStorage
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
@@ -168,7 +167,7 @@ def test_the_name_of_the_run_is_filled_in(here: Path) -> None:
         compose([DIGITS, "checkpoint.folder='all/{step}'"])
     (here / "runs/mine").mkdir(parents=True)
     (here / "runs/mine/config.yaml").write_text("name: mine\ncheckpoint: {folder: 'all/{run_name}'}\n")
-    assert checkpoints_of(Path("runs/mine")) == Path("all/mine")
+    assert RunDir(Path("runs/mine")).stored_checkpoints() == Path("all/mine")
     with pytest.raises(UserError, match="write the run's name"):
         CheckpointerCallback("{run_name}/checkpoints")
 

@@ -11,7 +11,7 @@ import pytest
 
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
-from trainer_cli.runs.origin import Origin, check_same_origin, other_source
+from trainer_cli.origin.compare import Origin, check_same_origin, other_source
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 from thread_ranks import on_ranks

@@ -19,9 +19,10 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpoi
 from trainer_cli.checkpoint.find import expanded
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import CheckpointError
-from trainer_cli.running.validation import Holds, watched
+from trainer_cli.running.validation import watched
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import ckpt_argument, select, select_all, select_one, suggest_nearby
+from trainer_cli.selection.holds import Holds
+from trainer_cli.selection.patterns import ckpt_argument, select, select_all, select_one, suggest_nearby
 from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.storage.local import LocalStorage
 

@@ -21,7 +21,7 @@ from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
 from trainer_cli.running.ending import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir
-from trainer_cli.runs.select import ckpt_argument
+from trainer_cli.selection.patterns import ckpt_argument
 from trainer_cli.steps.run_status import RunStatus
 
 NAMES = (

@@ -154,13 +154,13 @@ def _size_of(folder: Path) -> int:
 
 def _listing(items: Sequence[Item], now: float) -> str:
     # Here: the other actions do without.
-    from trainer_cli.runs.folders import run_config
     from trainer_cli.runs.metrics import BestSettings
+    from trainer_cli.runs.run_dir import RunDir
 
     manifests = [item.entry.manifest for item in items]
     measured = dict.fromkeys(key for manifest in manifests if manifest is not None for key in manifest.metrics)
     run = next((item.run for item in items if item.run is not None), None)
-    rule = BestSettings.of({} if run is None else run_config(run)).rule(measured)
+    rule = BestSettings.of({} if run is None else RunDir(run).values).rule(measured)
     # Without those of the training, by which no checkpoint is chosen; first the one that decides which is best.
     shown = [key for key in measured if not key.startswith("train/")]
     metrics = sorted(shown, key=lambda key: rule is None or key != rule.metric)
@@ -377,11 +377,10 @@ def _prune(args: argparse.Namespace) -> int:
     from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.commands.ckpt_prune import apply_pruning, leftovers_in, prunings, remove_leftovers
     from trainer_cli.commands.ckpt_remove import look
-    from trainer_cli.runs.folders import is_run
     from trainer_cli.runs.run_dir import RunDir
 
     # A run names the checkpoints that it saved; those that were replayed are removed with them.
-    runs = [RunDir(name) for name in args.names if is_run(Path(name))]
+    runs = [run for run in map(RunDir, args.names) if run.is_run()]
     replayed = [str(run.replayed_folder) for run in runs if catalog_of(run.replayed_folder).names()]
     items = look([*args.names, *replayed])
     _import_decoders()
@@ -460,7 +459,7 @@ ACTIONS: Mapping[str, _Action] = {
 
 
 def _select_one(name: str) -> Path:
-    from trainer_cli.runs.select import select_all
+    from trainer_cli.selection import select_all
 
     matches = select_all([name])
     if len(matches) > 1:

@@ -17,7 +17,6 @@ from trainer_cli.config import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import is_url
 from trainer_cli.policy import RetentionRules
-from trainer_cli.runs.folders import checkpoints_of, id_of, is_run
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps import Duration, Interval
 from trainer_cli.storage import LocalStorage
@@ -43,7 +42,7 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
     # By folder, since the rules count all checkpoints of a run, also those that the command does not name.
     for folder in dict.fromkeys(item.path.parent for item in items):
         in_folder = [item for item in items if item.path.parent == folder]
-        if is_run(folder.parent) and folder == RunDir(folder.parent).replayed_folder:
+        if RunDir(folder.parent).is_run() and folder == RunDir(folder.parent).replayed_folder:
             replayed = [item for item in in_folder if item.entry.is_replayed]
             keep = {item.path: "pinned" for item in replayed if item.entry.pinned}
             removals = {item.path: "it was replayed" for item in replayed if not item.entry.pinned}
@@ -112,7 +111,7 @@ def remove_leftovers(runs: Sequence[RunDir], folders: Collection[Path]) -> list[
 
 def _storage_of(run: RunDir) -> LocalStorage | None:
     """The storage of the checkpoints of a run, with its identity; None if they are in a store."""
-    folder, run_id = checkpoints_of(run.path), id_of(run.path)
+    folder, run_id = run.stored_checkpoints(), run.known_id
     return None if is_url(folder) or run_id is None else LocalStorage(folder, run_id=run_id)
 
 

@@ -15,9 +15,8 @@ from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.errors import CheckpointError, TrainError
 from trainer_cli.layout import MANIFEST_FILE, is_run_id
-from trainer_cli.runs.folders import checkpoints_of, id_of, run_that_saved
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import Named, best_of, select_all
+from trainer_cli.selection import Named, StoredCheckpoint, best_of, select_all
 from trainer_cli.storage import Storage, open_storage
 
 _READERS = 4
@@ -105,7 +104,7 @@ def look(patterns: Sequence[str]) -> list[Item]:
         if lost := [entry.name for entry in copies if entry.manifest is None]:
             raise CheckpointError(f"{folder / min(lost)} is not a checkpoint, or was removed meanwhile")
         run = next((match.run for match in names.values() if match.run is not None), None)
-        run_id = id_of(run)
+        run_id = None if run is None else RunDir(run).known_id
         best = best_of([entry for entry in entries if entry.valid and _is_of_run(entry, run_id)], run)
         items += [
             Item(
@@ -210,8 +209,8 @@ def _run_of(item: Item) -> Path | None:
         return item.run
     # A damaged checkpoint may be removed too.
     with suppress(OSError, TrainError):
-        run = run_that_saved(item.path)
-        if run is not None and os.path.realpath(checkpoints_of(run)) == os.path.realpath(item.path.parent):
+        run = StoredCheckpoint(item.path).find_run()
+        if run is not None and os.path.realpath(RunDir(run).stored_checkpoints()) == os.path.realpath(item.path.parent):
             return run
     return None
 

@@ -164,13 +164,13 @@ def _find_config_file(name: str) -> Path | None:
         CheckpointError: there is no such checkpoint, or it is damaged or holds no config.
         UserError: the name is a folder that is neither run nor checkpoint.
     """
-    from trainer_cli.runs.folders import config_of, is_checkpoint, is_run
-    from trainer_cli.runs.select import select_one
+    from trainer_cli.runs.run_dir import RunDir, is_checkpoint
+    from trainer_cli.selection import StoredCheckpoint, select_one
 
     path = Path(name)
     if path.is_file():
         return path
-    if is_run(path):
+    if RunDir(path).is_run():
         return path / CONFIG_FILE
     if not path.is_dir() and not _is_run_at(name):
         return None
@@ -179,7 +179,7 @@ def _find_config_file(name: str) -> Path | None:
         raise UserError(f"{name} is neither a run directory nor a checkpoint", where="--diff", cure=cure)
     try:
         checkpoint = select_one(name)
-        source, _ = config_of(checkpoint)
+        source, _ = StoredCheckpoint(checkpoint).read_config()
     except TrainError as error:
         error.where = "--diff"
         raise
@@ -194,7 +194,7 @@ def _is_override(word: str) -> bool:
 
 def _is_on_disk(name: str) -> bool:
     """Whether a name with `=` is a path: the name of a sweep's run has one."""
-    from trainer_cli.runs.folders import is_checkpoint
+    from trainer_cli.runs.run_dir import is_checkpoint
 
     path = Path(name)
     return path.is_file() or (path / CONFIG_FILE).is_file() or is_checkpoint(path) or _is_run_at(name)
@@ -215,7 +215,7 @@ def _split_overrides(text: str, config_dir: Path | None) -> list[str]:
         raise UserError(f"cannot read {text!r}: {error}", where="--diff", cure=cure) from None
     words = experiment_by_name(words, config_dir)
     if any("=" not in word and not word.startswith("~") for word in words):
-        from trainer_cli.runs.select import suggest_nearby
+        from trainer_cli.selection import suggest_nearby
 
         nearby = suggest_nearby(text) if len(words) == 1 and "/" in text else None
         message = f"there is no {text!r}, and it is not a list of overrides"

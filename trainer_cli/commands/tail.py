@@ -15,7 +15,6 @@ from trainer_cli.files import GrowingFile
 from trainer_cli.layout import in_runs
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.find_runs import RunFinder
-from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.log_messages import LogLine, MessageFilter
 from trainer_cli.runs.record import UNREADABLE
 from trainer_cli.runs.run import Run
@@ -102,7 +101,7 @@ class Tail:
     def __init__(self, run: Path, most: int, *, as_json: bool = False) -> None:
         self._most: int | None = most
         self._as_json = as_json
-        section = run_config(run).get("logging")
+        section = RunDir(run).values.get("logging")
         self._shows_debug = isinstance(section, dict) and section.get("level") == "debug"
         self._messages = MessageFilter(shows_debug=self._shows_debug)
         self._log_file = RunDir(run).log_file

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from trainer_cli.running.start import values_found as values_found
     from trainer_cli.running.torch_import import import_torch as import_torch
     from trainer_cli.running.torch_import import showing_import as showing_import
-    from trainer_cli.running.validation import Holds as Holds
     from trainer_cli.running.validation import run_or_place as run_or_place
     from trainer_cli.running.validation import validate as validate
 
@@ -59,6 +58,6 @@ else:
             "reach": "own_folder",
             "start": "accepted_changes fork_path kept_settings refuse_anew refuse_no_optimizer Start values_found",
             "torch_import": "import_torch showing_import",
-            "validation": "Holds run_or_place validate",
+            "validation": "run_or_place validate",
         },
     )

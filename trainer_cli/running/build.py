@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from trainer_cli.runs.origin import Origin
+    from trainer_cli.origin import Origin
 
 
 def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> Strategy:

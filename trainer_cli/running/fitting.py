@@ -37,6 +37,7 @@ from trainer_cli.files import is_url, read_rows
 from trainer_cli.loads import LoadOptions
 from trainer_cli.loggers import JsonlLogger
 from trainer_cli.messages import SILENT, to_console, to_file
+from trainer_cli.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
 from trainer_cli.running.disk_failures import explain_disk_failure
 from trainer_cli.running.ending import describe_best, print_already_finished, print_outcome
@@ -55,7 +56,6 @@ from trainer_cli.running.start import (
 from trainer_cli.running.torch_import import import_torch
 from trainer_cli.running.trigger_files import TriggerFiles
 from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.run_dir import Outcome, RunDir, describe_moved
 from trainer_cli.schema import ANEW, RESUME_WORDS
 from trainer_cli.signals import StopSignals

@@ -15,10 +15,9 @@ from trainer_cli.config import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import OTHER_MODEL, WEIGHTS, list_by_owner
+from trainer_cli.origin import EvaluatedOrigin
 from trainer_cli.running.build import Builder
-from trainer_cli.runs.folders import config_of
-from trainer_cli.runs.origin import EvaluatedOrigin
-from trainer_cli.runs.select import select_one
+from trainer_cli.selection import StoredCheckpoint, select_one
 from trainer_cli.state import capture_rng, fit_model, restore_rng, versions_of
 from trainer_cli.trainer.setup import pick_device
 
@@ -60,7 +59,7 @@ def load_model(
     if any(override.lstrip("+").startswith("load.average=") for override in overrides):
         raise UserError("load.average is not read by load_model", where="overrides", cure="Give average='none'.")
     checkpoint = select_one(str(path))
-    source, _ = config_of(checkpoint)
+    source, _ = StoredCheckpoint(checkpoint).read_config()
     if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):
         cure = "Name its experiment: overrides=['experiment=NAME']."
         raise CheckpointError(f"{checkpoint} holds no {CONFIG_FILE}", cure=cure)

@@ -13,8 +13,8 @@ from trainer_cli.addons.exact import WITHOUT_EFFECT
 from trainer_cli.addons.exact.run_history import environment_of
 from trainer_cli.config import Composed
 from trainer_cli.files import read_last_row
+from trainer_cli.origin import other_source
 from trainer_cli.running.start import Start
-from trainer_cli.runs.origin import other_source
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

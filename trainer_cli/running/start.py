@@ -22,6 +22,7 @@ from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, 
 from trainer_cli.files import as_path
 from trainer_cli.keys import OF_ONE_COMMAND, whole_values
 from trainer_cli.loads import WHOLE, LoadOptions, can_resume, check_load
+from trainer_cli.origin import other_source, report_source
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.policy import RecordedEnd
 from trainer_cli.running.resume import (
@@ -37,11 +38,9 @@ from trainer_cli.running.resume import (
     why_finished,
 )
 from trainer_cli.runs.find_runs import refuse_nested
-from trainer_cli.runs.folders import config_of, is_checkpoint, manifest_of
-from trainer_cli.runs.origin import other_source, report_source
-from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import select_one, suggest_nearby
+from trainer_cli.runs.run_dir import RunDir, is_checkpoint
 from trainer_cli.schema import ANEW, CheckpointConfig, LoadConfig, TrainConfig
+from trainer_cli.selection import StoredCheckpoint, select_one, suggest_nearby
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus
 from trainer_cli.storage import open_storage
 from trainer_cli.tensor_files import verify
@@ -237,7 +236,7 @@ def _why_stays_finished(
     if choice.entry.manifest.finished is not None:
         # The config of the checkpoint, because an attempt to reopen the run may have replaced the run's. An end that
         # the summary alone records is that of the last attempt, which has made no step after this checkpoint.
-        source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
+        source, _ = StoredCheckpoint(choice.catalog.folder / choice.entry.name, choice.catalog).read_config()
         stored = from_yaml(source, trusted=True, missing_ok=True).config
     end = RecordedEnd.of(finished, summary)
     return None if end.may_reopen(stored, config) else end
@@ -405,7 +404,7 @@ def _find_lost_run(catalog: Catalog, run_dir: str) -> _LostRun | None:
     # The newest first: earlier ones may be of a run that had the folder before.
     for entry in catalog.newest_first():
         if entry.manifest is not None and entry.valid:
-            source, _ = config_of(catalog.folder / entry.name, catalog)
+            source, _ = StoredCheckpoint(catalog.folder / entry.name, catalog).read_config()
             config = from_yaml(source, trusted=True, missing_ok=True).config if source else None
             if config is not None and config.run_dir == run_dir:
                 return _LostRun(entry.manifest.run_id, entry.manifest.attempt, config.ckpt is not None)
@@ -429,7 +428,7 @@ def _start_lost(
     choice = choose(composed.config.resume, catalogs, run_id, check=check, quarantine=not read_only)
     assert choice.entry is not None
     assert choice.entry.manifest is not None
-    source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
+    source, _ = StoredCheckpoint(choice.catalog.folder / choice.entry.name, choice.catalog).read_config()
     stored = from_yaml(source, trusted=True, missing_ok=True)
     stored_values = values_found(composed, stored)
     composed = composed.with_values(stored_values)
@@ -481,7 +480,7 @@ def fork_path(composed: Composed) -> Path | None:
         return None
     fork = select_one(ckpt)
     refuse_foreign(fork, composed.config.load.states)
-    manifest = manifest_of(fork)
+    manifest = StoredCheckpoint(fork).manifest
     check_load(str(fork), () if manifest is None else manifest.left_out, composed.config.load.options())
     return fork
 
@@ -492,7 +491,7 @@ def describe_fork(checkpoint: Path | None, *, counts_on: bool) -> dict[str, Any]
     Args:
         counts_on: whether the run continues at the step of the checkpoint; else it begins at step 0.
     """
-    manifest = None if checkpoint is None else manifest_of(checkpoint)
+    manifest = None if checkpoint is None else StoredCheckpoint(checkpoint).manifest
     if manifest is None:
         return None
     return {"run_id": manifest.run_id, "step": manifest.step, "shift": 0 if counts_on else manifest.step}

@@ -20,7 +20,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact import provide_steps
@@ -34,14 +33,13 @@ from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import LoadOptions
 from trainer_cli.messages import to_console
+from trainer_cli.origin import EvaluatedOrigin, naming_project
 from trainer_cli.running.results import Results, show_table
-from trainer_cli.runs.folders import config_of, run_holding, run_that_saved
 from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import Selection, select
 from trainer_cli.runs.validation_rows import ValidationRow
 from trainer_cli.schema import TrainConfig
+from trainer_cli.selection import Holds, Selection, StoredCheckpoint, run_holding, select
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import clear_status, is_terminal, show_status
@@ -52,10 +50,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MAX_HOLDS = 256
-"""Checkpoints held at a time: each takes a file descriptor. The others may be removed before they are read."""
-_TRIES = 5
-_PAUSE_S = 0.05
 _WATCH_POLL_S = 2.0
 """Seconds between two listings of the disk or the store while watching."""
 _ENDS = (RunStatus.finished, RunStatus.failed, RunStatus.interrupted)
@@ -100,65 +94,6 @@ def validate(
     patterns = [command.ckpt] if isinstance(command.ckpt, str) else command.ckpt
     provide_steps(patterns, replays=replays, config_dir=config_dir)
     return validation.run_watching(patterns) if command.validate.watch else validation.run(patterns)
-
-
-class Holds:
-    """Shared locks on checkpoints of local folders. A run removes a checkpoint only once it is released."""
-
-    def __init__(self) -> None:
-        self._locks: dict[Path, ExitStack] = {}
-
-    def __enter__(self) -> Holds:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for path in list(self._locks):
-            self.release(path)
-
-    def take(self, path: Path) -> bool:
-        """Hold a checkpoint; False if it was removed. Those of stores and of other programs are not held."""
-        if path in self._locks or len(self._locks) >= _MAX_HOLDS or is_url(path) or kind_of(path) is not None:
-            return True
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(catalog_of(path.parent).storage.reading(path.name))
-            except FileNotFoundError:
-                return False
-            # Moved out of the `with`, which would release it here.
-            self._locks[path] = stack.pop_all()
-        return True
-
-    def select(self, patterns: Sequence[str]) -> tuple[Selection, list[Path]]:
-        """Select checkpoints and hold them; also return those that were removed before they could be held.
-
-        If a run removed all of them meanwhile, the patterns are expanded again, a few times.
-
-        Raises:
-            CheckpointError: see `select`; or every match was removed.
-        """
-        for attempt in range(_TRIES):
-            try:
-                selection = select(patterns)
-            except CheckpointError:
-                if attempt == _TRIES - 1:
-                    raise
-            else:
-                # Listed, then held: what was removed in between is found out here and not during an evaluation.
-                removed = [path for path in selection.paths if not self.take(path)]
-                paths = [path for path in selection.paths if path not in removed]
-                if paths or selection.damaged:
-                    return Selection(paths, selection.skipped, selection.damaged), removed
-            time.sleep(_PAUSE_S)
-        raise CheckpointError(
-            f"ckpt={', '.join(patterns)}: each checkpoint was removed before it was read", cure="Run the command again."
-        )
-
-    def release(self, path: Path) -> None:
-        """Release a checkpoint, if it is held."""
-        if (stack := self._locks.pop(path, None)) is not None:
-            stack.close()
 
 
 def watched(
@@ -308,7 +243,7 @@ class _Validation:
         groups = self._by_config(selection)
         experiments = []
         for source, text, paths in groups:
-            with naming_project(run_that_saved(paths[0]), self.settings["config_dir"]):
+            with naming_project(StoredCheckpoint(paths[0]).find_run(), self.settings["config_dir"]):
                 experiments.append(self._experiment(source, text))
         if self.results is None:
             # Here: it imports torch, which a wrong pattern need not wait for.
@@ -322,7 +257,7 @@ class _Validation:
             self._open_results(next(filter(None, folders), None) or _default_folder(selection.paths), configs)
         self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
         for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
-            with naming_project(run_that_saved(paths[0]), self.settings["config_dir"]):
+            with naming_project(StoredCheckpoint(paths[0]).find_run(), self.settings["config_dir"]):
                 self._evaluate_paths(experiment, paths)
 
     def _experiment(self, source: Path | str, text: str) -> _Experiment:
@@ -341,7 +276,7 @@ class _Validation:
         sources: list[tuple[Path, Path | str, str]] = []
         for path in selection.paths:
             try:
-                source, text = config_of(path)
+                source, text = StoredCheckpoint(path).read_config()
             except (CheckpointError, OSError) as error:
                 if _is_removed(path):
                     self._report_removed(path)
@@ -449,6 +384,6 @@ def _default_folder(paths: Sequence[Path]) -> Path:
 def run_or_place(path: Path) -> Path | None:
     """The run that saved a checkpoint. If it is not found: the folder in its place; None for a file of another program,
     a URL and an extracted archive."""
-    if (run := run_that_saved(path)) is not None:
+    if (run := StoredCheckpoint(path).find_run()) is not None:
         return run
     return None if kind_of(path) is not None or is_url(path) or is_cached(path) else path.parent.parent

@@ -14,7 +14,6 @@ from typing import Any
 
 from trainer_cli.errors import TrainError
 from trainer_cli.loggers import MEDIA_FILE
-from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.run_dir import RunDir, read_json
 from trainer_cli.terminal import format_count
 
@@ -51,7 +50,7 @@ def damaged_files(run: RunDir) -> Iterator[str]:
         except OSError as error:
             yield explain(error, run.path)
             continue
-        content = run_config(run.path) or None if file == run.config_file else read_json(file)
+        content = run.values or None if file == run.config_file else read_json(file)
         if content is None and file.suffix != ".jsonl":
             yield f"{file.name} is damaged"
         elif file == run.summary_file and (count := _count(content) - _count(run.read_summary())):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from trainer_cli.loggers import MetricRange, is_validation_metric
 from trainer_cli.metric_names import Mode, usual_mode
 from trainer_cli.policy import BestRule
-from trainer_cli.runs.folders import resolve_key
+from trainer_cli.runs.stored_values import resolve_value
 
 _Setting = TypeVar("_Setting")
 
@@ -141,7 +141,7 @@ def _text(config: Mapping[str, Any], key: str, value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     try:
-        return resolve_key(config, key) if "${" in value else str(value)
+        return resolve_value(config, key) if "${" in value else str(value)
     except ValueError:
         return None
 

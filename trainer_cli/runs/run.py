@@ -27,7 +27,6 @@ from trainer_cli.layout import MANIFEST_FILE, numbers_within, parse_step, step_w
 from trainer_cli.loggers import MEDIA_FILE, Mark, MetricRange, is_validation_metric
 from trainer_cli.runs.damage import collecting, damaged_files, explain, unread_lines
 from trainer_cli.runs.find_runs import Listings, RunFinder
-from trainer_cli.runs.folders import checkpoints_of, run_config
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView, SavedCheckpoint, as_text
 from trainer_cli.runs.run_dir import RunDir, attempts_of
@@ -127,7 +126,7 @@ class Run:
         with suppress(OSError):
             self._read_config()
         if self._config is None:
-            self._config = _flat(run_config(self.path))
+            self._config = _flat(self.directory.values)
         return self._config
 
     @property
@@ -350,9 +349,9 @@ class Run:
         if self._config_seen == seen:
             return
         self._config, self._config_seen = None, seen
-        self._settings = BestSettings.of(run_config(self.path))
+        self._settings = BestSettings.of(self.directory.values)
         try:
-            self._folder = checkpoints_of(self.path)
+            self._folder = self.directory.stored_checkpoints()
         except TrainError:
             self._folder = None
 

@@ -23,9 +23,7 @@ import json
 import os
 import secrets
 import shlex
-import socket
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -36,17 +34,20 @@ from trainer_cli.bounds import is_amount, is_bounded, is_count, is_list, is_tabl
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of
 from trainer_cli.environment import timestamp
 from trainer_cli.errors import RunDirectoryError, UserError
-from trainer_cli.files import as_path, close_private, open_private, replace, sync
+from trainer_cli.files import as_path, close_private, is_url, open_private, replace, sync
 from trainer_cli.goodput import Seconds, compute_goodput, sum_attempts
-from trainer_cli.layout import COPIES_CACHE, SWEEP_FOLDER, is_run_id
+from trainer_cli.layout import CONFIG_FILE, COPIES_CACHE, MANIFEST_FILE, SWEEP_FOLDER, in_runs, is_run_id
+from trainer_cli.patterns import did_you_mean
+from trainer_cli.runs.run_lock import RunLock, is_file_at, lock_file
 from trainer_cli.runs.spent_time import seconds_of, seconds_of_killed
+from trainer_cli.runs.stored_values import parse_values, resolve_value
 from trainer_cli.steps import RunStatus
+from trainer_cli.storage import open_storage
 from trainer_cli.strict_json import strict_json
 
 TRASH_FOLDER = ".trash"
 """Beside a run: the folder to which `resume=anew` moves it. Nothing that looks for runs enters a folder with a dot."""
-_READERS_S = 0.1
-"""How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""
+_CONFIG_BYTES = 1_000_000
 # What a `create` that crashed before its last file leaves behind.
 _CREATED_FIRST = frozenset({"overrides.yaml", "environment.json"})
 
@@ -76,50 +77,19 @@ class Outcome:
     """Seconds of training over all attempts that have led to the state at the end."""
 
 
-class RunLock:
-    """The held lock of a run directory; released by `release`, `with`, or the end of the process.
-
-    Args:
-        descriptors: of the locked files, that of `.lock` first.
-    """
-
-    def __init__(self, descriptors: Iterable[int]) -> None:
-        self._descriptors = [*descriptors]
-
-    def name_holder(self) -> None:
-        """Write the process id and host, for the message that a second process shows."""
-        if self._descriptors:
-            # Truncated only under the lock: until then the file names the process that holds it.
-            try:
-                os.ftruncate(self._descriptors[0], 0)
-                os.pwrite(self._descriptors[0], f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-            except OSError as error:
-                message = f"the lock file of the run directory cannot be written: {error.strerror}. Free space, or"
-                raise RunDirectoryError(f"{message} make the disk writable, and start again.") from error
-
-    def hold(self, descriptor: int) -> None:
-        """Hold one more locked file."""
-        self._descriptors.append(descriptor)
-
-    def release(self) -> None:
-        """Release the lock; a second call does nothing."""
-        # Cleared before the close: a second release must not close a descriptor that something else has by then.
-        descriptors, self._descriptors = self._descriptors, []
-        for descriptor in descriptors:
-            close_private(descriptor)
-
-    def __enter__(self) -> RunLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder has a manifest."""
+    if is_url(path):
+        return open_storage(path.parent).peek(path.name, MANIFEST_FILE) is not None
+    return (path / MANIFEST_FILE).is_file()
 
 
 class RunDir:
     """Layout and records of one run directory. The constructor does not touch the disk."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        # The path of an object store stays one.
+        self.path = Path(path) if isinstance(path, str) else path
         self.config_file = self.path / "config.yaml"
         self.overrides_file = self.path / "overrides.yaml"
         self.provenance_file = self.path / "provenance.json"
@@ -172,8 +142,8 @@ class RunDir:
                 cure="The run directory must be writable; choose another with run_dir=.",
             ) from error
         try:
-            _lock(descriptor)
-            if not _is_file_at(descriptor, self.lock_file):
+            lock_file(descriptor)
+            if not is_file_at(descriptor, self.lock_file):
                 close_private(descriptor)
                 raise RunDirectoryError(f"{self.path} has just been moved by another process", cure="Start again.")
             return RunLock([descriptor, *self._lock_environment()])
@@ -207,7 +177,7 @@ class RunDir:
         else:
             return []
         try:
-            _lock(descriptor)
+            lock_file(descriptor)
         except OSError as error:
             close_private(descriptor)
             if isinstance(error, BlockingIOError):
@@ -303,6 +273,76 @@ class RunDir:
             lock.release()
             raise
         return lock
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """The directory of a run that was created.
+
+        Raises:
+            UserError: the path is not a run.
+        """
+        directory = cls(path)
+        if not directory.exists_as_run():
+            raise UserError(f"{path} is not a run's directory", cure=cls.advise(path))
+        return directory
+
+    @classmethod
+    def advise(cls, path: Path) -> str:
+        """How to name the run that a path means which is not a run's directory."""
+        name, at, _ = str(path).partition("@")
+        for folder in [Path(name)] if at else path.parents[:3]:
+            if cls(folder).exists_as_run():
+                return f"Name the run itself: {folder}."
+        if (found := in_runs(str(path))) is not None:
+            return f"Did you mean '{found}'?"
+        names = [run.parent.name for run in path.parent.glob(f"*/{CONFIG_FILE}")]
+        return f"Name the folder that holds its {CONFIG_FILE}.{did_you_mean(path.name, names)}"
+
+    def is_run(self) -> bool:
+        """Whether the folder holds the config of a run, and is no checkpoint, which may hold one too."""
+        return self.config_file.is_file() and not is_checkpoint(self.path)
+
+    @property
+    def known_id(self) -> str | None:
+        """The id of the run, or None if it is unknown."""
+        try:
+            return self.run_id
+        except RunDirectoryError:
+            return None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The stored config, unresolved; empty if it cannot be read. Callers do not change it."""
+        try:
+            with self.config_file.open("rb") as file:
+                # A bound: a config in a shared folder may come from anybody.
+                return parse_values(file.read(_CONFIG_BYTES))
+        except OSError:
+            return {}
+
+    def stored_checkpoints(self) -> Path:
+        """The folder of its checkpoints, as its config says; the directory itself if it is no run.
+
+        Raises:
+            UserError: the config refers to a value that is unknown.
+        """
+        if not self.is_run():
+            return self.path
+        config = self.values
+        section = config.get("checkpoint")
+        configured = section.get("folder") if isinstance(section, dict) else None
+        if isinstance(configured, str) and "${" in configured:
+            try:
+                configured = resolve_value(config, "checkpoint.folder")
+            except ValueError as error:
+                raise UserError(
+                    f"checkpoint.folder is unknown: {error}",
+                    where=str(self.config_file),
+                    cure="Name the folder of its checkpoints instead of the run.",
+                ) from None
+        if not isinstance(configured, str):
+            return self.checkpoints_folder
+        return as_path(configured.replace("{run_name}", str(config.get("name") or "default")))
 
     def read_config(self) -> str:
         """The text of `config.yaml`."""
@@ -548,29 +588,9 @@ def make_directory(path: Path) -> None:
         raise UserError(message, cure="Choose another directory with run_dir=.") from error
 
 
-def _is_file_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
-    with suppress(OSError):
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    return False
-
-
 def _is_empty(path: Path) -> bool:
     """Whether it is a folder without content, such as the one for checkpoints where a rank of another machine saved."""
     return path.is_dir() and not any(path.iterdir())
-
-
-def _lock(descriptor: int) -> None:
-    """Lock exclusively. A held lock is retried for a moment, because `is_locked` of another process may hold it."""
-    until = time.monotonic() + _READERS_S
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise
-        # Polled: a blocking flock would wait for a training too, for days.
-        time.sleep(_READERS_S / 10)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -32,7 +32,6 @@ from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.files import read_rows
 from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.steps import RunStatus
 
@@ -145,7 +144,7 @@ class Bisection:
         show: Callable[[Tested], None] = lambda tested: None,
     ) -> None:
         self.records = read_records(run)
-        open_run(run)  # `RUN@attempt1` names records, but no run.
+        RunDir.open(run)  # `RUN@attempt1` names records, but no run.
         self.run, self.condition, self.command = RunDir(run), condition, command
         self._words = _read_command(command)
         self._overrides, self._config_dir, self._show = list(overrides), config_dir, show

@@ -26,8 +26,7 @@ from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.environment import timestamp, versions
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.layout import MANIFEST_FILE
-from trainer_cli.runs.folders import open_run
-from trainer_cli.runs.origin import other_source
+from trainer_cli.origin import other_source
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.storage import open_storage
 from trainer_cli.terminal import format_count
@@ -94,7 +93,7 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
         TrainError: the file cannot be written.
         CheckpointError: no two checkpoints of it are left, nor its start and one checkpoint.
     """
-    directory = open_run(run)
+    directory = RunDir.open(run)
     history = read_history(run)
     kept, begins_at_0 = history.entries, first_step(history.attempts) == 0
     all_stretches = stretches_between([entry.step for entry, _ in kept], begins_at_0=begins_at_0)

@@ -38,9 +38,8 @@ from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, User
 from trainer_cli.layout import parse_step
 from trainer_cli.manifest import Manifest
 from trainer_cli.metric_names import TRAIN_PREFIX
-from trainer_cli.runs.folders import advise_run, manifest_of
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import select_one, suggest_selector
+from trainer_cli.selection import StoredCheckpoint, select_one, suggest_selector
 from trainer_cli.terminal import format_count, format_first
 
 _FACTS = ("device", "threads", "processes", "python", "platform")
@@ -279,7 +278,7 @@ def _open_run(path: Path) -> _ComparedRun:
         return _ComparedRun(read_history(path))
     if path.is_dir() and RunDir(path.parent.parent).exists_as_run():
         return _ComparedRun(read_history(path.parent.parent))
-    raise UserError(f"{path} is not a run's directory", cure=suggest_selector(str(path)) or advise_run(path))
+    raise UserError(f"{path} is not a run's directory", cure=suggest_selector(str(path)) or RunDir.advise(path))
 
 
 def _named_step(path: Path) -> tuple[Path, int] | None:
@@ -288,7 +287,7 @@ def _named_step(path: Path) -> tuple[Path, int] | None:
     if path.exists() or not RunDir(run).exists_as_run():
         return None
     if selector in ("latest", "best"):
-        manifest = manifest_of(select_one(str(path)))
+        manifest = StoredCheckpoint(select_one(str(path))).manifest
         return None if manifest is None else (Path(run), manifest.step)
     step = parse_step(selector)
     return None if step is None else (Path(run), step)

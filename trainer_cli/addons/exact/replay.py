@@ -33,12 +33,12 @@ from trainer_cli.environment import versions
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.files import locked_file
 from trainer_cli.loads import WHOLE
+from trainer_cli.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import fork_path, import_torch, kept_settings, showing_import
-from trainer_cli.runs.folders import checkpoints_of, config_of, manifest_of
-from trainer_cli.runs.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema import SYSTEM, TrainConfig
+from trainer_cli.selection import StoredCheckpoint
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.storage import open_storage
 from trainer_cli.terminal import format_count
@@ -247,7 +247,7 @@ class _Replay:
             _new_checkpointer(plan, config),
             identity,
             comparison,
-            folder=checkpoints_of(run.path),
+            folder=run.stored_checkpoints(),
             replayed=run.replayed_folder,
             keep=self.keep,
         )
@@ -336,14 +336,14 @@ def _new_checkpointer(plan: ReplayPlan, config: TrainConfig) -> Checkpointer:
 
 def _changed_settings(plan: ReplayPlan, composed: Composed) -> tuple[str, ...]:
     """Optimizer settings that have changed since the checkpoint to begin with."""
-    source, _ = ("", "") if plan.start is None else config_of(plan.start)
+    source, _ = ("", "") if plan.start is None else StoredCheckpoint(plan.start).read_config()
     return kept_settings(diff(from_yaml(source, trusted=True, missing_ok=True).raw, composed.raw)) if source else ()
 
 
 def _changes(plan: ReplayPlan, composed: Composed) -> Iterator[str]:
     """What of the project's source and of the config is not as in the run, and may change numbers."""
     # A replayed state was kept because its source is that of the run, or because a record has shown it to be equal.
-    manifests = [manifest_of(path) for path in (plan.start, plan.reference) if path is not None]
+    manifests = [StoredCheckpoint(path).manifest for path in (plan.start, plan.reference) if path is not None]
     sources = [other_source(manifest.source, composed.project_root) for manifest in manifests if manifest is not None]
     if all(sources):
         for file, how in (sources[-1] if sources else {}).items():

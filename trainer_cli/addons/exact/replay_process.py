@@ -17,8 +17,8 @@ from trainer_cli.addons.jobs import own_command
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.ranks import without_ranks
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import has_step, named_steps
 from trainer_cli.schema import TrainConfig
+from trainer_cli.selection import has_step, named_steps
 
 _STDERR = 2
 

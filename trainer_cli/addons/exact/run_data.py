@@ -24,9 +24,9 @@ from trainer_cli.data import AnyLoader, Loader, SharedLoader, length_of
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
 from trainer_cli.messages import to_console
+from trainer_cli.origin import TRAIN, compare_forked, naming_project, origin_of
 from trainer_cli.parallel import group_without_processes
 from trainer_cli.running import Builder, Data
-from trainer_cli.runs.origin import TRAIN, compare_forked, naming_project, origin_of
 
 log = logging.getLogger(__name__)
 

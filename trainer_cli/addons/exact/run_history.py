@@ -18,9 +18,9 @@ from trainer_cli.checkpoint.catalog import Entry, catalog_of
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, read_rows
 from trainer_cli.layout import CONFIG_FILE
-from trainer_cli.runs.folders import checkpoints_of, config_of, open_run, run_config
 from trainer_cli.runs.replayed import is_on_course, replayed_entries
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.selection import StoredCheckpoint
 from trainer_cli.steps import RunStatus
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class RunHistory:
             for entry, path in self.entries:
                 manifest = entry.manifest
                 if manifest is not None and manifest.attempt == attempt and CONFIG_FILE in manifest.files:
-                    return config_of(path)[0]
+                    return StoredCheckpoint(path).read_config()[0]
             if not self.is_whole and attempt == self.attempts[-1].get("attempt"):
                 raise CheckpointError(f"{self.path}: no checkpoint of that attempt is left, so its config is unknown")
         return self.run.config_file
@@ -151,7 +151,7 @@ def read_history(path: Path) -> RunHistory:
         UserError: there is no such run, or no such attempt.
     """
     path, number = split_attempt(path)
-    run = open_run(path)
+    run = RunDir.open(path)
     history = RunHistory(run, run.attempts, kept_entries(run))
     return history if number is None else history.until(number)
 
@@ -175,9 +175,9 @@ def first_step(attempts: Sequence[Mapping[str, Any]]) -> int:
 
 def kept_entries(run: RunDir) -> list[tuple[Entry, Path]]:
     """The run's valid checkpoints by step, with those of its copies whose originals were removed."""
-    folder, run_id = checkpoints_of(run.path), run.run_id
+    folder, run_id = run.stored_checkpoints(), run.run_id
     entries = {entry.step: (entry, folder / entry.name) for entry in run.catalog(folder).valid(run_id)}
-    config = run_config(run.path)
+    config = run.values
     section = config.get("checkpoint")
     copy_to = section.get("copy_to") if isinstance(section, dict) else None
     copies = copy_to.get("folder") if isinstance(copy_to, dict) else None

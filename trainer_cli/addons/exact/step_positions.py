@@ -24,10 +24,9 @@ from trainer_cli.files import is_url, read_last_row, read_rows
 from trainer_cli.format import FilesOfRank
 from trainer_cli.loads import LoadOptions
 from trainer_cli.manifest import Manifest
-from trainer_cli.runs.folders import advise_run, config_of, manifest_of, read_small_file, run_config
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import select_one
 from trainer_cli.schema import CheckpointFormat
+from trainer_cli.selection import StoredCheckpoint, select_one
 from trainer_cli.steps import Progress, divide_step
 
 log = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ class StepRecords:
             if manifest.format != CheckpointFormat.tensors or is_url(path):
                 continue
             try:
-                state = json.loads(read_small_file(path, FilesOfRank(0).state) or b"{}")["state"]["data"]
+                state = json.loads(StoredCheckpoint(path).read(FilesOfRank(0).state) or b"{}")["state"]["data"]
             except (TrainError, OSError, ValueError, KeyError):
                 continue
             if isinstance(state, dict):
@@ -142,7 +141,7 @@ class StepRecords:
         if not isinstance(ckpt, str) or not isinstance(states, list) or not LoadOptions(states=states).resumes:
             return None
         try:
-            manifest = manifest_of(select_one(ckpt))
+            manifest = StoredCheckpoint(select_one(ckpt)).manifest
         except (TrainError, OSError):
             return None
         return None if manifest is None else Progress.of(manifest.progress)
@@ -184,8 +183,8 @@ def read_records(path: Path) -> StepRecords:
     path, number = split_attempt(path)
     run = RunDir(path)
     if not run.exists_as_run():
-        raise UserError(f"{path} holds no run", cure=advise_run(path))
-    config = run_config(path)
+        raise UserError(f"{path} holds no run", cure=RunDir.advise(path))
+    config = RunDir(path).values
     if not config:
         raise RunDirectoryError(f"{run.config_file} cannot be read")
     try:
@@ -235,7 +234,7 @@ def _attempts(history: RunHistory, config: Mapping[str, Any]) -> list[Attempt]:
 
 def _config_of(checkpoint: Path) -> Mapping[str, Any] | None:
     try:
-        config = read_yaml(config_of(checkpoint)[1])
+        config = read_yaml(StoredCheckpoint(checkpoint).read_config()[1])
     except (TrainError, OSError, UnicodeDecodeError):
         return None
     return config if isinstance(config, dict) else None

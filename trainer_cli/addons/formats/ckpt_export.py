@@ -90,9 +90,9 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 def _filled(output: Path, path: Path) -> Path:
     """The output, with the ranks of this process and the counts of the checkpoint filled in."""
     from trainer_cli.checkpoint.find import filled
-    from trainer_cli.runs.folders import manifest_of
+    from trainer_cli.selection import StoredCheckpoint
 
-    manifest = manifest_of(path)
+    manifest = StoredCheckpoint(path).manifest
     counts = {} if manifest is None else {**manifest.progress, "step": manifest.step, "epoch": manifest.epoch}
     return Path(filled(str(output), counts))
 
@@ -136,7 +136,7 @@ def export(args: argparse.Namespace) -> int:
 
 def average(args: argparse.Namespace) -> int:
     """Save the mean of the weights of checkpoints."""
-    from trainer_cli.runs.select import select
+    from trainer_cli.selection import select
 
     selection = select(args.names)
     for path, problem in {**selection.skipped, **selection.damaged}.items():
@@ -171,7 +171,7 @@ def strip(args: argparse.Namespace) -> int:
 
 def _select_one(name: str) -> Path:
     """The path of a checkpoint of this program or another; a run directory means its newest."""
-    from trainer_cli.runs.select import select
+    from trainer_cli.selection import select
 
     paths = select([name]).paths
     if len(paths) > 1:

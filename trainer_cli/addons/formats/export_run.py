@@ -30,7 +30,7 @@ from trainer_cli.layout import CONFIG_FILE, MODEL_CONFIG_FILE, STEP_MODULES
 from trainer_cli.loads import VERSIONS, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE
-from trainer_cli.runs.folders import config_of, manifest_of, read_small_file, run_holding
+from trainer_cli.selection import StoredCheckpoint, run_holding
 from trainer_cli.state import metadata_of, spectral_vectors, weights_of
 from trainer_cli.terminal import format_count
 
@@ -205,7 +205,7 @@ def evaluated_weights(
 def _model_files(path: Path, config_file: Path | None = None) -> dict[str, bytes]:
     """The `config.json` of a transformers model: `config_file`, else that of the checkpoint; empty without one."""
     if config_file is None and kind_of(path) is None:
-        content = read_small_file(path, MODEL_CONFIG_FILE)
+        content = StoredCheckpoint(path).read(MODEL_CONFIG_FILE)
         return {} if content is None else {MODEL_CONFIG_FILE: content}
     file = config_file or path / MODEL_CONFIG_FILE
     if config_file is None and not file.is_file():
@@ -221,7 +221,7 @@ def _save(
 ) -> Written:
     if output.exists():
         raise UserError(f"{output} exists", cure="Choose another --output.")
-    manifest = manifest_of(source)
+    manifest = StoredCheckpoint(source).manifest
     state: dict[str, Any] = {"model": dict(weights)}
     if versions is not None:
         state[VERSIONS] = dict(versions)
@@ -238,7 +238,7 @@ def _metadata(source: Path, manifest: Manifest | None, reason: str) -> Checkpoin
     if manifest is None:
         return CheckpointMetadata(reason=reason)
     try:
-        _, text = config_of(source)
+        _, text = StoredCheckpoint(source).read_config()
     except CheckpointError:
         text = ""
     return CheckpointMetadata(

@@ -48,8 +48,8 @@ from trainer_cli.parallel import (
 )
 from trainer_cli.ranks import is_restarted, ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import ckpt_argument, run_of
 from trainer_cli.schema import ANEW, RESUME_WORDS, TrainConfig
+from trainer_cli.selection import ckpt_argument, run_of
 from trainer_cli.signals import SignalHandlers
 from trainer_cli.steps import RunStatus, Unit
 from trainer_cli.terminal import format_count

@@ -15,7 +15,6 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.files import replace
-from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.steps import RunStatus
@@ -186,7 +185,7 @@ def as_table(rows: Sequence[JobStatus], settings: BestSettings) -> str:
     if winners:
         more = f" and {len(winners) - 1} more" if len(winners) > 1 else ""
         shown.append(f"* best {ranked} of all jobs: {_best(winners[0], str(ranked)):.4g}, of {winners[0].key}{more}")
-        compared = (run_config(row.run_dir) for row in rows if ranked in row.best)
+        compared = (RunDir(row.run_dir).values for row in rows if ranked in row.best)
         lengths = dict.fromkeys(map(_length, compared))
         if len(lengths) > 1:
             shown.append(f"  compared although loop.max_duration differs: {format_first(list(lengths), 4)}")

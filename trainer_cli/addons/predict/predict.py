@@ -30,11 +30,11 @@ from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.files import is_url
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.messages import to_console
+from trainer_cli.origin import EvaluatedOrigin, naming_project
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.ranks import Ranks
-from trainer_cli.running import Holds, import_torch, run_or_place
-from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
-from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
+from trainer_cli.running import import_torch, run_or_place
+from trainer_cli.selection import Holds, StoredCheckpoint
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def predict(
             log.error("%s: %s", path, problem)
         folders = _folders(selection.paths)
         for path in selection.paths:
-            with naming_project(run_that_saved(path), config_dir):
+            with naming_project(StoredCheckpoint(path).find_run(), config_dir):
                 experiment = _Experiment(path, other_overrides, settings, command, allow_pickle=allow_pickle)
                 experiment.predict(folders[path], ranks)
     return ExitCode.NO_CHECKPOINT if selection.damaged else ExitCode.DONE
@@ -136,7 +136,7 @@ class _Experiment:
         *,
         allow_pickle: bool,
     ) -> None:
-        source, _ = config_of(path)
+        source, _ = StoredCheckpoint(path).read_config()
         if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):
             cure = f"Name its experiment: train predict NAME ckpt={path}."
             raise CheckpointError(f"{path} holds no {CONFIG_FILE}", cure=cure)
@@ -202,7 +202,7 @@ class _Experiment:
 
 def _identify(path: Path) -> Any:
     """What tells a checkpoint from any other; of a file or folder of another program also sizes and times of change."""
-    if (manifest := manifest_of(path)) is not None:
+    if (manifest := StoredCheckpoint(path).manifest) is not None:
         return [manifest.run_id, manifest.step, manifest.config_digest]
     name = without_secrets(str(path))
     if is_url(path):

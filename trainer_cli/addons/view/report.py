@@ -31,7 +31,6 @@ from trainer_cli.errors import TrainError, UserError, one_line
 from trainer_cli.files import as_path, replace
 from trainer_cli.runs.damage import collecting
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
-from trainer_cli.runs.folders import checkpoints_of
 from trainer_cli.runs.record import RunRecord
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
@@ -161,7 +160,7 @@ def _assign_rows(rows: Sequence[ValidationRow], records: Sequence[RunRecord]) ->
     for record in records:
         # A run may save in a folder elsewhere, which a damaged config does not name.
         with suppress(UserError, OSError):
-            saved_in[os.path.realpath(checkpoints_of(record.path))] = record.path
+            saved_in[os.path.realpath(RunDir(record.path).stored_checkpoints())] = record.path
     of_run: dict[str, list[ValidationRow]] = {}
     for row in rows:
         folder = as_path(row.checkpoint).parent

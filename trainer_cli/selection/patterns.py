@@ -24,10 +24,10 @@ from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import in_runs, parse_step
 from trainer_cli.patterns import alternatives, did_you_mean
-from trainer_cli.runs.folders import checkpoints_of, id_of, is_checkpoint, is_run, run_config, run_holding
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.replayed import replayed_entries
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.run_dir import RunDir, is_checkpoint
+from trainer_cli.selection.stored import run_holding
 from trainer_cli.terminal import format_first
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def select_all(patterns: Sequence[str]) -> dict[Path, Named]:
     empty: list[str] = []
     for pattern in map(_fill_in, patterns):
         matches = _match_all(pattern)
-        if not matches and not is_run(Path(pattern)):
+        if not matches and not RunDir(Path(pattern)).is_run():
             cure = _suggest_ckpt(Path(pattern)) or suggest_nearby(pattern)
             raise CheckpointError(f"{pattern} names no checkpoint", cure=cure)
         empty += [] if matches else [pattern]
@@ -191,8 +191,8 @@ def named_path(named: str) -> Path:
 
 def has_step(run: Path, step: int) -> bool:
     """Whether a checkpoint of a step of a run was kept, valid or damaged, or was replayed."""
-    kept = catalog_of(checkpoints_of(run)).entries()
-    run_id = id_of(run)
+    kept = catalog_of(RunDir(run).stored_checkpoints()).entries()
+    run_id = RunDir(run).known_id
     return any(
         entry.step == step and not entry.partial and (entry.manifest is None or run_id in (None, entry.manifest.run_id))
         for entry in kept
@@ -229,8 +229,8 @@ def _match_all(pattern: str) -> dict[Path, Named]:
                 runs[folder] = run_holding(folder)
             folders[path] = Named(runs[folder], itself=not is_glob)
         elif path.is_dir() or is_url(path):
-            folder = checkpoints_of(path)
-            run = path if is_run(path) else run_holding(folder)
+            folder = RunDir(path).stored_checkpoints()
+            run = path if RunDir(path).is_run() else run_holding(folder)
             folders |= {folder / name: Named(run, itself=False) for name in _names_in(folder, run)}
     return folders
 
@@ -238,7 +238,7 @@ def _match_all(pattern: str) -> dict[Path, Named]:
 def _names_in(folder: Path, run: Path | None) -> list[str]:
     """The checkpoints in a folder; outside of the run, where other runs may save too, only those of the run."""
     catalog = catalog_of(folder)
-    if run is None or run_holding(folder) is not None or (run_id := id_of(run)) is None:
+    if run is None or run_holding(folder) is not None or (run_id := RunDir(run).known_id) is None:
         return catalog.names()
     return [entry.name for entry in catalog.entries() if entry.manifest and entry.manifest.run_id == run_id]
 
@@ -297,7 +297,7 @@ def _holds(run: Path, selector: str) -> bool:
     if not run.is_dir():
         return False
     step = parse_step(selector)
-    return bool(catalog_of(checkpoints_of(run)).names()) if step is None else has_step(run, step)
+    return bool(catalog_of(RunDir(run).stored_checkpoints()).names()) if step is None else has_step(run, step)
 
 
 def _with_name(path: Path) -> Path:
@@ -309,7 +309,7 @@ def _checkpoint_at(path: Path) -> Path:
     """The checkpoint at an existing path: the newest of a run or of a folder of checkpoints, else the path itself."""
     if path.is_dir() and not is_checkpoint(path) and kind_of(path) is None:
         for folder in (path, path / "checkpoints"):
-            if is_run(folder) or catalog_of(folder).names():
+            if RunDir(folder).is_run() or catalog_of(folder).names():
                 return _select_from_run(folder, "latest")
     if path.is_file() and is_archive(path):
         return extract_archive(path)
@@ -351,11 +351,11 @@ def _select_from_run(run: Path, selector: str) -> Path:
     Raises:
         CheckpointError: no checkpoint matches.
     """
-    folder = checkpoints_of(run)
+    folder = RunDir(run).stored_checkpoints()
     # A step may have been replayed in a run that saves no checkpoints.
     if not folder.is_dir() and not is_url(folder) and parse_step(selector) is None:
         raise CheckpointError(f"{run}@{selector}: there is no {folder}", cure=suggest_nearby(str(run)))
-    catalog, run_id = catalog_of(folder), id_of(run)
+    catalog, run_id = catalog_of(folder), RunDir(run).known_id
     if selector == "latest":
         chosen = catalog.newest_valid(run_id)
         if chosen is not None:
@@ -401,7 +401,7 @@ def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
     """The best of these checkpoints of a run, by `BestSettings.rule`; None if none was saved at an evaluation."""
     facts = [entry.facts for entry in valid if entry.facts is not None]
     # Read now: the rule of the run may have changed since the checkpoint was saved.
-    settings = BestSettings.of({} if run is None else run_config(run))
+    settings = BestSettings.of({} if run is None else RunDir(run).values)
     rule = settings.rule(name for saved in facts for name in saved.metrics)
     ranked = rule.ranked(facts) if rule is not None else []
     return next((entry for entry in valid if ranked and entry.name == ranked[0].name), None)
@@ -416,7 +416,7 @@ def _suggest_ckpt(path: Path) -> str | None:
 def suggest_selector(pattern: str) -> str | None:
     """The hint for `RUN@41` or `RUN@lates`; None for any other pattern."""
     run, at, selector = pattern.rpartition("@")
-    if not at or is_url(run) or not is_run(Path(run)):
+    if not at or is_url(run) or not RunDir(Path(run)).is_run():
         return None
     if selector.isdecimal():
         return f"Write {run}@step{selector}."
@@ -438,7 +438,7 @@ def suggest_nearby(pattern: str) -> str | None:
         folder = folder.parent
     if not folder.is_dir():
         return None
-    runs = [path for path in folder.iterdir() if is_run(path)] if folder == Path(pattern) else []
+    runs = [path for path in folder.iterdir() if RunDir(path).is_run()] if folder == Path(pattern) else []
     if runs:
         return f"It holds runs: name one, such as {runs[0]}, or all, as '{folder}/*'."
     names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]

@@ -21,9 +21,8 @@ from trainer_cli.config import PACKAGE, Change, Composed, diff, from_yaml, proje
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
 from trainer_cli.keys import DATA_KEYS, SOURCE, matches_any
 from trainer_cli.parallel import ProcessGroup, check_same
-from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import ckpt_argument
+from trainer_cli.selection import StoredCheckpoint, ckpt_argument
 from trainer_cli.terminal import format_first
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def compare_forked(composed: Composed, fork: Path, now: Origin) -> None:
     Raises:
         ConfigError: samples differ because of another `seed`, and `resume_allow` does not allow it.
     """
-    manifest = manifest_of(fork)
+    manifest = StoredCheckpoint(fork).manifest
     if manifest is None:
         return
     report_source(str(fork), other_source(manifest.source, composed.project_root))
@@ -161,13 +160,13 @@ class EvaluatedOrigin:
             ConfigError: samples differ, or so does the file of the model, which is of another project, and
                 `resume_allow` does not allow it.
         """
-        manifest = manifest_of(checkpoint)
+        manifest = StoredCheckpoint(checkpoint).manifest
         if manifest is None:
             return
         root = self._composed.project_root
         differing = other_source(manifest.source, root)
         # Any attempt of the run may have saved this checkpoint.
-        run = run or run_that_saved(checkpoint)
+        run = run or StoredCheckpoint(checkpoint).find_run()
         trained_in = [] if run is None else RunDir(run).project_roots
         if manifest.source and root not in trained_in:
             _refuse_other_model(self._composed, checkpoint, manifest, differing, trained_in)
@@ -288,7 +287,7 @@ def _file_of(target: str, root: Path) -> str | None:
 
 def _changes_since(checkpoint: Path, composed: Composed) -> list[Change]:
     """The changes from the config of a checkpoint."""
-    source, _ = config_of(checkpoint)
+    source, _ = StoredCheckpoint(checkpoint).read_config()
     return diff(from_yaml(source, trusted=True, missing_ok=True).raw, composed.raw) if source else []
 
 

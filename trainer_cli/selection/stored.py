@@ -1,0 +1,89 @@
+"""A checkpoint at a path: its manifest, its small files, its config, and the run that saved it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_cli.checkpoint.catalog import Catalog, catalog_of, read_small
+from trainer_cli.checkpoint.kind import kind_of
+from trainer_cli.files import is_url
+from trainer_cli.layout import CONFIG_FILE
+from trainer_cli.manifest import Manifest
+from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.stored_values import parse_values, resolve_value
+from trainer_cli.tensor_files import read_verified
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """What a checkpoint says about itself. Nothing is read until it is asked for."""
+
+    path: Path
+    catalog: Catalog | None = None
+    """That of its folder, which a run needs for a checkpoint that is not in the object store yet."""
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """None if it cannot be read, or another program saved the checkpoint."""
+        if kind_of(self.path) is not None:
+            return None
+        return self._catalog.entry(self.path.name).manifest
+
+    def read(self, file: str) -> bytes | None:
+        """Read a small file and verify its digest; None if the checkpoint has no such file."""
+        catalog, name = self._catalog, self.path.name
+        manifest = catalog.entry(name).manifest
+        if manifest is None or file not in manifest.files:
+            return None
+        if is_url(self.path):
+            # `reading` would download the other files too, which may be large.
+            return read_small(catalog.storage, name, file, manifest)
+        with catalog.storage.reading(name) as folder:
+            return read_verified(folder, manifest, file)
+
+    def read_config(self) -> tuple[Path | str, str]:
+        """Its config, else that of its run, as (source, text).
+
+        The source is the file, or the text itself for a checkpoint in an object store. Both are empty without a config.
+        """
+        if kind_of(self.path) is not None:
+            return "", ""
+        if (content := self.read(CONFIG_FILE)) is not None:
+            return content.decode() if is_url(self.path) else self.path / CONFIG_FILE, content.decode()
+        run = RunDir(self.path.parent.parent)
+        return (run.config_file, run.read_config()) if run.config_file.is_file() else ("", "")
+
+    def find_run(self) -> Path | None:
+        """The directory of the run that saved it; None if it is not found.
+
+        It is the one around the folder of the checkpoint. If the run saves elsewhere, or the checkpoint was copied, it
+        is the `run_dir` in the checkpoint's config, from the current folder, if the run there has the same id.
+        """
+        if kind_of(self.path) is not None:
+            return None
+        if not is_url(self.path) and RunDir(above := self.path.parent.parent).is_run():
+            return above
+        manifest, (_, text) = self.manifest, self.read_config()
+        config = parse_values(text)
+        try:
+            run_dir = resolve_value(config, "run_dir") if "${" in str(config.get("run_dir")) else config.get("run_dir")
+        except ValueError:
+            return None
+        if manifest is None or not isinstance(run_dir, str) or is_url(run_dir):
+            return None
+        run = RunDir(run_dir)
+        return run.path if run.is_run() and run.known_id == manifest.run_id else None
+
+    @property
+    def _catalog(self) -> Catalog:
+        return self.catalog or catalog_of(self.path.parent)
+
+
+def run_holding(folder: Path) -> Path | None:
+    """The run whose directory holds a folder of checkpoints; None without one, or if it saves in another folder."""
+    run = folder / ".." if folder.name in ("", "..") else folder.parent
+    directory = RunDir(run)
+    is_its_own = directory.is_run() and os.path.realpath(directory.stored_checkpoints()) == os.path.realpath(folder)
+    return run if is_its_own else None
