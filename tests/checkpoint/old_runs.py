@@ -35,8 +35,8 @@ TEXT = (
     "loggers.tensorboard=null", "logging.console=off",
 )  # fmt: skip
 SPARSE = (
-    *ALONE, "+callbacks.rigl={_target_: trainer_cli.RigL, sparsity: 0.5, parameters: [layers.*weight]}",
-    "callbacks.rigl.every=2", "callbacks.rigl.stop=8", "callbacks=[default,ema,check_finite]",
+    *ALONE, "callbacks=[default,ema,check_finite]",
+    "+callbacks.rigl={_target_: trainer_cli.RigL, sparsity: 0.5, parameters: [layers.*weight], every: 2, stop: 8}",
 )  # fmt: skip
 
 ONE_PROCESS: Mapping[str, tuple[str, ...]] = {
