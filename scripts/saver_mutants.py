@@ -8,7 +8,7 @@ from __future__ import annotations
 _LOCAL, _FOLDER = "trainer_cli/storage/local.py", "trainer_cli/storage/folder.py"
 _SAVE, _GROUP = "trainer_cli/checkpoint/save.py", "trainer_cli/checkpoint/group_save.py"
 _STORE, _RANK_FOLDER = "trainer_cli/addons/stores/object_store.py", "trainer_cli/addons/stores/rank_folder.py"
-_CATALOG, _VERIFIED = "trainer_cli/checkpoint/catalog.py", "trainer_cli/tensor_files/verified_file.py"
+_CATALOG, _VERIFIED = "trainer_cli/catalog/catalog.py", "trainer_cli/tensor_files/verified_file.py"
 _MANIFEST, _LOCKS = "trainer_cli/manifest.py", "trainer_cli/storage/manifest_lock.py"
 _RETENTION, _SAVER = "trainer_cli/callbacks/retention.py", "trainer_cli/callbacks/state_saver.py"
 

@@ -40,7 +40,7 @@ FLOORS = (
     "dtensor",
     "tensor_files",
     "batches data storage format parallel loggers",
-    "config state strategies",
+    "config state strategies catalog",
     "checkpoint outputs",
     "optim runs",
     "selection",

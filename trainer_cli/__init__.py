@@ -56,14 +56,14 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.skip_samples import ScopedFlags as ScopedFlags
     from trainer_cli.callbacks.skip_samples import SkipSamples as SkipSamples
     from trainer_cli.callbacks.validation_callback import ValidationCallback as ValidationCallback
+    from trainer_cli.catalog.find import checkpoint_path as checkpoint_path
+    from trainer_cli.catalog.find import checkpoint_pattern as checkpoint_pattern
+    from trainer_cli.catalog.find import latest_checkpoint as latest_checkpoint
     from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer as AsyncCheckpointer
     from trainer_cli.checkpoint.checkpointer import Checkpointer as Checkpointer
     from trainer_cli.checkpoint.checkpointer import SyncCheckpointer as SyncCheckpointer
     from trainer_cli.checkpoint.checkpointer import make_async_checkpointer as make_async_checkpointer
     from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer as make_sync_checkpointer
-    from trainer_cli.checkpoint.find import checkpoint_path as checkpoint_path
-    from trainer_cli.checkpoint.find import checkpoint_pattern as checkpoint_pattern
-    from trainer_cli.checkpoint.find import latest_checkpoint as latest_checkpoint
     from trainer_cli.checkpoint.without_trainer import load_checkpoint as load_checkpoint
     from trainer_cli.checkpoint.without_trainer import save_checkpoint as save_checkpoint
     from trainer_cli.data.datasets import Datasets as Datasets
@@ -128,10 +128,10 @@ else:
             "callbacks.save_checkpoint_state": "SaveCheckpointState",
             "callbacks.skip_samples": "ScopedFlags SkipSamples",
             "callbacks.validation_callback": "ValidationCallback",
+            "catalog.find": "checkpoint_path checkpoint_pattern latest_checkpoint",
             "checkpoint.checkpointer": (
                 "AsyncCheckpointer Checkpointer make_async_checkpointer make_sync_checkpointer SyncCheckpointer"
             ),
-            "checkpoint.find": "checkpoint_path checkpoint_pattern latest_checkpoint",
             "checkpoint.without_trainer": "load_checkpoint save_checkpoint",
             "data.datasets": "Datasets Digits",
             "data.loader": "Loader",

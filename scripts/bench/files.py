@@ -17,6 +17,7 @@ from settings import Settings
 from state import flat, gpt_state, size_bytes
 from table import Column, Row, Table
 from timing import Measure, interleaved, say, seconds
+from trainer_cli.addons.formats.whole_archive import write_archive
 
 COPY = "cp and fsync"
 
@@ -43,7 +44,6 @@ def _contenders(tree: dict, folder: Path) -> dict[str, Callable[[Path], object]]
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
     from trainer_cli.addons.formats.export import ExportFormat, export
-    from trainer_cli.checkpoint.find import write_archive
 
     tensors = flat(tree)
     checkpoint = folder / "step1"

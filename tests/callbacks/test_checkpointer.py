@@ -17,8 +17,8 @@ from undecodable import make_undecodable
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.catalog.history import Life
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.history import lives
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.loads.options import LoadOptions
@@ -131,7 +131,7 @@ def test_each_save_and_removal_is_recorded_with_its_reason(tmp_path: Path, save_
     identity = RunIdentity(run_id="abc", history_file=file)
     rules = {"identity": identity, "save_async": save_async, "save_interval": 4, "ephemeral_save_interval": 3}
     attempt(tmp_path / "checkpoints", 9, **rules)
-    rows = [(life.name, life.kind, life.reason, life.removed_reason) for life in lives(read_rows(file))]
+    rows = [(life.name, life.kind, life.reason, life.removed_reason) for life in Life.read_all(read_rows(file))]
     assert rows == [
         ("step0", "regular", "before the first step", None),
         ("step3", "ephemeral", "every 3 steps, ephemeral", "ephemeral, and step4 is newer"),

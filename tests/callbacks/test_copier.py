@@ -19,7 +19,7 @@ from tiny import ListLogger, StopAt, loader, trainer
 from trainer_cli.addons.stores.copier import Copier
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
-from trainer_cli.checkpoint.catalog import Catalog, catalog_of, is_intact, why_damaged
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
 from trainer_cli.layout.naming import MANIFEST_FILE
@@ -66,9 +66,9 @@ class Run:
     @property
     def copied(self) -> list[int]:
         """The steps of the copies, each verified."""
-        catalog = catalog_of(self.copies)
+        catalog = Catalog.of(self.copies)
         entries = catalog.entries()
-        assert [why_damaged(catalog.storage, entry) for entry in entries] == [None] * len(entries)
+        assert [catalog.why_damaged(entry) for entry in entries] == [None] * len(entries)
         return [entry.step for entry in entries]
 
 
@@ -112,9 +112,9 @@ def test_every_kth_checkpoint_and_the_last_are_copied_and_kept_by_the_same_rules
 def test_the_count_is_right_where_most_of_the_counted_checkpoints_are_gone(run: Run) -> None:
     for end in range(1, 9):  # One step in each attempt: none has seen three commits.
         run.fit(10, StopAt(end), Patient(), max_checkpoints=1, remove="ephemeral_only", save_on_stop=False)
-    numbers = [entry.manifest.number for entry in catalog_of(run.copies).entries() if entry.manifest]
+    numbers = [entry.manifest.number for entry in Catalog.of(run.copies).entries() if entry.manifest]
     assert numbers == [8]
-    own = catalog_of(run.own).entries()[-1]
+    own = Catalog.of(run.own).entries()[-1]
     assert own.manifest is not None
     assert (own.step, own.manifest.number) == (8, 8)
 
@@ -126,10 +126,10 @@ def test_a_resume_from_a_copy_is_exact_and_says_so(run: Run, tmp_path: Path, cap
     shutil.rmtree(run.own)
     made = run.fit(9)
     assert made.loaded_from == run.copies / "step6"
-    ends = [catalog_of(place.copies).entry("step9").manifest for place in (run, straight)]
+    ends = [Catalog.of(place.copies).entry("step9").manifest for place in (run, straight)]
     assert {one.files["rank0.safetensors"] for one in ends if one is not None} == {ends[0].files["rank0.safetensors"]}  # type: ignore[union-attr]
     assert caplog.text.count(f"step6 is taken from the copies in {run.copies}: {run.own} holds no valid") == 1
-    assert [entry.step for entry in catalog_of(run.own).entries()] == [7, 8, 9]
+    assert [entry.step for entry in Catalog.of(run.own).entries()] == [7, 8, 9]
     assert run.copied == straight.copied == [3, 6, 9]
 
 
@@ -158,7 +158,7 @@ def test_the_newest_valid_of_both_folders_is_resumed(
     made = run.fit(8)
     assert made.loaded_from == run.own.parent / taken
     assert made.progress.step == 8
-    assert catalog_of(run.copies).entry("step8").valid
+    assert Catalog.of(run.copies).entry("step8").valid
 
 
 def test_nothing_is_removed_while_it_is_copied_and_a_slow_folder_gets_the_newest(
@@ -195,9 +195,9 @@ def test_nothing_is_removed_while_it_is_copied_and_a_slow_folder_gets_the_newest
 
 def test_a_copy_gets_the_metrics_of_an_evaluation_that_came_later(run: Run) -> None:
     run.fit(4, every=2)
-    assert catalog_of(run.copies).entry("step4").manifest.finished  # type: ignore[union-attr]
+    assert Catalog.of(run.copies).entry("step4").manifest.finished  # type: ignore[union-attr]
     run.fit(6, every=2, val=loader(4))
-    catalogs = [catalog_of(folder).entry("step6").manifest for folder in (run.own, run.copies)]
+    catalogs = [Catalog.of(folder).entry("step6").manifest for folder in (run.own, run.copies)]
     assert catalogs[0] == catalogs[1]
     assert "val/loss" in catalogs[0].metrics  # type: ignore[union-attr]
 
@@ -358,11 +358,11 @@ def test_a_copy_that_ends_at_any_operation_is_whole_or_not_there(tmp_path: Path)
         shutil.rmtree(folder, ignore_errors=True)
         # All later operations fail too, as after a kill: nothing is tidied up.
         copy(FaultyDisk(at, persistent=True))
-        catalog = catalog_of(folder)
+        catalog = Catalog.of(folder)
         entries = [entry for entry in catalog.entries() if entry.manifest is not None]
-        assert all(is_intact(catalog.storage, entry) for entry in entries), counting.operations[at - 1]
+        assert all(catalog.is_intact(entry) for entry in entries), counting.operations[at - 1]
         whole += bool(entries)
         copy(Disk())  # The next start makes up for it, and removes what is left.
         assert os.listdir(folder) == ["step3"]
-        assert is_intact(catalog.storage, catalog.entry("step3"))
+        assert catalog.is_intact(catalog.entry("step3"))
     assert 0 < whole < len(counting.operations)

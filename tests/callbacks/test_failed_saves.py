@@ -14,7 +14,7 @@ from tiny import ListLogger, StopAt, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.snapshot import SnapshotBuffer
 from trainer_cli.errors import NotDurableError, SaveError
 from trainer_cli.storage.disk import Disk
@@ -39,7 +39,7 @@ def fit(folder: Path, *callbacks: Callback, disk: Disk | None = None, logger: An
 
 def steps(folder: Path) -> list[int]:
     """The steps of the checkpoints that can be loaded."""
-    return [entry.step for entry in catalog_of(folder).entries() if entry.valid]
+    return [entry.step for entry in Catalog.of(folder).entries() if entry.valid]
 
 
 class FailsIn(Disk):

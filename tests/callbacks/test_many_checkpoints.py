@@ -17,7 +17,7 @@ from tiny import loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.retention import Retention
-from trainer_cli.checkpoint import catalog
+from trainer_cli.catalog import catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy.rules import BestRule, CheckpointKind, RetentionRules

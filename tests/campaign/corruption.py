@@ -17,7 +17,7 @@ from campaign.fault_class import FaultClass, Size, Trials
 from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S, Reference, check_end, make_reference, resumed_step
 from campaign.verdict import PASSED, Outcome, Verdict
-from trainer_cli.checkpoint.catalog import Catalog, newest_intact
+from trainer_cli.catalog.catalog import Catalog, newest_intact
 from trainer_cli.errors import CheckpointError
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.local import LocalStorage

@@ -15,7 +15,7 @@ from command import Result, train
 from compare import assert_same_run, metrics, tensors
 
 from campaign.verdict import Outcome, Verdict
-from trainer_cli.checkpoint.catalog import catalog_of, why_damaged
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.layout.naming import parse_step
 
 HANG_S = 120.0
@@ -131,8 +131,8 @@ def sound_checkpoints(run: Path) -> dict[int, Path]:
     """The checkpoints whose every byte is as it was written, by step."""
     if not (run / "checkpoints").is_dir():
         return {}
-    catalog = catalog_of(run / "checkpoints")
-    entries = [entry for entry in catalog.entries() if why_damaged(catalog.storage, entry) is None]
+    catalog = Catalog.of(run / "checkpoints")
+    entries = [entry for entry in catalog.entries() if catalog.why_damaged(entry) is None]
     return {entry.step: run / "checkpoints" / entry.name for entry in entries}
 
 

@@ -17,7 +17,7 @@ from campaign.kill_points import ALL, spread
 from campaign.verdict import Outcome, Verdict
 from trainer_cli.addons.stores.object_client import ObjectClient
 from trainer_cli.addons.stores.object_store import ObjectStorage
-from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.checkpoint.save import CheckpointMetadata
 

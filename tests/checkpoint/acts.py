@@ -16,7 +16,7 @@ from faulty_disk import Fault, FaultyDisk
 from forgetful import ForgetfulDisk, PowerCut
 from states import same, small_state
 
-from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.errors import NO_SPACE, SaveError
 from trainer_cli.storage.disk import Disk

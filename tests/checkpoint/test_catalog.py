@@ -15,21 +15,13 @@ import pytest
 from faulty_disk import FaultyDisk
 from states import reseal, same, small_state
 
-from trainer_cli.checkpoint.catalog import (
-    GONE,
-    REMOVING,
-    Catalog,
-    newest_intact,
-    newest_of_all,
-    read_small,
-    verify_beside,
-    why_damaged,
-)
+from trainer_cli.catalog.catalog import GONE, REMOVING, Catalog, newest_intact, newest_of_all
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.errors import CheckpointError
 from trainer_cli.layout.naming import Naming
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.policy.rules import CheckpointKind, Saved
+from trainer_cli.running.start import _verify_beside
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.hidden_names import removed_marker
 from trainer_cli.storage.local import LocalStorage
@@ -281,7 +273,7 @@ def test_work_is_done_beside_each_reading_and_changes_nothing_of_the_choice(cata
     for step in damaged:
         damage(catalog, step)
     done = []
-    found = newest_intact(catalog, "r", check=partial(verify_beside, lambda: done.append(threading.current_thread())))
+    found = newest_intact(catalog, "r", check=partial(_verify_beside, lambda: done.append(threading.current_thread())))
     assert found is not None
     assert found.step == left
     assert done == [threading.main_thread()] * (len(damaged) + 1)
@@ -294,7 +286,7 @@ def test_a_failure_of_that_work_is_its_own_and_sets_nothing_aside(catalog):
 
     damage(catalog, 3)
     with pytest.raises(ImportError, match="no torch"):
-        newest_intact(catalog, "r", check=partial(verify_beside, fails))
+        newest_intact(catalog, "r", check=partial(_verify_beside, fails))
     assert len(catalog.entries()) == 3
     assert not [thread for thread in threading.enumerate() if thread.name == "checkpoint-verifying"]
 
@@ -320,7 +312,7 @@ HOSTILE = {
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 def test_whatever_reading_raises_is_damage_and_the_next_older_one_is_taken(catalog, caplog, hostile):
     reseal(catalog.storage.root / "step3", *hostile)
-    assert why_damaged(catalog.storage, catalog.entry("step3")) is not None
+    assert catalog.why_damaged(catalog.entry("step3")) is not None
     with pytest.raises(DamagedCheckpoint):
         SyncCheckpointer().load(catalog.storage.root / "step3")
     found = newest_intact(catalog, "r")
@@ -472,7 +464,7 @@ def test_a_pin_that_cannot_be_read_counts_as_one(root, monkeypatch, caplog):
 def test_a_small_file_that_is_not_what_was_written_is_damage(root, content):
     storage, entry = LocalStorage(root), Catalog(LocalStorage(root)).entry("step10")
     path = root / "step10" / "rank0.json"
-    assert read_small(storage, "step10", "rank0.json", entry.manifest) == path.read_bytes()
+    assert Catalog(storage).read_small("step10", "rank0.json", entry.manifest) == path.read_bytes()
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(DamagedCheckpoint, match=r"rank0\.json is missing, or not what was written"):
-        read_small(storage, "step10", "rank0.json", entry.manifest)
+        Catalog(storage).read_small("step10", "rank0.json", entry.manifest)

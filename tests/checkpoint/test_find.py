@@ -17,8 +17,9 @@ import torch
 from thread_ranks import ThreadGroup, on_ranks
 
 from trainer_cli import Trainer
+from trainer_cli.addons.formats.whole_archive import write_archive
+from trainer_cli.catalog.find import checkpoint_path, checkpoint_pattern, expanded, latest_checkpoint
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, expanded, latest_checkpoint, write_archive
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, SaveError, UserError

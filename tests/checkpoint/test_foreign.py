@@ -27,9 +27,10 @@ sys.path.append(str(Path(__file__).parents[1] / "parallel"))
 from ranks import on_ranks
 
 from trainer_cli.addons.formats.read import read_foreign
+from trainer_cli.catalog.foreign_kind import ForeignKind
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.kind import Kind, kind_of
 from trainer_cli.errors import CheckpointError
+from trainer_cli.trainer.metric_logger import Kind
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -152,14 +153,14 @@ WRITERS: dict[str, tuple[Callable[[Path], object], Kind, str, int | None]] = {
     **{
         f"{name}, {form}": (
             lambda path, saved=saved, form=form: torch.save(saved, path, _use_new_zipfile_serialization=form == "zip"),
-            *(Kind.torch_file, program, step),
+            *(ForeignKind.torch_file, program, step),
         )
         for name, (saved, program, step) in OBJECTS.items()
         for form in ("zip", "old format")
     },
-    "safetensors": (lambda path: save_file(_tensors(), path), Kind.safetensors, "safetensors file", None),
+    "safetensors": (lambda path: save_file(_tensors(), path), ForeignKind.safetensors, "safetensors file", None),
     **{
-        f"Hugging Face, {name}": (write, Kind.huggingface, "Hugging Face folder", None)
+        f"Hugging Face, {name}": (write, ForeignKind.huggingface, "Hugging Face folder", None)
         for name, write in {
             "one file": lambda path: _in_folder(path, save_file, "model.safetensors"),
             "one pickle": lambda path: _in_folder(path, torch.save, "pytorch_model.bin"),
@@ -168,7 +169,7 @@ WRITERS: dict[str, tuple[Callable[[Path], object], Kind, str, int | None]] = {
         }.items()
     },
     **{
-        f"DCP, {name}": (write, Kind.dcp, "DCP folder", None)
+        f"DCP, {name}": (write, ForeignKind.dcp, "DCP folder", None)
         for name, write in {
             "weights alone": lambda path: _dcp(path, weights()),
             "under model": lambda path: _dcp(path, {"model": weights(), "optimizer": MOMENTS, "step": 4}),
@@ -176,7 +177,7 @@ WRITERS: dict[str, tuple[Callable[[Path], object], Kind, str, int | None]] = {
             "in safetensors": lambda path: _dcp(path, {"model": _tensors()}, "SAFETENSORS"),
         }.items()
     },
-    "torch's Checkpointer": (_by_torchs_checkpointer, Kind.torch_checkpointer, "torch file", None),
+    "torch's Checkpointer": (_by_torchs_checkpointer, ForeignKind.torch_checkpointer, "torch file", None),
 }
 """What writes a checkpoint -> how it is called and which step it is of, as far as it says so."""
 
@@ -185,7 +186,7 @@ WRITERS: dict[str, tuple[Callable[[Path], object], Kind, str, int | None]] = {
 def test_the_weights_that_another_program_saved_are_read_bit_for_bit(tmp_path: Path, name: str) -> None:
     write, kind, program, step = WRITERS[name]
     write(tmp_path / "any.name")
-    assert kind_of(tmp_path / "any.name") is kind
+    assert ForeignKind.of(tmp_path / "any.name") is kind
     found = read_foreign(tmp_path / "any.name")
     assert (found.program, found.step) == (program, step)
     assert same(found.model, weights())
@@ -254,7 +255,7 @@ def test_own_checkpoints_and_other_files_are_of_no_other_program(tmp_path: Path)
     make_sync_checkpointer().save({"model": weights()}, tmp_path / "step3")
     (tmp_path / "text").write_text("hello")
     (tmp_path / "empty").touch()
-    assert {kind_of(tmp_path / name) for name in ("step3", "text", "empty", "gone", ".")} == {None}
+    assert {ForeignKind.of(tmp_path / name) for name in ("step3", "text", "empty", "gone", ".")} == {None}
     with pytest.raises(CheckpointError, match="not a checkpoint of a known program"):
         read_foreign(tmp_path / "text")
 

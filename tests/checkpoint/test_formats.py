@@ -24,7 +24,7 @@ from trainer_cli.addons.formats import huggingface
 from trainer_cli.addons.formats.archive import ArchiveFormat
 from trainer_cli.addons.formats.huggingface import HuggingFaceFormat
 from trainer_cli.addons.formats.torch_file import TorchFileFormat
-from trainer_cli.checkpoint.catalog import Catalog, why_damaged
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import (
     AsyncCheckpointer,
     CheckpointMetadata,
@@ -97,11 +97,11 @@ def test_a_state_comes_back_bit_for_bit_and_is_written_alike_in_the_background(t
 def test_a_checkpoint_is_not_readable_under_the_name_of_another_format(tmp_path: Path, name: str) -> None:
     path = save(tmp_path / "step3", name)
     catalog = Catalog(LocalStorage(tmp_path))
-    assert why_damaged(catalog.storage, catalog.entry("step3")) is None
+    assert catalog.why_damaged(catalog.entry("step3")) is None
     manifest = Manifest.parse((path / "manifest.json").read_bytes())
     for other in {"tensors", "torch_file", "archive", "zarr"} - {manifest.format}:
         (path / "manifest.json").write_bytes(replace(manifest, format=other).to_bytes())
-        assert why_damaged(catalog.storage, catalog.entry("step3")) is not None, other
+        assert catalog.why_damaged(catalog.entry("step3")) is not None, other
 
 
 @pytest.mark.parametrize("name", ["tensors", "huggingface", "archive none"])

@@ -15,7 +15,7 @@ from faulty_disk import FaultyDisk
 from states import same
 from thread_ranks import ThreadGroup, on_ranks
 
-from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import (
     AsyncCheckpointer,
     CheckpointMetadata,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from thread_ranks import ThreadGroup, on_ranks
 
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint import group_verify
-from trainer_cli.checkpoint.catalog import Catalog, why_damaged
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.group_verify import GroupVerifier, share_of
 from trainer_cli.manifest import FileEntry, Manifest
@@ -48,7 +48,7 @@ def answer(root: Path, world_size: int = 2) -> str | Exception | None:
         verifier, storage = GroupVerifier(group), LocalStorage(root)
 
         def examine() -> str | None:
-            return why_damaged(storage, Catalog(storage).entries()[0], verifier.verify)
+            return Catalog(storage).why_damaged(Catalog(storage).entries()[0], verifier.verify)
 
         return group.on_main(examine, verifier)
 
@@ -83,7 +83,7 @@ def test_whoever_finds_the_damage_rank_0_says_what_one_process_would(root: Path)
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         readers |= {rank for rank in range(2) if file in share_of(entry.manifest, rank, 2)}
-        alone = why_damaged(LocalStorage(root), entry)
+        alone = Catalog(LocalStorage(root)).why_damaged(entry)
         assert alone is not None
         assert file in alone
         assert answer(root) == answer(root, 3) == alone

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.checkpoint.history import CheckpointHistory, lives
+from trainer_cli.catalog.history import CheckpointHistory, Life
 from trainer_cli.files.json_lines import parse_rows, read_rows
 
 
 def told(file: Path) -> list[tuple[Any, ...]]:
-    return [(one.name, one.step, one.kind, one.reason, one.removed_reason) for one in lives(read_rows(file))]
+    return [(one.name, one.step, one.kind, one.reason, one.removed_reason) for one in Life.read_all(read_rows(file))]
 
 
 def test_a_reason_outlives_its_checkpoint_and_a_second_life_has_its_own(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_reason_outlives_its_checkpoint_and_a_second_life_has_its_own(tmp_path
         ("step5", 5, "regular", 'asked "by" a file\n', None),
         ("step1", None, "", "", "a checkpoint of before the record"),
     ]
-    first, *_ = lives(read_rows(file))
+    first, *_ = Life.read_all(read_rows(file))
     assert first.saved_at is not None
     assert first.removed_at is not None
     assert first.saved_at <= first.removed_at
@@ -57,7 +57,7 @@ def test_a_torn_line_spoils_neither_the_one_before_it_nor_the_next(tmp_path: Pat
 )  # fmt: skip
 def test_a_line_of_another_kind_is_left_out(line: bytes) -> None:
     good = json.dumps({"time": 1, "event": "saved", "name": "a", "step": 1, "kind": "permanent", "reason": "r"})
-    assert [one.name for one in lives(parse_rows([line, good.encode()]))] == ["a"]
+    assert [one.name for one in Life.read_all(parse_rows([line, good.encode()]))] == ["a"]
 
 
 def test_a_file_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from thread_ranks import ThreadGroup, on_ranks
 
 from trainer_cli.addons.stores.object_client import ObjectClient
 from trainer_cli.addons.stores.object_store import ObjectStorage
-from trainer_cli.checkpoint.catalog import Catalog, newest_intact
+from trainer_cli.catalog.catalog import Catalog, newest_intact
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.errors import SaveError, StoreAwayError

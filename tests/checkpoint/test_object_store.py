@@ -23,13 +23,13 @@ from states import same, small_state
 from test_storage import StorageContract
 from torch import nn
 
+from trainer_cli.addons.formats.whole_archive import write_archive
 from trainer_cli.addons.stores import object_client
 from trainer_cli.addons.stores.download import fetch
 from trainer_cli.addons.stores.object_client import ObjectClient, explain_refusal
 from trainer_cli.addons.stores.object_store import ObjectStorage
 from trainer_cli.addons.stores.uploader import Uploader
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_async_checkpointer, make_sync_checkpointer
-from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened

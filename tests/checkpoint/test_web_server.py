@@ -14,9 +14,10 @@ from states import same, small_state
 from web import Habits, web_server
 
 from trainer_cli.addons.formats.read import read_foreign
+from trainer_cli.addons.formats.whole_archive import write_archive
 from trainer_cli.addons.stores import download
+from trainer_cli.catalog.find import latest_checkpoint
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.find import latest_checkpoint, write_archive
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.commands.command_line import main

@@ -17,11 +17,9 @@ import pytest
 import torch
 from printed import message, untimed
 
-from trainer_cli.checkpoint import catalog as integrity
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
+from trainer_cli.catalog.history import Life
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.history import lives
-from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.command_line import main
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.manifest import Manifest
@@ -511,13 +509,14 @@ class Removes:
         self.gone = list(gone)
         # One reader: another would hold a checkpoint that is to be removed.
         monkeypatch.setattr(os, "cpu_count", lambda: 1)
-        monkeypatch.setattr(ckpt_admin, "why_damaged", self)
+        usual = Catalog.why_damaged
+        monkeypatch.setattr(Catalog, "why_damaged", lambda catalog, entry: self.before(usual, catalog, entry))
 
-    def __call__(self, storage: Any, entry: Any) -> str | None:
+    def before(self, usual: Any, catalog: Any, entry: Any) -> str | None:
         while self.gone:
             path = Path(self.gone.pop())
             assert LocalStorage(path.parent).remove(path.name)
-        return integrity.why_damaged(storage, entry)
+        return usual(catalog, entry)
 
 
 def test_verify_passes_over_what_a_run_removes_meanwhile_with_a_word(
@@ -655,7 +654,7 @@ def test_rm_only_shows_what_would_go_in_a_dry_run(ckpt: Ckpt) -> None:
 
 
 def test_one_that_is_being_read_stays_and_the_others_go(ckpt: Ckpt, root: Path) -> None:
-    with catalog_of(root / FINE).storage.reading("step10"):
+    with Catalog.of(root / FINE).storage.reading("step10"):
         said = ckpt("rm", f"{FINE}/step[12]0", "--yes", "--json")
     assert said.code == 1
     assert said.json == {"removed": [f"{FINE}/step20"], "left": {f"{FINE}/step10": "it is being read"}}
@@ -666,7 +665,7 @@ def test_one_that_is_being_read_stays_and_the_others_go(ckpt: Ckpt, root: Path) 
 def recorded(root: Path) -> dict[str, str | None]:
     """The removals that the run records, and why."""
     file = root / "runs" / "fine" / "checkpoints.jsonl"
-    return {one.name: one.removed_reason for one in lives(read_rows(file))}
+    return {one.name: one.removed_reason for one in Life.read_all(read_rows(file))}
 
 
 def with_rules(root: Path, name: str, text: str) -> None:

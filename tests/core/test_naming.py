@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer_cli import WarmupCosine
-from trainer_cli.checkpoint.path_variables import fill_in, variables_in
+from trainer_cli.catalog.path_variables import fill_in, variables_in
 from trainer_cli.errors import UserError
 from trainer_cli.layout.naming import Naming, class_name, is_plain, is_run_id, numbers_within, parse_step, step_within
 from trainer_cli.storage.hidden_names import Hidden, HiddenName

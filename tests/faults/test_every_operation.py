@@ -15,7 +15,7 @@ import pytest
 from command import Result, train
 from compare import assert_same_run, assert_same_state, checkpoints
 
-from trainer_cli.checkpoint.catalog import catalog_of, why_damaged
+from trainer_cli.catalog.catalog import Catalog
 
 TRAINING = (
     "model=mlp",
@@ -107,8 +107,8 @@ def resumed(done: Result) -> int:
 
 def sound(run: Path) -> list[str]:
     """The checkpoints whose every byte is as it was written."""
-    catalog = catalog_of(run / "checkpoints")
-    return [entry.name for entry in catalog.entries() if why_damaged(catalog.storage, entry) is None]
+    catalog = Catalog.of(run / "checkpoints")
+    return [entry.name for entry in catalog.entries() if catalog.why_damaged(entry) is None]
 
 
 def test_the_faults_meet_a_whole_save_and_a_whole_removal(campaign: Campaign) -> None:

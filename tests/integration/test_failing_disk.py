@@ -24,7 +24,7 @@ from command import LIMIT_S, Result, command, environment, names, records
 from printed import message
 
 from trainer_cli import SyncCheckpointer
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.config.composing import compose
 from trainer_cli.errors import RunDirectoryError
 from trainer_cli.files.durable import warn_of_no_fsync
@@ -185,7 +185,7 @@ def test_a_folder_of_a_notebook_service_trains_and_resumes_as_a_disk_does(
     assert fit(compose([*run, *saves])) == 0
     assert "resuming at step 3" in capsys.readouterr().err
     assert all(torch.equal(value, expected[name]) for name, value in last().items())
-    assert {entry.problem for entry in catalog_of(Path("runs/mine/checkpoints")).entries()} == {None}
+    assert {entry.problem for entry in Catalog.of(Path("runs/mine/checkpoints")).entries()} == {None}
 
 
 def test_a_folder_without_locks_is_refused_for_a_run_and_takes_its_copies(

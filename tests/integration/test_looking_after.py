@@ -13,8 +13,8 @@ from command import SMALL, Result, hold, make_project, names, running, train
 from compare import assert_same_state, metrics
 from printed import message
 
-from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.checkpoint.history import lives
+from trainer_cli.catalog.catalog import Catalog
+from trainer_cli.catalog.history import Life
 from trainer_cli.files.json_lines import read_rows
 
 RUN = (*SMALL, "loop.max_duration=40", "run_dir=run", "+callbacks.interrupt._target_=interrupts.Interrupt")
@@ -36,7 +36,7 @@ def test_going_back_is_asked_about_done_and_not_done_again_by_the_same_command(r
     assert stopped.code == 75
     assert "went back to step 20: removed step30, step40" in stopped.err
     assert names(folder) == ["step0", "step10", "step20", "step30", "step35"]
-    history = lives(read_rows(tmp_path / "run/checkpoints.jsonl"))
+    history = Life.read_all(read_rows(tmp_path / "run/checkpoints.jsonl"))
     removed = {one.step: one.removed_reason for one in history if one.removed_reason}
     assert removed == dict.fromkeys((30, 40), "the run went back to step 20")
     places = json.loads((tmp_path / "run/provenance.json").read_text())
@@ -147,7 +147,7 @@ def test_verify_beside_a_run_that_saves_and_removes_at_every_step_finds_nothing_
     run = ("experiment=digits_mlp", "model.hidden=[64]", "loop.max_duration=1000000", *settings)
     with running("fit", *run, "checkpoint.max_checkpoints=3", "run_dir=run", cwd=tmp_path) as training:
         training.wait_for((tmp_path / "run/metrics.jsonl").exists, "training")
-        training.wait_for(lambda: len(catalog_of(tmp_path / "run/checkpoints").names()) > 1, "saving")
+        training.wait_for(lambda: len(Catalog.of(tmp_path / "run/checkpoints").names()) > 1, "saving")
         looks: list[Result] = []
         while len(looks) < 5 or not any(look.err for look in looks):
             looks.append(train("ckpt", "verify", "run", cwd=tmp_path))

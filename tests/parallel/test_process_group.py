@@ -15,7 +15,7 @@ import pytest
 import torch
 from ranks import HERE, on_ranks
 
-from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import rendezvous

@@ -21,8 +21,8 @@ from ranks import HERE, Fits, fit_on_ranks, new_folder
 sys.path.insert(0, str(HERE.parent / "integration"))
 from compare import checkpoints, final_state, metrics
 
+from trainer_cli.catalog.history import Life
 from trainer_cli.checkpoint.checkpointer import Checkpointer
-from trainer_cli.checkpoint.history import lives
 from trainer_cli.commands.command_line import main
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.manifest import Manifest
@@ -361,7 +361,7 @@ def test_each_rank_has_a_part_of_the_checkpoint(runs: Path) -> None:
 
 def test_each_save_is_recorded_once_and_not_by_each_rank(runs: Path) -> None:
     run = runs / "whole"
-    saved = [one.step for one in lives(read_rows(run / "checkpoints.jsonl"))]
+    saved = [one.step for one in Life.read_all(read_rows(run / "checkpoints.jsonl"))]
     assert saved == sorted(set(saved))
     assert 25 in saved
 

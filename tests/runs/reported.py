@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.history import CheckpointHistory
+from trainer_cli.catalog.history import CheckpointHistory
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.runs.run_dir import Outcome, RunDir

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.addons.jobs.sweep import plan_jobs
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.commands.command_line import main
 from trainer_cli.config.composing import Composed, compose
 from trainer_cli.errors import ConfigError, RunDirectoryError
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # In parts, each of which ends after its copy: a copy that has not begun gives way to the next.
         stops = (["loop.hard_stop=2"], ["loop.hard_stop=4"], [])
         assert [fit(composed("checkpoint.copy_to.every=2", *stop)) for stop in stops] == [0, 0, 0]
-        assert [entry.step for entry in catalog_of(place / "copies/mine").entries()] == [2, 4, 6]
+        assert [entry.step for entry in Catalog.of(place / "copies/mine").entries()] == [2, 4, 6]
     return place
 
 
@@ -101,8 +101,8 @@ def test_a_run_trains_on_from_its_copies_and_they_are_checkpoints_like_others(
     shutil.copytree(trained, here, dirs_exist_ok=True)
     shutil.rmtree(here / "runs/mine")
     assert fit(composed("checkpoint.copy_to.every=2", "loop.max_duration=9")) == 0
-    assert [entry.step for entry in catalog_of(here / "runs/mine/checkpoints").entries()] == [7, 8, 9]
-    copied = [entry.step for entry in catalog_of(here / "copies/mine").entries()]
+    assert [entry.step for entry in Catalog.of(here / "runs/mine/checkpoints").entries()] == [7, 8, 9]
+    copied = [entry.step for entry in Catalog.of(here / "copies/mine").entries()]
     # Step 9 takes the place of step 8 if it comes before that copy has begun.
     assert copied in ([2, 4, 6, 8, 9], [2, 4, 6, 9])
     assert main(["ckpt", "verify", "copies/mine"]) == 0

@@ -12,7 +12,7 @@ import pytest
 from exact_project import POINTS
 
 from trainer_cli.addons.jobs.sweep import plan_jobs
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.commands.command_line import main
 from trainer_cli.config.composing import compose
 from trainer_cli.running.planning import plan
@@ -88,7 +88,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 patch.delitem(sys.modules, "parts", raising=False)
                 assert main(["fit", *QUIET, "seed=1", f"run_dir='{JOB}'", *ENDS[end]]) == 0
             if end.endswith("before"):
-                catalog = catalog_of(folder / JOB / "checkpoints")
+                catalog = Catalog.of(folder / JOB / "checkpoints")
                 manifest = catalog.entry("step7").manifest
                 assert manifest is not None
                 catalog.storage.amend("step7", replace(manifest, finished="hard_stop at 7 steps").to_bytes())

@@ -15,9 +15,9 @@ from tiny import loader, trainer
 
 from trainer_cli.addons.jobs.sweep import plan_jobs
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
+from trainer_cli.catalog.find import latest_checkpoint
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.find import latest_checkpoint
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands.command_line import main
 from trainer_cli.config.composing import compose
@@ -135,7 +135,7 @@ def test_a_folder_of_another_run_is_refused(
     for number, run_id in enumerate(run_ids):
         save(here / f"shared/at-{number}", run_id)
     config = CheckpointConfig(**{"folder": "shared", **settings})  # type: ignore[arg-type]
-    places = [catalog_of(here / "shared")]
+    places = [Catalog.of(here / "shared")]
     if not refused:
         refuse_other_runs(places, own, config)
         return
@@ -225,7 +225,7 @@ def test_the_link_points_to_the_newest_checkpoint_and_is_none(tmp_path: Path, sa
         assert os.readlink(tmp_path / "latest") == f"step{end}"
     assert all(seen)
     assert LocalStorage(tmp_path).names() == [f"step{end}"]
-    assert [entry.name for entry in catalog_of(tmp_path).entries()] == [f"step{end}"]
+    assert [entry.name for entry in Catalog.of(tmp_path).entries()] == [f"step{end}"]
 
 
 def test_a_link_that_is_in_the_way_is_replaced_and_a_folder_is_left(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from thread_ranks import ThreadGroup, on_ranks
 
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.running.planning import has_pending_evaluation
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
@@ -33,7 +33,7 @@ def test_a_pending_evaluation_is_seen_in_every_format(
     tmp_path: Path, format: CheckpointFormat, ranks: int, record: Any
 ) -> None:
     save(tmp_path / "step45", format, ranks, record)
-    catalog = catalog_of(tmp_path)
+    catalog = Catalog.of(tmp_path)
     assert has_pending_evaluation(catalog, catalog.entry("step45")) is (record is not None)
 
 
@@ -42,5 +42,5 @@ def test_no_file_of_tensors_is_read_for_it(tmp_path: Path, format: CheckpointFor
     save(tmp_path / "step45", format, ranks, {})
     for file in (tmp_path / "step45").glob("*.safetensors"):
         file.write_bytes(bytes(file.stat().st_size))
-    catalog = catalog_of(tmp_path)
+    catalog = Catalog.of(tmp_path)
     assert has_pending_evaluation(catalog, catalog.entry("step45"))

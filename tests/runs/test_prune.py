@@ -13,7 +13,7 @@ from tiny import StopAt, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.commands.ckpt_prune import apply_pruning, prunings, steps_per_epoch
 from trainer_cli.commands.ckpt_remove import look
 from trainer_cli.commands.command_line import main
@@ -56,8 +56,8 @@ def pruned(run: Path) -> list[str]:
     gone, left = apply_pruning(plan, items)
     assert left == {}
     assert set(gone) == set(plan.remove)
-    assert {path.name for path in plan.keep} == set(catalog_of(run / "checkpoints").names())
-    return catalog_of(run / "checkpoints").names()
+    assert {path.name for path in plan.keep} == set(Catalog.of(run / "checkpoints").names())
+    return Catalog.of(run / "checkpoints").names()
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ def test_it_leaves_what_the_run_itself_would_leave_for_the_same_reasons(
     left = pruned(by_hand)
     callback = fit(by_itself / "checkpoints", 20, stop=11, **rules).checkpoint
     # The stop at step 11 is saved too, so that step 10 is the newest no longer, and may go.
-    assert set(left) - {"step10"} == set(catalog_of(by_itself / "checkpoints").names()) - {"step10", "step11"}
+    assert set(left) - {"step10"} == set(Catalog.of(by_itself / "checkpoints").names()) - {"step10", "step11"}
     reasons = callback.kept()
     assert all(reasons[path.name] == why for path, why in plan.keep.items() if path.name != "step10")
 
@@ -129,7 +129,7 @@ def test_what_killed_saves_and_failed_removals_left_goes_but_not_that_of_another
 
 def test_part_epochs_of_an_unknown_length_are_refused(trained: Path, tmp_path: Path) -> None:
     run = with_rules(shutil.copytree(trained, tmp_path / "run"), {"save_interval": "0.5ep"})
-    assert steps_per_epoch(catalog_of(run / "checkpoints").entries()) == 3, "from the end of one"
+    assert steps_per_epoch(Catalog.of(run / "checkpoints").entries()) == 3, "from the end of one"
     for step in (3, 6, 9):
         shutil.rmtree(run / "checkpoints" / f"step{step}")
     shutil.rmtree(run / "checkpoints" / "step0")

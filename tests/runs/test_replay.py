@@ -15,7 +15,7 @@ import yaml
 from trainer_cli.addons.exact.replay import compose_replay, find_step, plan_replay, replay
 from trainer_cli.addons.exact.run_history import bytes_of_config, read_history
 from trainer_cli.addons.stores import download
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
 from trainer_cli.manifest import Manifest
@@ -76,14 +76,14 @@ def test_a_replayed_checkpoint_is_not_one_of_the_run(run: Path) -> None:
     remove(run, FIXED[-1], STEPS)
     plan = plan_replay(run, FIXED[-1])
     assert replay(plan, compose_replay(plan), keep=[plan.last]).kept
-    replayed = catalog_of(run / "replayed")
+    replayed = Catalog.of(run / "replayed")
     entry = replayed.entry(f"step{plan.last}")
     assert entry.valid
     assert entry.manifest is not None
     assert entry.manifest.kind == "replayed"
     # Also where a user has copied it: no resume and no rule may take it for one that the run has saved.
     shutil.copytree(run / "replayed" / entry.name, run / "checkpoints" / entry.name)
-    newest = catalog_of(run / "checkpoints").newest_valid()
+    newest = Catalog.of(run / "checkpoints").newest_valid()
     assert newest is not None
     assert newest.step == FIXED[-2]
 

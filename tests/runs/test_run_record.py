@@ -13,7 +13,7 @@ from reported import BEGAN, make_run, write_metrics
 
 from trainer_cli.addons.view.report_sweep import rank_metrics
 from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep
-from trainer_cli.checkpoint.history import CheckpointHistory
+from trainer_cli.catalog.history import CheckpointHistory
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.runs.record import RunRecord

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from trainer_cli import make_sync_checkpointer
+from trainer_cli.catalog.find import expanded
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.find import expanded
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import CheckpointError
 from trainer_cli.running.validation import watched

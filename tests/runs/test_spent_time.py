@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from trainer_cli.checkpoint.history import CheckpointHistory, Spent
+from trainer_cli.catalog.history import CheckpointHistory, Spent
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
 from trainer_cli.steps.run_status import RunStatus

@@ -13,8 +13,8 @@ from tiny import Line, ListLogger, StopAt, loader, make_sgd, on, recorder, train
 
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.checkpoint.find import latest_checkpoint
+from trainer_cli.catalog.catalog import Catalog
+from trainer_cli.catalog.find import latest_checkpoint
 from trainer_cli.errors import SaveError, UserError
 from trainer_cli.signals import StopSignals
 from trainer_cli.trainer import hooks as hooks_module
@@ -394,7 +394,7 @@ def test_an_exception_in_any_hook_keeps_its_type_ends_all_else_and_leaves_the_la
     assert saves or f"in {hook} of callback '1' (Bad)" in notes or "and then Broken" in notes
     if "setup" not in hook:
         assert book[-1] == "finalize"
-    saved = [entry for entry in catalog_of(tmp_path).entries() if entry.problem is None]
+    saved = [entry for entry in Catalog.of(tmp_path).entries() if entry.problem is None]
     assert "setup" in hook or saved
     fit()
     assert latest_checkpoint(tmp_path).name == "step5"

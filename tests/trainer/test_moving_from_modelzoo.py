@@ -19,7 +19,7 @@ from trainer_cli import (
     ValidationLoop,
 )
 from trainer_cli.addons.sparsity.sparse_training import Static
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.errors import NoCheckpointError
 
 PAGE = (Path(__file__).parents[2] / "docs/moving/modelzoo.md").read_text("utf-8")
@@ -87,7 +87,7 @@ def test_what_is_saved_loaded_and_evaluated_without_arguments_is_of_the_run(tmp_
         trained.save_checkpoint()
     trained.fit(loader(12, 4), {"a": VAL, "b": loader(4)})
     assert trained.save_checkpoint() == tmp_path / "step2"
-    assert catalog_of(tmp_path).entry("step2").manifest.reason == "end of training"  # type: ignore[union-attr]
+    assert Catalog.of(tmp_path).entry("step2").manifest.reason == "end of training"  # type: ignore[union-attr]
     assert [(row.step, row.loader) for row in trained.validate_all()] == [
         (step, name) for step in (0, 2) for name in "ab"
     ]

@@ -32,7 +32,7 @@ from trainer_cli import Scheduled, WarmupCosine, optimizer_factory
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.precision import Precision
 
@@ -260,7 +260,7 @@ def test_the_end_of_a_part_of_a_run_leaves_no_trace(parts: str, tmp_path: Path) 
 
 def _saved(folder: Path) -> list[Any]:
     """What the manifests of the checkpoints in a folder say of the run."""
-    manifests = [catalog_of(folder).entry(path.name).manifest for path in sorted(folder.glob("step*"))]
+    manifests = [Catalog.of(folder).entry(path.name).manifest for path in sorted(folder.glob("step*"))]
     return [
         (manifest.step, manifest.kind, manifest.reason, manifest.finished, without_clock(manifest.metrics))
         for manifest in manifests

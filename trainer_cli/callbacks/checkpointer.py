@@ -12,20 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trainer_cli.addons.stores.copies import reachable
+from trainer_cli.addons.stores import reachable
 from trainer_cli.callbacks.save_budget import SaveBudget
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
-from trainer_cli.checkpoint.catalog import (
-    Catalog,
-    Check,
-    Entry,
-    catalog_of,
-    holds_steps,
-    newest_of_all,
-    verify_and_decode,
-)
-from trainer_cli.checkpoint.group_verify import GroupVerifier
-from trainer_cli.checkpoint.writer_thread import WriterThread
+from trainer_cli.catalog import Catalog, Check, Entry, newest_of_all, verify_and_decode
+from trainer_cli.checkpoint import GroupVerifier, WriterThread
 from trainer_cli.errors import NotDurableError, SaveError, UserError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.goodput import Activity
@@ -142,7 +133,7 @@ class CheckpointerCallback(Callback):
             CheckpointError: there are some, and none is intact.
         """
         catalogs = self._catalogs()
-        if not first and not holds_steps(catalogs, self.identity.run_id):
+        if not first and not any(catalog.holds_steps(self.identity.run_id) for catalog in catalogs):
             if self.retention.own():
                 log.warning("the training begins anew: %s holds no checkpoint after step 0", self.folder)
             return None
@@ -222,7 +213,8 @@ class CheckpointerCallback(Callback):
         self.storage.sweep()
         run_id = self.identity.run_id
         begins = trainer.progress.step == 0 or trainer.loaded_from is not None
-        if begins and not self._resumes_from_folder(trainer) and not holds_steps(self._catalogs(), run_id):
+        resumes = begins and self._resumes_from_folder(trainer)
+        if begins and not resumes and not any(catalog.holds_steps(run_id) for catalog in self._catalogs()):
             self.retention.begin_anew()
         newest = self.retention.newest()
         if newest is not None and not self._resumes_from_folder(trainer):
@@ -532,7 +524,7 @@ class CheckpointerCallback(Callback):
 
     def _found_run_id(self) -> str | None:
         for folder in (self.folder, self.settings.copy_to.folder):
-            newest = None if folder is None else catalog_of(as_path(folder)).newest_valid()
+            newest = None if folder is None else Catalog.of(as_path(folder)).newest_valid()
             if newest is not None and newest.manifest is not None:
                 return newest.manifest.run_id
         return None

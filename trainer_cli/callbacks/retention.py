@@ -8,9 +8,8 @@ from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
-from trainer_cli.checkpoint.catalog import Catalog, Entry, is_intact
-from trainer_cli.checkpoint.disk_errors import disk_error
-from trainer_cli.checkpoint.history import CheckpointHistory
+from trainer_cli.catalog import Catalog, CheckpointHistory, Entry
+from trainer_cli.checkpoint import disk_error
 from trainer_cli.errors import NO_SPACE, NoSpaceError, NotDurableError, SaveError, UserError, as_clause, disk_cure
 from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import Manifest
@@ -160,7 +159,7 @@ class Retention:
             UserError: there are newer ones, and they may not go, or cannot.
         """
         after = takewhile(lambda entry: entry.step > step, self.catalog.newest_first(self.run_id))
-        later = [entry for entry in after if is_intact(self.storage, entry)][::-1]
+        later = [entry for entry in after if self.catalog.is_intact(entry)][::-1]
         if not later:
             return
         names = ", ".join(entry.name for entry in later)

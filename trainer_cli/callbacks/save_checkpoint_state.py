@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.catalog import Catalog
+from trainer_cli.checkpoint import make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata
 from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.files import as_path
 from trainer_cli.layout import CONFIG_FILE
@@ -71,7 +72,7 @@ class SaveCheckpointState(Callback):
         if trainer.checkpoint is None or path.absolute().parent != trainer.checkpoint.folder.absolute():
             return
         self._newest = path
-        manifest = catalog_of(path.parent).entry(path.name).manifest
+        manifest = Catalog.of(path.parent).entry(path.name).manifest
         if manifest is None or manifest.kind is not CheckpointKind.regular:
             return
         now = Progress.of(manifest.progress or {})
@@ -82,7 +83,7 @@ class SaveCheckpointState(Callback):
         stop = loop.why_stop(trainer)
         if self._newest is None or self._newest == self._copied or stop is None or not stop.finished:
             return
-        manifest = catalog_of(self._newest.parent).entry(self._newest.name).manifest
+        manifest = Catalog.of(self._newest.parent).entry(self._newest.name).manifest
         if manifest is not None:
             self._copy(trainer, self._newest, manifest)
 
@@ -133,5 +134,5 @@ def _config(path: Path, manifest: Manifest) -> dict[str, bytes]:
     """The config in a checkpoint, for `train validate` of the copy."""
     if CONFIG_FILE not in manifest.files:
         return {}
-    with catalog_of(path.parent).storage.reading(path.name) as folder:
+    with Catalog.of(path.parent).storage.reading(path.name) as folder:
         return {CONFIG_FILE: read_verified(folder, manifest, CONFIG_FILE)}

@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trainer_cli.addons.stores.copier import Copier
-from trainer_cli.addons.stores.copies import check_copies
+from trainer_cli.addons.stores import Copier, check_copies
 from trainer_cli.callbacks.retention import Retention
-from trainer_cli.checkpoint.catalog import Catalog
-from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
-from trainer_cli.checkpoint.history import CheckpointHistory, Spent
-from trainer_cli.checkpoint.save import CheckpointMetadata, InFlightSave, SaveCaller, SaveJob, errors_of_save
-from trainer_cli.checkpoint.writer_thread import WriterThread
+from trainer_cli.catalog import Catalog, CheckpointHistory, Spent
+from trainer_cli.checkpoint import (
+    Checkpointer,
+    CheckpointMetadata,
+    InFlightSave,
+    SaveCaller,
+    SaveJob,
+    WriterThread,
+    errors_of_save,
+    make_sync_checkpointer,
+)
 from trainer_cli.errors import ConfigError, SaveError, without_secrets
 from trainer_cli.files import as_path, is_gone
 from trainer_cli.format import new_format
@@ -59,7 +64,7 @@ class RunIdentity:
     local_folder: Path | None = None
     """Where copies of checkpoints are kept that are saved to an object store; None: in the user's cache."""
     history_file: Path | None = None
-    """To which each save and removal is appended, with its reason (`checkpoint/history.py`)."""
+    """To which each save and removal is appended, with its reason (`catalog/history.py`)."""
 
     def describe(self, trainer: Trainer, kind: CheckpointKind, reason: str) -> CheckpointMetadata:
         """The facts about the present step of this run, for the manifest of a checkpoint."""

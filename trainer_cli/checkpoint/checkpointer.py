@@ -27,9 +27,10 @@ from typing import Any, ClassVar
 import torch
 
 from trainer_cli.addons.formats.torch_checkpointer import file_of_rank, read_rank
+from trainer_cli.catalog import checkpoint_at, path_to_save
 from trainer_cli.checkpoint.fill_state import LoadedState, MapLocation, load_into, move_tensors
-from trainer_cli.checkpoint.find import checkpoint_at, errors_of_reading, path_to_save, read_valid_manifest
 from trainer_cli.checkpoint.group_save import GroupSave, compare_ranks
+from trainer_cli.checkpoint.reading import errors_of_reading, read_valid_manifest
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
 from trainer_cli.checkpoint.save import (
     CheckpointWriter,

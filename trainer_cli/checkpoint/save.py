@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 import torch
 
-from trainer_cli.checkpoint.catalog import examine
+from trainer_cli.catalog import Spent, examine
 from trainer_cli.checkpoint.disk_errors import check_room, disk_error, older_ones
-from trainer_cli.checkpoint.history import Spent
 from trainer_cli.checkpoint.snapshot import Snapshot
 from trainer_cli.errors import SaveError, UserError
 from trainer_cli.layout import MANIFEST_FILE, PartTable, step_within

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from trainer_cli.addons.formats.read import read_foreign
+from trainer_cli.catalog import ForeignKind, checkpoint_at, path_to_save
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.find import checkpoint_at, path_to_save
-from trainer_cli.checkpoint.kind import kind_of
 from trainer_cli.errors import MissingStateError, UnfitStateError
 from trainer_cli.layout import step_within
 from trainer_cli.loads import OTHER_MODEL, VERSIONS, WEIGHTS, WHOLE, LoadOptions, LoadReport, list_by_owner
@@ -90,7 +89,7 @@ def load_checkpoint(
     """
     try:
         path = checkpoint_at(path)
-        if kind_of(path) is not None:
+        if ForeignKind.of(path) is not None:
             if not finetune:
                 message = f"{path} is of another program, so only its weights can be loaded"
                 raise UnfitStateError(message, cure="Add finetune=True.")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.addons.formats import ckpt_export
+from trainer_cli.catalog import Catalog
 from trainer_cli.commands.command_line import Parser
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError, disk_cure
 from trainer_cli.running import showing_import
@@ -116,7 +117,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(args: argparse.Namespace) -> int:
-    from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.commands.ckpt_remove import look
     from trainer_cli.runs.run_dir import RunDir
 
@@ -134,7 +134,7 @@ def _ls(args: argparse.Namespace) -> int:
     texts = [f"{folder}\n{_listing(in_folder, now)}" for folder, in_folder in folders.items()]
     for run in dict.fromkeys(item.run for item in items if item.run is not None):
         replayed, searches = RunDir(run).replayed_folder, RunDir(run).searches_folder
-        removable = [*(replayed / name for name in catalog_of(replayed).names()), searches]
+        removable = [*(replayed / name for name in Catalog.of(replayed).names()), searches]
         if replayed not in folders and (size := sum(map(_size_of, removable))):
             command = f"train ckpt prune {shlex.quote(str(run))}"
             texts.append(f"{replayed}  {format_bytes(size)} of replayed steps, which `{command}` removes")
@@ -374,14 +374,13 @@ def _rm(args: argparse.Namespace) -> int:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.commands.ckpt_prune import apply_pruning, leftovers_in, prunings, remove_leftovers
     from trainer_cli.commands.ckpt_remove import look
     from trainer_cli.runs.run_dir import RunDir
 
     # A run names the checkpoints that it saved; those that were replayed are removed with them.
     runs = [run for run in map(RunDir, args.names) if run.is_run()]
-    replayed = [str(run.replayed_folder) for run in runs if catalog_of(run.replayed_folder).names()]
+    replayed = [str(run.replayed_folder) for run in runs if Catalog.of(run.replayed_folder).names()]
     items = look([*args.names, *replayed])
     _import_decoders()
     # A run that is training has such folders too.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.checkpoint.catalog import Entry, catalog_of
+from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, TrainError
 from trainer_cli.format import StoredState, StoredTensor
 from trainer_cli.layout import CONFIG_FILE
@@ -46,7 +46,7 @@ def opened(path: Path) -> Iterator[Content]:
     Raises:
         CheckpointError: it is not valid, or its format is unknown.
     """
-    catalog = catalog_of(path.parent)
+    catalog = Catalog.of(path.parent)
     entry = catalog.entry(path.name)
     if entry.manifest is None or entry.problem is not None:
         raise CheckpointError(f"{path} is not valid: {entry.problem}")

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import Entry, catalog_of, is_intact
+from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.commands.ckpt_remove import Item, remove
 from trainer_cli.components import SAVER
 from trainer_cli.config import from_yaml
@@ -127,10 +127,10 @@ def steps_per_epoch(entries: Sequence[Entry]) -> int | None:
 
 def _usable(folder: Path, run_id: str) -> list[Entry]:
     """The run's valid checkpoints up to the one that a resume would load."""
-    catalog = catalog_of(folder)
+    catalog = Catalog.of(folder)
     entries = catalog.valid(run_id)
     # From the newest: a run that resumes loads the first sound one, and counts its rules from there.
-    while entries and (not entries[-1].resumable or not is_intact(catalog.storage, entries[-1])):
+    while entries and (not entries[-1].resumable or not catalog.is_intact(entries[-1])):
         entries.pop()
     return entries
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
-from trainer_cli.checkpoint.history import CheckpointHistory
+from trainer_cli.catalog import Catalog, CheckpointHistory, Entry
 from trainer_cli.errors import CheckpointError, TrainError
 from trainer_cli.layout import MANIFEST_FILE, is_run_id
 from trainer_cli.runs.run_dir import RunDir
@@ -94,7 +93,7 @@ def look(patterns: Sequence[str]) -> list[Item]:
         matches.setdefault(path.parent, {})[path.name] = match
     items: list[Item] = []
     for folder, names in matches.items():
-        catalog = catalog_of(folder)
+        catalog = Catalog.of(folder)
         entries = catalog.entries()
         missing = names.keys() - {entry.name for entry in entries}
         # Copies of checkpoints under other names, and replayed ones, are not in the catalog's list, but a command may
@@ -168,7 +167,7 @@ def why_not_remove(items: Sequence[Item]) -> dict[Path, str]:
     for folder in dict.fromkeys(item.path.parent for item in items):
         last: dict[str, str] = {}
         remaining: set[str] = set()
-        for entry in catalog_of(folder).entries():
+        for entry in Catalog.of(folder).entries():
             if entry.resumable and entry.manifest is not None:
                 last[entry.manifest.run_id] = entry.name
                 if entry.name not in going[os.path.realpath(folder)]:
@@ -225,11 +224,11 @@ def _storage_of(item: Item) -> Storage:
 
 def _verify(item: Item) -> tuple[bool, str | None]:
     """(whether the checkpoint still exists, its damage or None)."""
-    catalog = catalog_of(item.path.parent)
+    catalog = Catalog.of(item.path.parent)
     problem: str | None = None
     for _ in range(_TRIES):
         try:
-            problem = why_damaged(catalog.storage, item.entry)
+            problem = catalog.why_damaged(item.entry)
             break
         except OSError as error:
             problem = f"it cannot be read: {error.strerror or error}"

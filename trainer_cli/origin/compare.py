@@ -322,7 +322,7 @@ def _differing(now: Origin, manifest: Manifest) -> list[str]:
 def _compare_samples(
     composed: Composed, name: str, manifest: Manifest, loaders: Mapping[str, Any], now: Origin, seeds: str = ""
 ) -> None:
-    from trainer_cli.checkpoint.save import library_versions
+    from trainer_cli.checkpoint import library_versions
     from trainer_cli.data import other_samples
 
     # The few draws first: many are read only if something differs.

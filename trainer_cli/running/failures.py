@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer_cli.checkpoint.history import notes
+from trainer_cli.catalog import Spent
 from trainer_cli.environment import unix
 from trainer_cli.files import read_rows
 from trainer_cli.goodput import Activity, best_interval_s, lost_share
@@ -74,7 +74,7 @@ def measured_saves(run: RunDir) -> SaveTime | None:
         started = unix(attempt.get("started"))
         if started is None:
             continue
-        saves = [(step, spent.time_s) for at, step, spent in notes(rows, started) if at < end]
+        saves = [(step, spent.time_s) for at, step, spent in Spent.noted(rows, started) if at < end]
         end = started
         if len(saves) > 1:
             # Each notes the time before it, so that the last one's own is not known.

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.auto import AutoDecision, decide, write_decisions
-from trainer_cli.addons.stores.download import configure_downloads
-from trainer_cli.checkpoint.catalog import Entry
-from trainer_cli.checkpoint.group_verify import GroupVerifier
+from trainer_cli.addons.stores import configure_downloads
+from trainer_cli.catalog import Entry
+from trainer_cli.checkpoint import GroupVerifier
 from trainer_cli.components import import_from
 from trainer_cli.config import Composed
 from trainer_cli.environment import environment, versions

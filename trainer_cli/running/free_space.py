@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer_cli.callbacks import CheckpointerCallback
-from trainer_cli.checkpoint.disk_space import FreeSpace, NeededSpace, files_of_checkpoint, find_shortage
+from trainer_cli.checkpoint import FreeSpace, NeededSpace, files_of_checkpoint, find_shortage
 from trainer_cli.errors import UserError
 from trainer_cli.files import is_url
 from trainer_cli.running.checkpoint_size import IMPLEMENTATIONS

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.addons.formats.export_run import evaluated_weights
-from trainer_cli.checkpoint.kind import kind_of
+from trainer_cli.catalog import ForeignKind
 from trainer_cli.components import needs_data
 from trainer_cli.config import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
@@ -82,7 +82,7 @@ def load_model(
     finally:
         restore_rng(generators)
     weights, _, versions = evaluated_weights(checkpoint, average)
-    if versions is None and kind_of(checkpoint) is None:
+    if versions is None and ForeignKind.of(checkpoint) is None:
         # Saved before versions were, by the classes that the config names.
         versions = versions_of(model)
     fitting, _ = fit_model(model, weights, WEIGHTS, versions=versions, cast=True, reshape_buffers=True)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.stores.download import configure_downloads
+from trainer_cli.addons.stores import configure_downloads
 from trainer_cli.auto_values import BATCH_SIZE, auto_keys, numbers_instead
-from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, is_intact
+from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.components import SAVER, import_from, import_target
 from trainer_cli.config import Composed
 from trainer_cli.errors import UserError
@@ -319,7 +319,7 @@ def start_point_of(
     whole = start.entry is not None or (fork is not None and composed.config.load.options().resumes)
     entry, source = start.entry, start.run.catalog(start.folder)
     if entry is None and fork is not None:
-        source = catalog_of(fork.parent)
+        source = Catalog.of(fork.parent)
         entry = source.entry(fork.name)
     progress = _progress(entry) if whole and entry is not None else Progress()
     catalog = start.run.catalog(folder)
@@ -329,7 +329,7 @@ def start_point_of(
     elif saved is None:
         saved = catalog.valid(start.run_id)
     before = [kept for kept in saved if kept.step <= progress.step]
-    newer = [kept for kept in saved if kept.step > progress.step and is_intact(catalog.storage, kept)]
+    newer = [kept for kept in saved if kept.step > progress.step and catalog.is_intact(kept)]
     return StartPoint(
         progress,
         path,

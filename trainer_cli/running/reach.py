@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.callbacks import ScopedFlags
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog import Catalog
 from trainer_cli.components import Trust
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.files import as_path, is_url
@@ -93,7 +93,7 @@ def is_of_run(folder: str | Path, run_dir: Path, run_id: str | None = None) -> b
     if not is_url(path) and not is_outside(path.absolute(), run_dir):
         return True
     try:
-        return run_id is not None and bool(catalog_of(path).valid(run_id))
+        return run_id is not None and bool(Catalog.of(path).valid(run_id))
     except (OSError, TrainError):
         return False
 

@@ -12,17 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import (
-    Catalog,
-    Check,
-    Entry,
-    catalog_of,
-    holds_steps,
-    newest_of_all,
-    verify_and_decode,
-    why_damaged,
-)
-from trainer_cli.checkpoint.history import CheckpointHistory, Life, lives
+from trainer_cli.catalog import Catalog, Check, CheckpointHistory, Entry, Life, newest_of_all, verify_and_decode
 from trainer_cli.components import SECTIONS, is_node
 from trainer_cli.config import Change, Composed, diff
 from trainer_cli.elsewhere import hint_on
@@ -75,9 +65,11 @@ def holds_training(run: RunDir, folder: Path, now: CheckpointConfig, stored: Tra
         return True
     catalogs = [run.catalog(folder)]
     if now.copy_to.folder is not None:
-        catalogs.append(catalog_of(as_path(now.copy_to.folder), run.copies_cache))
+        catalogs.append(Catalog.of(as_path(now.copy_to.folder), run.copies_cache))
     was_named = any(attempt.get("resume") is not None for attempt in run.attempts)
-    return holds_steps(catalogs, run.run_id, counts_first=was_named or stored.ckpt is not None)
+    return any(
+        catalog.holds_steps(run.run_id, counts_first=was_named or stored.ckpt is not None) for catalog in catalogs
+    )
 
 
 def refuse_absent_folder(run: RunDir, catalog: Catalog) -> None:
@@ -125,7 +117,7 @@ def keep_records(run: RunDir, attempt: int, *, begins_anew: bool) -> None:
 
 
 def _not_removed(run: RunDir) -> list[Life]:
-    return [life for life in lives(read_rows(run.history_file)) if life.removed_at is None]
+    return [life for life in Life.read_all(read_rows(run.history_file)) if life.removed_at is None]
 
 
 def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path, *, in_sweep: bool = False) -> None:
@@ -320,7 +312,7 @@ def _choose_named(path: Path, entries: Sequence[Entry], catalog: Catalog, newer:
             or "To begin a new run with the weights of another, use ckpt=PATH.",
         )
     try:
-        problem = why_damaged(catalog.storage, entry, check)
+        problem = catalog.why_damaged(entry, check)
     except OSError as error:
         problem = f"it cannot be read: {error}"
     if problem is not None:

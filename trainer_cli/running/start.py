@@ -9,19 +9,20 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
-from trainer_cli.addons.stores.copies import check_copies, reachable
+from trainer_cli.addons.stores import check_copies, reachable
 from trainer_cli.auto_values import AUTO, BATCH_SIZE, auto_keys, largest_batch_size
-from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, holds_steps, verify_and_decode, verify_beside
-from trainer_cli.checkpoint.group_verify import GroupVerifier
-from trainer_cli.checkpoint.kind import kind_of, refuse_foreign
+from trainer_cli.catalog import Catalog, Check, Entry, ForeignKind, refuse_foreign, verify_and_decode
+from trainer_cli.checkpoint import GroupVerifier
 from trainer_cli.config import Change, Composed, diff, from_yaml
 from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.files import as_path
 from trainer_cli.keys import OF_ONE_COMMAND, whole_values
 from trainer_cli.loads import WHOLE, LoadOptions, can_resume, check_load
+from trainer_cli.manifest import Manifest
 from trainer_cli.origin import other_source, report_source
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.policy import RecordedEnd
@@ -42,7 +43,7 @@ from trainer_cli.runs.run_dir import RunDir, is_checkpoint
 from trainer_cli.schema import ANEW, CheckpointConfig, LoadConfig, TrainConfig
 from trainer_cli.selection import StoredCheckpoint, select_one, suggest_nearby
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus
-from trainer_cli.storage import open_storage
+from trainer_cli.storage import ReadableFolder, open_storage
 from trainer_cli.tensor_files import verify
 
 
@@ -325,7 +326,7 @@ def start_new(
             raise UserError(
                 message, where="resume", cure=hint_on("resume", config.resume) or suggest_nearby(config.resume)
             )
-        if kind_of(Path(config.resume)) is None and not is_checkpoint(Path(config.resume)):
+        if ForeignKind.of(Path(config.resume)) is None and not is_checkpoint(Path(config.resume)):
             message = f"resume={config.resume}: {config.resume} holds no run, and is not a checkpoint"
             raise UserError(message, where="resume", cure=suggest_nearby(config.resume))
         raise UserError(
@@ -387,8 +388,35 @@ def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check
     if group.world_size > 1:
         digests = GroupVerifier(group).verify
     elif meanwhile is not None:
-        digests = partial(verify_beside, meanwhile)
+        digests = partial(_verify_beside, meanwhile)
     return partial(verify_and_decode, digests=digests)
+
+
+_PATIENCE_S = 2.0
+"""How long an interrupted start waits for the thread that verifies."""
+
+
+def _verify_beside(meanwhile: Callable[[], object], folder: ReadableFolder, manifest: Manifest) -> None:
+    """Verify a checkpoint in another thread while `meanwhile` is called in this one."""
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            verify(folder, manifest)
+        except BaseException as error:  # Raised in the thread that waits for the result.
+            errors.append(error)
+
+    # A daemon: an interrupted start does not wait for a disk that hangs.
+    reader = Thread(target=read, name="checkpoint-verifying", daemon=True)
+    reader.start()
+    try:
+        meanwhile()
+        reader.join()
+    except BaseException:
+        reader.join(_PATIENCE_S)
+        raise
+    if errors:
+        raise errors[0]
 
 
 class _LostRun(NamedTuple):
@@ -422,7 +450,7 @@ def _start_lost(
     """Decide how a run starts whose directory was lost, but not its checkpoints."""
     run_id = lost.run_id
     # First: to choose one of step 0 would download it into the new directory, and refuse a damaged one.
-    if not holds_steps(catalogs, run_id, counts_first=lost.is_fork):
+    if not any(catalog.holds_steps(run_id, counts_first=lost.is_fork) for catalog in catalogs):
         reason = f"anew: {FIRST_ONLY}"
         return Start(run, run_id, lost.attempt + 1, None, catalogs[0].folder, reason, is_new=True)
     choice = choose(composed.config.resume, catalogs, run_id, check=check, quarantine=not read_only)

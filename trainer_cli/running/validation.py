@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact import provide_steps
-from trainer_cli.addons.stores.download import configure_downloads, is_cached
-from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.checkpoint.kind import kind_of
+from trainer_cli.addons.stores import configure_downloads, is_cached
+from trainer_cli.catalog import Catalog, ForeignKind
 from trainer_cli.components import EVALUATED
 from trainer_cli.config import Composed, compose, from_yaml, given_value
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UnfitStateError, UserError, without_secrets
@@ -155,7 +154,7 @@ def _is_complete(folder: Path) -> bool:
     if not is_url(folder) and (run := run_holding(folder)) is not None:
         # Not its lock: that of a run which was stopped or killed, and may be resumed, is free too.
         return RunDir(run).read_summary().get("status") in _ENDS
-    entries = catalog_of(folder).entries()
+    entries = Catalog.of(folder).entries()
     return any(entry.manifest is not None and entry.manifest.finished is not None for entry in entries)
 
 
@@ -367,7 +366,7 @@ class _Experiment:
 
 
 def _is_removed(path: Path) -> bool:
-    return kind_of(path) is None and catalog_of(path.parent).entry(path.name).removed
+    return ForeignKind.of(path) is None and Catalog.of(path.parent).entry(path.name).removed
 
 
 def _default_folder(paths: Sequence[Path]) -> Path:
@@ -386,4 +385,4 @@ def run_or_place(path: Path) -> Path | None:
     a URL and an extracted archive."""
     if (run := StoredCheckpoint(path).find_run()) is not None:
         return run
-    return None if kind_of(path) is not None or is_url(path) or is_cached(path) else path.parent.parent
+    return None if ForeignKind.of(path) is not None or is_url(path) or is_cached(path) else path.parent.parent

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.bounds import read_yaml
-from trainer_cli.checkpoint.catalog import Catalog, catalog_of, read_small
-from trainer_cli.checkpoint.kind import kind_of
+from trainer_cli.catalog import Catalog, ForeignKind
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import CONFIG_FILE, MANIFEST_FILE, in_runs
@@ -133,7 +132,11 @@ def is_checkpoint(path: Path) -> bool:
 
 def manifest_of(checkpoint: Path) -> Manifest | None:
     """The manifest of a checkpoint; None if it cannot be read, or another program saved the checkpoint."""
-    return None if kind_of(checkpoint) is not None else catalog_of(checkpoint.parent).entry(checkpoint.name).manifest
+    return (
+        None
+        if ForeignKind.of(checkpoint) is not None
+        else Catalog.of(checkpoint.parent).entry(checkpoint.name).manifest
+    )
 
 
 def read_small_file(checkpoint: Path, file: str, catalog: Catalog | None = None) -> bytes | None:
@@ -142,13 +145,13 @@ def read_small_file(checkpoint: Path, file: str, catalog: Catalog | None = None)
     Args:
         catalog: that of its folder, which a run needs for a checkpoint that is not in the object store yet.
     """
-    catalog = catalog or catalog_of(checkpoint.parent)
+    catalog = catalog or Catalog.of(checkpoint.parent)
     manifest = catalog.entry(checkpoint.name).manifest
     if manifest is None or file not in manifest.files:
         return None
     if is_url(checkpoint):
         # `reading` would download the other files too, which may be large.
-        return read_small(catalog.storage, checkpoint.name, file, manifest)
+        return catalog.read_small(checkpoint.name, file, manifest)
     with catalog.storage.reading(checkpoint.name) as folder:
         return read_verified(folder, manifest, file)
 
@@ -161,7 +164,7 @@ def config_of(checkpoint: Path, catalog: Catalog | None = None) -> tuple[Path | 
     Args:
         catalog: see `read_small_file`.
     """
-    if kind_of(checkpoint) is not None:
+    if ForeignKind.of(checkpoint) is not None:
         return "", ""
     if (content := read_small_file(checkpoint, CONFIG_FILE, catalog)) is not None:
         return content.decode() if is_url(checkpoint) else checkpoint / CONFIG_FILE, content.decode()
@@ -175,7 +178,7 @@ def run_that_saved(checkpoint: Path) -> Path | None:
     It is the one around the folder of the checkpoint. If the run saves elsewhere, or the checkpoint was copied, it is
     the `run_dir` in the checkpoint's config, from the current folder, if the run there has the same id.
     """
-    if kind_of(checkpoint) is not None:
+    if ForeignKind.of(checkpoint) is not None:
         return None
     if not is_url(checkpoint) and is_run(above := checkpoint.parent.parent):
         return above

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.history import Life
+from trainer_cli.catalog import Life
 from trainer_cli.environment import unix
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.validation_rows import ValidationRow

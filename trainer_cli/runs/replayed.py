@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import Entry, catalog_of
+from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import RunDirectoryError
 from trainer_cli.runs.run_dir import RunDir
 
@@ -22,7 +22,7 @@ def replayed_entries(run: RunDir) -> list[Entry]:
         run_id = run.run_id
     except RunDirectoryError:
         return []
-    catalog, attempts = catalog_of(run.replayed_folder), run.attempts
+    catalog, attempts = Catalog.of(run.replayed_folder), run.attempts
     entries = [entry for name in catalog.names() if (entry := catalog.entry(name)).valid and entry.is_replayed]
     of_run = [entry for entry in entries if entry.manifest is not None and entry.manifest.run_id == run_id]
     return sorted((entry for entry in of_run if is_on_course(entry, attempts)), key=lambda entry: entry.step)

@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_cli.checkpoint.catalog import Entry
-from trainer_cli.checkpoint.history import Life, Spent, last_spent, lives
+from trainer_cli.catalog import Entry, Life, Spent
 from trainer_cli.environment import unix
 from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.files import FileIdentity, GrowingFile, is_url, read_rows
@@ -209,7 +208,7 @@ class Run:
             columns[1],
             self.summary,
             attempts_of(self.summary),
-            self._checkpoints(lives(history)),
+            self._checkpoints(Life.read_all(history)),
             validation,
             self.config,
             run.read_provenance() or dict.fromkeys(_overridden(run, self.config), "command line"),
@@ -298,8 +297,8 @@ class Run:
     def _goodput(self, state: str, started: float, points: list[_Point]) -> float | None:
         """The goodput in the summary; of an attempt that has not ended until its newest save, and of one that was
         killed until its newest record."""
-        new = last_spent(self._history.read_rows().rows, started)
-        self._spent = (started, new) if new is not None else self._spent
+        if saves := Spent.noted(self._history.read_rows().rows, started):
+            self._spent = started, saves[-1][2]
         if state not in (RunStatus.running, STALE, RunStatus.killed):
             goodput = self.summary.get("goodput")
             return goodput if isinstance(goodput, float) else None

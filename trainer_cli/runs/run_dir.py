@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.bounds import is_amount, is_bounded, is_count, is_list, is_table, is_text, keep_sound
-from trainer_cli.checkpoint.catalog import Catalog, catalog_of
+from trainer_cli.catalog import Catalog
 from trainer_cli.environment import timestamp
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.files import as_path, close_private, is_url, open_private, replace, sync
@@ -118,7 +118,7 @@ class RunDir:
 
     def catalog(self, folder: Path) -> Catalog:
         """The checkpoints in a folder. Those of an object store are downloaded into this run's directory when read."""
-        return catalog_of(folder, self.checkpoints_folder)
+        return Catalog.of(folder, self.checkpoints_folder)
 
     def exists_as_run(self) -> bool:
         """Whether the directory holds a run whose creation was completed."""

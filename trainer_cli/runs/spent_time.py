@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.history import Spent, notes
+from trainer_cli.catalog import Spent
 from trainer_cli.environment import unix
 from trainer_cli.files import read_last_row, read_rows
 from trainer_cli.goodput import Activity, Seconds, complete_killed, read_seconds, sum_attempts
@@ -28,7 +28,7 @@ def seconds_of_killed(run: RunDir, attempt: Mapping[str, Any]) -> dict[str, floa
     started = unix(attempt.get("started"))
     if started is None:
         return {}
-    saves = notes(read_rows(run.history_file), started)
+    saves = Spent.noted(read_rows(run.history_file), started)
     # By what is written in the files: they are copied, and removals by hand are appended to the history days later.
     ends = [time for time, _, _ in saves[-1:]]
     if isinstance(recorded := read_last_row(run.metrics_file).get("time"), int | float):

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.checkpoint.kind import kind_of
+from trainer_cli.catalog import Catalog, ForeignKind
 from trainer_cli.errors import CheckpointError
 from trainer_cli.files import is_url
 from trainer_cli.selection.patterns import Selection, select
@@ -37,11 +36,11 @@ class Holds:
 
     def take(self, path: Path) -> bool:
         """Hold a checkpoint; False if it was removed. Those of stores and of other programs are not held."""
-        if path in self._locks or len(self._locks) >= _MAX_HOLDS or is_url(path) or kind_of(path) is not None:
+        if path in self._locks or len(self._locks) >= _MAX_HOLDS or is_url(path) or ForeignKind.of(path) is not None:
             return True
         with ExitStack() as stack:
             try:
-                stack.enter_context(catalog_of(path.parent).storage.reading(path.name))
+                stack.enter_context(Catalog.of(path.parent).storage.reading(path.name))
             except FileNotFoundError:
                 return False
             # Moved out of the `with`, which would release it here.

@@ -17,9 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of
-from trainer_cli.checkpoint.find import checkpoint_at, extract_archive, filled, is_archive, paths_of, split_existing
-from trainer_cli.checkpoint.kind import kind_of
+from trainer_cli.catalog import Catalog, Entry, ForeignKind, checkpoint_at, filled, is_archive, paths_of, split_existing
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import in_runs, parse_step
@@ -90,11 +88,11 @@ def select(patterns: Sequence[str]) -> Selection:
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
-            if kind_of(path) is not None:
+            if ForeignKind.of(path) is not None:
                 run_and_step[path] = (str(path.parent), 0)
                 continue
             if path.parent not in catalogs:
-                catalogs[path.parent] = catalog_of(path.parent)
+                catalogs[path.parent] = Catalog.of(path.parent)
             entry = catalogs[path.parent].entry(path.name)
             if entry.problem is not None:
                 (skipped if entry.partial else damaged)[path] = entry.problem
@@ -191,7 +189,7 @@ def named_path(named: str) -> Path:
 
 def has_step(run: Path, step: int) -> bool:
     """Whether a checkpoint of a step of a run was kept, valid or damaged, or was replayed."""
-    kept = catalog_of(RunDir(run).stored_checkpoints()).entries()
+    kept = Catalog.of(RunDir(run).stored_checkpoints()).entries()
     run_id = RunDir(run).known_id
     return any(
         entry.step == step and not entry.partial and (entry.manifest is None or run_id in (None, entry.manifest.run_id))
@@ -237,7 +235,7 @@ def _match_all(pattern: str) -> dict[Path, Named]:
 
 def _names_in(folder: Path, run: Path | None) -> list[str]:
     """The checkpoints in a folder; outside of the run, where other runs may save too, only those of the run."""
-    catalog = catalog_of(folder)
+    catalog = Catalog.of(folder)
     if run is None or run_holding(folder) is not None or (run_id := RunDir(run).known_id) is None:
         return catalog.names()
     return [entry.name for entry in catalog.entries() if entry.manifest and entry.manifest.run_id == run_id]
@@ -265,9 +263,9 @@ def _match(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
         yield _with_name(Path(pattern)) if whole_runs else _checkpoint_at(Path(pattern))
         return
     for path in map(Path, paths_of(pattern)):
-        if path.is_file() and is_archive(path):
-            yield extract_archive(path)
-        elif path.is_dir() or kind_of(path) is not None:
+        if (extracted := checkpoint_at(path)) != path:
+            yield extracted
+        elif path.is_dir() or ForeignKind.of(path) is not None:
             yield path
 
 
@@ -297,7 +295,7 @@ def _holds(run: Path, selector: str) -> bool:
     if not run.is_dir():
         return False
     step = parse_step(selector)
-    return bool(catalog_of(RunDir(run).stored_checkpoints()).names()) if step is None else has_step(run, step)
+    return bool(Catalog.of(RunDir(run).stored_checkpoints()).names()) if step is None else has_step(run, step)
 
 
 def _with_name(path: Path) -> Path:
@@ -307,13 +305,13 @@ def _with_name(path: Path) -> Path:
 
 def _checkpoint_at(path: Path) -> Path:
     """The checkpoint at an existing path: the newest of a run or of a folder of checkpoints, else the path itself."""
-    if path.is_dir() and not is_checkpoint(path) and kind_of(path) is None:
+    if path.is_dir() and not is_checkpoint(path) and ForeignKind.of(path) is None:
         for folder in (path, path / "checkpoints"):
-            if RunDir(folder).is_run() or catalog_of(folder).names():
+            if RunDir(folder).is_run() or Catalog.of(folder).names():
                 return _select_from_run(folder, "latest")
-    if path.is_file() and is_archive(path):
-        return extract_archive(path)
-    if not path.is_dir() and kind_of(path) is None:
+    if (extracted := checkpoint_at(path)) != path:
+        return extracted
+    if not path.is_dir() and ForeignKind.of(path) is None:
         raise UserError(
             f"ckpt={path} is a file, but not a checkpoint",
             cure="A checkpoint is a directory, or a file of torch, Lightning, Composer or safetensors.",
@@ -332,12 +330,12 @@ def _match_url(path: Path, *, whole_runs: bool) -> Iterator[Path]:
         if (file := checkpoint_at(path)) != path:
             yield file
         return
-    if re.search(r"[*?\[]", str(path.parent)) and not catalog_of(path.parent).names():
+    if re.search(r"[*?\[]", str(path.parent)) and not Catalog.of(path.parent).names():
         raise UserError(f"ckpt={path}: only the last part of a URL may have a glob")
     if re.search(r"[*?\[]", path.name):
         folder = path.parent
-        yield from (folder / name for name in catalog_of(folder).names() if fnmatchcase(name, path.name))
-    elif is_checkpoint(path) or ((names := catalog_of(path).names()) and whole_runs):
+        yield from (folder / name for name in Catalog.of(folder).names() if fnmatchcase(name, path.name))
+    elif is_checkpoint(path) or ((names := Catalog.of(path).names()) and whole_runs):
         yield path
     elif names:
         yield _select_from_run(path, "latest")
@@ -355,7 +353,7 @@ def _select_from_run(run: Path, selector: str) -> Path:
     # A step may have been replayed in a run that saves no checkpoints.
     if not folder.is_dir() and not is_url(folder) and parse_step(selector) is None:
         raise CheckpointError(f"{run}@{selector}: there is no {folder}", cure=suggest_nearby(str(run)))
-    catalog, run_id = catalog_of(folder), RunDir(run).known_id
+    catalog, run_id = Catalog.of(folder), RunDir(run).known_id
     if selector == "latest":
         chosen = catalog.newest_valid(run_id)
         if chosen is not None:
@@ -409,7 +407,7 @@ def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
 
 def _suggest_ckpt(path: Path) -> str | None:
     """The hint for a file or folder that only `ckpt=` reads; None for any other."""
-    kind = "tar archive of a checkpoint" if path.is_file() and is_archive(path) else kind_of(path)
+    kind = "tar archive of a checkpoint" if path.is_file() and is_archive(path) else ForeignKind.of(path)
     return None if kind is None else f"It is a {kind}, which ckpt= of train fit and train validate reads."
 
 

@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_cli.checkpoint.catalog import Catalog, catalog_of, read_small
-from trainer_cli.checkpoint.kind import kind_of
+from trainer_cli.catalog import Catalog, ForeignKind
 from trainer_cli.files import is_url
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.manifest import Manifest
@@ -27,7 +26,7 @@ class StoredCheckpoint:
     @property
     def manifest(self) -> Manifest | None:
         """None if it cannot be read, or another program saved the checkpoint."""
-        if kind_of(self.path) is not None:
+        if ForeignKind.of(self.path) is not None:
             return None
         return self._catalog.entry(self.path.name).manifest
 
@@ -39,7 +38,7 @@ class StoredCheckpoint:
             return None
         if is_url(self.path):
             # `reading` would download the other files too, which may be large.
-            return read_small(catalog.storage, name, file, manifest)
+            return catalog.read_small(name, file, manifest)
         with catalog.storage.reading(name) as folder:
             return read_verified(folder, manifest, file)
 
@@ -48,7 +47,7 @@ class StoredCheckpoint:
 
         The source is the file, or the text itself for a checkpoint in an object store. Both are empty without a config.
         """
-        if kind_of(self.path) is not None:
+        if ForeignKind.of(self.path) is not None:
             return "", ""
         if (content := self.read(CONFIG_FILE)) is not None:
             return content.decode() if is_url(self.path) else self.path / CONFIG_FILE, content.decode()
@@ -61,7 +60,7 @@ class StoredCheckpoint:
         It is the one around the folder of the checkpoint. If the run saves elsewhere, or the checkpoint was copied, it
         is the `run_dir` in the checkpoint's config, from the current folder, if the run there has the same id.
         """
-        if kind_of(self.path) is not None:
+        if ForeignKind.of(self.path) is not None:
             return None
         if not is_url(self.path) and RunDir(above := self.path.parent.parent).is_run():
             return above
@@ -78,7 +77,7 @@ class StoredCheckpoint:
 
     @property
     def _catalog(self) -> Catalog:
-        return self.catalog or catalog_of(self.path.parent)
+        return self.catalog or Catalog.of(self.path.parent)
 
 
 def run_holding(folder: Path) -> Path | None:

@@ -24,7 +24,7 @@ def open_storage(root: Path | str, *, cache: Path | None = None, **identity: Any
     if not is_url(root):
         return LocalStorage(as_path(root), **identity)
     # Imported here, because the transfer code is loaded for object stores alone.
-    from trainer_cli.addons.stores.object_store import ObjectStorage
+    from trainer_cli.addons.stores import ObjectStorage
 
     return ObjectStorage(root, cache=cache, **identity)
 
@@ -37,6 +37,6 @@ def check_store(root: str, run_id: str) -> None:
         StoreAwayError: it does not answer.
     """
     if is_url(root):
-        from trainer_cli.addons.stores.object_client import ObjectClient
+        from trainer_cli.addons.stores import ObjectClient
 
         ObjectClient(root).check_writable(run_id)

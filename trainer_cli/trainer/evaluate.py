@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.find import expanded
+from trainer_cli.catalog import expanded
 from trainer_cli.data import as_val_loaders, length_of
 from trainer_cli.errors import UserError, second_to
 from trainer_cli.loads import LoadOptions

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from trainer_cli.checkpoint.checkpointer import Checkpointer
+    from trainer_cli.checkpoint import Checkpointer
     from trainer_cli.policy import Occasion
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop

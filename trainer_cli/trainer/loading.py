@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.formats.read import read_foreign
-from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
-from trainer_cli.checkpoint.find import all_checkpoints, path_to_save
-from trainer_cli.checkpoint.group_verify import GroupVerifier
-from trainer_cli.checkpoint.kind import kind_of, refuse_foreign
+from trainer_cli.catalog import Catalog, ForeignKind, path_to_save, refuse_foreign
+from trainer_cli.checkpoint import Checkpointer, GroupVerifier, make_sync_checkpointer
 from trainer_cli.dtensor import Targets, distributed, targets_of
 from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.goodput import Activity
@@ -136,7 +134,7 @@ class Loading:
         saver = self._trainer.checkpoint
         if saver is None:
             return []
-        paths: list[Path] = self._trainer.strategy.group.on_main(partial(all_checkpoints, saver.folder))
+        paths: list[Path] = self._trainer.strategy.group.on_main(Catalog.of(saver.folder).complete_paths)
         return paths
 
     def newest_or_refuse(self) -> Path:
@@ -165,7 +163,7 @@ class Loading:
         path = trainer.checkpointer.locate(path)
         trainer.make_schedulers()
         average = None
-        if load.average and load.weights_alone and kind_of(path) is None:
+        if load.average and load.weights_alone and ForeignKind.of(path) is None:
             average = trainer.checkpointer.average(path)
         state = self.read(path, load, *(["callbacks"] if average is not None else []))
         if load.weights_alone:
@@ -207,7 +205,7 @@ class Loading:
         """
         checkpointer = self._trainer.checkpointer
         targets = self._sharded_targets(load)
-        if kind_of(path) is not None:
+        if ForeignKind.of(path) is not None:
             return _read_foreign_state(path, load, targets)
         left_out = checkpointer.left_out(path)
         check_load(str(path), left_out, load)

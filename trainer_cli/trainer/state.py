@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.save import CheckpointMetadata
+from trainer_cli.checkpoint import CheckpointMetadata
 from trainer_cli.errors import TrainError, UnfitStateError, UserError
 from trainer_cli.format import RANKS
 from trainer_cli.keys import why_may_change

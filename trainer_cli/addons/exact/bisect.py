@@ -27,7 +27,7 @@ from trainer_cli.addons.exact.replay_plan import find_step, split_steps
 from trainer_cli.addons.exact.replay_process import provide_steps, replay_in_process
 from trainer_cli.addons.exact.run_history import read_history
 from trainer_cli.addons.exact.step_positions import read_records
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog import Catalog
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.files import read_rows
 from trainer_cli.metric_names import TRAIN_PREFIX
@@ -346,7 +346,7 @@ class Bisection:
 
     def _remove_replayed(self, around: set[int]) -> None:
         """Remove the checkpoints that this search replayed, but those around the step."""
-        storage = catalog_of(self.run.replayed_folder).storage
+        storage = Catalog.of(self.run.replayed_folder).storage
         for step in sorted(self._replayed - around):
             if (path := find_step(self.run.path, step)) is not None and path.parent == self.run.replayed_folder:
                 storage.remove(path.name)

@@ -22,7 +22,7 @@ from typing import Any
 from trainer_cli.addons.exact.replay_plan import boundary_between
 from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.addons.exact.run_history import environment_of, first_step, read_history
-from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.catalog import Entry
 from trainer_cli.environment import timestamp, versions
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.layout import MANIFEST_FILE

@@ -33,7 +33,7 @@ from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, split_steps
 from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.addons.exact.replay_records import by_step, is_clocked
 from trainer_cli.addons.exact.run_history import RunHistory, environment_of, read_history, split_attempt
-from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.layout import parse_step
 from trainer_cli.manifest import Manifest
@@ -431,13 +431,12 @@ def _first_difference(first: tuple[Entry, Path], second: tuple[Entry, Path]) -> 
     """The first leaf of two checkpoints that differs, or why they cannot be compared; None if all is equal."""
     from trainer_cli.addons.exact.replay_saver import differing
     from trainer_cli.addons.exact.step_trace import NOT_COMPARED
-    from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.format import RANKS, CheckpointReader
 
     states = []
     for entry, path in (first, second):
         assert entry.manifest is not None
-        with catalog_of(path.parent).storage.reading(path.name) as folder:
+        with Catalog.of(path.parent).storage.reading(path.name) as folder:
             states.append(CheckpointReader().read(folder, entry.manifest))
     # Counts, and means that are logged, depend on the intervals of evaluations and logs.
     skipped = set(NOT_COMPARED)

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, ReplayPlan, find_step, plan_replay
 from trainer_cli.addons.exact.replay_records import RecordComparison, RecordDifference
 from trainer_cli.addons.exact.run_history import bytes_of_config, environment_of, read_history
-from trainer_cli.addons.stores.download import configure_downloads
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.addons.stores import configure_downloads
+from trainer_cli.catalog import Catalog
 from trainer_cli.components import SAVER, SECTIONS
 from trainer_cli.config import Composed, diff, from_yaml
 from trainer_cli.environment import versions
@@ -45,7 +45,7 @@ from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.addons.exact.replay_saver import ReplaySaver
-    from trainer_cli.checkpoint.checkpointer import Checkpointer
+    from trainer_cli.checkpoint import Checkpointer
     from trainer_cli.running import Data
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
@@ -307,7 +307,7 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
             stack.enter_context(lock)
         if plan.start is not None:
             try:
-                stack.enter_context(catalog_of(plan.start.parent).storage.reading(plan.start.name))
+                stack.enter_context(Catalog.of(plan.start.parent).storage.reading(plan.start.name))
             except FileNotFoundError:
                 raise CheckpointError(
                     f"{plan.start} was removed before it was read", cure="Run the command again."
@@ -322,7 +322,7 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
 
 def _new_checkpointer(plan: ReplayPlan, config: TrainConfig) -> Checkpointer:
     """A checkpointer that reads the run's checkpoints and writes replayed ones in the same format."""
-    from trainer_cli.checkpoint.checkpointer import Checkpointer
+    from trainer_cli.checkpoint import Checkpointer
     from trainer_cli.format import new_format
 
     settings = config.checkpoint

@@ -24,7 +24,7 @@ from trainer_cli.addons.exact.run_history import (
     kept_entries,
     read_history,
 )
-from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
+from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.running import import_torch, showing_import
 from trainer_cli.runs.run_dir import RunDir
@@ -210,7 +210,7 @@ def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bo
             log.warning("%s is skipped: it was saved without %s", path, ", ".join(entry.manifest.left_out))
             continue
         try:
-            problem = why_damaged(catalog_of(path.parent).storage, entry) if verify else None
+            problem = Catalog.of(path.parent).why_damaged(entry) if verify else None
         except OSError as error:
             problem = f"it cannot be read: {error}"
         if problem is None:

@@ -14,8 +14,8 @@ import torch
 from trainer_cli.addons.exact.replay_plan import ReplayPlan
 from trainer_cli.addons.exact.replay_records import RecordComparison
 from trainer_cli.callbacks import RunIdentity
-from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.checkpoint.checkpointer import Checkpointer
+from trainer_cli.catalog import Catalog
+from trainer_cli.checkpoint import Checkpointer
 from trainer_cli.dtensor import is_dtensor, local_of
 from trainer_cli.errors import UserError
 from trainer_cli.layout import PER_RANK
@@ -146,7 +146,7 @@ class ReplaySaver(Callback):
 def _hold(path: Path, locks: ExitStack) -> bool:
     """Keep a checkpoint from being removed. Returns False if it is no longer there."""
     try:
-        locks.enter_context(catalog_of(path.parent).storage.reading(path.name))
+        locks.enter_context(Catalog.of(path.parent).storage.reading(path.name))
     except FileNotFoundError:
         return False
     return True

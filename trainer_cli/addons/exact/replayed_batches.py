@@ -13,7 +13,7 @@ import torch
 from trainer_cli.addons.exact.samples import Batch, StepSamples
 from trainer_cli.addons.exact.step_positions import StepRecords
 from trainer_cli.batches import sample_count
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog import Catalog
 from trainer_cli.data import SharedLoader, digest_of
 from trainer_cli.format import CheckpointReader
 from trainer_cli.steps import Progress
@@ -120,6 +120,6 @@ def _start(records: StepRecords, first: int) -> tuple[Progress, Mapping[str, Any
     end = min((step for step in records.checkpoints if step >= first), default=None)
     if end is not None and records.checkpoints[end][0].progress.get("passed_over", 0) != progress.passed_over:
         uncertainty = f"data was skipped between step {start} and step {end}"
-    with catalog_of(path.parent).storage.reading(path.name) as folder:
+    with Catalog.of(path.parent).storage.reading(path.name) as folder:
         state: Mapping[str, Any] = CheckpointReader().read(folder, manifest, ["data"])["data"]
     return progress, state, uncertainty

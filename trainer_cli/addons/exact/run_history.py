@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import Entry, catalog_of
+from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, read_rows
 from trainer_cli.layout import CONFIG_FILE
@@ -182,7 +182,7 @@ def kept_entries(run: RunDir) -> list[tuple[Entry, Path]]:
     copy_to = section.get("copy_to") if isinstance(section, dict) else None
     copies = copy_to.get("folder") if isinstance(copy_to, dict) else None
     if isinstance(copies, str) and "${" not in copies:
-        catalog = catalog_of(
+        catalog = Catalog.of(
             as_path(copies.replace("{run_name}", str(config.get("name") or "default"))), run.copies_cache
         )
         try:

@@ -18,7 +18,7 @@ from typing import Any
 from trainer_cli.addons.exact.epoch_layout import EpochLayout
 from trainer_cli.addons.exact.run_history import RunHistory, environment_of, kept_entries, split_attempt
 from trainer_cli.bounds import read_yaml
-from trainer_cli.checkpoint.history import lives
+from trainer_cli.catalog import Life
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
 from trainer_cli.files import is_url, read_last_row, read_rows
 from trainer_cli.format import FilesOfRank
@@ -395,7 +395,7 @@ class StepPositions:
             moved = replace(stretch.layout.position_after(start, start.step + skipped), step=start.step)
             shifted = replace(stretch, start=stretch.layout.enter(moved), last_step=step)
             # One that was removed since: the training may have gone back to it instead.
-            saves = lives(read_rows(self.records.run.history_file))
+            saves = Life.read_all(read_rows(self.records.run.history_file))
             between = any(life.step is not None and start.step < life.step < step for life in saves)
             if _is_at(saved, shifted.layout.position_after(shifted.start, step)) and not between:
                 self.confirmed = True

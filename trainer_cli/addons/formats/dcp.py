@@ -15,7 +15,7 @@ import torch
 
 from trainer_cli.addons.formats.files import open_safetensors
 from trainer_cli.addons.formats.torch_file import ZIP_BEGIN, Ignored, load_torch_bytes, names_in
-from trainer_cli.checkpoint.kind import DCP_METADATA
+from trainer_cli.catalog import ForeignKind
 from trainer_cli.errors import CheckpointError
 from trainer_cli.layout import is_plain
 
@@ -101,7 +101,7 @@ def load_dcp(folder: Path) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: metadata or chunks are damaged, or the metadata has a class that torch does not write.
     """
-    where = folder / DCP_METADATA
+    where = folder / ForeignKind.dcp.marks[0]
     try:
         metadata = _read_metadata(where)
         entries = metadata.field("state_dict_metadata").items()

@@ -20,10 +20,10 @@ from trainer_cli.addons.formats.export import (
     renamed,
 )
 from trainer_cli.addons.formats.read import read_foreign
-from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.find import write_archive
-from trainer_cli.checkpoint.kind import kind_of
+from trainer_cli.addons.formats.whole_archive import write_archive
+from trainer_cli.catalog import Catalog, ForeignKind
+from trainer_cli.checkpoint import make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import is_url
 from trainer_cli.layout import CONFIG_FILE, MODEL_CONFIG_FILE, STEP_MODULES
@@ -111,11 +111,11 @@ def archive_one(path: Path, output: Path | None = None, *, overwrite: bool = Fal
         CheckpointError: the checkpoint does not exist or is damaged.
         UserError: another program saved the checkpoint, or the output exists or has another ending.
     """
-    if (kind := kind_of(path)) is not None:
+    if (kind := ForeignKind.of(path)) is not None:
         raise UserError(f"{path} is a {kind}, and an archive is of a checkpoint of this program")
     output = output or _beside(path, ".tar")
     size_bytes = write_archive(path, output, overwrite=overwrite)
-    return Written(output, len(catalog_of(path.parent).storage.sizes(path.name)), size_bytes)
+    return Written(output, len(Catalog.of(path.parent).storage.sizes(path.name)), size_bytes)
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -190,7 +190,7 @@ def evaluated_weights(
     Args:
         ema: see `export_one`.
     """
-    if kind_of(path) is not None:
+    if ForeignKind.of(path) is not None:
         if ema not in (None, TRAINED):
             raise UserError(f"{path} is of another program, which has no averages of --ema")
         foreign = read_foreign(path)
@@ -204,7 +204,7 @@ def evaluated_weights(
 
 def _model_files(path: Path, config_file: Path | None = None) -> dict[str, bytes]:
     """The `config.json` of a transformers model: `config_file`, else that of the checkpoint; empty without one."""
-    if config_file is None and kind_of(path) is None:
+    if config_file is None and ForeignKind.of(path) is None:
         content = StoredCheckpoint(path).read(MODEL_CONFIG_FILE)
         return {} if content is None else {MODEL_CONFIG_FILE: content}
     file = config_file or path / MODEL_CONFIG_FILE

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trainer_cli.addons.formats.torch_file import load_torch_file
-from trainer_cli.checkpoint.kind import INDEXES, WHOLE_FILES
+from trainer_cli.catalog import ForeignKind
 from trainer_cli.errors import CheckpointError
 from trainer_cli.layout import is_plain
 from trainer_cli.strict_json import unique_keys
@@ -22,6 +22,8 @@ from trainer_cli.tensor_files import read_entries
 log = logging.getLogger(__name__)
 
 _LARGEST_INDEX = 64 * 1024 * 1024
+_MARKS = ForeignKind.huggingface.marks
+_INDEXES, _WHOLE_FILES = _MARKS[:2], _MARKS[2:]
 
 
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -55,11 +57,11 @@ def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, t
         CheckpointError: a file is missing or damaged, or can be loaded only by running code in it.
     """
     # In the order of transformers: of each format the whole file before the index, which may be of an earlier save.
-    files = [name for pair in zip(WHOLE_FILES, INDEXES, strict=True) for name in pair if (folder / name).is_file()]
+    files = [name for pair in zip(_WHOLE_FILES, _INDEXES, strict=True) for name in pair if (folder / name).is_file()]
     index, *others = files
     if others:
         log.warning("%s has several sets of weights: %s is loaded, and not %s", folder, index, ", ".join(others))
-    if index in WHOLE_FILES:
+    if index in _WHOLE_FILES:
         return _load(folder / index, allow_pickle)
     names_of: dict[str, list[str]] = {}
     for name, file in _weight_map(folder / index).items():

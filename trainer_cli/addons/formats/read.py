@@ -12,7 +12,7 @@ from trainer_cli.addons.formats.dcp import load_dcp
 from trainer_cli.addons.formats.files import find_weights, load_huggingface, load_safetensors
 from trainer_cli.addons.formats.torch_checkpointer import read_replicated
 from trainer_cli.addons.formats.torch_file import load_torch_file
-from trainer_cli.checkpoint.kind import Kind, kind_of
+from trainer_cli.catalog import ForeignKind
 from trainer_cli.errors import CheckpointError, one_line
 
 
@@ -39,7 +39,7 @@ def read_foreign(path: Path, *, allow_pickle: bool = False) -> ForeignCheckpoint
         CheckpointError: it is of another program, damaged, without weights, or can be loaded only by running its code.
     """
     try:
-        checkpoint = _read(path, kind_of(path), allow_pickle)
+        checkpoint = _read(path, ForeignKind.of(path), allow_pickle)
         _check_sizes(path, checkpoint.model)
     except OSError as error:
         raise CheckpointError(f"the file cannot be read: {error.strerror or error}", where=str(path)) from None
@@ -58,23 +58,23 @@ def _check_sizes(path: Path, model: Mapping[str, torch.Tensor]) -> None:
             raise CheckpointError(f"{name[:80]!r} is larger than all of the checkpoint", where=str(path))
 
 
-def _read(path: Path, kind: Kind | None, allow_pickle: bool) -> ForeignCheckpoint:
+def _read(path: Path, kind: ForeignKind | None, allow_pickle: bool) -> ForeignCheckpoint:
     match kind:
-        case Kind.torch_file | Kind.torch_checkpointer:
+        case ForeignKind.torch_file | ForeignKind.torch_checkpointer:
             try:
                 saved = (
                     read_replicated(path, allow_pickle=allow_pickle)
-                    if kind is Kind.torch_checkpointer
+                    if kind is ForeignKind.torch_checkpointer
                     else find_weights(load_torch_file(path, allow_pickle=allow_pickle))
                 )
             except ValueError as error:
                 raise CheckpointError(str(error), where=str(path)) from None
             return ForeignCheckpoint(saved.program, saved.weights, saved.step, saved.versions)
-        case Kind.safetensors:
+        case ForeignKind.safetensors:
             return ForeignCheckpoint(kind.value, load_safetensors(path))
-        case Kind.huggingface:
+        case ForeignKind.huggingface:
             return ForeignCheckpoint(kind.value, load_huggingface(path, allow_pickle=allow_pickle))
-        case Kind.dcp:
+        case ForeignKind.dcp:
             return ForeignCheckpoint(kind.value, load_dcp(path))
         case None:
             raise CheckpointError("it is not a checkpoint of a known program", where=str(path))

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer_cli.addons.formats.files import SavedWeights, find_weights
 from trainer_cli.addons.formats.torch_file import load_torch_file
-from trainer_cli.checkpoint.kind import Kind, kind_of
+from trainer_cli.catalog import ForeignKind
 from trainer_cli.errors import CheckpointError, NoCheckpointError
 
 _NAME = re.compile(r"checkpoint_\d+\.pt")
@@ -17,10 +17,10 @@ _NAME = re.compile(r"checkpoint_\d+\.pt")
 
 def file_of_rank(path: Path, rank: int) -> Path | None:
     """The file of this rank in a folder, or the file itself if `path` is one; None for any other path."""
-    kind = kind_of(path)
-    if kind is Kind.torch_checkpointer:
+    kind = ForeignKind.of(path)
+    if kind is ForeignKind.torch_checkpointer:
         return path / f"checkpoint_{rank}.pt"
-    return path if kind is Kind.torch_file and _NAME.fullmatch(path.name) else None
+    return path if kind is ForeignKind.torch_file and _NAME.fullmatch(path.name) else None
 
 
 def read_rank(file: Path, only: Collection[str] | None = None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from trainer_cli.addons.jobs.fork_server import Process, ProcessStarter, own_com
 from trainer_cli.addons.jobs.launch import launch_ranks, set_rank_variables
 from trainer_cli.addons.jobs.restart import Ended, decide_restart
 from trainer_cli.addons.jobs.sweep_jobs import text_of
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog import Catalog
 from trainer_cli.config import Composed, compose, from_yaml, given_value, share_moment
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.files import as_path
@@ -433,5 +433,5 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
 
 def _newest_step(folder: Path) -> int:
     """The step of the newest checkpoint from which a resume may start; -1 without one."""
-    newest = catalog_of(folder).newest_valid()
+    newest = Catalog.of(folder).newest_valid()
     return -1 if newest is None else newest.step

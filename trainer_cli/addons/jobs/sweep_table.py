@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.catalog import Catalog
 from trainer_cli.files import replace
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import RunDir, write_json
@@ -84,7 +84,7 @@ def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *
     step, seconds = summary.get("step"), summary.get("wall_time_s")
     if status in (RunStatus.running, RunStatus.killed):
         # The summary is from the start of the attempt. A resume loads the newest checkpoint.
-        newest = catalog_of(run.checkpoints_folder).newest_valid()
+        newest = Catalog.of(run.checkpoints_folder).newest_valid()
         step = newest.step if newest is not None else step
     best, last = summary.get("best_metrics"), summary.get("last_metrics")
     return JobStatus(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainer_cli.addons.exact import provide_steps
 from trainer_cli.addons.predict.prediction_files import PredictionFile
 from trainer_cli.addons.predict.prediction_writers import PredictionWriter
-from trainer_cli.addons.stores.download import configure_downloads
+from trainer_cli.addons.stores import configure_downloads
 from trainer_cli.components import EVALUATED
 from trainer_cli.config import Composed, compose, from_yaml, given_value
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError, without_secrets

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from trainer_cli.addons.stores.download import read_blocks, write_copy
 from trainer_cli.callbacks import Retention
-from trainer_cli.checkpoint.save import CheckpointMetadata
-from trainer_cli.checkpoint.writer_thread import WriterThread
+from trainer_cli.checkpoint import CheckpointMetadata, WriterThread
 from trainer_cli.errors import SaveError, TrainError, disk_cure
 from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.loggers import SAVES

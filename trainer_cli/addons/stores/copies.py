@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.catalog import Catalog
 from trainer_cli.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)

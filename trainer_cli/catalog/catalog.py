@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from threading import Thread
+from typing import Any
 
 from trainer_cli.errors import CheckpointError, one_line
 from trainer_cli.files import is_url
 from trainer_cli.gc_pause import gc_paused
-from trainer_cli.layout import MANIFEST_FILE, parse_step
+from trainer_cli.layout import MANIFEST_FILE, numbers_within, parse_step
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
 from trainer_cli.policy import CheckpointKind, Saved
 from trainer_cli.schema import CheckpointFormat
@@ -85,6 +85,14 @@ class Entry:
         """The bytes of all its files; 0 if they are unknown."""
         return sum(file.size_bytes for file in self.manifest.files.values()) if self.manifest is not None else 0
 
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Newer ones sort later: by step, then epoch. A plain `step10` sorts after `step10-ema`; where no step is
+        known, numbers in names decide."""
+        epoch = -1 if self.manifest is None else self.manifest.epoch
+        plain = parse_step(self.name) is not None
+        return self.step, epoch, plain, numbers_within(self.name), -len(self.name), self.name
+
     def _facts(self) -> Saved | None:
         if self.manifest is None or not self.valid:
             return None
@@ -100,6 +108,23 @@ class Entry:
         )
 
 
+Check = Callable[[ReadableFolder, Manifest], object]
+"""Verifies a checkpoint: `verify` the digest of every file, `verify_and_decode` also that it can be loaded."""
+
+
+def verify_and_decode(folder: ReadableFolder, manifest: Manifest, digests: Check = verify) -> None:
+    """Verify the digest of every file of a checkpoint, then decode it.
+
+    Raises:
+        DamagedCheckpoint: a file is not what was written, or cannot be decoded.
+    """
+    digests(folder, manifest)
+    # After the digests, during which torch is imported.
+    from trainer_cli.format import check_readable
+
+    check_readable(folder, manifest)
+
+
 class Catalog:
     """The checkpoints of one storage: folders called `step{N}`, and all others that hold a manifest, but no copies and
     no replayed ones."""
@@ -111,6 +136,11 @@ class Catalog:
         main thread may list at once. None before the first listing."""
         self._doubtful: set[str] = set()
         """Those of them that were found not to be, by a whole look."""
+
+    @classmethod
+    def of(cls, folder: Path, cache: Path | None = None) -> Catalog:
+        """The checkpoints in a folder, to be read; `cache` as in `open_storage`."""
+        return cls(open_storage(folder, cache=cache))
 
     @property
     def folder(self) -> Path:
@@ -204,6 +234,63 @@ class Catalog:
         """The newest one of a run, or of any run, that a resume may start from."""
         return next((entry for entry in self.newest_first(run_id) if entry.resumable), None)
 
+    def holds_steps(self, run_id: str, *, counts_first: bool = False) -> bool:
+        """Whether a run has a checkpoint after step 0, also a damaged one; without it there is nothing to continue.
+
+        Args:
+            counts_first: whether one of step 0 counts too, because its weights were loaded from another checkpoint.
+        """
+        # One that cannot be read may be of any step.
+        return any(
+            entry.manifest is None or entry.step > 0 or entry.pinned or counts_first
+            for entry in self.newest_first(run_id)
+            if not entry.partial
+        )
+
+    def why_damaged(self, entry: Entry, check: Check = verify_and_decode) -> str | None:
+        """What is wrong with a checkpoint, by default after every file was read, digested and decoded; None for an
+        intact one.
+
+        Raises:
+            OSError: it cannot be read now, so it is unknown whether it is damaged.
+        """
+        if entry.problem is not None or entry.manifest is None:
+            return entry.problem or "it has no manifest"
+        try:
+            with self.storage.reading(entry.name) as folder:
+                check(folder, entry.manifest)
+        except CheckpointError as error:
+            return str(error)
+        # It says nothing of the bytes: a checkpoint must not be quarantined for it.
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, "there is not enough memory to read it") from error
+        return None
+
+    def is_intact(self, entry: Entry) -> bool:
+        """Whether a checkpoint can be read and every digest is right."""
+        try:
+            return self.why_damaged(entry) is None
+        except OSError:
+            return False
+
+    def read_small(self, name: str, file: str, manifest: Manifest) -> bytes:
+        """The content of a small file of a checkpoint, whose digest is verified; its other files are not read.
+
+        Raises:
+            DamagedCheckpoint: it is missing, or not what was written.
+        """
+        content, entry = self.storage.peek(name, file), manifest.files[file]
+        digest = new_digest(entry.algorithm)
+        digest.update(content or b"")
+        if content is None or f"{entry.algorithm}:{digest.hexdigest()}" != entry.digest:
+            raise DamagedCheckpoint(f"{file} is missing, or not what was written", where=self.storage.location(name))
+        return content
+
+    def complete_paths(self) -> list[Path]:
+        """The paths of the complete checkpoints, in the order of their steps."""
+        entries = sorted(self.entries(), key=attrgetter("order"))
+        return [self.folder / entry.name for entry in entries if entry.problem is None]
+
     def _read_before(self) -> dict[str, Entry]:
         """What this process has read of the checkpoints before, as far as their manifests are the same now."""
         read = _read_in(self.folder)
@@ -232,21 +319,6 @@ class Catalog:
         entry = self.entry(name, earlier)
         is_other = entry.problem == PARTIAL and parse_step(name) is None
         return None if is_other or entry.is_copy or entry.is_replayed or entry.problem == GONE else entry
-
-
-def holds_steps(catalogs: Iterable[Catalog], run_id: str, *, counts_first: bool = False) -> bool:
-    """Whether a run has a checkpoint after step 0, also a damaged one; without it there is nothing to continue.
-
-    Args:
-        counts_first: whether one of step 0 counts too, because its weights were loaded from another checkpoint.
-    """
-    # One that cannot be read may be of any step.
-    return any(
-        entry.manifest is None or entry.step > 0 or entry.pinned or counts_first
-        for catalog in catalogs
-        for entry in catalog.newest_first(run_id)
-        if not entry.partial
-    )
 
 
 def _by_step(entries: Iterable[Entry]) -> list[Entry]:
@@ -325,90 +397,6 @@ def _without_manifest(storage: Storage, name: str, earlier: Collection[str]) -> 
 
 
 _LISTED = 20
-_PATIENCE_S = 2.0
-"""How long an interrupted start waits for the thread that verifies."""
-
-
-Check = Callable[[ReadableFolder, Manifest], object]
-"""Verifies a checkpoint: `verify` the digest of every file, `verify_and_decode` also that it can be loaded."""
-
-
-def verify_and_decode(folder: ReadableFolder, manifest: Manifest, digests: Check = verify) -> None:
-    """Verify the digest of every file of a checkpoint, then decode it.
-
-    Raises:
-        DamagedCheckpoint: a file is not what was written, or cannot be decoded.
-    """
-    digests(folder, manifest)
-    # After the digests, during which torch is imported.
-    from trainer_cli.format import check_readable
-
-    check_readable(folder, manifest)
-
-
-def why_damaged(storage: Storage, entry: Entry, check: Check = verify_and_decode) -> str | None:
-    """What is wrong with a checkpoint, by default after every file was read, digested and decoded; None for an intact
-    one.
-
-    Raises:
-        OSError: it cannot be read now, so it is unknown whether it is damaged.
-    """
-    if entry.problem is not None or entry.manifest is None:
-        return entry.problem or "it has no manifest"
-    try:
-        with storage.reading(entry.name) as folder:
-            check(folder, entry.manifest)
-    except CheckpointError as error:
-        return str(error)
-    # It says nothing of the bytes: a checkpoint must not be quarantined for it.
-    except MemoryError as error:
-        raise OSError(errno.ENOMEM, "there is not enough memory to read it") from error
-    return None
-
-
-def read_small(storage: Storage, name: str, file: str, manifest: Manifest) -> bytes:
-    """The content of a small file of a checkpoint, whose digest is verified; its other files are not read.
-
-    Raises:
-        DamagedCheckpoint: it is missing, or not what was written.
-    """
-    content, entry = storage.peek(name, file), manifest.files[file]
-    digest = new_digest(entry.algorithm)
-    digest.update(content or b"")
-    if content is None or f"{entry.algorithm}:{digest.hexdigest()}" != entry.digest:
-        raise DamagedCheckpoint(f"{file} is missing, or not what was written", where=storage.location(name))
-    return content
-
-
-def is_intact(storage: Storage, entry: Entry) -> bool:
-    """Whether a checkpoint can be read and every digest is right."""
-    try:
-        return why_damaged(storage, entry) is None
-    except OSError:
-        return False
-
-
-def verify_beside(meanwhile: Callable[[], object], folder: ReadableFolder, manifest: Manifest) -> None:
-    """Verify a checkpoint in another thread while `meanwhile` is called in this one."""
-    errors: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            verify(folder, manifest)
-        except BaseException as error:  # Raised in the thread that waits for the result.
-            errors.append(error)
-
-    # A daemon: an interrupted start does not wait for a disk that hangs.
-    reader = Thread(target=read, name="checkpoint-verifying", daemon=True)
-    reader.start()
-    try:
-        meanwhile()
-        reader.join()
-    except BaseException:
-        reader.join(_PATIENCE_S)
-        raise
-    if errors:
-        raise errors[0]
 
 
 def newest_intact(
@@ -448,7 +436,7 @@ def newest_intact(
         try:
             problem: str | None = "its weights are not finite"
             if entry.manifest.finite:
-                problem = why_damaged(catalog.storage, entry, check)
+                problem = catalog.why_damaged(entry, check)
         except OSError as error:
             unread[entry.name] = f"it cannot be read: {error}"
             continue
@@ -526,8 +514,3 @@ def newest_of_all(
             catalogs[0].folder,
         )
     return newest
-
-
-def catalog_of(folder: Path, cache: Path | None = None) -> Catalog:
-    """The checkpoints in a folder, to be read; `cache` as in `open_storage`."""
-    return Catalog(open_storage(folder, cache=cache))

@@ -1,4 +1,4 @@
-"""Finds checkpoints by step, epoch, glob or path, and writes and extracts archives that hold a whole one.
+"""Finds checkpoints by step, epoch, glob or path, and extracts archives that hold a whole one.
 
 Nothing in an archive is trusted. Archives of Composer, which hold one file of torch, are read too.
 """
@@ -11,69 +11,30 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
-from trainer_cli.addons.formats.archive_file import SUFFIX, ArchiveWriter, Member, read_archive
-from trainer_cli.addons.stores.download import cache_of, fetch, write_copy
-from trainer_cli.checkpoint.catalog import Entry, catalog_of, examine
-from trainer_cli.checkpoint.kind import MARKS, kind_of
-from trainer_cli.checkpoint.path_variables import RANK_VARIABLES, fill_in, rank_variables_in, variables_in
-from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError, UserError
+from trainer_cli.addons.formats.archive_file import Member, read_archive
+from trainer_cli.addons.stores import cache_of, fetch, write_copy
+from trainer_cli.catalog.catalog import Catalog, Entry
+from trainer_cli.catalog.foreign_kind import ForeignKind
+from trainer_cli.catalog.path_variables import RANK_VARIABLES, fill_in, rank_variables_in, variables_in
+from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.files import as_path, is_url
-from trainer_cli.layout import MANIFEST_FILE, VARIABLES, Naming, is_plain, numbers_within, parse_step
-from trainer_cli.manifest import DamagedCheckpoint, Manifest, ManifestError
+from trainer_cli.layout import MANIFEST_FILE, VARIABLES, Naming, is_plain, numbers_within
+from trainer_cli.manifest import Manifest, ManifestError
 from trainer_cli.parallel import default_ranks
 from trainer_cli.patterns import alternatives
-from trainer_cli.schema import Compression
 from trainer_cli.storage import LocalStorage, Storage, open_storage, replacing
-from trainer_cli.tensor_files import VerifiedFile
 from trainer_cli.terminal import format_count
 
-SUFFIXES = {suffix: compression for compression, suffix in SUFFIX.items()} | {".tgz": Compression.gz}
 COMPOSER_FILE = "composer_states.pt"
 """The file of torch in an archive of Composer."""
-_BLOCK = 1 << 20
 _MOST_DIGITS = 12
 """Of the steps that `checkpoint_pattern` matches."""
 _LARGEST_MANIFEST = 64 * 1024 * 1024
 _MOST_FILES = 10_000
 _STEP_AND_SUFFIX = re.compile(r"step[0-9]+(?:-(.+))?", re.DOTALL)
-
-
-def write_archive(checkpoint: Path, output: Path, *, overwrite: bool = False) -> int:
-    """Write a checkpoint as one archive, whose compression follows from its name; the bytes written.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged: every digest is verified on the way.
-        UserError: the name ends with none of, or exists.
-    """
-    ending = next((suffix for suffix in sorted(SUFFIXES, key=len, reverse=True) if output.name.endswith(suffix)), None)
-    if ending is None:
-        raise UserError(
-            f"{output} ends with none of {', '.join(SUFFIXES)}", cure="Choose an --output with one of them."
-        )
-    catalog = catalog_of(checkpoint.parent)
-    entry = catalog.entry(checkpoint.name)
-    if entry.manifest is None or entry.problem is not None:
-        raise CheckpointError(f"the checkpoint is not valid: {entry.problem}", where=str(checkpoint))
-    with catalog.storage.reading(checkpoint.name) as folder, replacing(output, overwrite=overwrite) as temporary:
-        content = (folder.path / MANIFEST_FILE).read_bytes()
-        sizes = {MANIFEST_FILE: len(content)} | {
-            name: file_entry.size_bytes for name, file_entry in entry.manifest.files.items()
-        }
-        with temporary.open("wb") as file:
-            archive = ArchiveWriter(file, SUFFIXES[ending], sizes, prefix=f"{checkpoint.name}/")
-            with archive.create(MANIFEST_FILE) as member:
-                member.write(content)
-            for name in entry.manifest.files:
-                with archive.create(name) as member, VerifiedFile(folder, entry.manifest, name) as source:
-                    stream = source.stream()
-                    while block := stream.read(_BLOCK):
-                        member.write(block)
-            archive.finish()
-        return temporary.stat().st_size
 
 
 def is_archive(path: Path) -> bool:
@@ -243,7 +204,7 @@ def checkpoint_at(path: str | os.PathLike[str], storage: Callable[[Path], Storag
         is_file = is_url(named, web=True) and "?" in str(named)
         if not is_file and storage(named.parent).peek(named.name, MANIFEST_FILE) is not None:
             return named
-        named = fetch(str(named), MARKS) or named
+        named = fetch(str(named), [mark for kind in ForeignKind for mark in kind.marks]) or named
     return extract_archive(named) if named.is_file() and is_archive(named) else named
 
 
@@ -288,17 +249,12 @@ def expanded(pattern: str | Path) -> list[Path]:
     if is_url(text) or not (any(sign in text for sign in "*?[{") and not os.path.exists(text)):
         return [checkpoint_at(text)]
     matched = set(map(Path, paths_of(text)))
-    foreign = sorted((numbers_within(path.name), str(path)) for path in matched if kind_of(path) is not None)
-    entries = [(path, catalog_of(path.parent).entry(path.name)) for path in matched if kind_of(path) is None]
-    native = sorted((_order(entry), str(path)) for path, entry in entries if entry.problem is None)
+    foreign = sorted((numbers_within(path.name), str(path)) for path in matched if ForeignKind.of(path) is not None)
+    entries = [(path, Catalog.of(path.parent).entry(path.name)) for path in matched if ForeignKind.of(path) is None]
+    native = sorted((entry.order, str(path)) for path, entry in entries if entry.problem is None)
     if not foreign and not native:
         raise NoCheckpointError(f"{text} matches no valid checkpoint (from {Path.cwd()})")
     return [checkpoint_at(path) for _, path in (*foreign, *native)]
-
-
-def all_checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints in a folder, in the order of their steps."""
-    return [folder / entry.name for entry in sorted(catalog_of(folder).entries(), key=_order) if entry.problem is None]
 
 
 def _named(path: str | os.PathLike[str]) -> str:
@@ -356,7 +312,7 @@ def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool]
     folder = as_path(filled(str(named)))
     suffix = filled(suffix) if suffix else None
     passed = []
-    for entry in sorted(catalog_of(folder).entries(), key=_order, reverse=True):
+    for entry in sorted(Catalog.of(folder).entries(), key=attrgetter("order"), reverse=True):
         if not _has_suffix(entry.name, suffix):
             passed.append(f"{entry.name}: another suffix")
             continue
@@ -375,48 +331,3 @@ def _has_suffix(name: str, suffix: str | None) -> bool:
     if match := _STEP_AND_SUFFIX.fullmatch(name):
         return match[1] == suffix
     return suffix is None or name.endswith(f"-{suffix}")
-
-
-def _order(entry: Entry) -> tuple[Any, ...]:
-    """Newer ones sort later: by step, then epoch. A plain `step10` sorts after `step10-ema`; where no step is known,
-    numbers in names decide."""
-    epoch = -1 if entry.manifest is None else entry.manifest.epoch
-    plain = parse_step(entry.name) is not None
-    return entry.step, epoch, plain, numbers_within(entry.name), -len(entry.name), entry.name
-
-
-@contextmanager
-def errors_of_reading(storage: Storage, name: str) -> Iterator[None]:
-    """Raise errors of the storage as errors that name the checkpoint."""
-    where = storage.location(name)
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError):
-        # Torch's own files and those of other trainers have no manifest: the message says what they are.
-        if (kind := kind_of(Path(where))) is not None:
-            raise CheckpointError(
-                f"this is a {kind}, not a checkpoint with a manifest",
-                where=where,
-                cure="load_checkpoint(path, model, finetune=True) loads its weights.",
-            ) from None
-        if name in storage.names():
-            raise DamagedCheckpoint("the checkpoint has no manifest, so it is partial", where=where) from None
-        raise NoCheckpointError("there is no checkpoint", where=where) from None
-    except OSError as error:
-        raise DamagedCheckpoint(f"the checkpoint cannot be read: {error}", where=where) from error
-    except (TrainError, MemoryError):
-        raise
-    except Exception as error:
-        raise DamagedCheckpoint.from_error(error, where) from error
-
-
-def read_valid_manifest(storage: Storage, name: str) -> Manifest:
-    """The manifest of a checkpoint all of whose files exist with the right sizes.
-
-    Raises:
-        DamagedCheckpoint: it is not so.
-    """
-    manifest, problem = examine(storage, name)
-    if manifest is None or problem is not None:
-        raise DamagedCheckpoint(f"the checkpoint is not valid: {problem}", where=storage.location(name))
-    return manifest

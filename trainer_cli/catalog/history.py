@@ -45,6 +45,16 @@ class Spent(NamedTuple):
     kept_s: float
     """Seconds of training that have led to the checkpoint, over all attempts."""
 
+    @staticmethod
+    def noted(rows: Iterable[Row], since: float) -> list[tuple[float, int, Spent]]:
+        """Unix time, step and what was noted, of each save at unix time `since` or later."""
+        saves: list[tuple[float, int, Spent]] = []
+        for event in _events(rows):
+            time_s, kept_s = read_seconds(event.get("time_s")), event.get("kept_s", -1)
+            if event["event"] == SAVED and event["time"] >= since and time_s is not None and is_amount(kept_s):
+                saves.append((event["time"], event["step"], Spent(time_s, float(kept_s))))
+        return saves
+
 
 @dataclass(slots=True)
 class Life:
@@ -60,6 +70,26 @@ class Life:
     removed_at: float | None = None
     removed_reason: str | None = None
     """None: its removal is not recorded."""
+
+    @staticmethod
+    def read_all(rows: Iterable[Row]) -> list[Life]:
+        """The checkpoints in the order of their saves; one that was removed and saved again is there twice."""
+        in_order: list[Life] = []
+        alive: dict[str, Life] = {}
+        for event in _events(rows):
+            change, name, reason, at = event["event"], event["name"], event["reason"], event["time"]
+            life = alive.get(name)
+            if life is None:
+                life = alive[name] = Life(name)
+                in_order.append(life)
+            if change == SAVED:
+                kind = str(event.get("kind", ""))
+                life.step, life.kind, life.reason = event["step"], _KINDS.get(kind, kind), reason
+                life.saved_at = at if life.saved_at is None else life.saved_at
+            else:
+                life.removed_at, life.removed_reason = at, reason
+                del alive[name]
+        return in_order
 
 
 class CheckpointHistory:
@@ -102,26 +132,6 @@ def _is_torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def lives(rows: Iterable[Row]) -> list[Life]:
-    """The checkpoints in the order of their saves; one that was removed and saved again is there twice."""
-    in_order: list[Life] = []
-    alive: dict[str, Life] = {}
-    for event in _events(rows):
-        change, name, reason, at = event["event"], event["name"], event["reason"], event["time"]
-        life = alive.get(name)
-        if life is None:
-            life = alive[name] = Life(name)
-            in_order.append(life)
-        if change == SAVED:
-            kind = str(event.get("kind", ""))
-            life.step, life.kind, life.reason = event["step"], _KINDS.get(kind, kind), reason
-            life.saved_at = at if life.saved_at is None else life.saved_at
-        else:
-            life.removed_at, life.removed_reason = at, reason
-            del alive[name]
-    return in_order
-
-
 def _events(rows: Iterable[Row]) -> Iterator[Row]:
     """The rows with what an event has; others were not written by this package."""
     for row in rows:
@@ -131,18 +141,3 @@ def _events(rows: Iterable[Row]) -> Iterator[Row]:
             and (row["event"] != SAVED or "step" in row)
         ):
             yield row
-
-
-def last_spent(rows: Iterable[Row], since: float) -> Spent | None:
-    """What the newest save at unix time `since` or later noted; None without one."""
-    return next((spent for _, _, spent in reversed(notes(rows, since))), None)
-
-
-def notes(rows: Iterable[Row], since: float) -> list[tuple[float, int, Spent]]:
-    """Unix time, step and what was noted, of each save at unix time `since` or later."""
-    saves: list[tuple[float, int, Spent]] = []
-    for event in _events(rows):
-        time_s, kept_s = read_seconds(event.get("time_s")), event.get("kept_s", -1)
-        if event["event"] == SAVED and event["time"] >= since and time_s is not None and is_amount(kept_s):
-            saves.append((event["time"], event["step"], Spent(time_s, float(kept_s))))
-    return saves
