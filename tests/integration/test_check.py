@@ -68,7 +68,7 @@ def _forks_of_one_start(forked: ForkedProbes, monkeypatch: pytest.MonkeyPatch) -
         def close(self) -> None:
             """The next check goes on with them."""
 
-    monkeypatch.setattr(resume, "processes", Processes)
+    monkeypatch.setattr(resume, "start_probes", Processes)
 
 
 @pytest.mark.usefixtures("_forks_of_one_start")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.addons.exact.check_run import spread_evenly, stretches_between
+from trainer_cli.addons.exact.check_run import list_stretches, spread_evenly
 from trainer_cli.commands.command_line import main
 from trainer_cli.manifest import Manifest
 
@@ -32,7 +32,7 @@ EVERY = 4
 def test_a_stretch_lies_between_what_steps_can_be_made_from(
     steps: list[int], begins_at_0: bool, expected: list[tuple[int, int]]
 ) -> None:
-    assert stretches_between(steps, begins_at_0=begins_at_0) == expected
+    assert list_stretches(steps, begins_at_0=begins_at_0) == expected
 
 
 @pytest.mark.parametrize(

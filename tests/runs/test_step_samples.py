@@ -15,7 +15,7 @@ import pytest
 from trainer_cli.addons.exact.run_data import open_data
 from trainer_cli.addons.exact.samples import StepSamples
 from trainer_cli.addons.exact.step_positions import read_records
-from trainer_cli.addons.exact.step_samples import find_sample, order_of, read_step_samples
+from trainer_cli.addons.exact.step_samples import find_sample, read_order, read_step_samples
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 
@@ -108,7 +108,7 @@ def test_the_indices_of_each_step_are_those_that_it_trained_on(
 
 def test_the_order_of_a_plain_dataset_needs_no_data(empty_folder: Path) -> None:
     fit(*PLAIN, "loop.max_duration=14")
-    assert order_of(read_records(Path("run"))) is not None
+    assert read_order(read_records(Path("run"))) is not None
     # Not even the project is there: the target is not trusted.
     assert told(read_step_samples(Path("run"), 1, 14)) == {key: indices_of(value) for key, value in seen().items()}
 
@@ -229,5 +229,5 @@ def test_a_fork_goes_on_in_the_data_of_the_other_run(empty_folder: Path) -> None
 
 def test_settings_that_refer_to_other_keys_are_resolved(empty_folder: Path) -> None:
     fit(*LINE, "data={_target_: recording_parts.Plain, batch_size: '${seed}'}", "seed=5", "loop.max_duration=7")
-    assert order_of(read_records(Path("run"))) is None
+    assert read_order(read_records(Path("run"))) is None
     assert told(read(1, 7)) == {key: indices_of(content) for key, content in seen().items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.addons.exact.attempts import ForkedProbes, Run
+from trainer_cli.addons.exact.attempts import ForkedProbes, Probes
 from trainer_cli.addons.exact.report import ResumeReport
 from trainer_cli.addons.exact.resume import check_resume
 from trainer_cli.config.composing import compose
@@ -34,7 +34,7 @@ class In:
 
 
 @pytest.fixture(scope="session")
-def run_in() -> Iterator[Callable[..., Run]]:
+def run_in() -> Iterator[Callable[..., Probes]]:
     """For a folder and the heavy modules that are needed, what runs a probe there."""
     forked = ForkedProbes(Path.cwd())
     yield partial(In, forked)
@@ -56,7 +56,7 @@ def project(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def check(
-    project: Callable[[str], Path], run_in: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Callable[[str], Path], run_in: Callable[..., Probes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Check]:
     """The check of that project; nothing of it may be left in the temporary folder, nor in the project's runs."""
     scratch = tmp_path / "scratch"

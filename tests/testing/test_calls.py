@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.addons.exact.digests import Asks, read, recorded
+from trainer_cli.addons.exact.digests import Asks, read_calls, record_calls
 
 CASES = [
     ("import time\ntime.time()", Asks.clock, "time.time()"),
@@ -28,9 +28,9 @@ CASES = [
 def calls(code: str, folder: Path) -> list[tuple[Asks, str, str]]:
     """What is noted while a user's file runs."""
     (folder / "users.py").write_text(code)
-    with recorded(folder / "calls", folder):
+    with record_calls(folder / "calls", folder):
         runpy.run_path(str(folder / "users.py"))
-    return [(call.asks, call.function, call.where) for call in read(folder / "calls")]
+    return [(call.asks, call.function, call.where) for call in read_calls(folder / "calls")]
 
 
 @pytest.mark.parametrize(("code", "asks", "what"), CASES, ids=[what for _, _, what in CASES])

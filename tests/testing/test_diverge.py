@@ -19,7 +19,7 @@ from parting_parts import Net
 from safetensors.torch import save_file
 
 from trainer_cli.addons.exact.diverge import find_divergence, project_of
-from trainer_cli.addons.exact.divergence import Stage, StepRow, first_divergence
+from trainer_cli.addons.exact.divergence import Stage, StepRow, find_first_divergence
 from trainer_cli.addons.exact.divergence_report import DivergenceReport, Fact
 from trainer_cli.addons.exact.step_samples import read_step_samples
 from trainer_cli.addons.exact.step_trace import merge_ranks
@@ -427,7 +427,7 @@ ROWS = {
 @pytest.mark.parametrize("what", ROWS)
 def test_the_first_difference_of_two_lists_is_found(what: str) -> None:
     first, second, expected = ROWS[what]
-    divergence = first_divergence(first, second)
+    divergence = find_first_divergence(first, second)
     named = None if divergence is None else (divergence.moment, divergence.stage, divergence.by_design)
     assert named == expected
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command import is_alive
 
-from trainer_cli.addons.exact.attempts import ForkedProbes, FreshProbes, Run, freeze
+from trainer_cli.addons.exact.attempts import ForkedProbes, FreshProbes, Probes, freeze
 from trainer_cli.addons.exact.trace import ProbePlan
 from trainer_cli.config.composing import compose
 
@@ -48,7 +48,7 @@ def plan_of(folder: Path, *overrides: str) -> Path:
 
 @KINDS
 def test_a_process_reports_how_it_ended_and_closing_kills_what_still_runs(
-    kind: Callable[[Path], Run], project: Callable[[str], Path]
+    kind: Callable[[Path], Probes], project: Callable[[str], Path]
 ) -> None:
     folder = project(PICKY + ENDLESS)
     run = kind(folder)
@@ -77,7 +77,7 @@ def test_a_process_reports_how_it_ended_and_closing_kills_what_still_runs(
 
 
 def test_the_compiler_is_imported_once_for_the_processes_that_need_it(
-    project: Callable[[str], Path], run_in: Callable[..., Run]
+    project: Callable[[str], Path], run_in: Callable[..., Probes]
 ) -> None:
     folder = project(COMPILED)
     run = run_in(folder)

@@ -10,7 +10,7 @@ import pytest
 from exact_project import Check
 
 from trainer_cli.addons.exact import resume
-from trainer_cli.addons.exact.attempts import Run
+from trainer_cli.addons.exact.attempts import Probes
 from trainer_cli.addons.exact.resume import assert_resume_is_exact, check_resume
 from trainer_cli.config.composing import compose
 from trainer_cli.errors import TrainError, UserError
@@ -166,11 +166,11 @@ def test_too_few_steps_are_refused() -> None:
 
 
 def test_the_helper_for_pytest_fails_with_the_table(
-    project: Callable[[str], Path], run_in: Callable[[Path], Run], monkeypatch: pytest.MonkeyPatch
+    project: Callable[[str], Path], run_in: Callable[[Path], Probes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = project(DIFFERENT)
     monkeypatch.chdir("/")
-    monkeypatch.setattr(resume, "processes", run_in)
+    monkeypatch.setattr(resume, "start_probes", run_in)
     assert_resume_is_exact("experiment=mine", project=folder, steps=6)
     with pytest.raises(AssertionError, match=r"stopped mid-epoch .* differs from step") as failed:
         assert_resume_is_exact("experiment=mine", "model._target_=parts.Masked", project=folder, steps=6)

@@ -14,7 +14,7 @@ from trainer_cli.addons.exact.trace import (
     TraceWriter,
     differences,
     first_difference,
-    read,
+    read_trace,
 )
 
 STRAIGHT = Trace(
@@ -98,14 +98,14 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
     writer.close()
     with (tmp_path / "trace").open("a") as file:
         file.write('{"kind": "loss", "st')
-    found = read(tmp_path / "trace")
+    found = read_trace(tmp_path / "trace")
     assert list(found.records) == [TraceRecord(TraceKind.loss, 3, 1, {"loss": "1.0"})]
     assert (found.facts, found.stopped) == ({"device": "cpu"}, {"step": 3})
     assert found.last_step == 4
 
 
 def test_a_process_that_wrote_nothing_has_an_empty_trace(tmp_path: Path) -> None:
-    assert read(tmp_path / "none") == Trace([])
+    assert read_trace(tmp_path / "none") == Trace([])
 
 
 @pytest.mark.parametrize(("loaded", "came_back"), [("w1", True), ("other", False), (None, False)])
@@ -121,7 +121,7 @@ def test_a_trace_has_what_was_loaded(tmp_path: Path) -> None:
     writer.record(TraceKind.loaded, 1, 0, {"model.weight": "w1"})
     writer.record(TraceKind.state, 1, 0, {"model.weight": "w2"})
     writer.close()
-    trace = read(tmp_path / "trace")
+    trace = read_trace(tmp_path / "trace")
     assert (trace.loaded, [record.kind for record in trace.records]) == ({"model.weight": "w1"}, [TraceKind.state])
 
 

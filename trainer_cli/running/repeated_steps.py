@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact import WITHOUT_EFFECT
-from trainer_cli.addons.exact.run_history import environment_of
 from trainer_cli.config import Composed
 from trainer_cli.files import read_last_row
 from trainer_cli.origin import other_source
@@ -50,7 +49,7 @@ def _is_exact(
 ) -> bool:
     from trainer_cli.data import Loader, SharedLoader
 
-    before = environment_of(start.run, int(start.run.attempts[-1].get("attempt") or 1))
+    before = start.run.environment_of(int(start.run.attempts[-1].get("attempt") or 1))
     loader = train_loader.loader if isinstance(train_loader, SharedLoader) else train_loader
     manifest = None if start.entry is None else start.entry.manifest
     return (

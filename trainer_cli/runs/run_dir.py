@@ -453,6 +453,11 @@ class RunDir:
             )
         return environment
 
+    def environment_of(self, attempt: int) -> dict[str, Any]:
+        """The recorded environment of an attempt."""
+        changed = next((entry for entry in self.attempts if entry.get("attempt") == attempt), {})
+        return {**self.read_environment(), **(changed.get("changed_environment") or {})}
+
     def read_summary(self) -> dict[str, Any]:
         """The contents of `summary.json`; empty if it is missing or damaged, since it is only a report."""
         return sound_summary(read_json(self.summary_file))

@@ -31,10 +31,8 @@ from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
-from trainer_cli.addons.exact import digests as calls
-from trainer_cli.addons.exact import trace
-from trainer_cli.addons.exact.digests import Call
-from trainer_cli.addons.exact.trace import OWN_FAILURE, SAVED_STEP, ProbePlan, ProbeStop, Trace, When
+from trainer_cli.addons.exact.digests import Call, read_calls
+from trainer_cli.addons.exact.trace import OWN_FAILURE, SAVED_STEP, ProbePlan, ProbeStop, StopPlace, Trace, read_trace
 from trainer_cli.auto_values import auto_keys
 from trainer_cli.config import Composed, from_yaml
 from trainer_cli.errors import ExitCode, TrainError, UserError
@@ -47,7 +45,7 @@ from trainer_cli.steps import Duration, Unit
 ERROR = "train: error: "
 
 
-def main(path: str) -> int:
+def run_probe(path: str) -> int:
     """Run the plan in a file, and return the exit code of the fit."""
     from trainer_cli.parallel import from_environment
     from trainer_cli.running import fit
@@ -63,9 +61,9 @@ def main(path: str) -> int:
         )
         with ExitStack() as stack:
             if plan.calls is not None:
-                from trainer_cli.addons.exact.digests import recorded
+                from trainer_cli.addons.exact.digests import record_calls
 
-                stack.enter_context(recorded(plan.calls, composed.project_root))
+                stack.enter_context(record_calls(plan.calls, composed.project_root))
             if composed.config.parallel.strategy != "fsdp":
                 return fit(composed, suggests_replay=False)
             # It needs a group, also for one process.
@@ -108,7 +106,7 @@ def serve() -> None:
                 os.dup2(file, 1)
                 os.dup2(file, 2)
                 os.chdir(request["cwd"])
-                code = main(request["plan"])
+                code = run_probe(request["plan"])
                 if torch_compat.has_compiler():
                     os.write(writer, b"1")
             finally:
@@ -126,7 +124,7 @@ def serve() -> None:
 _ROOT = Path(__file__).resolve().parents[3]
 
 
-class Run(Protocol):
+class Probes(Protocol):
     """Runs one process to its end."""
 
     def __call__(self, plan: Path, output: Path) -> int:
@@ -138,7 +136,7 @@ class Run(Protocol):
         ...
 
 
-def processes(cwd: Path) -> Run:
+def start_probes(cwd: Path) -> Probes:
     """The implementation of this system, for a current folder."""
     # On macOS a fork of a process that has loaded its frameworks may not use them.
     return ForkedProbes(cwd) if sys.platform == "linux" else FreshProbes(cwd)
@@ -195,7 +193,7 @@ class FreshProbes:
         with output.open("wb") as file, self._lock:
             if self._closed:
                 return -int(signal.SIGKILL)
-            process = _interpreter(f"sys.exit(main({str(plan)!r}))", self._cwd, output=file.fileno())
+            process = _interpreter(f"sys.exit(run_probe({str(plan)!r}))", self._cwd, output=file.fileno())
             self._running.add(process)
         code = process.wait()
         self._running.discard(process)
@@ -211,7 +209,7 @@ class FreshProbes:
 def _interpreter(call: str, cwd: Path, *, pipes: bool = False, output: int | None = None) -> subprocess.Popen[bytes]:
     """An interpreter in its own process group: Ctrl-C does not reach it, and the group can be killed."""
     # Last on the path, so that it shadows no module of the user's.
-    program = "from trainer_cli.addons.exact.attempts import main, serve"
+    program = "from trainer_cli.addons.exact.attempts import run_probe, serve"
     script = f"import sys; sys.path.append({str(_ROOT)!r}); {program}; {call}"
     return subprocess.Popen(
         [sys.executable, "-P", "-c", script],
@@ -235,7 +233,7 @@ _LOCK = "lock"
 
 
 @contextmanager
-def scratch() -> Generator[Path, None, None]:
+def scratch_folder() -> Generator[Path, None, None]:
     """A new folder among those for temporary files, held for as long as this process lives."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
@@ -278,16 +276,16 @@ class ProbeAttempt:
     output: str
 
     @property
-    def came(self) -> bool:
+    def ended_as_planned(self) -> bool:
         """It was stopped as planned, or reached the end where no stop was planned."""
         if self.stop is None:
             return self.code == ExitCode.DONE
-        return self.code == (_KILLED if self.stop.when is When.accumulating else ExitCode.STOPPED_EARLY)
+        return self.code == (_KILLED if self.stop.when is StopPlace.accumulating else ExitCode.STOPPED_EARLY)
 
     @property
     def failed(self) -> bool:
         """It ended neither by its stop nor at the training's end."""
-        return not self.came and self.code != ExitCode.DONE
+        return not self.ended_as_planned and self.code != ExitCode.DONE
 
     @property
     def message(self) -> str:
@@ -328,7 +326,7 @@ class Chain:
     @property
     def planned(self) -> list[ProbeStop | None]:
         """The stop of each attempt; the last has none."""
-        return planned(self.stops)
+        return stops_of_attempts(self.stops)
 
     def around(self, stop: ProbeStop) -> list[ProbeAttempt]:
         """The attempt that ends with this stop, and those up to the next one that trains."""
@@ -336,11 +334,11 @@ class Chain:
         return list(self.attempts[first : first + 2 + stop.twice])
 
 
-def planned(stops: Sequence[ProbeStop]) -> list[ProbeStop | None]:
+def stops_of_attempts(stops: Sequence[ProbeStop]) -> list[ProbeStop | None]:
     """The stop of each attempt that a run needs."""
     by_attempt: list[ProbeStop | None] = []
     for stop in stops:
-        by_attempt += [stop, ProbeStop(When.at_once)] if stop.twice else [stop]
+        by_attempt += [stop, ProbeStop(StopPlace.at_once)] if stop.twice else [stop]
     return [*by_attempt, None]
 
 
@@ -353,7 +351,7 @@ class Runner:
         scratch: Path,
         steps: int,
         config_dir: Path | None,
-        run: Run,
+        run: Probes,
         show: Callable[[str], None],
     ) -> None:
         self._composed, self._scratch, self._steps = composed, scratch, steps
@@ -377,11 +375,11 @@ class Runner:
         """
         folder = self._scratch / name
         folder.mkdir()
-        saved = [SAVED_STEP] if any(stop.when is When.accumulating for stop in stops) else []
+        saved = [SAVED_STEP] if any(stop.when is StopPlace.accumulating for stop in stops) else []
         plan_file, noted = folder / "plan.json", folder / "calls.jsonl"
         config = freeze(self._composed, folder, steps=self._steps, plan=plan_file, fixed_steps=saved, **changes)
         attempts: list[ProbeAttempt] = []
-        for number, stop in enumerate(planned(stops)):
+        for number, stop in enumerate(stops_of_attempts(stops)):
             plan = ProbePlan(config, folder / f"trace{number}.jsonl", self._config_dir, stop, noted if notes else None)
             plan.write(plan_file)
             output = folder / f"output{number}.txt"
@@ -389,10 +387,10 @@ class Runner:
             self._show(f"process {self.started}: {name}")
             code = self._run(plan_file, output)
             text = output.read_text("utf-8", errors="replace")
-            attempts.append(ProbeAttempt(stop, code, trace.read(plan.trace), text))
-            if not attempts[-1].came or not resumed(Chain(stops, attempts)):
+            attempts.append(ProbeAttempt(stop, code, read_trace(plan.trace), text))
+            if not attempts[-1].ended_as_planned or not resumed(Chain(stops, attempts)):
                 break
-        return Chain(stops, attempts, calls.read(noted))
+        return Chain(stops, attempts, read_calls(noted))
 
     def keep_found_values(self, name: str) -> None:
         """Give later runs the values that a run has found for keys that are `auto`."""

@@ -85,7 +85,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class TestedStep:
     """A step at which the condition was tested."""
 
     step: int
@@ -97,7 +97,7 @@ class Tested:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundStep:
     """The end of a search."""
 
     step: int
@@ -141,7 +141,7 @@ class Bisection:
         *,
         overrides: Sequence[str] = (),
         config_dir: Path | None = None,
-        show: Callable[[Tested], None] = lambda tested: None,
+        show: Callable[[TestedStep], None] = lambda tested: None,
     ) -> None:
         self.records = read_records(run)
         RunDir.open(run)  # `RUN@attempt1` names records, but no run.
@@ -159,7 +159,7 @@ class Bisection:
         """Steps whose checkpoints the search has replayed."""
         self._read_state()
 
-    def find(self, first: int | None = None, last: int | None = None) -> Found:
+    def find(self, first: int | None = None, last: int | None = None) -> FoundStep:
         """The first step of a crossing between `first` and `last`, by default in the whole run.
 
         Raises:
@@ -202,7 +202,7 @@ class Bisection:
             )
         step = search(low, high, list(self.records.checkpoints), self._test)
         self._remove_replayed({step - 1, step})
-        return Found(step, len(self._values))
+        return FoundStep(step, len(self._values))
 
     def _suggest(self, low: int) -> str:
         """What to do where the condition holds from the beginning."""
@@ -213,7 +213,7 @@ class Bisection:
         replayed = f"train replay {shlex.quote(str(self.run.path))} {step}"
         return f"No step began it, so look at the samples that are evaluated: `{replayed}` names them."
 
-    def _find_in_training(self, condition: Condition, low: int, high: int) -> Found:
+    def _find_in_training(self, condition: Condition, low: int, high: int) -> FoundStep:
         """The first of the steps after `low` in whose batches the condition holds: a record is a mean over several."""
         words = [*self._overrides, *([] if self._config_dir is None else ["--config-dir", str(self._config_dir)])]
         rows = (
@@ -232,9 +232,9 @@ class Bisection:
                 raise UserError(f"no step measures {condition.metric!r}", cure=cure) from None
             sizes = [batch["samples"] for batch in batches]
             value = sum(map(operator.mul, values, sizes)) / max(1, sum(sizes))
-            self._show(Tested(row["step"], condition.holds(value), value))
+            self._show(TestedStep(row["step"], condition.holds(value), value))
             if condition.holds(value):
-                return Found(row["step"], count)
+                return FoundStep(row["step"], count)
         raise UserError(
             f"the condition holds at none of the steps {low + 1} to {high}",
             cure="A record is a mean over several steps; --first and --last choose other steps.",
@@ -267,14 +267,14 @@ class Bisection:
     def _test(self, step: int) -> bool:
         """Whether the condition holds at a step."""
         if self.condition is not None and (recorded := self._metric.get(step)) is not None:
-            tested = Tested(step, self.condition.holds(recorded), recorded, recorded=True)
+            tested = TestedStep(step, self.condition.holds(recorded), recorded, recorded=True)
             self._show(tested)
             return tested.holds
         if step not in self._values:
             self._values[step] = self._evaluate(step)
             self._write_state()
         value = self._values[step]
-        tested = Tested(step, *((self.condition.holds(value), value) if self.condition else (value != 0, None)))
+        tested = TestedStep(step, *((self.condition.holds(value), value) if self.condition else (value != 0, None)))
         self._show(tested)
         return tested.holds
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer_cli.addons.exact.bisect import Bisection, Condition, Tested
+from trainer_cli.addons.exact.bisect import Bisection, Condition, TestedStep
 from trainer_cli.addons.exact.samples import StepSamples
-from trainer_cli.addons.exact.step_samples import data_overrides, read_step_samples
+from trainer_cli.addons.exact.step_samples import read_step_samples, select_data_overrides
 from trainer_cli.commands import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.metric_names import TRAIN_PREFIX
@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             "bisect needs either a condition or --command", cure="For example: train bisect RUN 'val/loss > 2'."
         )
-    tests: list[Tested] = []
+    tests: list[TestedStep] = []
 
-    def show(tested: Tested) -> None:
+    def show(tested: TestedStep) -> None:
         if tested.step in [earlier.step for earlier in tests]:
             return
         tests.append(tested)
@@ -92,7 +92,7 @@ def _is_condition(word: str) -> bool:
     return True
 
 
-def _line_of(tested: Tested) -> str:
+def _line_of(tested: TestedStep) -> str:
     value = "" if tested.value is None else f"{tested.value:.6g}, "
     origin = " (recorded)" if tested.recorded else ""
     return f"step {tested.step:,}: {value}{'holds' if tested.holds else 'does not hold'}{origin}"
@@ -101,7 +101,7 @@ def _line_of(tested: Tested) -> str:
 def _samples_of(path: Path, step: int, overrides: Sequence[str], config_dir: Path | None) -> StepSamples | None:
     """The samples of the step; None if they cannot be named."""
     try:
-        samples = read_step_samples(path, step, overrides=data_overrides(overrides), config_dir=config_dir)
+        samples = read_step_samples(path, step, overrides=select_data_overrides(overrides), config_dir=config_dir)
         return next(samples, None)
     except TrainError:
         return None

@@ -87,22 +87,22 @@ def explain(evidence: Evidence) -> Cause:
         return _in_every_run(evidence)
     if not evidence.resumed:
         return Cause(
-            shown(evidence.difference.values),
+            name_values(evidence.difference.values),
             "it changes when a checkpoint is saved, so a state_dict() or a hook of saving changes the state",
             "Let state_dict(), on_save_checkpoint and get_extra_state return the state, and change nothing.",
         )
     return _after_a_resume(evidence)
 
 
-def owner(name: str) -> str:
+def part_of(name: str) -> str:
     """The part of a training that hidden state belongs to."""
     top = name.partition(".")[0]
     return top if top in _CALLED else "globals"
 
 
-def saving(value: Value, facts: Mapping[str, Any]) -> str:
+def advise_saving(value: Value, facts: Mapping[str, Any]) -> str:
     """How hidden state can be saved."""
-    part_name = owner(value.name)
+    part_name = part_of(value.name)
     if value.name.endswith(_FLAGS):
         return "Look for code that sets it when a process starts: checkpoints hold the changes of hooks and steps."
     if part_name == "model" and is_generator(value):
@@ -124,39 +124,39 @@ def is_generator(value: Value) -> bool:
     return any(text.startswith("generator ") for text in (value.straight, value.other))
 
 
-def is_state(value: Value) -> bool:
+def is_used_again(value: Value) -> bool:
     """Whether hidden state is likely used again; counts and caches of data and modules mostly are not."""
-    return is_generator(value) or owner(value.name) in ("model", "optimizer", "callbacks")
+    return is_generator(value) or part_of(value.name) in ("model", "optimizer", "callbacks")
 
 
-def shown(values: Sequence[Value]) -> str:
+def name_values(values: Sequence[Value]) -> str:
     """The names that differ, the first few."""
     return format_first([value.name for value in values], 3)
 
 
-def described(value: Value) -> str:
+def describe(value: Value) -> str:
     """What it is, and both its values where they are short."""
-    noun = "a random generator" if is_generator(value) else _CALLED[owner(value.name)]
+    noun = "a random generator" if is_generator(value) else _CALLED[part_of(value.name)]
     # A digest tells a reader nothing.
     if is_generator(value) or " " in value.straight + value.other:
         return f"{value.name} ({noun})"
     return f"{value.name} ({noun}): {value.straight} in the straight run, {value.other} here"
 
 
-def best_hidden(difference: TraceDifference) -> Value | None:
+def likeliest_hidden(difference: TraceDifference) -> Value | None:
     """The hidden thing that explains the difference best."""
     order = _ORDER[difference.kind]
     if difference.kind is TraceKind.evaluation and difference.values[0].name.startswith("batch"):
         order = _ORDER[TraceKind.batch]
     # A generator first: whatever draws from it differs as well.
-    ranked = sorted(difference.hidden, key=lambda value: (order.index(owner(value.name)), not is_generator(value)))
+    ranked = sorted(difference.hidden, key=lambda value: (order.index(part_of(value.name)), not is_generator(value)))
     return ranked[0] if ranked else None
 
 
 def _in_every_run(evidence: Evidence) -> Cause:
     difference = evidence.difference
-    hidden = best_hidden(difference)
-    state = shown(difference.values)
+    hidden = likeliest_hidden(difference)
+    state = name_values(difference.values)
     chance = _of(evidence.calls, Asks.chance)
     clock = _of(evidence.calls, Asks.clock)
     # From the surest evidence to the least: a call in the user's file names its line.
@@ -180,7 +180,7 @@ def _in_every_run(evidence: Evidence) -> Cause:
         )
     if hidden is not None:
         return Cause(
-            described(hidden),
+            describe(hidden),
             "two runs without a stop differ too, and this differs from one process to the next",
             "Make it from the seed and the config alone.",
         )
@@ -195,11 +195,11 @@ def _in_every_run(evidence: Evidence) -> Cause:
 def _after_a_resume(evidence: Evidence) -> Cause:
     difference = evidence.difference
     first = difference.values[0].name
-    state = shown(difference.values)
+    state = name_values(difference.values)
     # Saved state that comes back different needs no evidence of what is hidden.
     if difference.restored and difference.kind is TraceKind.state:
         return _not_restored(first, state, difference, evidence.facts.get("starts", ()))
-    hidden = best_hidden(difference)
+    hidden = likeliest_hidden(difference)
     of_data = difference.kind is TraceKind.batch or first.startswith("batch")
     worker = _of(evidence.calls, Asks.worker)
     if of_data and evidence.exact_without_workers and evidence.workers:
@@ -221,12 +221,12 @@ def _after_a_resume(evidence: Evidence) -> Cause:
         lost = "no checkpoint holds it"
         if hidden.name.endswith(_FLAGS):
             lost = "a resume does not have it as it was saved"
-        if owner(hidden.name) == "data" and _data(evidence.facts) == "stateful stream":
+        if part_of(hidden.name) == "data" and _data(evidence.facts) == "stateful stream":
             lost = "state_dict() of the dataset does not bring it back"
         return Cause(
-            described(hidden),
+            describe(hidden),
             f"it changes in training, and {lost}",
-            saving(hidden, evidence.facts),
+            advise_saving(hidden, evidence.facts),
         )
     if of_data and (stream := evidence.facts.get("stream")):
         start = "from its state_dict()" if evidence.facts["stateful"] else "from its beginning"

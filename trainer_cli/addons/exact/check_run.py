@@ -19,9 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.exact.replay_plan import boundary_between
+from trainer_cli.addons.exact.replay_plan import find_boundary
 from trainer_cli.addons.exact.replay_process import replay_in_process
-from trainer_cli.addons.exact.run_history import environment_of, first_step, read_history
+from trainer_cli.addons.exact.run_history import read_history
 from trainer_cli.catalog import Entry
 from trainer_cli.environment import timestamp, versions
 from trainer_cli.errors import CheckpointError, TrainError, UserError
@@ -95,10 +95,10 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
     """
     directory = RunDir.open(run)
     history = read_history(run)
-    kept, begins_at_0 = history.entries, first_step(history.attempts) == 0
-    all_stretches = stretches_between([entry.step for entry, _ in kept], begins_at_0=begins_at_0)
+    kept, begins_at_0 = history.entries, history.first_step == 0
+    all_stretches = list_stretches([entry.step for entry, _ in kept], begins_at_0=begins_at_0)
     for start, last in list(all_stretches):
-        if (boundary := boundary_between(history, start, last)) is not None:
+        if (boundary := find_boundary(history, start, last)) is not None:
             show(f"steps {start + 1:,} to {last:,} are left out: {boundary[1]}, whose checkpoint is gone")
             all_stretches.remove((start, last))
     if not all_stretches:
@@ -140,7 +140,7 @@ def _check_writable(file: Path) -> None:
         ) from None
 
 
-def stretches_between(steps: Sequence[int], *, begins_at_0: bool) -> list[tuple[int, int]]:
+def list_stretches(steps: Sequence[int], *, begins_at_0: bool) -> list[tuple[int, int]]:
     """Pairs of checkpoints that follow one another.
 
     Args:
@@ -194,7 +194,7 @@ def _facts(run: RunDir, kept: Sequence[tuple[Entry, Path]]) -> dict[str, Any]:
             "files": newest.source,
             "changed": other_source(newest.source, Path.cwd()),
         },
-        "versions": {"run": environment_of(run, newest.attempt).get("versions"), "now": versions()},
+        "versions": {"run": run.environment_of(newest.attempt).get("versions"), "now": versions()},
         "manifests": _chain(kept),
     }
 

@@ -139,11 +139,16 @@ def _integers(contents: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _show_sample(
     data: RunData, step: StepSamples, content: tuple[Any, Any], folder: Path
 ) -> tuple[dict[str, Any], list[str]]:
-    from trainer_cli.addons.exact.sample_content import count_not_finite, integer_ranges, lines_of_content, save_images
+    from trainer_cli.addons.exact.sample_content import (
+        count_not_finite,
+        describe_content,
+        find_integer_ranges,
+        save_images,
+    )
 
     sample, value = content
     name = "the batch" if sample is None else sample.name
-    values = [one_line(line) for line in lines_of_content(value)]
+    values = [one_line(line) for line in describe_content(value)]
     text = None if sample is None else data.describe(sample)
     file = f"step{step.step}-{re.sub('[^A-Za-z0-9_.-]', '_', name)}"
     images = [str(path) for path in save_images(value, folder, file)]
@@ -152,7 +157,7 @@ def _show_sample(
         "name": name,
         "values": values,
         "not_finite": counts,
-        "integers": integer_ranges(value),
+        "integers": find_integer_ranges(value),
         "text": text,
         "images": images,
     }

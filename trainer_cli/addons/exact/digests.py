@@ -72,7 +72,7 @@ _BUILTIN: Mapping[str, tuple[Asks, str]] = {
 
 
 @contextmanager
-def recorded(file: Path, root: Path) -> Generator[None, None, None]:
+def record_calls(file: Path, root: Path) -> Generator[None, None, None]:
     """Record such calls in a file while entered, each line of code once; in forked worker processes too.
 
     It uses the interpreter's profiling hook, which sees a function under any name that it was imported by.
@@ -133,7 +133,7 @@ def recorded(file: Path, root: Path) -> Generator[None, None, None]:
         os.close(descriptor)
 
 
-def read(file: Path) -> list[Call]:
+def read_calls(file: Path) -> list[Call]:
     """The calls noted in a file, each once."""
     if not file.exists():
         return []

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.exact.divergence import Divergence, Stage, StepRow, first_divergence, read_rows
+from trainer_cli.addons.exact.divergence import Divergence, Stage, StepRow, find_first_divergence, read_rows
 from trainer_cli.addons.exact.divergence_report import (
     LENGTH,
     STEP_SIZES,
@@ -31,8 +31,8 @@ from trainer_cli.addons.exact.divergence_report import (
 )
 from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, split_steps
 from trainer_cli.addons.exact.replay_process import replay_in_process
-from trainer_cli.addons.exact.replay_records import by_step, is_clocked
-from trainer_cli.addons.exact.run_history import RunHistory, environment_of, read_history, split_attempt
+from trainer_cli.addons.exact.replay_records import group_by_step, is_clocked
+from trainer_cli.addons.exact.run_history import RunHistory, read_history, split_attempt
 from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.layout import parse_step
@@ -86,7 +86,7 @@ class _ComparedRun:
     def environment(self) -> Mapping[str, Any]:
         """Of the attempt of its newest checkpoint; of the last one without any."""
         attempt = self.last_attempt.get("attempt") or 1 if self.manifest is None else self.manifest.attempt
-        return environment_of(self.history.run, int(attempt))
+        return self.history.run.environment_of(int(attempt))
 
     @property
     def manifest(self) -> Manifest | None:
@@ -167,7 +167,7 @@ class _Search:
         sizes = first.samples_per_step, second.samples_per_step
         if _step_sizes_differ(first, second, facts) and not math.isclose(*sizes, rel_tol=_ENDS_OF_EPOCHS):
             return self._compare_uneven(report, sizes)
-        records_of = [by_step(run.history.records) for run in self.runs]
+        records_of = [group_by_step(run.history.records) for run in self.runs]
         records, states = _compare_records(records_of[0], records_of[1], last), _compare_states(first, second, last)
         notes = [*report.notes, *_no_step_of_both(first, second, last)]
         report = replace(report, records=records, states=states, notes=notes)
@@ -184,10 +184,10 @@ class _Search:
         is_recorded = records.step is not None or states.differs is not None
         begin = min(max(equal, records.last_equal), last - 1) if is_recorded else equal
         replays = self._replay_both((begin + 1, last), (begin + 1, last))
-        divergence = first_divergence(replays[0].rows, replays[1].rows)
+        divergence = find_first_divergence(replays[0].rows, replays[1].rows)
         if divergence is not None and divergence.is_older and begin > equal:
             earlier = self._replay_both((equal + 1, begin + 1), (equal + 1, begin + 1))
-            divergence = first_divergence(earlier[0].rows, earlier[1].rows) or divergence
+            divergence = find_first_divergence(earlier[0].rows, earlier[1].rows) or divergence
         notes = list(self._not_reproducible(replays))
         if divergence is None and records.step is not None and not notes:
             notes.append("the steps are equal, so that the difference is in the evaluation or in what callbacks log")
@@ -203,7 +203,7 @@ class _Search:
             "samples seen, so that records and checkpoints are not compared"
         )
         replays = self._replay_both((1, lasts[0]), (1, lasts[1]))
-        divergence = first_divergence(replays[0].rows, replays[1].rows)
+        divergence = find_first_divergence(replays[0].rows, replays[1].rows)
         notes = [*self._not_reproducible(replays), note]
         return self._explain(replace(report, notes=notes, divergence=divergence, last=lasts[0]))
 
@@ -251,9 +251,9 @@ class _Search:
 
     def _indices(self, run: Path, step: int) -> list[Any]:
         """The indices of the samples of a step; empty if they are not known."""
-        from trainer_cli.addons.exact.step_samples import data_overrides, read_step_samples
+        from trainer_cli.addons.exact.step_samples import read_step_samples, select_data_overrides
 
-        overrides = data_overrides(self.overrides)
+        overrides = select_data_overrides(self.overrides)
         try:
             steps = list(read_step_samples(run, step, overrides=overrides, config_dir=self.config_dir))
         except TrainError:
@@ -429,7 +429,7 @@ def _compare_states(first: _ComparedRun, second: _ComparedRun, last: int) -> Sta
 
 def _first_difference(first: tuple[Entry, Path], second: tuple[Entry, Path]) -> str | None:
     """The first leaf of two checkpoints that differs, or why they cannot be compared; None if all is equal."""
-    from trainer_cli.addons.exact.replay_saver import differing
+    from trainer_cli.addons.exact.replay_saver import find_differences
     from trainer_cli.addons.exact.step_trace import NOT_COMPARED
     from trainer_cli.format import RANKS, CheckpointReader
 
@@ -443,7 +443,7 @@ def _first_difference(first: tuple[Entry, Path], second: tuple[Entry, Path]) -> 
     if len({entry.manifest.world_size for entry, _ in (first, second) if entry.manifest is not None}) > 1:
         skipped.add(RANKS)
     keys = [key for key in {**states[0], **states[1]} if key not in skipped]
-    return next((name for key in keys for name in differing(states[0].get(key), states[1].get(key), key)), None)
+    return next((name for key in keys for name in find_differences(states[0].get(key), states[1].get(key), key)), None)
 
 
 def _step_sizes_differ(first: _ComparedRun, second: _ComparedRun, facts: Sequence[Fact]) -> bool:

@@ -142,7 +142,7 @@ def read_rows(replayed: Mapping[str, Any]) -> list[StepRow]:
     return [StepRow(**{name: entry[name] for name in StepRow.__dataclass_fields__}) for entry in replayed["steps"]]
 
 
-def first_divergence(first: Sequence[StepRow], second: Sequence[StepRow]) -> Divergence | None:
+def find_first_divergence(first: Sequence[StepRow], second: Sequence[StepRow]) -> Divergence | None:
     """The first difference of the rows of two runs; None if none differs."""
     positions = list(_aligned(first, second))
     uneven = False

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trainer_cli.addons.exact.digests import Digests
-from trainer_cli.addons.exact.trace import OWN_FAILURE, ProbePlan, TraceKind, TraceWriter, When
+from trainer_cli.addons.exact.trace import OWN_FAILURE, ProbePlan, StopPlace, TraceKind, TraceWriter
 from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.data import StreamLoader
 from trainer_cli.errors import TrainError
@@ -91,7 +91,7 @@ class Recorder(Callback):
                 "starts": list(_users_start_hooks(trainer)),
             }
         )
-        if self._plan.stop is not None and self._plan.stop.when is When.at_once:
+        if self._plan.stop is not None and self._plan.stop.when is StopPlace.at_once:
             self._send(trainer, signal.SIGTERM)
 
     def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
@@ -107,7 +107,7 @@ class Recorder(Callback):
 
     def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
         stop, step = self._plan.stop, trainer.progress.step
-        if stop is not None and stop.when is When.accumulating and step >= stop.after:
+        if stop is not None and stop.when is StopPlace.accumulating and step >= stop.after:
             accumulates = trainer.loop.settings.grad_accum_steps > 1
             # Where batches are accumulated, a kill before the first says nothing of gradients that are lost.
             if self._batch > 1 or not accumulates or step >= stop.by:
@@ -126,11 +126,11 @@ class Recorder(Callback):
             return
         inside = progress.batch > 0
         places = {
-            When.mid_epoch: inside,
-            When.second_epoch: inside and progress.epoch > 0,
-            When.epoch_end: not inside,
+            StopPlace.mid_epoch: inside,
+            StopPlace.second_epoch: inside and progress.epoch > 0,
+            StopPlace.epoch_end: not inside,
         }
-        is_late = stop.when not in (When.accumulating, When.at_once) and progress.step >= max(
+        is_late = stop.when not in (StopPlace.accumulating, StopPlace.at_once) and progress.step >= max(
             stop.by, self._first_step + 1
         )
         if is_late or (places.get(stop.when, False) and progress.step - self._first_step >= stop.after):
@@ -154,7 +154,7 @@ class Recorder(Callback):
 
     def run_validation(self, trainer: Trainer, is_last: bool) -> None:
         stop = self._plan.stop
-        if is_last or trainer.sanity_checking or stop is None or stop.when is not When.evaluated:
+        if is_last or trainer.sanity_checking or stop is None or stop.when is not StopPlace.evaluated:
             return
         if trainer.progress.step - self._first_step >= stop.after:
             self._send(trainer, signal.SIGTERM)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, ReplayPlan, find_step, plan_replay
 from trainer_cli.addons.exact.replay_records import RecordComparison, RecordDifference
-from trainer_cli.addons.exact.run_history import bytes_of_config, environment_of, read_history
+from trainer_cli.addons.exact.run_history import bytes_of_config, read_history
 from trainer_cli.addons.stores import configure_downloads
 from trainer_cli.catalog import Catalog
 from trainer_cli.components import SAVER, SECTIONS
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
 
-__all__ = ["ReplayPlan", "Replayed", "compose_replay", "environment_of", "find_step", "plan_replay", "replay"]
+__all__ = ["ReplayPlan", "Replayed", "compose_replay", "find_step", "plan_replay", "replay"]
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class _Replay:
         plan, composed, group = self.plan, self.composed, self.group
         run, config = RunDir(plan.run), _config_of_replay(composed.config)
         configure_downloads(config.load)
-        environment = environment_of(run, plan.attempt)
+        environment = run.environment_of(plan.attempt)
         _use_threads(environment.get("threads"))
         with naming_project(plan.run, self.config_dir):
             composed.check_targets(_REPLAYED_SECTIONS)

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the steps in as many processes as the run had."""
     from trainer_cli.addons.exact.replay import compose_replay, plan_replay
-    from trainer_cli.addons.exact.run_history import environment_of, split_attempt
+    from trainer_cli.addons.exact.run_history import split_attempt
     from trainer_cli.addons.jobs import run_as_rank, stop_with_parent
     from trainer_cli.messages import to_console
     from trainer_cli.runs.run_dir import RunDir
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if ranks_in(os.environ).world_size > 1:
         return run_as_rank(compose, work)
     composed = compose()
-    processes = int(environment_of(RunDir(plans[0].run), plans[0].attempt).get("processes") or 1)
+    processes = int(RunDir(plans[0].run).environment_of(plans[0].attempt).get("processes") or 1)
     if args.pdb and processes > 1:
         raise UserError(f"--pdb is for runs of one process, and {args.run_dir} had {processes}")
     if processes > 1:
@@ -168,9 +168,9 @@ def _read_samples(args: argparse.Namespace, rows: Sequence[StepRow]) -> dict[int
     """The samples of the steps; without those that are unknown from the order of the data alone."""
     if args.quiet or not rows:
         return {}
-    from trainer_cli.addons.exact.step_samples import data_overrides, read_step_samples
+    from trainer_cli.addons.exact.step_samples import read_step_samples, select_data_overrides
 
-    overrides = data_overrides(args.overrides)
+    overrides = select_data_overrides(args.overrides)
     try:
         samples = read_step_samples(
             args.run_dir, rows[0].step, rows[-1].step, overrides=overrides, config_dir=args.config_dir

@@ -18,10 +18,7 @@ from typing import Any
 
 from trainer_cli.addons.exact.run_history import (
     RunHistory,
-    attempt_number,
     bytes_of_config,
-    first_step,
-    kept_entries,
     read_history,
 )
 from trainer_cli.catalog import Catalog, Entry
@@ -76,8 +73,7 @@ class ReplayPlan:
 
 def find_step(run: Path, step: int) -> Path | None:
     """The valid checkpoint of a step of a run: one that was kept, else one that was replayed; None without any."""
-    directory = RunDir(run)
-    history = RunHistory(directory, directory.attempts, kept_entries(directory))
+    history = RunHistory.of(RunDir(run))
     for entry, path in [*history.kept, *history.replayed]:
         if entry.step == step:
             return path
@@ -110,13 +106,13 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
     # A kept one before a replayed one of the same step; the sort is stable.
     candidates.sort(key=lambda candidate: candidate[0].step, reverse=True)
     start, path = next(_usable(candidates, latest_start, verify=verify), (None, None))
-    if start is None and first_step(history.attempts) != 0:
+    if start is None and history.first_step != 0:
         raise CheckpointError(
             f"{run} has no valid checkpoint at or before step {latest_start}, and was not begun at step 0 there",
             cure=f"The earliest valid one is step {history.entries[0][0].step}." if history.entries else None,
         )
-    start_step, attempt = 0 if start is None else start.step, attempt_number(history.attempts, last)
-    if (boundary := boundary_between(history, start_step, last)) is not None:
+    start_step, attempt = 0 if start is None else start.step, history.attempt_of(last)
+    if (boundary := find_boundary(history, start_step, last)) is not None:
         step, reason = boundary
         is_kept = any(entry.step == step for entry, _ in candidates)
         raise CheckpointError(
@@ -140,12 +136,12 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
     )
 
 
-def boundary_between(history: RunHistory, start_step: int, last: int) -> tuple[int, str] | None:
+def find_boundary(history: RunHistory, start_step: int, last: int) -> tuple[int, str] | None:
     """The last step between two that no replay can pass, because the attempts had several configs, and why."""
     attempts = {attempt.get("attempt"): attempt for attempt in history.attempts}
-    later = attempt_number(history.attempts, last)
+    later = history.attempt_of(last)
     while start_step < (began := int(attempts.get(later, {}).get("start_step") or 0)):
-        earlier = attempt_number(history.attempts, began)
+        earlier = history.attempt_of(began)
         if earlier == later:
             # A summary that was lost knows no attempt before it.
             return None
@@ -160,7 +156,7 @@ def boundary_between(history: RunHistory, start_step: int, last: int) -> tuple[i
 
 def split_steps(history: RunHistory, first: int, last: int) -> list[tuple[int, int]]:
     """Divide steps into those that one replay each can make."""
-    boundary = boundary_between(history, first - 1, last)
+    boundary = find_boundary(history, first - 1, last)
     if boundary is None:
         return [(first, last)]
     return [*split_steps(history, first, boundary[0]), (boundary[0] + 1, last)]
@@ -195,9 +191,10 @@ def _trains_otherwise(history: RunHistory, earlier: int, later: int) -> bool:
 
 def earliest_start(run: RunDir) -> int | None:
     """The earliest step whose state a replay can begin with: 0, or that of a checkpoint; None without any."""
-    if first_step(run.attempts) == 0:
+    # Before its checkpoints are listed, which takes time and needs the id of the run.
+    if RunHistory(run, run.attempts, ()).first_step == 0:
         return 0
-    manifests = (entry.manifest for entry, _ in RunHistory(run, run.attempts, kept_entries(run)).entries)
+    manifests = (entry.manifest for entry, _ in RunHistory.of(run).entries)
     return next((manifest.step for manifest in manifests if manifest is not None and not manifest.left_out), None)
 
 

@@ -40,7 +40,7 @@ class RecordComparison(Logger):
 
     def __init__(self, records: Iterable[Mapping[str, Any]], *, after: int, without: Iterable[str] = ()) -> None:
         self._after, self._without = after, tuple(without)
-        self._recorded = by_step(records)
+        self._recorded = group_by_step(records)
         self._replayed: dict[int, dict[str, Any]] = {}
 
     def log(self, record: Record) -> None:
@@ -82,7 +82,7 @@ def is_clocked(name: str) -> bool:
     return any(matches(name, glob) for glob in _CLOCKED)
 
 
-def by_step(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+def group_by_step(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
     """The records by step; those of one step are one."""
     steps: dict[int, dict[str, Any]] = {}
     for record in records:

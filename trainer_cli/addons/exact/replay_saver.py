@@ -115,7 +115,7 @@ class ReplaySaver(Callback):
             # The run was stopped before the evaluation of this step, which has been made here.
             keys &= set(_BEFORE_EVALUATION)
         group = trainer.strategy.group
-        names = (name for key in sorted(keys) for name in differing(kept[key], live[key], key, rank=group.rank))
+        names = (name for key in sorted(keys) for name in find_differences(kept[key], live[key], key, rank=group.rank))
         return next(filter(None, group.gather(next(names, None))), None)
 
     def can_show(self, step: int) -> bool:
@@ -152,7 +152,7 @@ def _hold(path: Path, locks: ExitStack) -> bool:
     return True
 
 
-def differing(expected: Any, value: Any, name: str, *, rank: int = 0) -> Iterator[str]:
+def find_differences(expected: Any, value: Any, name: str, *, rank: int = 0) -> Iterator[str]:
     """The names of the leaves of a state that are not equal bit for bit.
 
     What ranks share is that of rank 0 in a checkpoint: others are compared only in what each saves for itself.
@@ -164,12 +164,12 @@ def differing(expected: Any, value: Any, name: str, *, rank: int = 0) -> Iterato
         for key in {**expected, **value}:
             inner = f"{name}.{key}"
             if key in expected and key in value:
-                yield from differing(expected[key], value[key], inner, rank=rank)
+                yield from find_differences(expected[key], value[key], inner, rank=rank)
             elif inner not in _NOT_COMPARED:
                 yield inner
     elif isinstance(expected, list | tuple) and isinstance(value, list | tuple) and len(expected) == len(value):
         for index, pair in enumerate(zip(expected, value, strict=True)):
-            yield from differing(*pair, f"{name}[{index}]", rank=rank)
+            yield from find_differences(*pair, f"{name}[{index}]", rank=rank)
     elif (rank == 0 or is_dtensor(value)) and not _is_equal_leaf(expected, value):
         yield name
 

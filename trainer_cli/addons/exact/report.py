@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainer_cli.addons.exact.attempts import Chain, ProbeAttempt
-from trainer_cli.addons.exact.causes import Cause, is_state
+from trainer_cli.addons.exact.causes import Cause, is_used_again
 from trainer_cli.addons.exact.trace import (
     ProbeStop,
+    StopPlace,
     Trace,
     TraceDifference,
     TraceKind,
     Value,
-    When,
     before_the_stop,
     differences,
     first_difference,
@@ -100,11 +100,11 @@ class ResumeReport:
 
 
 _TITLES = {
-    When.mid_epoch: "stopped mid-epoch",
-    When.second_epoch: "stopped in a later epoch, and again at once",
-    When.epoch_end: "stopped at the end of an epoch",
-    When.evaluated: "stopped after an evaluation",
-    When.accumulating: "killed between backward and step",
+    StopPlace.mid_epoch: "stopped mid-epoch",
+    StopPlace.second_epoch: "stopped in a later epoch, and again at once",
+    StopPlace.epoch_end: "stopped at the end of an epoch",
+    StopPlace.evaluated: "stopped after an evaluation",
+    StopPlace.accumulating: "killed between backward and step",
 }
 
 
@@ -175,7 +175,7 @@ class Comparison:
                 if difference.kind is TraceKind.hidden and difference.step == last:
                     hidden = difference.values
             if stop is not None:
-                lost.update({value.name: value for value in hidden if is_state(value)})
+                lost.update({value.name: value for value in hidden if is_used_again(value)})
         return list(lost.values())
 
     def rows(self, chain: Chain) -> list[StopRow]:
@@ -192,9 +192,9 @@ class Comparison:
         if failed is not None:
             return StopRow(title, at, "-", "fails", False)
         # The runner gave the run up after an earlier difference.
-        if around[0].came and len(around) < 2 + stop.twice:
+        if around[0].ended_as_planned and len(around) < 2 + stop.twice:
             return StopRow(title, at, "-", "not tried", None)
-        if not around[0].came:
+        if not around[0].ended_as_planned:
             return StopRow(title, at, "-", "not reached: the run ended before", None)
         after = around[-1].trace
         if not after.records:
@@ -214,7 +214,7 @@ def failure(chains: Sequence[Chain]) -> Finding | None:
         for attempt in chain.attempts:
             if attempt.failed:
                 return _failed(attempt, stop)
-            stop = attempt.stop if attempt.stop is not None and attempt.stop.when is not When.at_once else stop
+            stop = attempt.stop if attempt.stop is not None and attempt.stop.when is not StopPlace.at_once else stop
     return None
 
 
@@ -245,7 +245,7 @@ def _after_each(chain: Chain) -> list[tuple[ProbeStop | None, ProbeAttempt]]:
     for attempt in chain.attempts:
         if attempt.trace.records:
             pairs.append((stop, attempt))
-        if attempt.stop is not None and attempt.stop.when is not When.at_once:
+        if attempt.stop is not None and attempt.stop.when is not StopPlace.at_once:
             stop = attempt.stop
     return pairs
 

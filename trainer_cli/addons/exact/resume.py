@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.exact.attempts import Chain, Run, Runner, processes, scratch
-from trainer_cli.addons.exact.causes import Evidence, described, explain, saving, shown
+from trainer_cli.addons.exact.attempts import Chain, Probes, Runner, scratch_folder, start_probes
+from trainer_cli.addons.exact.causes import Evidence, advise_saving, describe, explain, name_values
 from trainer_cli.addons.exact.digests import Asks
 from trainer_cli.addons.exact.report import Comparison, Finding, FoundDifference, ResumeReport, failure, title_of
-from trainer_cli.addons.exact.trace import SAVED_STEP, ProbeStop, TraceKind, When, chains
+from trainer_cli.addons.exact.trace import SAVED_STEP, ProbeStop, StopPlace, TraceKind, plan_chains
 from trainer_cli.config import Composed, compose
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
@@ -53,7 +53,7 @@ def check_resume(
     config_dir: Path | None = None,
     cwd: Path | None = None,
     show: Callable[[str], None] = lambda text: None,
-    run: Run | None = None,
+    run: Probes | None = None,
 ) -> ResumeReport:
     """Stop and resume an experiment in every way, and compare with a run without a stop.
 
@@ -64,8 +64,8 @@ def check_resume(
     if steps < LEAST_STEPS:
         raise UserError(f"a check of {format_count(steps, 'step')} proves nothing", cure=f"Use at least {LEAST_STEPS}.")
     began = time.monotonic()
-    with scratch() as folder:
-        run = run or processes(cwd or Path.cwd())
+    with scratch_folder() as folder:
+        run = run or start_probes(cwd or Path.cwd())
         runner = Runner(composed, folder, steps, config_dir, run, show)
         try:
             report = _checked(composed, runner, steps)
@@ -93,7 +93,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> ResumeReport:
     try:
         works = [
             pool.submit(runner.chain, f"run{number}", stops, resumed=resumed)
-            for number, stops in enumerate(chains(steps))
+            for number, stops in enumerate(plan_chains(steps))
         ]
         finished = [work.result() for work in works]
     finally:
@@ -117,8 +117,8 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> ResumeReport:
             finding = _explained(composed, runner, first, repeat, repeats=_before_any_save(first))
         else:
             remarks = [
-                f"{described(value)}; it changes in training, and no checkpoint holds it. In "
-                f"{format_count(steps, 'step')} no number depended on it. {saving(value, straight.facts)}"
+                f"{describe(value)}; it changes in training, and no checkpoint holds it. In "
+                f"{format_count(steps, 'step')} no number depended on it. {advise_saving(value, straight.facts)}"
                 for chain in finished[:1]
                 for value in comparison.lasting(chain)
             ]
@@ -158,7 +158,7 @@ def _explained(
     values = difference.values[0]
     shows = f"{values.name} {values.straight} in the straight run, {values.other} here"
     if len(difference.values) > 1 or len(shows) > 100:
-        shows = shown(difference.values)
+        shows = name_values(difference.values)
     return Finding(after, difference.at_step, difference.moment, shows, explain(evidence))
 
 
@@ -175,6 +175,6 @@ def _before_any_save(shown_by: FoundDifference) -> bool:
     """It differed before anything was stopped or saved, although another straight run did not."""
     if shown_by.stop is not None:
         return False
-    saves = any(stop.when is When.accumulating for stop in shown_by.chain.stops)
+    saves = any(stop.when is StopPlace.accumulating for stop in shown_by.chain.stops)
     difference = shown_by.difference
     return not saves or difference.at_step < SAVED_STEP + (difference.kind is not TraceKind.state)

@@ -40,6 +40,11 @@ class RunHistory:
     replaced_after: int | None = None
     """The step at which the earliest later attempt began; None if there is no later one."""
 
+    @classmethod
+    def of(cls, run: RunDir) -> RunHistory:
+        """The history of a whole run."""
+        return cls(run, run.attempts, kept_entries(run))
+
     def until(self, number: int) -> RunHistory:
         """The run as it was when an attempt ended: without later attempts, and what they saved and recorded."""
         later = [attempt for attempt in self.attempts if (attempt.get("attempt") or 0) > number]
@@ -103,6 +108,16 @@ class RunHistory:
         """Whether it reached the end that its config gave."""
         return self.end.get("status") == RunStatus.finished
 
+    @property
+    def first_step(self) -> int:
+        """The step at which the first attempt began; 0 if none is recorded."""
+        return int(self.attempts[0].get("start_step") or 0) if self.attempts else 0
+
+    def attempt_of(self, step: int) -> int:
+        """The number of the attempt that made a step: the last one that began before it."""
+        earlier = [attempt for attempt in self.attempts if int(attempt.get("start_step") or 0) < max(step, 1)]
+        return int((earlier or self.attempts or [{}])[-1].get("attempt") or 1)
+
     def config_of(self, attempt: int) -> Path | str:
         """The config of an attempt: the run's file if it is the last, else that of a checkpoint of it.
 
@@ -151,26 +166,8 @@ def read_history(path: Path) -> RunHistory:
         UserError: there is no such run, or no such attempt.
     """
     path, number = split_attempt(path)
-    run = RunDir.open(path)
-    history = RunHistory(run, run.attempts, kept_entries(run))
+    history = RunHistory.of(RunDir.open(path))
     return history if number is None else history.until(number)
-
-
-def attempt_number(attempts: Sequence[Mapping[str, Any]], step: int) -> int:
-    """The number of the attempt that made a step: the last one that began before it."""
-    earlier = [attempt for attempt in attempts if int(attempt.get("start_step") or 0) < max(step, 1)]
-    return int((earlier or attempts or [{}])[-1].get("attempt") or 1)
-
-
-def environment_of(run: RunDir, attempt: int) -> dict[str, Any]:
-    """The recorded environment of an attempt."""
-    changed = next((entry for entry in run.attempts if entry.get("attempt") == attempt), {})
-    return {**run.read_environment(), **(changed.get("changed_environment") or {})}
-
-
-def first_step(attempts: Sequence[Mapping[str, Any]]) -> int:
-    """The step at which the first attempt began; 0 if none is recorded."""
-    return int(attempts[0].get("start_step") or 0) if attempts else 0
 
 
 def kept_entries(run: RunDir) -> list[tuple[Entry, Path]]:

@@ -22,15 +22,15 @@ _LEAST_SIDE = 4
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def lines_of_content(value: Any, name: str = "") -> Iterator[str]:
+def describe_content(value: Any, name: str = "") -> Iterator[str]:
     """A line for each tensor, number and text of a sample."""
     label = f"{name}: " if name else ""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from lines_of_content(inner, f"{name}.{key}".lstrip("."))
+            yield from describe_content(inner, f"{name}.{key}".lstrip("."))
     elif isinstance(value, list | tuple) and not all(isinstance(item, int | float) for item in value):
         for number, inner in enumerate(value):
-            yield from lines_of_content(inner, f"{name}[{number}]")
+            yield from describe_content(inner, f"{name}[{number}]")
     elif isinstance(value, torch.Tensor | np.ndarray):
         yield f"{label}{_of_array(torch.as_tensor(value))}"
     else:
@@ -49,7 +49,7 @@ def count_not_finite(value: Any) -> dict[str, int]:
     return counts
 
 
-def integer_ranges(value: Any) -> dict[str, tuple[int, int]]:
+def find_integer_ranges(value: Any) -> dict[str, tuple[int, int]]:
     """Name -> the least and the largest value of each integer, and tensor or array of integers, of a sample."""
     ranges: dict[str, tuple[int, int]] = {}
     for name, leaf in named_leaves(value):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 
-def samples_in(batch: Any, loader_count: int | None) -> int:
+def count_samples(batch: Any, loader_count: int | None) -> int:
     """The number of samples in a batch, see `sample_count`; 1 if it cannot be told."""
     try:
         return sample_count(batch, loader_count)
@@ -28,9 +28,9 @@ def samples_in(batch: Any, loader_count: int | None) -> int:
         return 1
 
 
-def losses_or_reason(trainer: Trainer, batch: Any, size: int, before: ForwardState | None) -> list[float] | str:
+def compute_losses(trainer: Trainer, batch: Any, size: int, before: ForwardState | None) -> list[float] | str:
     try:
-        outcomes = outcomes_of_samples(trainer, batch, size, before)
+        outcomes = compute_outcomes(trainer, batch, size, before)
     except UserError as error:
         return error.what
     losses = [outcome for outcome in outcomes if not isinstance(outcome, str)]
@@ -41,16 +41,16 @@ def losses_or_reason(trainer: Trainer, batch: Any, size: int, before: ForwardSta
     return losses
 
 
-def errors_of_samples(trainer: Trainer, batch: Any, size: int) -> dict[int, str]:
+def find_errors(trainer: Trainer, batch: Any, size: int) -> dict[int, str]:
     """The row of each sample that alone raises an exception, and the exception; none if the batch cannot be split."""
     try:
-        outcomes = outcomes_of_samples(trainer, batch, size)
+        outcomes = compute_outcomes(trainer, batch, size)
     except UserError:
         return {}
     return {row: outcome for row, outcome in enumerate(outcomes) if isinstance(outcome, str)}
 
 
-def given_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
+def read_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
     """The loss of each sample that the model returns: an output with `loss` in its name and a value for each."""
     for name, value in outputs.items():
         if "loss" in str(name) and isinstance(value, Tensor) and value.shape == (size,) and size > 1:
@@ -58,9 +58,7 @@ def given_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
     return None
 
 
-def outcomes_of_samples(
-    trainer: Trainer, batch: Any, size: int, before: ForwardState | None = None
-) -> list[float | str]:
+def compute_outcomes(trainer: Trainer, batch: Any, size: int, before: ForwardState | None = None) -> list[float | str]:
     """The loss of each sample of a batch alone, or the exception that it raises as text, at the present weights in
     evaluation mode. Nothing is changed.
 
@@ -95,7 +93,7 @@ def outcomes_of_samples(
     return outcomes
 
 
-def numbers_in(outputs: Mapping[str, Any]) -> dict[str, float]:
+def read_numbers(outputs: Mapping[str, Any]) -> dict[str, float]:
     """The outputs besides the loss that are single numbers."""
     numbers: dict[str, float] = {}
     for name, value in outputs.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.addons.exact.epoch_layout import EpochLayout
-from trainer_cli.addons.exact.run_history import RunHistory, environment_of, kept_entries, split_attempt
+from trainer_cli.addons.exact.run_history import RunHistory, kept_entries, split_attempt
 from trainer_cli.bounds import read_yaml
 from trainer_cli.catalog import Life
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
@@ -215,7 +215,7 @@ def _attempts(history: RunHistory, config: Mapping[str, Any]) -> list[Attempt]:
     # From the last one, whose config is that of the run: an attempt without a checkpoint has that of the next.
     for facts in reversed(recorded):
         number, start_step, is_last = facts["attempt"], facts.get("start_step"), not attempts
-        processes = environment_of(history.run, number).get("processes")
+        processes = history.run.environment_of(number).get("processes")
         if number in saved:
             manifest, path = saved[number]
             processes = manifest.world_size

@@ -54,7 +54,7 @@ def read_step_samples(
     for step in (first, last):
         records.check_step(step)
     if data is None:
-        ordered = order_of(records)
+        ordered = read_order(records)
         if ordered is not None and ordered.positions.are_certain(first, last):
             yield from ordered.steps(first, last)
             return
@@ -64,7 +64,7 @@ def read_step_samples(
     yield from data.steps(first, last)
 
 
-def data_overrides(overrides: Sequence[str]) -> list[str]:
+def select_data_overrides(overrides: Sequence[str]) -> list[str]:
     """Those of the overrides of a replay that `read_step_samples` needs: where the data is, and what is trusted."""
     return [override for override in overrides if override.startswith(("data.", "trust="))]
 
@@ -82,7 +82,7 @@ def find_sample(
         UserError: there is no such sample, or the loader tells no indices.
     """
     records = read_records(path)
-    order = order_of(records)
+    order = read_order(records)
     if order is None:
         from trainer_cli.addons.exact.run_data import open_data
 
@@ -96,7 +96,7 @@ def find_sample(
     yield from order.find(name)
 
 
-def order_of(records: StepRecords) -> OrderedSteps | None:
+def read_order(records: StepRecords) -> OrderedSteps | None:
     """The order of the samples from the files of a run alone; None if the data is needed.
 
     It is used only if a checkpoint or a record confirms the position that is computed from it.

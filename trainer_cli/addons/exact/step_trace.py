@@ -21,11 +21,11 @@ from trainer_cli.addons.exact.divergence import OF_RANK, BlamedSamples, Stage, S
 from trainer_cli.addons.exact.epoch_orders import names_in_batch
 from trainer_cli.addons.exact.replay_records import is_clocked
 from trainer_cli.addons.exact.sample_losses import (
-    errors_of_samples,
-    given_losses,
-    losses_or_reason,
-    numbers_in,
-    samples_in,
+    compute_losses,
+    count_samples,
+    find_errors,
+    read_losses,
+    read_numbers,
 )
 from trainer_cli.batches import describe_batch, rows_with_nan, tensors_of
 from trainer_cli.dtensor import local_of, whole_of
@@ -58,7 +58,7 @@ class StepTrace(Callback):
         steps: the numbers of the steps, counted from 1.
         digests: also digest all that the steps begin with and compute, and make a last row, without batches, of the
             state after the last step. Samples to blame are not looked for: digests would include what that computes.
-        per_sample: also take the loss of each sample, see `outcomes_of_samples`; without it only where the loss of the
+        per_sample: also take the loss of each sample, see `compute_outcomes`; without it only where the loss of the
             batch is not finite.
         debugs: stop in the debugger before each batch, with `trainer`, `model` and `batch`.
     """
@@ -99,7 +99,7 @@ class StepTrace(Callback):
         if self._row is None:
             return
         self._hold(batch, trainer.loop.batch_samples)
-        self._sample_losses = losses_or_reason(trainer, batch, self._size, self._before) if self._per_sample else None
+        self._sample_losses = compute_losses(trainer, batch, self._size, self._before) if self._per_sample else None
         if self._digests is not None:
             for name, digests in self._rows_of(self._digests, batch, "batch", self._size):
                 self._row.rows.setdefault(name, []).extend(digests)
@@ -131,7 +131,7 @@ class StepTrace(Callback):
         if bool(loss.detach().isfinite()):
             return
         if not (self._row.not_finite or "").startswith("parameter"):
-            self._sample_losses = losses_or_reason(trainer, self._batch, self._size, self._before)
+            self._sample_losses = compute_losses(trainer, self._batch, self._size, self._before)
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._row is None:
@@ -143,11 +143,11 @@ class StepTrace(Callback):
             "samples": trainer.step.batch_size,
             "batch": describe_batch(batch),
             "loss": float(loss.detach()),
-            **numbers_in(named),
+            **read_numbers(named),
             **({"not_finite": self._bad_rows} if self._bad_rows else {}),
         }
         if self._sample_losses is not None:
-            losses = given_losses(named, trainer.step.batch_size)
+            losses = read_losses(named, trainer.step.batch_size)
             entry["sample_losses"] = self._sample_losses if losses is None else losses
         self._batch = None
         self._row.batches.append(entry)
@@ -225,17 +225,17 @@ class StepTrace(Callback):
 
     def _hold(self, batch: Any, loader_count: int | None) -> None:
         """Keep a batch, and note its rows with NaN, before the model, which may change it in place."""
-        self._batch, self._size = batch, samples_in(batch, loader_count)
+        self._batch, self._size = batch, count_samples(batch, loader_count)
         self._bad_rows = rows_with_nan(batch, self._size)
 
     def _look_at_evaluation(self, trainer: Trainer, loader: Any, loop: ValidationLoop, outputs: Any) -> None:
         loss, named = read_evaluation(outputs)
-        # The key of the loss is another name: `numbers_in` leaves out an output of that name.
-        numbers = [*numbers_in({"": loss}).values(), *numbers_in(named).values()]
+        # The key of the loss is another name: `read_numbers` leaves out an output of that name.
+        numbers = [*read_numbers({"": loss}).values(), *read_numbers(named).values()]
         if loop.counts and not all(map(math.isfinite, numbers)):
             entry = {"rank": trainer.strategy.group.rank, "samples": self._size, "not_finite": self._bad_rows}
             if sum(batch["loader"] == loop.name for batch in self._bad_batches) < _MOST_COMPUTED:
-                entry["sample_losses"] = losses_or_reason(trainer, self._batch, self._size, None)
+                entry["sample_losses"] = compute_losses(trainer, self._batch, self._size, None)
             self._bad_batches.append(self._name_samples(entry, loader, loop))
         self._batch = None
 
@@ -254,7 +254,7 @@ class StepTrace(Callback):
 
     def _errors(self, trainer: Trainer) -> dict[str, Any]:
         """Which samples of the batch raise an exception alone."""
-        raised = errors_of_samples(trainer, self._batch, self._size)
+        raised = find_errors(trainer, self._batch, self._size)
         return {"rank": trainer.strategy.group.rank, "samples": self._size, "raised": raised}
 
     @staticmethod

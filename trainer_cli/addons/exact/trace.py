@@ -21,7 +21,7 @@ OWN_FAILURE = "train check resume itself failed"
 """Begins the message of an error of the check, which the training did not make."""
 
 
-class When(StrEnum):
+class StopPlace(StrEnum):
     """The places at which a probe can be stopped."""
 
     mid_epoch = "mid_epoch"
@@ -40,23 +40,23 @@ class When(StrEnum):
 class ProbeStop:
     """Where a process is stopped: at the first such place after `after` of its steps, at the latest at step `by`."""
 
-    when: When
+    when: StopPlace
     after: int = 0
     by: int = 0
     twice: bool = False
     """After the restart it is stopped again at once, and restarted."""
 
 
-def chains(steps: int) -> tuple[tuple[ProbeStop, ...], ...]:
+def plan_chains(steps: int) -> tuple[tuple[ProbeStop, ...], ...]:
     """Independent runs with several stops each, which together cover every place."""
     signalled = (
-        ProbeStop(When.mid_epoch, after=3, by=steps // 3),
-        ProbeStop(When.second_epoch, after=2, by=2 * steps // 3, twice=True),
+        ProbeStop(StopPlace.mid_epoch, after=3, by=steps // 3),
+        ProbeStop(StopPlace.second_epoch, after=2, by=2 * steps // 3, twice=True),
     )
     killed = (
-        ProbeStop(When.accumulating, after=SAVED_STEP + 1, by=SAVED_STEP + 4),
-        ProbeStop(When.epoch_end, after=1, by=steps // 2),
-        ProbeStop(When.evaluated, after=2, by=steps - 1),
+        ProbeStop(StopPlace.accumulating, after=SAVED_STEP + 1, by=SAVED_STEP + 4),
+        ProbeStop(StopPlace.epoch_end, after=1, by=steps // 2),
+        ProbeStop(StopPlace.evaluated, after=2, by=steps - 1),
     )
     return signalled, killed
 
@@ -88,7 +88,7 @@ class ProbePlan:
         paths = {key: None if content[key] is None else Path(content[key]) for key in ("config_dir", "calls")}
         stop = content["stop"]
         if stop is not None:
-            stop = ProbeStop(**{**stop, "when": When(stop["when"])})
+            stop = ProbeStop(**{**stop, "when": StopPlace(stop["when"])})
         return cls(Path(content["config"]), Path(content["trace"]), stop=stop, **paths)
 
 
@@ -178,7 +178,7 @@ class TraceDifference:
 
     @property
     def moment(self) -> str:
-        """When, in words."""
+        """StopPlace, in words."""
         if self.kind is TraceKind.evaluation:
             return f"the evaluation after step {self.step}"
         if self.kind is TraceKind.state:
@@ -203,7 +203,7 @@ class TraceWriter:
         self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
 
-def read(path: Path) -> Trace:
+def read_trace(path: Path) -> Trace:
     """The trace in a file; what a kill cut short is left out."""
     trace = Trace()
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
