@@ -274,12 +274,12 @@ for _ours, _theirs in _ELSEWHERE.items():
 _OFF = ("false", "no", "none", "null", "0")
 
 
-def plain(word: str) -> str:
+def normalise(word: str) -> str:
     """A name as it is compared: in small letters, with `_` for `-`."""
     return word.lower().replace("-", "_")
 
 
-def written_here(word: str, value: str | None, *, below: bool = True) -> str | None:
+def translate_setting(word: str, value: str | None, *, below: bool = True) -> str | None:
     """How a setting of other trainers is written here: an entry of the table with the value filled in, or None.
 
     Args:
@@ -287,7 +287,7 @@ def written_here(word: str, value: str | None, *, below: bool = True) -> str | N
         value: its value as text; None if there is none, as after a flag that stands alone.
         below: whether sections before a key that the table lacks are ignored.
     """
-    names = plain(word).replace("/", ".").split(".")
+    names = normalise(word).replace("/", ".").split(".")
     for start in range(len(names) if below else 1):
         for glob, ours in _SETTINGS.get(".".join(names[start:]), ()):
             text = "true" if value is None else value.lower()
@@ -306,13 +306,13 @@ def hint_on(
     written: Callable[[str], str] = str,
     refused: Callable[[str], str | None] = lambda overrides: None,
 ) -> str:
-    """The hint that names what `written_here` returns, or an empty text.
+    """The hint that names what `translate_setting` returns, or an empty text.
 
     Args:
         written: how overrides are written where the hint is read.
         refused: why overrides would be refused. Such a suggestion is left out; if all are, the hint is the reason.
     """
-    ours = written_here(word, value, below=below)
+    ours = translate_setting(word, value, below=below)
     if ours is None or ours.endswith("."):
         return ours or ""
     reasons = {one: refused(one) for one in ours.split(" | ")}

@@ -62,7 +62,7 @@ def is_no_mean(metric: str) -> bool:
     return _last_part(metric) in _NO_MEANS
 
 
-def usual_mode(metric: str) -> Mode | None:
+def find_usual_mode(metric: str) -> Mode | None:
     """Whether the smallest or the largest value of a metric is best by its name, such as val/accuracy; None if that is
     unknown."""
     return MODES.get(_last_part(metric))
@@ -78,7 +78,7 @@ def choose_mode(metric: str, mode: str, key: str) -> Mode:
     Raises:
         ConfigError: it is no mode, or auto for a metric of unknown mode.
     """
-    if mode == Mode.auto and (usual := usual_mode(metric)) is not None:
+    if mode == Mode.auto and (usual := find_usual_mode(metric)) is not None:
         return usual
     if mode == Mode.auto:
         raise ConfigError(

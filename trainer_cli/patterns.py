@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from trainer_cli.elsewhere import NAMES_HERE, plain
+from trainer_cli.elsewhere import NAMES_HERE, normalise
 from trainer_cli.errors import ConfigError
 
 
-def nearest(word: str, choices: Iterable[str]) -> str | None:
+def find_nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that other trainers call by this word, or the most similar one; None if there is neither.
 
     Case is ignored, and `-` equals `_`.
@@ -22,33 +22,33 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     names = _by_plain_name(choices)
     if (match := _translated(word, names)) is not None:
         return match
-    similar = get_close_matches(plain(word), names, n=1, cutoff=0.6)
+    similar = get_close_matches(normalise(word), names, n=1, cutoff=0.6)
     return names[similar[0]] if similar else None
 
 
 def find_name(word: str, choices: Iterable[str]) -> str | None:
-    """The choice with this name here or in another trainer, by the rules of `nearest`; None if there is none."""
+    """The choice with this name here or in another trainer, by the rules of `find_nearest`; None if there is none."""
     names = _by_plain_name(choices)
-    return names.get(plain(word)) or _translated(word, names)
+    return names.get(normalise(word)) or _translated(word, names)
 
 
 def _by_plain_name(choices: Iterable[str]) -> dict[str, str]:
     # The first of two choices that differ in case alone is suggested.
     names: dict[str, str] = {}
     for choice in choices:
-        names.setdefault(plain(choice), choice)
+        names.setdefault(normalise(choice), choice)
     return names
 
 
 def _translated(word: str, names: Mapping[str, str]) -> str | None:
-    section, dot, name = plain(word).rpartition(".")
+    section, dot, name = normalise(word).rpartition(".")
     translations = (f"{section}{dot}{translation}" for translation in NAMES_HERE.get(name, ()))
     return next((names[translation] for translation in translations if translation in names), None)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """`" Did you mean 'x'?"`, or an empty text if no choice is near."""
-    return _question(word, nearest(word, choices))
+    return _question(word, find_nearest(word, choices))
 
 
 def find_key(word: str, keys: Iterable[str]) -> str | None:
@@ -66,7 +66,7 @@ def _question(word: str, match: str | None) -> str:
     return f" Did you mean '{match}'?{epochs}"
 
 
-def alternatives(pattern: str) -> Iterator[str]:
+def expand_braces(pattern: str) -> Iterator[str]:
     """The patterns without braces that a pattern expands to, in the order written."""
     match = re.search(r"\{([^{}]*,[^{}]*)\}", pattern)
     if match is None:
@@ -74,7 +74,7 @@ def alternatives(pattern: str) -> Iterator[str]:
         return
     # The innermost braces are expanded first; the recursion expands those around them.
     for alternative in match[1].split(","):
-        yield from alternatives(pattern[: match.start()] + alternative + pattern[match.end() :])
+        yield from expand_braces(pattern[: match.start()] + alternative + pattern[match.end() :])
 
 
 REGEX = "re:"
@@ -95,7 +95,7 @@ def matches(name: str, pattern: str) -> bool:
     """Whether a whole name matches a glob, or a regular expression after `re:`; case matters."""
     if pattern.startswith(REGEX):
         return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
-    return any(fnmatchcase(name, alternative) for alternative in alternatives(pattern))
+    return any(fnmatchcase(name, alternative) for alternative in expand_braces(pattern))
 
 
 def no_match_error(pattern: str, names: Sequence[str], where: str, target: str = "parameter") -> ConfigError:

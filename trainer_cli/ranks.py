@@ -13,7 +13,7 @@ from trainer_cli.terminal import format_count
 _TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK")
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 LAUNCHED = (*_TORCHRUN, "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", _AGENT_STORE)
-"""The variables that `launched_rank` sets."""
+"""The variables that `variables_of_rank` sets."""
 ON_NCCL_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """What a rank does when a collective on GPUs fails. Torch reads it when it creates a group."""
 _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
@@ -52,7 +52,7 @@ def is_restarted(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name, "0") not in ("", "0") for name in _RESTARTS)
 
 
-def ranks_in(environ: Mapping[str, str]) -> Ranks:
+def read_ranks(environ: Mapping[str, str]) -> Ranks:
     """The ranks that torchrun (`WORLD_SIZE`, `RANK`) or srun (`SLURM_STEP_NUM_TASKS`, `SLURM_PROCID`) has set.
 
     Raises:
@@ -81,7 +81,7 @@ def ranks_in(environ: Mapping[str, str]) -> Ranks:
     return Ranks()
 
 
-def launched_as(environ: Mapping[str, str]) -> tuple[int, int]:
+def read_rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
     """The rank of this process and the number of processes that torchrun or srun has started; (0, 1) for one alone."""
     for size_name, rank_name in (_TORCHRUN[:2], _SLURM[:2]):
         size, rank = environ.get(size_name, ""), environ.get(rank_name, "")
@@ -90,13 +90,13 @@ def launched_as(environ: Mapping[str, str]) -> tuple[int, int]:
     return 0, 1
 
 
-def launch_of(environ: Mapping[str, str]) -> str:
+def identify_launch(environ: Mapping[str, str]) -> str:
     """A text that the processes of one launch share, and those of no other; empty if nothing tells it."""
     values = [environ.get(name, "") for name in _LAUNCH]
     return hashlib.sha256("\n".join(values).encode()).hexdigest()[:16] if any(values) else ""
 
 
-def launched_rank(rank: int, processes: int, port: int) -> dict[str, str]:
+def variables_of_rank(rank: int, processes: int, port: int) -> dict[str, str]:
     """The variables of a rank whose launcher is on this machine, and holds the store at a port of it."""
     numbers = {
         "WORLD_SIZE": processes,
@@ -114,7 +114,7 @@ def has_agent_store(environ: Mapping[str, str]) -> bool:
     return environ.get(_AGENT_STORE) == "True"
 
 
-def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+def drop_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment variables for a process that torchrun or srun has not started."""
     names = {*LAUNCHED, *_SLURM}
     return {

@@ -10,7 +10,7 @@ import pytest
 from command import ROOT
 
 from trainer_cli.config.composing import compose
-from trainer_cli.elsewhere import _ELSEWHERE, _SETTINGS, written_here
+from trainer_cli.elsewhere import _ELSEWHERE, _SETTINGS, translate_setting
 from trainer_cli.errors import ConfigError
 from trainer_cli.keys.config_keys import OPEN, unknown_key
 
@@ -59,7 +59,7 @@ def test_a_word_with_a_value_is_found_whatever_its_case(theirs: str) -> None:
     name, _, glob = theirs.partition("=")
     value = glob.replace("[[]", "[").replace("[1-9]", "3").replace("*", "x").upper()
     assert fnmatchcase(value.lower(), glob)
-    assert written_here(name.upper().replace("_", "-"), value) is not None
+    assert translate_setting(name.upper().replace("_", "-"), value) is not None
 
 
 def test_no_word_that_is_a_key_here_is_taken_for_one_of_others() -> None:
@@ -71,8 +71,8 @@ def test_no_word_that_is_a_key_here_is_taken_for_one_of_others() -> None:
 
 @pytest.mark.parametrize("word", ["fast_dev_run", "overwrite", "ema", "early_stopping", "mlflow", "deepspeed"])
 def test_what_others_switch_off_is_left_out(word: str) -> None:
-    assert written_here(word, "False") == "It is off by default: leave it out."
-    assert "=" in (written_here(word, "true") or "")
+    assert translate_setting(word, "False") == "It is off by default: leave it out."
+    assert "=" in (translate_setting(word, "true") or "")
 
 
 @pytest.mark.parametrize("page", ["lightning", "huggingface"])

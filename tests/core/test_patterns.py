@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_cli.patterns import alternatives, did_you_mean, matches, nearest
+from trainer_cli.patterns import did_you_mean, expand_braces, find_nearest, matches
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from trainer_cli.patterns import alternatives, did_you_mean, matches, nearest
     ],
 )
 def test_a_pattern_stands_for_its_alternatives(pattern: str, expected: list[str]) -> None:
-    assert list(alternatives(pattern)) == expected
+    assert list(expand_braces(pattern)) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_name_matches_one_of_them(name: str, pattern: str, expected: bool) -> 
     ],
 )
 def test_the_nearest_name_is_the_one_a_person_meant(word: str, choices: list[str], expected: str | None) -> None:
-    assert nearest(word, choices) == expected
+    assert find_nearest(word, choices) == expected
 
 
 def test_without_a_near_name_nothing_is_suggested() -> None:
@@ -72,5 +72,5 @@ def test_what_other_trainers_call_it_is_known(word: str, ours: str) -> None:
         f"{section}.{name}"
         for name in ("max_time", "max_duration", "grad_accum_steps", "max_checkpoints", "clip_norm", "lr", "eval_steps")
     ]
-    assert nearest(word, choices) == ours
-    assert nearest(word, ["elsewhere.entirely"]) is None
+    assert find_nearest(word, choices) == ours
+    assert find_nearest(word, ["elsewhere.entirely"]) is None

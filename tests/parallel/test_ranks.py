@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer_cli.errors import UserError
-from trainer_cli.ranks import Ranks, first_host, ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
+from trainer_cli.ranks import Ranks, first_host, read_ranks, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 
 MASTER = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
 TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", **MASTER}
@@ -54,7 +54,7 @@ SRUN = {**BATCH, **STEP, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[03-04]"
     ],
 )
 def test_ranks_come_from_torchrun_or_srun(environ: dict[str, str], expected: Ranks) -> None:
-    assert ranks_in(environ) == expected
+    assert read_ranks(environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_ranks_come_from_torchrun_or_srun(environ: dict[str, str], expected: Ran
 )
 def test_wrong_variables_are_named(wrong: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        ranks_in({**TORCHRUN, **wrong})
+        read_ranks({**TORCHRUN, **wrong})
 
 
 @pytest.mark.parametrize("job", ["0", "31999", "4294967295"])
 @pytest.mark.parametrize("step", ["0", "1", "4294967290"])
 def test_the_port_is_below_those_of_outgoing_connections(job: str, step: str) -> None:
-    address = ranks_in({**SRUN, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).address
+    address = read_ranks({**SRUN, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).address
     assert address is not None
     assert 20000 <= address[1] < 32768
 
@@ -111,10 +111,10 @@ def test_processes_of_mpirun_are_noticed(environ: dict[str, str], tasks: tuple[i
 
 def test_another_number_of_processes_than_was_started_is_refused() -> None:
     for agreed in (None, 2):
-        refuse_other_processes(ranks_in(SRUN), agreed)
+        refuse_other_processes(read_ranks(SRUN), agreed)
     refuse_other_processes(Ranks(2, 3), 8)
     with pytest.raises(UserError, match="processes_per_node is 8, but torchrun or srun has started 2 on each machine"):
-        refuse_other_processes(ranks_in(SRUN), 8)
+        refuse_other_processes(read_ranks(SRUN), 8)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.metric_names import TRAIN_PREFIX, Mode, choose_mode, usual_mode
+from trainer_cli.metric_names import TRAIN_PREFIX, Mode, choose_mode, find_usual_mode
 from trainer_cli.steps import Duration, Interval, Unit
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
@@ -262,7 +262,7 @@ class EarlyStopping(Callback):
 
 def _mode_if_known(metric: str, mode: str) -> str:
     """The mode, or auto for a metric of unknown mode: whether such a metric exists is known once it was evaluated."""
-    if mode == Mode.auto and usual_mode(metric) is None:
+    if mode == Mode.auto and find_usual_mode(metric) is None:
         return Mode.auto.value
     return choose_mode(metric, mode, "mode").value
 

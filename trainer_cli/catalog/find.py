@@ -24,7 +24,7 @@ from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import MANIFEST_FILE, VARIABLES, Naming, is_plain, numbers_within
 from trainer_cli.manifest import Manifest, ManifestError
 from trainer_cli.parallel import default_ranks
-from trainer_cli.patterns import alternatives
+from trainer_cli.patterns import expand_braces
 from trainer_cli.storage import LocalStorage, Storage, open_storage, replacing
 from trainer_cli.terminal import format_count
 
@@ -232,7 +232,7 @@ def paths_of(pattern: str) -> list[str]:
     existing, globbed = split_existing(pattern)
     return [
         path
-        for alternative in alternatives(globbed)
+        for alternative in expand_braces(globbed)
         for path in sorted(glob.glob(glob.escape(existing) + alternative, recursive=True))
     ]
 

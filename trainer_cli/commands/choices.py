@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from trainer_cli.config import SearchPath
-from trainer_cli.elsewhere import plain, written_here
+from trainer_cli.elsewhere import normalise, translate_setting
 from trainer_cli.errors import Code, ConfigError, ConfigErrors, UserError
 from trainer_cli.keys import whole_values
 from trainer_cli.layout import CONFIG_FILE, MANIFEST_FILE, in_runs
-from trainer_cli.patterns import did_you_mean, nearest
+from trainer_cli.patterns import did_you_mean, find_nearest
 
 if TYPE_CHECKING:
     from trainer_cli.keys import ConfigKey
@@ -273,8 +273,8 @@ def _translate_arguments(arguments: Sequence[str], key: str) -> tuple[list[str],
             continue
         is_value = not equals and bool(rest) and not rest[0].startswith("-") and "=" not in rest[0]
         given = value if equals else rest[0] if is_value else None
-        ours = written_here(name, given, below=word.startswith("--"))
-        if key == "ckpt=" and given and plain(name) in _NAMES_OF_WEIGHTS:
+        ours = translate_setting(name, given, below=word.startswith("--"))
+        if key == "ckpt=" and given and normalise(name) in _NAMES_OF_WEIGHTS:
             ours = f"ckpt={given}"
         elif name == "model" and given in experiments and given not in models:
             ours = given
@@ -499,7 +499,7 @@ def _suggest_override(
     if is_key:
         return f"Write {name}=VALUE."
     experiments = list(choices.options(EXPERIMENT))
-    if near := nearest(name, experiments):
+    if near := find_nearest(name, experiments):
         return f"Did you mean '{near}'?"
     if name.isidentifier() or path.suffix == ".yaml":
         listed = ", ".join(experiments[:_MAX_SUGGESTIONS]) + (", …" if len(experiments) > _MAX_SUGGESTIONS else "")

@@ -16,7 +16,7 @@ from trainer_cli.commands.command_line import (
 )
 from trainer_cli.commands.streams import tolerate_lost_output
 from trainer_cli.errors import ExitCode, UserError, one_line
-from trainer_cli.ranks import ranks_in
+from trainer_cli.ranks import read_ranks
 
 if TYPE_CHECKING:
     from trainer_cli.config import Composed
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    ranks = ranks_in(os.environ)
+    ranks = read_ranks(os.environ)
     # Rank 0 prints the mistake for all.
     if ranks.rank > 0:
         return int(ExitCode.USER)

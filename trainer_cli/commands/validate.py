@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.commands.command_line import add_allow_pickle, add_config_arguments, add_no_replay
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.ranks import ranks_in
+from trainer_cli.ranks import read_ranks
 from trainer_cli.terminal import print_json
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate every checkpoint that matches."""
-    ranks = ranks_in(os.environ)
+    ranks = read_ranks(os.environ)
     # Rank 0 prints the mistake for all.
     if ranks.rank > 0:
         return int(ExitCode.USER)

@@ -30,7 +30,7 @@ from trainer_cli.components.nodes import (
 from trainer_cli.components.targets import Trust, check_name, check_path, import_target
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import DATA_KEYS, SEVERAL, check_data_counts
-from trainer_cli.patterns import nearest
+from trainer_cli.patterns import find_nearest
 from trainer_cli.schema import CheckpointConfig, SchedulerInterval, TrainConfig
 from trainer_cli.signatures import OPTIMIZER, Parameter, find_misfits, names_optimizer, read_parameters
 from trainer_cli.steps import Duration
@@ -72,7 +72,7 @@ def _no_target_error(node: Mapping[Any, Any], where: str) -> ConfigError:
     name = where.rpartition(".")[2]
     if is_node(node.get(name)):
         hint = f"Leave out '{name}:' and indent the rest less: a group's file is merged into {where} already."
-    elif (misspelled := nearest("_target_", map(str, node))) is not None:
+    elif (misspelled := find_nearest("_target_", map(str, node))) is not None:
         hint = f"Write '_target_' for '{misspelled}'."
     else:
         group = where.partition(".")[0]

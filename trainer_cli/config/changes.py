@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from trainer_cli.components import list_metric_intervals
 from trainer_cli.config.tree import ConfigTree, Node, Origin, fill_defaults, resolve
 from trainer_cli.keys import KeyPath, defaults, matches_any, whole_values, why_may_change
-from trainer_cli.metric_names import Mode, usual_mode
+from trainer_cli.metric_names import Mode, find_usual_mode
 from trainer_cli.schema import SchedulerInterval, TrainConfig
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.values import to_yaml_line
@@ -171,7 +171,7 @@ def _mode(section: dict[Any, Any], value: Any) -> Any:
     if "metric" not in section or value not in (ABSENT, None, Mode.auto):
         return value
     # Without a metric a mode has no effect, and older configs have min.
-    usual = Mode.min if section["metric"] is None else usual_mode(str(section["metric"]))
+    usual = Mode.min if section["metric"] is None else find_usual_mode(str(section["metric"]))
     return value if usual is None else usual.value
 
 

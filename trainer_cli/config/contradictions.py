@@ -12,7 +12,7 @@ from trainer_cli.components import SAVER
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import OPEN, SOURCE, list_keys, unknown_key
 from trainer_cli.loads import LEAVE_OUT, can_resume, check_leave_out, describe_left_out, find_left_out
-from trainer_cli.patterns import alternatives, did_you_mean
+from trainer_cli.patterns import did_you_mean, expand_braces
 from trainer_cli.policy import SaveRules
 from trainer_cli.ranks import check_shards, check_tensor_size
 from trainer_cli.schema import CheckpointFormat, Dtype, ParallelConfig, ParallelStrategy, TrainConfig
@@ -112,7 +112,7 @@ def batches_of_step(config: TrainConfig, data_size: int) -> tuple[int | None, in
 def _check_resume_allow(allowed: Iterable[str]) -> Iterator[ConfigError]:
     """Refuse keys and globs of `resume_allow` that match no key: a misspelt one would silently allow nothing."""
     for pattern in allowed:
-        if pattern != SOURCE and not any(map(_may_match, alternatives(pattern))):
+        if pattern != SOURCE and not any(map(_may_match, expand_braces(pattern))):
             hint = did_you_mean(pattern, [config_key.key for config_key in list_keys()]).strip()
             message = f"resume_allow names {pattern!r}, and there is no such key"
             hint = hint or "It takes keys, sections and globs of them."

@@ -23,7 +23,7 @@ from trainer_cli.config.tree import COMMAND_LINE, Choice, ConfigTree, Node, Orig
 from trainer_cli.config.yaml import Reading, read_file
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import OPEN, SEVERAL, KeyPath, sections, unknown_key, whole_values
-from trainer_cli.patterns import nearest
+from trainer_cli.patterns import find_nearest
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def _check_choice(key: str, option: Node, group: str, groups: Sequence[str]) -> 
         yield _mistake(option, f"{chosen} is {problem}", f"Write '- {correction}'.")
     elif "optional" not in words:
         hint = f"Available: {', '.join(groups)}."
-        if (suggestion := nearest(plain_name, groups)) is not None:
+        if (suggestion := find_nearest(plain_name, groups)) is not None:
             correction = write_entry(
                 suggestion, str(option.value), at_sign + package, words if words or not group else None
             )

@@ -22,7 +22,7 @@ from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.config.yaml import Reading
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import unknown_key
-from trainer_cli.patterns import did_you_mean, nearest
+from trainer_cli.patterns import did_you_mean, find_nearest
 
 
 class _Lists(NamedTuple):
@@ -252,5 +252,5 @@ def _meant(key: str, known_keys: Sequence[str]) -> str:
     beside = [known_key.rpartition(".")[2] for known_key in known_keys if known_key.rpartition(".")[0] == above]
     if not beside:
         return did_you_mean(key, known_keys).strip()
-    suggestion = nearest(name, beside)
+    suggestion = find_nearest(name, beside)
     return f"Did you mean '{above}{dot}{suggestion}'?" if suggestion is not None else ""

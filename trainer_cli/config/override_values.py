@@ -23,7 +23,7 @@ from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, Origin, merge, name_kind, resolve
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import DATA_KEYS, KeyPath
-from trainer_cli.patterns import did_you_mean, nearest
+from trainer_cli.patterns import did_you_mean, find_nearest
 from trainer_cli.values import MISSING, to_yaml_line
 
 _MAX_LISTED = 12
@@ -221,7 +221,7 @@ def _suggest_key(path: KeyPath, depth: int, node: Node, value: str) -> str:
     names += [name for name in DATA_KEYS if path[:depth] == ("data",) and name not in names]
     prefix = ".".join(path[:depth])
     # Of the last name alone: a common beginning makes any two keys of a section alike.
-    if (near := nearest(path[depth], names)) is not None:
+    if (near := find_nearest(path[depth], names)) is not None:
         return did_you_mean_override(".".join((*path[:depth], near, *path[depth + 1 :])), value)
     listed = [name for name in names if name != "_target_"]
     return f"{prefix} has {', '.join(listed)}." if prefix and 0 < len(listed) <= _MAX_LISTED else ""

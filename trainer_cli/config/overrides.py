@@ -23,11 +23,11 @@ from trainer_cli.bounds import DEEPEST
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
-from trainer_cli.elsewhere import hint_on, plain
+from trainer_cli.elsewhere import hint_on, normalise
 from trainer_cli.errors import Code, ConfigError, raise_all
 from trainer_cli.keys import DATA_KEYS, OPEN, SEVERAL, KeyPath, kind_at, sections, unknown_key, why_refused
 from trainer_cli.layout import parse_step
-from trainer_cli.patterns import find_key, find_name, nearest
+from trainer_cli.patterns import find_key, find_name, find_nearest
 
 _USUAL = ("optimizer.lr", "optimizer.weight_decay", "data.batch_size", "data.num_workers")
 """Keys of open sections that most components have, for suggestions."""
@@ -123,7 +123,7 @@ def _find_meant(path: KeyPath, rest: KeyPath, known_keys: Sequence[str], source:
     if (elsewhere := find_key((*path, *rest)[-1], [*_USUAL, *nested])) is not None:
         return elsewhere
     # Of the last name alone: a common beginning makes any two keys of a section alike.
-    near = nearest(path[-1], names)
+    near = find_nearest(path[-1], names)
     return None if near is None else ".".join((*prefix, near, *rest))
 
 
@@ -220,14 +220,16 @@ def mend_choice(override: Override, known_options: Sequence[str]) -> Override | 
 
 def _torch_optimizer(group: str, option: str) -> str | None:
     """The class of torch that is an optimizer of this name, whatever its case; None if there is none."""
-    names = {plain(name): name for name in _TORCH_OPTIMIZERS} if group == "optimizer" else {}
-    return f"torch.optim.{names[plain(option)]}" if plain(option) in names else None
+    names = {normalise(name): name for name in _TORCH_OPTIMIZERS} if group == "optimizer" else {}
+    return f"torch.optim.{names[normalise(option)]}" if normalise(option) in names else None
 
 
 def _near_option(group: str, option: str, known_options: Sequence[str]) -> str | None:
     if (same := find_name(option, known_options)) is not None or _torch_optimizer(group, option) is not None:
         return same
-    return nearest(option, known_options) or nearest(option.removesuffix(".yaml").rpartition("/")[2], known_options)
+    return find_nearest(option, known_options) or find_nearest(
+        option.removesuffix(".yaml").rpartition("/")[2], known_options
+    )
 
 
 def _with_option(line: str, option: str, other: str) -> str:

@@ -22,7 +22,7 @@ from trainer_cli.config.hydra_compat import get_yaml_loader
 from trainer_cli.config.tree import Node, Origin
 from trainer_cli.errors import Code, ConfigError, raise_all
 from trainer_cli.keys import KeyPath, text_keys
-from trainer_cli.patterns import nearest
+from trainer_cli.patterns import find_nearest
 from trainer_cli.values import MISSING
 
 LARGEST_BYTES = 1 << 20
@@ -157,7 +157,7 @@ def _header(reading: Reading, name: str) -> None:
             is_at_top = is_at_top and not line.strip()
             continue
         word, value = match.group(1), match.group(2).strip()
-        if nearest(word.rstrip(":"), ["package"]) is None:
+        if find_nearest(word.rstrip(":"), ["package"]) is None:
             is_at_top = False
         elif not is_at_top:
             cure = "Make it the first line of the file."

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer_cli.errors import CheckpointError, ConfigError
 from trainer_cli.loads.options import ONE_CALLBACK, STATES, LoadOptions
-from trainer_cli.patterns import alternatives, check_pattern, did_you_mean, matches
+from trainer_cli.patterns import check_pattern, did_you_mean, expand_braces, matches
 
 LEAVE_OUT = "checkpoint.leave_out"
 _NEEDED = ("model", "progress")
@@ -27,7 +27,7 @@ def check_leave_out(key: str, patterns: Sequence[str], callbacks: Iterable[str] 
     states = [*OPTIONAL_STATES, *(ONE_CALLBACK + name for name in callbacks or ())]
     for pattern in patterns:
         check_pattern(pattern, key)
-        for name in alternatives(pattern):
+        for name in expand_braces(pattern):
             if name in _NEEDED:
                 raise ConfigError(
                     f"{key}: every checkpoint has {' and '.join(_NEEDED)}",

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from trainer_cli.loggers.base import RATE_KEY, Record, RunFacts
 from trainer_cli.loggers.marks import is_validation_metric, loader_of
-from trainer_cli.metric_names import TRAIN_PREFIX, Mode, usual_mode
+from trainer_cli.metric_names import TRAIN_PREFIX, Mode, find_usual_mode
 from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_clock, is_utf8, painted
 
 LOSS = f"{TRAIN_PREFIX}loss"
@@ -65,7 +65,7 @@ class BestValues:
         keep_best = self._facts.keep_best
         if keep_best is not None and keep_best.metric == name and keep_best.mode != Mode.auto:
             return Mode(keep_best.mode)
-        return usual_mode(name)
+        return find_usual_mode(name)
 
 
 class MetricTable:

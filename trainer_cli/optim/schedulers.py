@@ -17,7 +17,7 @@ import torch
 
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.layout import class_name
-from trainer_cli.metric_names import Mode, choose_mode, usual_mode
+from trainer_cli.metric_names import Mode, choose_mode, find_usual_mode
 from trainer_cli.optim.optimizers import ONLY, TaggedGroups, argument_names
 from trainer_cli.optim.scheduler_intervals import (
     METRIC,
@@ -560,7 +560,7 @@ def rates_of(optimizer: Optimizer) -> list[float | None]:
 
 def _warn_of_mode(name: str, schedule: Any, metric: str | None) -> None:
     """Warn of a schedule that takes the worst value of its metric for the best: torch's mode is min by default."""
-    usual, mode = usual_mode(metric or ""), getattr(schedule, "mode", None)
+    usual, mode = find_usual_mode(metric or ""), getattr(schedule, "mode", None)
     if usual is not None and mode in (Mode.min, Mode.max) and mode != usual:
         log.warning(
             "%s: its mode is %s, but of %s the %s value is usually best (mode=%s)",

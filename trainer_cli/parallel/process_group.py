@@ -21,7 +21,7 @@ from trainer_cli.parallel.rendezvous import (
     noting,
     report_failure,
 )
-from trainer_cli.ranks import Ranks, check_tensor_size, has_agent_store, launch_of, launched_as, ranks_in
+from trainer_cli.ranks import Ranks, check_tensor_size, has_agent_store, identify_launch, read_rank_and_size, read_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -213,8 +213,8 @@ def lone_rank() -> str | None:
     """The launch of this process and its rank in it, as one text, if it is one of several; None if it is the only one.
     Two ranks of one launch that save without their group are told apart by it."""
     ranks = default_ranks()
-    rank, size = (ranks.rank, ranks.world_size) if ranks.world_size > 1 else launched_as(os.environ)
-    return None if size == 1 else f"{launch_of(os.environ) or os.getppid()} rank {rank} of {size}"
+    rank, size = (ranks.rank, ranks.world_size) if ranks.world_size > 1 else read_rank_and_size(os.environ)
+    return None if size == 1 else f"{identify_launch(os.environ) or os.getppid()} rank {rank} of {size}"
 
 
 def default_group() -> ProcessGroup:
@@ -377,7 +377,7 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
         UserError: the variables are incomplete, or the port of rank 0 is in use.
         PeerError: a rank does not connect in time; on one of the others a LostRankError.
     """
-    ranks = ranks_in(environ)
+    ranks = read_ranks(environ)
     if ranks.world_size == 1 and not alone_too:
         return ALONE
     import torch

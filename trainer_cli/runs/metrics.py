@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from trainer_cli.loggers import MetricRange, is_validation_metric
-from trainer_cli.metric_names import Mode, usual_mode
+from trainer_cli.metric_names import Mode, find_usual_mode
 from trainer_cli.policy import BestRule
 from trainer_cli.runs.stored_values import resolve_value
 
@@ -69,7 +69,7 @@ class BestSettings(NamedTuple):
         as for retention, or of what watches it; else the usual one of its name; None if that is unknown."""
         modes = [self.mode] if metric == self.metric else [mode for name, mode in self.watched if name == metric]
         stated = (Mode(mode) for mode in modes if mode in (Mode.min, Mode.max))
-        return next(stated, None) or usual_mode(metric)
+        return next(stated, None) or find_usual_mode(metric)
 
     def decisive(self, metrics: Container[str]) -> BestRule | None:
         """The rule of the first of these metrics that `keep_best`, EarlyStopping or ReduceLROnPlateau names."""

@@ -21,7 +21,7 @@ from trainer_cli.catalog import Catalog, Entry, ForeignKind, checkpoint_at, fill
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import in_runs, parse_step
-from trainer_cli.patterns import alternatives, did_you_mean
+from trainer_cli.patterns import did_you_mean, expand_braces
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.replayed import replayed_entries
 from trainer_cli.runs.run_dir import RunDir, is_checkpoint
@@ -255,7 +255,7 @@ def _match(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
         yield from (run_at.select() for run_at in runs_at)
         return
     if is_url(pattern):
-        for alternative in alternatives(pattern):
+        for alternative in expand_braces(pattern):
             yield from _match_url(as_path(alternative), whole_runs=whole_runs)
         return
     # What exists is taken as written, also if its name holds signs of a glob.
@@ -275,7 +275,7 @@ def _runs_at(pattern: str) -> list[_RunAt]:
     `*`, `?` and `[` name those that they match and that have a checkpoint, or one of that step.
     """
     existing, globbed = split_existing(pattern)
-    matches = [_RUN_AT.fullmatch(existing + alternative) for alternative in alternatives(globbed) if globbed]
+    matches = [_RUN_AT.fullmatch(existing + alternative) for alternative in expand_braces(globbed) if globbed]
     named = [_RunAt(*match.groups()) for match in matches if match is not None]
     if len(named) < len(matches):
         return []

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from trainer_cli.errors import Code, ConfigError
-from trainer_cli.patterns import did_you_mean, find_name, nearest
+from trainer_cli.patterns import did_you_mean, find_name, find_nearest
 from trainer_cli.terminal import format_count
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -31,7 +31,7 @@ def unknown_argument(
     if find_name(name, names) is None and (match := find_name(name, elsewhere)) is not None:
         question = "" if match == name else did_you_mean(name, [match])
         hint = f"{question} {elsewhere[match]}".strip()
-    elif (match := nearest(name, names)) is not None:
+    elif (match := find_nearest(name, names)) is not None:
         hint = did_you_mean(name, [match]).strip()
     else:
         hint = f"It takes: {', '.join(names)}." if names else "It takes no arguments."

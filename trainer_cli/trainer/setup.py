@@ -18,7 +18,7 @@ from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.layout import STEP_MODULES
 from trainer_cli.loggers import Logger, make_display
 from trainer_cli.parallel import ProcessGroup
-from trainer_cli.patterns import did_you_mean, nearest
+from trainer_cli.patterns import did_you_mean, find_nearest
 from trainer_cli.signatures import check_type, make_instance
 from trainer_cli.state import clean_name, fit_model, inner_optimizers, versions_of
 from trainer_cli.terminal import format_count
@@ -117,7 +117,7 @@ def pick_device(name: str) -> torch.device:
         cure = None
         if isinstance(name, str):
             kind, colon, index = name.strip().partition(":")
-            match = nearest(kind, ("auto", *available))
+            match = find_nearest(kind, ("auto", *available))
             cure = None if match is None else f"Did you mean '{match}{colon}{index}'?"
         raise UserError(f"device: expected auto, cpu, cuda or mps, got {name!r}", where="device", cure=cure) from None
     if not available.get(device.type, False):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.addons.exact.divergence import BlamedSamples, StepRow
 from trainer_cli.commands import add_config_arguments
 from trainer_cli.errors import ExitCode, TrainError, UserError
-from trainer_cli.ranks import ranks_in
+from trainer_cli.ranks import read_ranks
 from trainer_cli.terminal import format_count, line_width, print_json, wrapped, wrapped_report
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         with composed.placing():
             return _replay(args, plan, composed, range(first, last + 1), group)
 
-    if ranks_in(os.environ).world_size > 1:
+    if read_ranks(os.environ).world_size > 1:
         return run_as_rank(compose, work)
     composed = compose()
     processes = int(RunDir(plans[0].run).environment_of(plans[0].attempt).get("processes") or 1)

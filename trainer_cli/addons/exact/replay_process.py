@@ -15,7 +15,7 @@ from typing import Any
 from trainer_cli.addons.exact.replay_plan import plan_replay
 from trainer_cli.addons.jobs import own_command
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
-from trainer_cli.ranks import without_ranks
+from trainer_cli.ranks import drop_ranks
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema import TrainConfig
 from trainer_cli.selection import has_step, named_steps
@@ -39,7 +39,7 @@ def replay_in_process(
     command = own_command(["replay", str(run), f"{first}..{last}", *["--quiet"] * quiet, "--json", *words])
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-        cwd=folder, env=without_ranks(os.environ),
+        cwd=folder, env=drop_ranks(os.environ),
     )  # fmt: skip
     # The object comes last, indented: a model and a dataset may print, too.
     begin = done.stdout.rfind("\n{\n") + 1
@@ -105,6 +105,6 @@ def provide_steps(
         flags = [] if config_dir is None else ["--config-dir", str(config_dir)]
         command = own_command(["replay", str(run), str(step), *overrides, "--keep", "--quiet", *flags])
         # This process may be a rank of another training, and its output an answer that a program reads.
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR, env=without_ranks(os.environ))
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR, env=drop_ranks(os.environ))
         if done.returncode != ExitCode.DONE:
             raise CheckpointError(f"{run}@step{step} could not be replayed, for the reason above")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.catalog import filled, rank_variables_in
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.files import as_path
-from trainer_cli.ranks import launched_as
+from trainer_cli.ranks import read_rank_and_size
 from trainer_cli.running import showing_import
 from trainer_cli.terminal import format_bytes, format_count, print_json
 
@@ -103,7 +103,7 @@ def export(args: argparse.Namespace) -> int:
     with showing_import():
         from trainer_cli.addons.formats.export import ExportFormat
         from trainer_cli.addons.formats.export_run import archive_one, export_one
-    if args.overwrite and launched_as(os.environ)[1] > 1 and not rank_variables_in(str(args.output)):
+    if args.overwrite and read_rank_and_size(os.environ)[1] > 1 and not rank_variables_in(str(args.output)):
         raise UserError(
             "each rank of this launch would replace the same output",
             where="--overwrite",

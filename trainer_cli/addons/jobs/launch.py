@@ -20,7 +20,7 @@ from pathlib import Path
 
 from trainer_cli.addons.jobs.fork_server import Process, ProcessStarter, own_command
 from trainer_cli.errors import ExitCode
-from trainer_cli.ranks import ON_NCCL_ERROR, launched_rank
+from trainer_cli.ranks import ON_NCCL_ERROR, variables_of_rank
 from trainer_cli.signals import STOPPING, SignalHandlers
 
 STORE = "_store"
@@ -64,7 +64,7 @@ def launch_ranks(arguments: Sequence[str], processes: int) -> int:
         started.enter_context(ranks)
         for rank in range(processes):
             # As torchrun does: a rank ends when a collective on GPUs fails.
-            env = {ON_NCCL_ERROR: "1", **os.environ, **launched_rank(rank, processes, int(port))}
+            env = {ON_NCCL_ERROR: "1", **os.environ, **variables_of_rank(rank, processes, int(port))}
             # A session of its own: otherwise the terminal sends Ctrl-C to the ranks too, a second time.
             process = starter.start(own_command(arguments), env, new_session=True)
             started.enter_context(process)

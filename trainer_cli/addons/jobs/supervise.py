@@ -46,7 +46,7 @@ from trainer_cli.parallel import (
     noted_activity,
     noting,
 )
-from trainer_cli.ranks import is_restarted, ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
+from trainer_cli.ranks import is_restarted, read_ranks, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema import ANEW, RESUME_WORDS, TrainConfig
 from trainer_cli.selection import ckpt_argument, run_of
@@ -122,7 +122,7 @@ def fit_in_processes(
 def _fit_in_processes(
     compose: Callable[[], Composed], again: Sequence[str], *, supervised: bool, allow_pickle: bool
 ) -> int:
-    ranks = ranks_in(os.environ)
+    ranks = read_ranks(os.environ)
     if ranks.world_size > 1:
 
         def composed_by_main() -> Composed:

@@ -6,7 +6,7 @@ import argparse
 import os
 
 from trainer_cli.commands import add_allow_pickle, add_config_arguments, add_no_replay
-from trainer_cli.ranks import ranks_in
+from trainer_cli.ranks import read_ranks
 
 EXAMPLES = """examples:
   train predict ckpt=runs/digits@best                         outputs of the validation data, as JSON lines
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the predictions of every checkpoint that matches."""
-    ranks = ranks_in(os.environ)
+    ranks = read_ranks(os.environ)
     # Imported here: it loads torch and Hydra, which the help and shell completion must not wait for.
     from trainer_cli.addons.predict.predict import predict
 
