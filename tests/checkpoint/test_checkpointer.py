@@ -15,6 +15,7 @@ import pytest
 import torch
 from states import same, small_state
 
+from trainer_cli import addon
 from trainer_cli.checkpoint.checkpointer import (
     AsyncCheckpointer,
     Checkpointer,
@@ -27,7 +28,6 @@ from trainer_cli.checkpoint.checkpointer import (
 from trainer_cli.checkpoint.save import CheckpointWriter
 from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager
 from trainer_cli.errors import CheckpointError, SaveError, UserError
-from trainer_cli.format import open as registry
 from trainer_cli.format.sharded import TensorsFormat
 from trainer_cli.manifest import UnsavableState
 from trainer_cli.policy.rules import CheckpointKind
@@ -299,16 +299,18 @@ def test_another_format_is_reported_apart(tmp_path):
         make_sync_checkpointer().load(tmp_path / "step1")
 
 
+class Other(TensorsFormat):
+    name = "other"
+
+
 def test_a_checkpoint_is_read_by_the_format_that_its_manifest_names(tmp_path, monkeypatch):
     make_sync_checkpointer().save({"a": 1}, tmp_path / "step1")
-
-    class Other(TensorsFormat):
-        name = "other"
-
     other = make_sync_checkpointer(format=Other())
     assert other.load(tmp_path / "step1") == {"a": 1}
     other.save({"a": 2}, tmp_path / "step2")
-    monkeypatch.setattr(registry, "FORMATS", {**registry.FORMATS, "other": Other})
+    monkeypatch.setattr(
+        addon, "_find_installed", lambda: {"more": addon.AddOn(parts={"format.other": f"{__name__}:Other"})}
+    )
     assert make_sync_checkpointer().load(tmp_path / "step2") == {"a": 2}
     with pytest.raises(CheckpointError, match=r"'nothing' is unknown; known is 'tensors', .*, 'other'"):
         make_sync_checkpointer(format="nothing")

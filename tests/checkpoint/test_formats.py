@@ -21,6 +21,7 @@ import torch
 from states import reseal, same
 
 from trainer_cli.addons.formats import huggingface
+from trainer_cli.addons.formats.addon import ADDON
 from trainer_cli.addons.formats.archive import ArchiveFormat
 from trainer_cli.addons.formats.huggingface import HuggingFaceFormat
 from trainer_cli.addons.formats.torch_file import TorchFileFormat
@@ -33,10 +34,9 @@ from trainer_cli.checkpoint.checkpointer import (
 )
 from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.format import open as open_format
 from trainer_cli.format.base import Format
-from trainer_cli.format.open import format_of_rank, new_format
-from trainer_cli.format.sharded import ShardedFormat, TensorsFormat
+from trainer_cli.format.open import new_format
+from trainer_cli.format.sharded import DividedFormat, TensorsFormat
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.schema.checkpoint_config import CheckpointFormat, Compression
 from trainer_cli.storage.local import LocalStorage
@@ -115,14 +115,14 @@ def test_the_plan_has_the_bytes_that_a_save_takes(tmp_path: Path, name: str, mon
 
 
 def test_every_format_of_the_config_can_be_written_and_read() -> None:
-    assert list(open_format.FORMATS) == list(CheckpointFormat)
+    assert {f"format.{name}" for name in CheckpointFormat} == {"format.tensors", *ADDON.parts}
     assert [new_format(name).name for name in CheckpointFormat] == list(CheckpointFormat)
 
 
 @pytest.mark.parametrize("name", CheckpointFormat)
 def test_the_facts_of_a_format_are_what_it_does(tmp_path: Path, name: CheckpointFormat) -> None:
     format = new_format(name)
-    assert name.one_process is (format_of_rank(format, ShardedFormat(0, 2)) is None)
+    assert name.one_process is not isinstance(format, DividedFormat)
     save(tmp_path / "step3", "archive none" if name is CheckpointFormat.archive else name)
     contents = files(tmp_path / "step3")
     assert name.has_tensor_files is any(file.endswith(".safetensors") for file in contents)

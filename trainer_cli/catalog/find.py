@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 
-from trainer_cli.addons.formats.archive_file import Member, read_archive
+from trainer_cli.addons.formats import Member, read_archive
 from trainer_cli.addons.stores import cache_of, fetch, write_copy
 from trainer_cli.catalog.catalog import Catalog, Entry
 from trainer_cli.catalog.foreign_kind import ForeignKind

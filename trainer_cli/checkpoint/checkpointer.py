@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from trainer_cli.addons.formats.torch_checkpointer import file_of_rank, read_rank
+from trainer_cli.addons.formats import file_of_rank, read_rank
 from trainer_cli.catalog import checkpoint_at, path_to_save
 from trainer_cli.checkpoint.fill_state import LoadedState, MapLocation, load_into, move_tensors
 from trainer_cli.checkpoint.group_save import GroupSave, compare_ranks
@@ -47,7 +47,7 @@ from trainer_cli.checkpoint.writer_thread import WriterThread, report_failure, r
 from trainer_cli.dtensor import Targets, local_of, targets_in
 from trainer_cli.errors import CheckpointError, NotDurableError, SaveError, UserError
 from trainer_cli.files import as_path
-from trainer_cli.format import RANKS, Format, ShardedFormat, StateReader, format_of_rank, new_format
+from trainer_cli.format import RANKS, DividedFormat, Format, ShardedFormat, StateReader, new_format
 from trainer_cli.format import CheckpointReader as CheckpointReader
 from trainer_cli.layout import is_plain
 from trainer_cli.manifest import Manifest
@@ -273,7 +273,7 @@ class Checkpointer:
         if group.world_size == 1:
             return
         sharded = ShardedFormat(group.rank, group.world_size, group.tensor_size)
-        if (rank_format := format_of_rank(self.format, sharded)) is None:
+        if not isinstance(self.format, DividedFormat):
             formats = CheckpointFormat.names_where(lambda format: not format.one_process)
             raise UserError(
                 f"checkpoint.format={self.format.name} saves the state of one process, and this run has "
@@ -282,7 +282,7 @@ class Checkpointer:
             )
         if not isinstance(self.writer, CheckpointWriter):
             raise UserError(f"{type(self.writer).__name__} cannot write what several processes save together")
-        self.group, self.format, self._sharded = group, rank_format, sharded
+        self.group, self.format, self._sharded = group, self.format.of_rank(sharded), sharded
         if isinstance(self.reader, CheckpointReader):
             self.reader.sharded = sharded
 

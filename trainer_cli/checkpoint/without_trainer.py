@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer_cli.addons.formats.read import read_foreign
+from trainer_cli.addons.formats import read_foreign
 from trainer_cli.catalog import ForeignKind, checkpoint_at, path_to_save
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.errors import MissingStateError, UnfitStateError

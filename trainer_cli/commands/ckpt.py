@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_cli.addons.formats import ckpt_export
+from trainer_cli.addons.formats import EXPORT_FLAGS, average_weights, export_weights, strip_weights
 from trainer_cli.catalog import Catalog
 from trainer_cli.commands.command_line import Parser
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError, disk_cure
@@ -90,8 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "names", nargs=action.nargs, metavar=action.metavar, help=f"{about}; RUN@latest, RUN@best"
         )
         for flag in (*action.flags, "--json"):
-            if flag in ckpt_export.FLAGS:
-                names, settings = ckpt_export.FLAGS[flag]
+            if flag in EXPORT_FLAGS:
+                names, settings = EXPORT_FLAGS[flag]
                 subparser.add_argument(*names, **settings)
             else:
                 names, text = _FLAGS[flag]
@@ -436,7 +436,7 @@ ACTIONS: Mapping[str, _Action] = {
     "unpin": _Action(_pin, "+", "WHAT", (), "remove the pins of checkpoints"),
     "rm": _Action(_rm, "+", "WHAT", ("--yes", "--force", "--dry-run"), "remove checkpoints, after asking"),
     "export": _Action(
-        ckpt_export.export,
+        export_weights,
         1,
         "CKPT",
         (
@@ -446,13 +446,13 @@ ACTIONS: Mapping[str, _Action] = {
         "write the weights of a checkpoint for other programs",
     ),
     "average": _Action(
-        ckpt_export.average,
+        average_weights,
         "+",
         "WHAT",
         ("--to", "--ema", "--weights"),
         "save the mean of the weights of several checkpoints",
     ),
-    "strip": _Action(ckpt_export.strip, 1, "CKPT", ("--to", "--ema"), "save the weights of a checkpoint alone"),
+    "strip": _Action(strip_weights, 1, "CKPT", ("--to", "--ema"), "save the weights of a checkpoint alone"),
     "prune": _Action(_prune, "+", "WHAT", ("--yes", "--dry-run"), "remove what the rules of the run would remove"),
 }  # fmt: skip
 

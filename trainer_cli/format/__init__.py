@@ -8,8 +8,8 @@ a file is used before its digest was verified, and no code in a file is ever run
 - `encode` and `decode` (`tree.py`) are the one walk over a tree: a new kind of leaf is added there.
 - `TensorsFormat` is the default format of one process, `ShardedFormat` that of one rank of several: each rank computes
   alone which parts it writes, and any number of ranks can read them.
-- `CheckpointReader` reads by the format that a manifest names; `new_format` knows all names, and takes those of the
-  add-on `formats`. `check_readable` decodes a checkpoint without keeping it.
+- `CheckpointReader` reads by the format that a manifest names; `new_format` finds it, here or among the add-ons' parts
+  `format.NAME`. A `DividedFormat` can save the parts that ranks have. `check_readable` decodes without keeping.
 - `StoredState` is a checkpoint as it is stored, for what shows it: tensors by name, without loading torch.
 
 What was written by an earlier version must load: tags are added, never changed. Folders, their commit and the
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from trainer_cli.format.base import Format as Format
     from trainer_cli.format.file_layout import FileLayout as FileLayout
     from trainer_cli.format.file_layout import lay_out as lay_out
-    from trainer_cli.format.open import format_of_rank as format_of_rank
     from trainer_cli.format.open import new_format as new_format
     from trainer_cli.format.rank_files import FilesOfRank as FilesOfRank
     from trainer_cli.format.readable import check_readable as check_readable
     from trainer_cli.format.reader import CheckpointReader as CheckpointReader
     from trainer_cli.format.reader import StateReader as StateReader
     from trainer_cli.format.sharded import RANKS as RANKS
+    from trainer_cli.format.sharded import DividedFormat as DividedFormat
     from trainer_cli.format.sharded import ShardedFormat as ShardedFormat
     from trainer_cli.format.sharded import TensorsFormat as TensorsFormat
     from trainer_cli.format.sharded import decoded_state as decoded_state
@@ -49,11 +49,11 @@ else:
         {
             "base": "Format",
             "file_layout": "FileLayout lay_out",
-            "open": "format_of_rank new_format",
+            "open": "new_format",
             "rank_files": "FilesOfRank",
             "readable": "check_readable",
             "reader": "CheckpointReader StateReader",
-            "sharded": "decoded_state RANKS ShardedFormat TensorsFormat",
+            "sharded": "decoded_state DividedFormat RANKS ShardedFormat TensorsFormat",
             "stored": "StoredState StoredTensor",
             "tree": "decode encode Undecodable",
         },

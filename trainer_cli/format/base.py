@@ -2,7 +2,7 @@
 
 A new format is a class with these methods, which usually encodes the tree by `tree.encode`, and decodes it by
 `tree.decode`; a subclass of `FileLayout`, whose docstring has what to override; a value of `CheckpointFormat` with its
-facts; and an entry in `FORMATS` of open.py.
+facts; and a part `format.NAME` of an add-on.
 """
 
 from __future__ import annotations

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-from trainer_cli.addons.formats.archive import ArchiveFormat
-from trainer_cli.addons.formats.huggingface import HuggingFaceFormat
-from trainer_cli.addons.formats.torch_file import TorchFileFormat
+from trainer_cli.addon import each_addon, find_part
 from trainer_cli.errors import CheckpointError
 from trainer_cli.format.base import Format
-from trainer_cli.format.sharded import ShardedFormat, TensorsFormat
-from trainer_cli.schema import Compression
+from trainer_cli.format.sharded import TensorsFormat
+from trainer_cli.schema import CheckpointFormat, Compression
 
-FORMATS: Mapping[str, Callable[[], Format]] = {
-    "tensors": TensorsFormat,
-    "torch_file": TorchFileFormat,
-    "archive": ArchiveFormat,
-    "huggingface": HuggingFaceFormat,
-}
+_PART = "format."
+"""Begins the names of parts of add-ons that are formats."""
 
 
 def new_format(name: str, compression: Compression = Compression.none, *, where: str | None = None) -> Format:
@@ -30,14 +22,12 @@ def new_format(name: str, compression: Compression = Compression.none, *, where:
     Raises:
         CheckpointError: no format has this name.
     """
-    if name not in FORMATS:
-        names = ", ".join(map(repr, FORMATS))
+    if name == TensorsFormat.name:
+        return TensorsFormat()
+    make = find_part(_PART + name)
+    if make is None:
+        parts = [part for _, addon in each_addon() for part in addon.parts if part.startswith(_PART)]
+        names = ", ".join(map(repr, [TensorsFormat.name, *(part.removeprefix(_PART) for part in parts)]))
         raise CheckpointError(f"the format {name[:40]!r} is unknown; known is {names}", where=where)
-    return ArchiveFormat(compression) if name == ArchiveFormat.name else FORMATS[name]()
-
-
-def format_of_rank(format: Format, sharded: ShardedFormat) -> Format | None:
-    """The sharded variant of a format, for one rank of a distributed run; None if the format has no such variant."""
-    if isinstance(format, ArchiveFormat):
-        return ArchiveFormat(format.compression, sharded)
-    return sharded if isinstance(format, TensorsFormat | ShardedFormat) else None
+    format: Format = make(compression) if name == CheckpointFormat.archive else make()
+    return format

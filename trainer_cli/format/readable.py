@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from trainer_cli.addons.formats.archive import ArchiveFormat, unpack
 from trainer_cli.errors import CheckpointError
 from trainer_cli.format import tree as codec
 from trainer_cli.format.open import new_format
 from trainer_cli.format.rank_files import FilesOfRank
-from trainer_cli.format.sharded import decode_own, is_sharded
+from trainer_cli.format.sharded import DividedFormat, decode_own, is_sharded
 from trainer_cli.layout import PartTable
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.schema import CheckpointFormat
@@ -29,8 +28,8 @@ def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
     """
     format = new_format(manifest.format, where=str(folder.path))
     try:
-        if isinstance(format, ArchiveFormat):
-            _check_tensor_files(*unpack(folder, manifest))
+        if isinstance(format, DividedFormat):
+            _check_tensor_files(*format.files_of(folder, manifest))
         elif CheckpointFormat(manifest.format).has_tensor_files:
             _check_tensor_files(folder, manifest)
         else:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer_cli.addons.formats.archive import ArchiveFormat
 from trainer_cli.dtensor import Targets, distributed
 from trainer_cli.format.base import Format
-from trainer_cli.format.open import format_of_rank, new_format
-from trainer_cli.format.sharded import ShardedFormat, TensorsFormat
+from trainer_cli.format.open import new_format
+from trainer_cli.format.sharded import DividedFormat, ShardedFormat, TensorsFormat
 from trainer_cli.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -66,13 +65,13 @@ class CheckpointReader:
         format = self.format
         if format is None or format.name != manifest.format:
             format = new_format(manifest.format, where=str(folder.path))
-        if self.sharded is not None:
-            format = format_of_rank(format, self.sharded) or format
+        if self.sharded is not None and isinstance(format, DividedFormat):
+            format = format.of_rank(self.sharded)
         if targets is None:
             if live is not None and type(format) is TensorsFormat:
                 return format.read(folder, manifest, only, live=live)
             return format.read(folder, manifest, only)
-        if isinstance(format, TensorsFormat | ShardedFormat | ArchiveFormat):
+        if isinstance(format, DividedFormat):
             return format.read(folder, manifest, only, targets=targets)
         # The other formats are read as a whole.
         tree: dict[str, Any] = distributed(format.read(folder, manifest, only), targets)

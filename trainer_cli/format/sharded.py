@@ -18,12 +18,13 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
 from trainer_cli.dtensor import Part, Target, Targets, distributed, is_dtensor, local_of, part_of
 from trainer_cli.format import tree as codec
+from trainer_cli.format.base import Format
 from trainer_cli.format.file_layout import FileLayout, lay_out
 from trainer_cli.format.rank_files import FilesOfRank
 from trainer_cli.layout import PER_RANK, PartTable, Shard, spread
@@ -55,7 +56,50 @@ SMALL_BYTES = 65_536
 tensors are sharded, each rank writes these to its own file, so that it reads no other file for them."""
 
 
-class ShardedFormat:
+@runtime_checkable
+class DividedFormat(Format, Protocol):
+    """A format whose tensors may be divided among ranks: it reads the part of a tensor that has a target."""
+
+    def of_rank(self, sharded: ShardedFormat) -> Format:
+        """The format of one rank of a distributed run."""
+        ...
+
+    def files_of(self, folder: ReadableFolder, manifest: Manifest) -> tuple[ReadableFolder, Manifest]:
+        """The files of the default format, and the manifest that lists them."""
+        ...
+
+    def read(
+        self,
+        folder: ReadableFolder,
+        manifest: Manifest,
+        only: Collection[str] | None = None,
+        targets: Targets | None = None,
+    ) -> dict[str, Any]:
+        """See `StateReader.read`."""
+        ...
+
+
+class _TensorFiles:
+    """What the formats of one process and of several share."""
+
+    name = "tensors"
+
+    def of_rank(self, sharded: ShardedFormat) -> ShardedFormat:
+        return sharded
+
+    def files_of(self, folder: ReadableFolder, manifest: Manifest) -> tuple[ReadableFolder, Manifest]:
+        return folder, manifest
+
+    def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+        """See `Format.read_values`. No tensor file is read: its digest could only be verified by reading it whole."""
+        with decoded_state(folder, manifest, only) as decoder:
+            values = decoder.values()
+            if is_sharded(manifest):
+                values |= decode_own(read_verified(folder, manifest, FilesOfRank(0).own), only)
+        return values
+
+
+class ShardedFormat(_TensorFiles):
     """The files of one rank of a distributed run.
 
     Args:
@@ -63,8 +107,6 @@ class ShardedFormat:
         tensor_size: number of consecutive ranks that form a tensor-parallel group. They have the same samples, and the
             same copy of each tensor that they do not divide.
     """
-
-    name = "tensors"
 
     def __init__(self, rank: int, world_size: int, tensor_size: int = 1) -> None:
         self.rank, self.world_size, self.tensor_size = rank, world_size, tensor_size
@@ -90,9 +132,6 @@ class ShardedFormat:
     ) -> dict[str, Any]:
         group = (self.world_size, self.tensor_size)
         return read_sharded(folder, manifest, only, targets, rank=self.rank, group=group)
-
-    def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
-        return _read_values(folder, manifest, only)
 
 
 def lay_out_rank(
@@ -201,15 +240,6 @@ def decoded_state(folder: ReadableFolder, manifest: Manifest, only: Collection[s
     except codec.Undecodable as error:
         where = str(folder.path / FilesOfRank(0).state)
         raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
-
-
-def _read_values(folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
-    """See `Format.read_values`. No tensor file is read: its digest could only be verified by reading it whole."""
-    with decoded_state(folder, manifest, only) as decoder:
-        values = decoder.values()
-        if is_sharded(manifest):
-            values |= decode_own(read_verified(folder, manifest, FilesOfRank(0).own), only)
-    return values
 
 
 @dataclass(slots=True)
@@ -393,15 +423,13 @@ def _finish(folder: ReadableFolder, name: str, request: _Request) -> Any:
     return request.tensor if request.target is None else request.target.wrap(request.tensor)
 
 
-class TensorsFormat:
+class TensorsFormat(_TensorFiles):
     """Any safetensors reader can open the tensor file; tied tensors and overlapping views are stored once.
 
     Tensors are written from their memory, without holes between them; the header is padded so that they begin at a
     multiple of 4,096 bytes. They are read as plain tensors on the CPU: contiguous, and each with memory of its own,
     except views, which share it.
     """
-
-    name = "tensors"
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
         return lay_out(*codec.encode(tree), shapes_only=shapes_only)
@@ -435,6 +463,3 @@ class TensorsFormat:
             if missing := sources - tensors.keys() | sources & set(aliases):
                 raise DamagedCheckpoint.of_file(folder.path / file_name, f"it lacks the tensor {min(missing)[:80]!r}")
             return decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})
-
-    def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
-        return _read_values(folder, manifest, only)

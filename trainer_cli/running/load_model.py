@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.addons.formats.export_run import evaluated_weights
+from trainer_cli.addons.formats import evaluated_weights
 from trainer_cli.catalog import ForeignKind
 from trainer_cli.components import needs_data
 from trainer_cli.config import from_yaml

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.formats.read import read_foreign
+from trainer_cli.addons.formats import read_foreign
 from trainer_cli.catalog import Catalog, ForeignKind, path_to_save, refuse_foreign
 from trainer_cli.checkpoint import Checkpointer, GroupVerifier, make_sync_checkpointer
 from trainer_cli.dtensor import Targets, distributed, targets_of

@@ -75,34 +75,36 @@ class ArchiveFormat:
         values = {field.name: getattr(base, field.name) for field in fields(base)}
         return ArchiveLayout(**values, compression=self.compression)
 
+    def of_rank(self, sharded: ShardedFormat) -> ArchiveFormat:
+        return ArchiveFormat(self.compression, sharded)
+
+    def files_of(self, folder: ReadableFolder, manifest: Manifest) -> tuple[ReadableFolder, Manifest]:
+        """The files in the archives, and the manifest that lists them. Archives are read when they are needed.
+
+        Raises:
+            DamagedCheckpoint: there is no archive.
+        """
+        matches = {name: match for name in manifest.files if (match := _ARCHIVE_NAME.fullmatch(name)) is not None}
+        ranks = {name: int(match["rank"]) for name, match in matches.items() if match["suffix"] in SUFFIX.values()}
+        if not ranks:
+            raise DamagedCheckpoint("it has no archive", where=str(folder.path))
+        members = _Members(folder, manifest, {ranks[name]: name for name in sorted(ranks, key=ranks.__getitem__)})
+        aliases = {FilesOfRank(ranks[name]).tensors: table for name, table in manifest.aliases.items() if name in ranks}
+        files = {name: FilesOfRank(rank).tensors for name, rank in ranks.items()}
+        shards = PartTable.of(manifest.shards).renamed(files)
+        return members, replace(manifest, files=members, aliases=aliases, shards=shards)
+
     def read(
         self,
         folder: ReadableFolder,
         manifest: Manifest,
         only: Collection[str] | None = None,
-        *,
         targets: Targets | None = None,
     ) -> dict[str, Any]:
-        return self._inner.read(*unpack(folder, manifest), only, targets=targets)
+        return self._inner.read(*self.files_of(folder, manifest), only, targets=targets)
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
-        return self._inner.read_values(*unpack(folder, manifest), only)
-
-
-def unpack(folder: ReadableFolder, manifest: Manifest) -> tuple[ReadableFolder, Manifest]:
-    """A folder of the files in the archives of a checkpoint, and its manifest. Archives are read when they are needed.
-
-    Raises:
-        DamagedCheckpoint: there is no archive.
-    """
-    matches = {name: match for name in manifest.files if (match := _ARCHIVE_NAME.fullmatch(name)) is not None}
-    ranks = {name: int(match["rank"]) for name, match in matches.items() if match["suffix"] in SUFFIX.values()}
-    if not ranks:
-        raise DamagedCheckpoint("it has no archive", where=str(folder.path))
-    members = _Members(folder, manifest, {ranks[name]: name for name in sorted(ranks, key=ranks.__getitem__)})
-    aliases = {FilesOfRank(ranks[name]).tensors: table for name, table in manifest.aliases.items() if name in ranks}
-    shards = PartTable.of(manifest.shards).renamed({name: FilesOfRank(rank).tensors for name, rank in ranks.items()})
-    return members, replace(manifest, files=members, aliases=aliases, shards=shards)
+        return self._inner.read_values(*self.files_of(folder, manifest), only)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def _output(text: str) -> Path:
     return as_path(text, "--output", local=True)
 
 
-FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+EXPORT_FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "--format": (("--format",), {"choices": FORMATS, "required": True, "help": "what to write"}),
     "--output": (("-o", "--output"), {"type": _output, "metavar": "PATH", "help": "where (RUN/export/NAME)"}),
     "--to": (("-o", "--output"), {"type": _output, "metavar": "PATH", "required": True, "help": "the new checkpoint"}),
@@ -96,7 +96,7 @@ def _filled(output: Path, path: Path) -> Path:
     return Path(filled(str(output), counts))
 
 
-def export(args: argparse.Namespace) -> int:
+def export_weights(args: argparse.Namespace) -> int:
     """Write the weights of a checkpoint in another format."""
     path = _select_one(args.names[0])
     # After the mistakes that need no torch.
@@ -133,7 +133,7 @@ def export(args: argparse.Namespace) -> int:
     return _report(args, "exported", written)
 
 
-def average(args: argparse.Namespace) -> int:
+def average_weights(args: argparse.Namespace) -> int:
     """Save the mean of the weights of checkpoints."""
     from trainer_cli.selection import select
 
@@ -159,7 +159,7 @@ def average(args: argparse.Namespace) -> int:
     )
 
 
-def strip(args: argparse.Namespace) -> int:
+def strip_weights(args: argparse.Namespace) -> int:
     """Save a checkpoint of the weights only."""
     path = _select_one(args.names[0])
     with showing_import():
