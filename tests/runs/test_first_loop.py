@@ -21,7 +21,7 @@ from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
 from trainer_cli.commands.command_line import main
 from trainer_cli.config.composing import compose
 from trainer_cli.errors import UserError
-from trainer_cli.runs.run_dir import RunDir, describe_moved
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.schema.sections import LoopConfig
 
 CODE = """
@@ -499,9 +499,9 @@ def test_resume_anew_moves_the_run_and_begins_it_as_a_new_one(
         assert main(["fit", "mine", "+model.width=3", "resume=anew"]) == 0
         assert files(Path(f"runs/.trash/mine-{number}")) == before
         moved = Path(f"runs/.trash/mine-{number}")
-        assert f"with resume={moved} alone" in describe_moved(moved)
-        assert """with 'resume="x/seed=1-1"' alone""" in describe_moved(Path("x/seed=1-1"))
-        assert f"moved the earlier run to {describe_moved(moved)}" in Path("runs/mine/train.log").read_text()
+        assert f"with resume={moved} alone" in RunDir.describe_moved(moved)
+        assert """with 'resume="x/seed=1-1"' alone""" in RunDir.describe_moved(Path("x/seed=1-1"))
+        assert f"moved the earlier run to {RunDir.describe_moved(moved)}" in Path("runs/mine/train.log").read_text()
         assert RunDir("runs/mine").run_id != id
         assert len(RunDir("runs/mine").attempts) == 1
     assert main(["fit", "mine", "+model.width=3", "name=fresh"]) == 0

@@ -22,7 +22,7 @@ from trainer_cli.environment import environment, git_facts, versions
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.files import durable as files
 from trainer_cli.runs import run_dir
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock, make_directory
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
 from trainer_cli.steps.run_status import RunStatus
 
 CONFIG = "name: x\ndata:\n  path: ${oc.env:SECRET_PATH}\n"
@@ -108,10 +108,10 @@ def test_a_folder_that_cannot_be_made_leaves_none_above_it_that_was_not_there(ex
     (tmp_path / exists).mkdir(parents=True, exist_ok=True)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match="File name too long"):
-        make_directory(tmp_path / "a/b/c" / ("x" * 256))
+        RunDir.make_directory(tmp_path / "a/b/c" / ("x" * 256))
     assert sorted(tmp_path.rglob("*")) == before
     for _ in range(2):
-        make_directory(tmp_path / "a/b/c")
+        RunDir.make_directory(tmp_path / "a/b/c")
     assert (tmp_path / "a/b/c").is_dir()
 
 

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _ls(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_remove import look
-    from trainer_cli.runs.run_dir import RunDir
+    from trainer_cli.runs import RunDir
 
     patterns = args.names or [pattern for pattern in _DEFAULT_PATTERNS if any(Path().glob(pattern))]
     if not patterns:
@@ -154,8 +154,7 @@ def _size_of(folder: Path) -> int:
 
 def _listing(items: Sequence[Item], now: float) -> str:
     # Here: the other actions do without.
-    from trainer_cli.runs.metrics import BestSettings
-    from trainer_cli.runs.run_dir import RunDir
+    from trainer_cli.runs import BestSettings, RunDir
 
     manifests = [item.entry.manifest for item in items]
     measured = dict.fromkeys(key for manifest in manifests if manifest is not None for key in manifest.metrics)
@@ -376,7 +375,7 @@ def _rm(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_prune import apply_pruning, leftovers_in, prunings, remove_leftovers
     from trainer_cli.commands.ckpt_remove import look
-    from trainer_cli.runs.run_dir import RunDir
+    from trainer_cli.runs import RunDir
 
     # A run names the checkpoints that it saved; those that were replayed are removed with them.
     runs = [run for run in map(RunDir, args.names) if run.is_run()]

@@ -17,7 +17,7 @@ from trainer_cli.config import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import is_url
 from trainer_cli.policy import RetentionRules
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.steps import Duration, Interval
 from trainer_cli.storage import LocalStorage
 

@@ -14,7 +14,7 @@ from typing import Any
 from trainer_cli.catalog import Catalog, CheckpointHistory, Entry
 from trainer_cli.errors import CheckpointError, TrainError
 from trainer_cli.layout import MANIFEST_FILE, is_run_id
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.selection import Named, StoredCheckpoint, best_of, select_all
 from trainer_cli.storage import Storage, open_storage
 

@@ -164,7 +164,7 @@ def _find_config_file(name: str) -> Path | None:
         CheckpointError: there is no such checkpoint, or it is damaged or holds no config.
         UserError: the name is a folder that is neither run nor checkpoint.
     """
-    from trainer_cli.runs.run_dir import RunDir, is_checkpoint
+    from trainer_cli.runs import RunDir, is_checkpoint
     from trainer_cli.selection import StoredCheckpoint, select_one
 
     path = Path(name)
@@ -194,7 +194,7 @@ def _is_override(word: str) -> bool:
 
 def _is_on_disk(name: str) -> bool:
     """Whether a name with `=` is a path: the name of a sweep's run has one."""
-    from trainer_cli.runs.run_dir import is_checkpoint
+    from trainer_cli.runs import is_checkpoint
 
     path = Path(name)
     return path.is_file() or (path / CONFIG_FILE).is_file() or is_checkpoint(path) or _is_run_at(name)

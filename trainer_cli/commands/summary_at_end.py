@@ -6,7 +6,7 @@ import os
 import sys
 from types import TracebackType
 
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.schema import TrainConfig
 from trainer_cli.strict_json import strict_json
 

@@ -14,11 +14,7 @@ from trainer_cli.errors import UserError, one_line
 from trainer_cli.files import GrowingFile
 from trainer_cli.layout import in_runs
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.runs.find_runs import RunFinder
-from trainer_cli.runs.log_messages import LogLine, MessageFilter
-from trainer_cli.runs.record import UNREADABLE
-from trainer_cli.runs.run import Run
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import MessageFilter, Run, RunDir, RunsBelow
 from trainer_cli.strict_json import strict_json
 from trainer_cli.terminal import line_width, wrapped
 
@@ -74,7 +70,7 @@ def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
         time.sleep(_POLL_S)
     # The log has the error that ended a run only as a traceback, at the level debug.
     view = Run(path).look(time.time())
-    if view is not None and (view.state == UNREADABLE or not run.is_locked()):
+    if view is not None and (view.state == view.UNREADABLE or not run.is_locked()):
         if as_json:
             print(strict_json({"state": view.state, "step": view.step, "reason": view.reason, "problem": view.problem}))
             return
@@ -86,7 +82,7 @@ def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
 
 def no_run(path: Path) -> UserError:
     """The error for a path without a run, with the nearest run below `runs`."""
-    known_runs = [str(entry.path) for entry in RunFinder(_RUNS).find()]
+    known_runs = [str(run.path) for run in RunsBelow(_RUNS).find()]
     found = in_runs(str(path))
     cure = did_you_mean(str(path), known_runs).strip() if found is None else f"Did you mean '{found}'?"
     return UserError(f"{path} holds no run", cure=cure or "`train top DIR` lists the runs below a folder.")
@@ -119,13 +115,13 @@ class Tail:
             OSError: a file cannot be read.
         """
         # Each file is in the order of time already, so that nothing needs to be sorted.
-        merged = heapq.merge(self._log_lines(), self._records(), key=lambda line: line.time)
-        lines = [line.text for line in merged]
+        merged = heapq.merge(self._log_lines(), self._records(), key=lambda line: line[0])
+        lines = [text for _, text in merged]
         # Only the first call is limited: later ones return what was added, however much it is.
         most, self._most = self._most, None
         return lines if most is None else lines[max(0, len(lines) - most) :]
 
-    def _log_lines(self) -> list[LogLine]:
+    def _log_lines(self) -> list[tuple[float, str]]:
         if self._log is not None:
             return list(self._shown(self._log.read().lines))
         count, most = _FIRST_LINES, self._most or 0
@@ -139,12 +135,12 @@ class Tail:
                 return shown
             count *= 4
 
-    def _shown(self, lines: Iterable[bytes]) -> Iterator[LogLine]:
+    def _shown(self, lines: Iterable[bytes]) -> Iterator[tuple[float, str]]:
         for at, text in self._messages.shown(lines):
             shown = strict_json({"time": at, "message": text}) if self._as_json else one_line(text)
-            yield LogLine(at, shown)
+            yield at, shown
 
-    def _records(self) -> Iterator[LogLine]:
+    def _records(self) -> Iterator[tuple[float, str]]:
         try:
             new = self._metrics.read_rows("step", "time")
         except OSError:
@@ -162,8 +158,8 @@ class Tail:
                 continue
             self._metrics_time = at
             if self._as_json:
-                yield LogLine(at, strict_json(record))
+                yield at, strict_json(record)
                 continue
             day = datetime.fromtimestamp(at).isoformat(" ", "milliseconds").replace(".", ",")
             words = [f"step {step:,}", *(f"{name} {value:.4g}" for name, value in values.items())]
-            yield LogLine(at, f"{day} METRICS {'  '.join(words)}")
+            yield at, f"{day} METRICS {'  '.join(words)}"

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.errors import UserError, first_sentence, one_line
-from trainer_cli.runs.record import RunView
-from trainer_cli.runs.run import RunsBelow
+from trainer_cli.runs import RunsBelow, RunView
 from trainer_cli.strict_json import strict_json
 from trainer_cli.terminal import (
     COLOURS,

@@ -13,7 +13,7 @@ from trainer_cli.ranks import read_ranks
 from trainer_cli.terminal import print_json
 
 if TYPE_CHECKING:
-    from trainer_cli.running.results import Results
+    from trainer_cli.running import Results
 
 EXAMPLES = """examples:
   train validate ckpt='runs/digits/checkpoints/step*'
@@ -43,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
         )
     # Imported here: it loads torch and Hydra, which the help and shell completion must not wait for.
     from trainer_cli.running import validate
-    from trainer_cli.running.results import show_table
 
     return validate(
         args.overrides,
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         config_name=args.config_name,
         allow_pickle=args.allow_pickle,
         replays=not args.no_replay,
-        show=_show_json if args.json else show_table,
+        show=_show_json if args.json else None,
     )
 
 

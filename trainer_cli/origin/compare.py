@@ -21,7 +21,7 @@ from trainer_cli.config import PACKAGE, Change, Composed, diff, from_yaml, proje
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
 from trainer_cli.keys import DATA_KEYS, SOURCE, matches_any
 from trainer_cli.parallel import ProcessGroup, check_same
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.selection import StoredCheckpoint, ckpt_argument
 from trainer_cli.terminal import format_first
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trainer_cli.running.plan_view import describe_plan as describe_plan
     from trainer_cli.running.planning import plan as plan
     from trainer_cli.running.reach import own_folder as own_folder
+    from trainer_cli.running.results import Results as Results
     from trainer_cli.running.start import Start as Start
     from trainer_cli.running.start import accepted_changes as accepted_changes
     from trainer_cli.running.start import fork_path as fork_path
@@ -56,6 +57,7 @@ else:
             "plan_view": "describe_plan",
             "planning": "plan",
             "reach": "own_folder",
+            "results": "Results",
             "start": "accepted_changes fork_path kept_settings refuse_anew refuse_no_optimizer Start values_found",
             "torch_import": "import_torch showing_import",
             "validation": "run_or_place validate",

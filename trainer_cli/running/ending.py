@@ -16,8 +16,7 @@ from trainer_cli.config import Composed
 from trainer_cli.errors import without_secrets
 from trainer_cli.layout import parse_step
 from trainer_cli.running.start import Done
-from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.run_dir import Outcome, RunDir
+from trainer_cli.runs import BestSettings, Outcome, RunDir
 from trainer_cli.selection import ckpt_argument
 from trainer_cli.terminal import (
     cell_width,

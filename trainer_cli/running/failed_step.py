@@ -16,7 +16,7 @@ from trainer_cli.errors import LOST, NotFiniteError, TrainError
 from trainer_cli.files import read_rows
 from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.running.risen_loss import LOSS, find_risen_loss, is_before_rise, read_losses
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metric_logger import EVALUATING

@@ -11,7 +11,7 @@ from trainer_cli.catalog import Spent
 from trainer_cli.environment import unix
 from trainer_cli.files import read_rows
 from trainer_cli.goodput import Activity, best_interval_s, lost_share
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.terminal import format_count
 
 _COPIED_BYTES = 32 * 2**20

@@ -55,8 +55,7 @@ from trainer_cli.running.start import (
 )
 from trainer_cli.running.torch_import import import_torch
 from trainer_cli.running.trigger_files import TriggerFiles
-from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.run_dir import Outcome, RunDir, describe_moved
+from trainer_cli.runs import BestSettings, Outcome, RunDir
 from trainer_cli.schema import ANEW, RESUME_WORDS
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Progress, RunStatus
@@ -251,7 +250,7 @@ def _open_run(
         )
         stack.enter_context(to_file(run.log_file))
         if moved_to is not None:
-            log.info("moved the earlier run to %s", describe_moved(moved_to))
+            log.info("moved the earlier run to %s", RunDir.describe_moved(moved_to))
         if start.attempt > 1:
             # Its directory was lost.
             _log_start(start)

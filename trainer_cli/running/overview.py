@@ -15,7 +15,7 @@ from trainer_cli.components import SAVER, is_node, list_optimizers, list_schedul
 from trainer_cli.config import Composed
 from trainer_cli.optim import ONLY
 from trainer_cli.running.start import Start
-from trainer_cli.runs.metrics import BestSettings
+from trainer_cli.runs import BestSettings
 from trainer_cli.terminal import format_count, format_first
 from trainer_cli.trainer.hooks import Callback
 

@@ -29,7 +29,7 @@ from trainer_cli.policy import RetentionRules, Saved, SaveRules, Simulation, Sto
 from trainer_cli.running.failures import BestInterval, find_best_interval
 from trainer_cli.running.start import Done, Start, refuse_no_optimizer, start_existing, start_new
 from trainer_cli.running.torch_import import import_torch
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.schema import CheckpointConfig, Compression, Newer, Removal
 from trainer_cli.steps import GLOBAL_BATCH_SIZE, Progress, RunStatus, StepCounts
 

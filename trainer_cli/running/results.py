@@ -14,8 +14,7 @@ from pathlib import Path
 
 from trainer_cli.files import AppendedFile, replace
 from trainer_cli.loggers import Record, RunFacts, loader_of
-from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.validation_rows import ValidationRow, best_row, read_validation
+from trainer_cli.runs import BestSettings, ValidationRow
 from trainer_cli.strict_json import strict_json
 from trainer_cli.terminal import left_out_of_table, line_width, table, wrapped
 
@@ -89,7 +88,7 @@ class Results:
         if not self.is_written:
             return
         # With the results of earlier evaluations in the folder.
-        rows = read_validation(self.folder)
+        rows = ValidationRow.read_all(self.folder)
         names = _names(rows)
         average = ["average"] if any(row.average for row in rows) else []
         text = io.StringIO()
@@ -145,7 +144,7 @@ def show_table(results: Results) -> None:
     """Print a row for each checkpoint and loader; the best is marked."""
     rows = results.rows
     names = _names(rows)
-    best, rule = best_row(rows, results.settings)
+    best, rule = results.settings.best_row(rows)
     averages = {row.average for row in rows}
     weights = ["weights"] if averages != {None} else []
     # A terminal has no room for what is the same in all rows; a program gets all of a row on its line.

@@ -18,7 +18,7 @@ from trainer_cli.config import Change, Composed, diff
 from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.files import as_path, is_url, read_last_row, read_rows
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.schema import RESUME_WORDS, CheckpointConfig, Newer, TrainConfig
 from trainer_cli.selection import ckpt_argument, named_path, suggest_nearby
 from trainer_cli.steps import RunStatus

@@ -38,8 +38,7 @@ from trainer_cli.running.resume import (
     unsaved_end,
     why_finished,
 )
-from trainer_cli.runs.find_runs import refuse_nested
-from trainer_cli.runs.run_dir import RunDir, is_checkpoint
+from trainer_cli.runs import RunDir, is_checkpoint, refuse_nested
 from trainer_cli.schema import ANEW, CheckpointConfig, LoadConfig, TrainConfig
 from trainer_cli.selection import StoredCheckpoint, select_one, suggest_nearby
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus

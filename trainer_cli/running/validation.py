@@ -33,10 +33,8 @@ from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import LoadOptions
 from trainer_cli.messages import to_console
 from trainer_cli.origin import EvaluatedOrigin, naming_project
-from trainer_cli.running.results import Results, show_table
-from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.validation_rows import ValidationRow
+from trainer_cli.running.results import Results
+from trainer_cli.runs import BestSettings, RunDir, ValidationRow
 from trainer_cli.schema import TrainConfig
 from trainer_cli.selection import Holds, Selection, StoredCheckpoint, run_holding, select
 from trainer_cli.signals import StopSignals
@@ -61,14 +59,14 @@ def validate(
     config_name: str = "config",
     allow_pickle: bool = False,
     replays: bool = False,
-    show: Callable[[Results], None] = show_table,
+    show: Callable[[Results], None] | None = None,
 ) -> int:
     """Evaluate what `ckpt=` names, write and show the results, and return the exit code.
 
     Args:
         allow_pickle: checkpoints of other programs may run any code when they are loaded.
         replays: whether a step that `RUN@stepN` names is computed if no checkpoint of it is there.
-        show: prints the results at the end.
+        show: prints the results at the end; None: as a table.
     """
     # The other overrides may name keys that only the configs of the checkpoints have.
     keys = ("ckpt=", "load.", "logging.", "validate.")
@@ -168,7 +166,7 @@ class _Validation:
         settings: Mapping[str, Any],
         *,
         allow_pickle: bool,
-        show: Callable[[Results], None],
+        show: Callable[[Results], None] | None,
     ) -> None:
         self.overrides = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
         self.command, self.settings, self.allow_pickle, self.show = command, settings, allow_pickle, show

@@ -9,13 +9,14 @@ best.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from trainer_cli.loggers import MetricRange, is_validation_metric
 from trainer_cli.metric_names import Mode, find_usual_mode
 from trainer_cli.policy import BestRule
 from trainer_cli.runs.stored_values import resolve_value
+from trainer_cli.runs.validation_rows import ValidationRow
 
 _Setting = TypeVar("_Setting")
 
@@ -124,6 +125,21 @@ class BestSettings(NamedTuple):
             if value is not None:
                 best[name] = {"value": value, "step": step, "mode": mode}
         return best, {name: values.last for name, values in ranges.items()}
+
+    def best_row(self, rows: Sequence[ValidationRow]) -> tuple[int | None, BestRule | None]:
+        """Index of the best row and the rule that ranks the rows; both None if no row has a finite value of its
+        metric."""
+        measured = [row.named_metrics for row in rows]
+        rule = self.rule(name for metrics in measured for name in metrics)
+        if rule is None:
+            return None, None
+        ranked = [
+            # Of equal values the newest, by the negated step.
+            (rule.loss(metrics), -row.step, index)
+            for index, (row, metrics) in enumerate(zip(rows, measured, strict=True))
+            if rule.value(metrics) is not None
+        ]
+        return (min(ranked)[2], rule) if ranked else (None, None)
 
 
 _TEST = re.compile(r"(?<![a-z])test|Test")

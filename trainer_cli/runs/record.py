@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer_cli.catalog import Life
 from trainer_cli.environment import unix
@@ -17,17 +17,19 @@ from trainer_cli.steps import RunStatus
 if TYPE_CHECKING:
     from trainer_cli.runs.columns import Columns
 
-STALE = "stale"
-UNREADABLE = "unreadable"
-
 
 @dataclass(frozen=True, slots=True)
 class RunView:
     """The state of a run now. None: unknown, or, for rate and remaining time, not running."""
 
+    STALE: ClassVar = "stale"
+    """The state of a process that holds the lock, but writes nothing."""
+    UNREADABLE: ClassVar = "unreadable"
+    """The state of a run whose files cannot be read."""
+
     path: Path
     state: str
-    """A `RunStatus`, `stale` (the process holds the lock, but writes nothing) or `unreadable`."""
+    """A `RunStatus`, `STALE` or `UNREADABLE`."""
     reason: str = ""
     """Why it ended, or cannot be read."""
     step: int | None = None
@@ -53,7 +55,7 @@ class RunView:
     @property
     def is_running(self) -> bool:
         """Whether a process trains this run."""
-        return self.state in (RunStatus.running, STALE)
+        return self.state in (RunStatus.running, self.STALE)
 
     @property
     def position(self) -> tuple[bool, float, Path]:

@@ -27,10 +27,10 @@ from trainer_cli.loggers import MEDIA_FILE, Mark, MetricRange, is_validation_met
 from trainer_cli.runs.damage import collecting, damaged_files, explain, unread_lines
 from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView, SavedCheckpoint, as_text
+from trainer_cli.runs.record import RunRecord, RunView, SavedCheckpoint, as_text
 from trainer_cli.runs.run_dir import RunDir, attempts_of
 from trainer_cli.runs.spent_time import sum_until
-from trainer_cli.runs.validation_rows import ValidationRow, read_validation
+from trainer_cli.runs.validation_rows import ValidationRow
 from trainer_cli.steps import RunStatus
 from trainer_cli.strict_json import read_number
 
@@ -83,15 +83,13 @@ class Run:
 
     Args:
         newest: number of its newest records that the first look reads.
-        unreadable: why its directory cannot be listed.
     """
 
-    def __init__(
-        self, path: Path, listings: Listings | None = None, *, newest: int = _RECORDS, unreadable: str | None = None
-    ) -> None:
+    def __init__(self, path: Path, listings: Listings | None = None, *, newest: int = _RECORDS) -> None:
         self.directory = RunDir(path)
         self.path = path
-        self.unreadable = unreadable
+        self.unreadable: str | None = None
+        """Why its directory cannot be listed."""
         self._listings = listings or Listings()
         self._metrics = GrowingFile(self.directory.metrics_file, newest)
         self._history = GrowingFile(self.directory.history_file, _SAVES)
@@ -154,13 +152,13 @@ class Run:
     def look(self, now: float) -> RunView | None:
         """Its state at unix time `now`; None if its directory is gone."""
         if self.unreadable is not None:
-            return RunView(self.path, UNREADABLE, self.unreadable)
+            return RunView(self.path, RunView.UNREADABLE, self.unreadable)
         try:
             return self._look(now)
         except FileNotFoundError:
             return None
         except OSError as error:
-            return RunView(self.path, UNREADABLE, explain(error, self.path))
+            return RunView(self.path, RunView.UNREADABLE, explain(error, self.path))
 
     def record(self, now: float) -> RunRecord:
         """Everything that can be read, as at unix time `now`; read again only after a file has changed."""
@@ -176,13 +174,13 @@ class Run:
         # First: if the run has ended at that time, all that is read below is complete.
         view = self.look(now)
         if view is None or self.unreadable is not None:
-            view = view or RunView(self.path, UNREADABLE, "its directory is gone")
+            view = view or RunView(self.path, RunView.UNREADABLE, "its directory is gone")
             empty = Columns()
             return RunRecord(
                 self.path, view, empty, empty, {}, [], [], [], {}, {}, {}, BestSettings(), problems=[view.reason]
             )
         run = self.directory
-        problems = [view.reason] if view.state == UNREADABLE else []
+        problems = [view.reason] if view.state == RunView.UNREADABLE else []
         problems += damaged_files(run)
         if self._columns is None:
             self._columns = GrowingColumns(run.metrics_file), GrowingColumns(run.system_file)
@@ -200,7 +198,7 @@ class Run:
         with collecting(problems, self.path):
             history = read_rows(run.history_file)
         with collecting(problems, self.path):
-            validation = read_validation(run.validation_folder)
+            validation = ValidationRow.read_all(run.validation_folder)
         return RunRecord(
             self.path,
             view,
@@ -265,10 +263,10 @@ class Run:
         # A resume begins at an earlier step: a rate across attempts would be wrong.
         points = [point for point in self._points if point.time >= started]
         state, reason = self._state(locked, age_s, points)
-        running = state in (RunStatus.running, STALE)
+        running = state in (RunStatus.running, RunView.STALE)
         step = _whole(self.summary.get("step"))
         # The summary of a run that has not ended knows only the step at which the attempt began.
-        if state in (RunStatus.running, STALE, RunStatus.killed) and points:
+        if state in (RunStatus.running, RunView.STALE, RunStatus.killed) and points:
             step = points[-1].step
         total = _whole(self.summary.get("total_steps"))
         rate = _rate(points) if running else None
@@ -299,7 +297,7 @@ class Run:
         killed until its newest record."""
         if saves := Spent.noted(self._history.read_rows().rows, started):
             self._spent = started, saves[-1][2]
-        if state not in (RunStatus.running, STALE, RunStatus.killed):
+        if state not in (RunStatus.running, RunView.STALE, RunStatus.killed):
             goodput = self.summary.get("goodput")
             return goodput if isinstance(goodput, float) else None
         if self._spent is None or self._spent[0] != started:
@@ -313,7 +311,7 @@ class Run:
             # Slow runs write seldom: ten of their own intervals, not a fixed time, are too long.
             interval = (points[-1].time - points[0].time) / (len(points) - 1) if len(points) > 1 else 0.0
             stale = age_s is not None and age_s > max(STALE_S, _STALE_INTERVALS * interval)
-            return (STALE if stale else RunStatus.running), ""
+            return (RunView.STALE if stale else RunStatus.running), ""
         status = self.summary.get("status")
         if status in (None, RunStatus.running):
             if self.directory.lock_file.exists():

@@ -40,7 +40,7 @@ from trainer_cli.layout import CONFIG_FILE, COPIES_CACHE, MANIFEST_FILE, SWEEP_F
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs.run_lock import RunLock, is_file_at, lock_file
 from trainer_cli.runs.spent_time import seconds_of, seconds_of_killed
-from trainer_cli.runs.stored_values import parse_values, resolve_value
+from trainer_cli.runs.stored_values import parse_values, read_text
 from trainer_cli.steps import RunStatus
 from trainer_cli.storage import open_storage
 from trainer_cli.strict_json import strict_json
@@ -250,7 +250,7 @@ class RunDir:
         Raises:
             RunDirectoryError: the directory holds a run, or parts of one, or another process holds it.
         """
-        make_directory(self.path)
+        self.make_directory(self.path)
         allowed = frozenset([self.checkpoints_folder.name]) if with_checkpoints else frozenset()
         # Before the lock, which would create a file in a directory that is not ours.
         if not self.lock_file.exists():
@@ -329,18 +329,15 @@ class RunDir:
         if not self.is_run():
             return self.path
         config = self.values
-        section = config.get("checkpoint")
-        configured = section.get("folder") if isinstance(section, dict) else None
-        if isinstance(configured, str) and "${" in configured:
-            try:
-                configured = resolve_value(config, "checkpoint.folder")
-            except ValueError as error:
-                raise UserError(
-                    f"checkpoint.folder is unknown: {error}",
-                    where=str(self.config_file),
-                    cure="Name the folder of its checkpoints instead of the run.",
-                ) from None
-        if not isinstance(configured, str):
+        try:
+            configured = read_text(config, "checkpoint.folder")
+        except ValueError as error:
+            raise UserError(
+                f"checkpoint.folder is unknown: {error}",
+                where=str(self.config_file),
+                cure="Name the folder of its checkpoints instead of the run.",
+            ) from None
+        if configured is None:
             return self.checkpoints_folder
         return as_path(configured.replace("{run_name}", str(config.get("name") or "default")))
 
@@ -397,7 +394,7 @@ class RunDir:
         """
         self.check_movable()
         with self.lock():
-            make_directory(self.trash)
+            self.make_directory(self.trash)
             numbered = (self.trash / f"{self.path.name}-{number}" for number in count(1))
             target = next(path for path in numbered if not os.path.lexists(path))
             try:
@@ -412,6 +409,37 @@ class RunDir:
             sync(self.trash)
             sync(self.path.parent)
         return target
+
+    @staticmethod
+    def describe_moved(path: Path) -> str:
+        """The place of a run in the trash, with how to get it back."""
+        # The parser of overrides reads a second `=`, as in the runs of a sweep, only in quotes.
+        override = shlex.quote(f'resume="{path}"' if "=" in str(path) else f"resume={path}")
+        return f"{path}: it is a whole run, move it back, or continue it there with {override} alone"
+
+    @staticmethod
+    def make_directory(path: Path) -> None:
+        """Make a directory of runs, and those above it.
+
+        Raises:
+            UserError: it cannot be made; then none of them is.
+        """
+        missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+        made: list[Path] = []
+        try:
+            for folder in reversed(missing):
+                # Another process may be faster.
+                with suppress(FileExistsError):
+                    folder.mkdir()
+                    made.append(folder)
+            # Raises where a file has the name.
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            for folder in reversed(made):
+                with suppress(OSError):
+                    folder.rmdir()
+            message = f"{path} cannot be made: {error.strerror}"
+            raise UserError(message, cure="Choose another directory with run_dir=.") from error
 
     def config_files(self) -> dict[Path, bytes]:
         """The files that `write_config` replaces."""
@@ -560,37 +588,6 @@ class RunDir:
                 f"{self.path} is not a complete run directory, yet it holds {', '.join(existing)}",
                 cure="Move these away, or choose another directory with name= or run_dir=.",
             )
-
-
-def describe_moved(path: Path) -> str:
-    """The place of a run in the trash, with how to get it back."""
-    # The parser of overrides reads a second `=`, as in the runs of a sweep, only in quotes.
-    override = shlex.quote(f'resume="{path}"' if "=" in str(path) else f"resume={path}")
-    return f"{path}: it is a whole run, move it back, or continue it there with {override} alone"
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory of runs, and those above it.
-
-    Raises:
-        UserError: it cannot be made; then none of them is.
-    """
-    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
-    made: list[Path] = []
-    try:
-        for folder in reversed(missing):
-            # Another process may be faster.
-            with suppress(FileExistsError):
-                folder.mkdir()
-                made.append(folder)
-        # Raises where a file has the name.
-        path.mkdir(exist_ok=True)
-    except OSError as error:
-        for folder in reversed(made):
-            with suppress(OSError):
-                folder.rmdir()
-        message = f"{path} cannot be made: {error.strerror}"
-        raise UserError(message, cure="Choose another directory with run_dir=.") from error
 
 
 def _is_empty(path: Path) -> bool:

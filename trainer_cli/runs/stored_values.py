@@ -9,6 +9,21 @@ from typing import Any
 from trainer_cli.bounds import read_yaml
 
 
+def read_text(config: Mapping[str, Any] | str, key: str) -> str | None:
+    """The string at a key of a stored config, or of its text, references resolved; None if it is no string.
+
+    Raises:
+        ValueError: it refers to a value that is unknown.
+    """
+    values = parse_values(config) if isinstance(config, str) else config
+    value: Any = values
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if not isinstance(value, str):
+        return None
+    return resolve_value(values, key) if "${" in value else value
+
+
 def resolve_value(config: Mapping[str, Any], key: str) -> str:
     """The value of a key that refers to other keys.
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_cli.files import read_rows
-from trainer_cli.policy import BestRule
-from trainer_cli.runs.metrics import BestSettings
 
 _ROW_FACTS = ("checkpoint", "step", "loader", "average", "time")
 
@@ -36,36 +33,19 @@ class ValidationRow:
         """The metrics with the loader in their names, as in `val/loss`."""
         return {f"{self.loader}/{key}": value for key, value in self.metrics.items()}
 
+    @classmethod
+    def read_all(cls, folder: Path) -> list[ValidationRow]:
+        """Read a `validation.jsonl`: the newest row of each checkpoint and loader, by step.
 
-def read_validation(folder: Path) -> list[ValidationRow]:
-    """Read a `validation.jsonl`: the newest row of each checkpoint and loader, by step.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    rows: dict[tuple[str, str], ValidationRow] = {}
-    for line in read_rows(folder / "validation.jsonl"):
-        with suppress(ValueError, TypeError, KeyError, OverflowError):
-            loader, checkpoint = str(line["loader"]), str(line["checkpoint"])
-            values = {key.removeprefix(f"{loader}/"): value for key, value in line.items() if key not in _ROW_FACTS}
-            metrics = {key: float(value) for key, value in values.items()}
-            average = line.get("average")
-            rows[checkpoint, loader] = ValidationRow(
-                checkpoint, int(line["step"]), loader, metrics, average and str(average)
-            )
-    return sorted(rows.values(), key=lambda row: row.step)
-
-
-def best_row(rows: Sequence[ValidationRow], settings: BestSettings) -> tuple[int | None, BestRule | None]:
-    """Index of the best row and the rule that ranks the rows; both None if no row has a finite value of its metric."""
-    measured = [row.named_metrics for row in rows]
-    rule = settings.rule(name for metrics in measured for name in metrics)
-    if rule is None:
-        return None, None
-    ranked = [
-        # Of equal values the newest, by the negated step.
-        (rule.loss(metrics), -row.step, index)
-        for index, (row, metrics) in enumerate(zip(rows, measured, strict=True))
-        if rule.value(metrics) is not None
-    ]
-    return (min(ranked)[2], rule) if ranked else (None, None)
+        Raises:
+            OSError: the file cannot be read.
+        """
+        rows: dict[tuple[str, str], ValidationRow] = {}
+        for line in read_rows(folder / "validation.jsonl"):
+            with suppress(ValueError, TypeError, KeyError, OverflowError):
+                loader, checkpoint = str(line["loader"]), str(line["checkpoint"])
+                values = {key.removeprefix(f"{loader}/"): value for key, value in line.items() if key not in _ROW_FACTS}
+                metrics = {key: float(value) for key, value in values.items()}
+                average = line.get("average")
+                rows[checkpoint, loader] = cls(checkpoint, int(line["step"]), loader, metrics, average and str(average))
+        return sorted(rows.values(), key=lambda row: row.step)

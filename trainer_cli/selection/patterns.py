@@ -22,9 +22,7 @@ from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import in_runs, parse_step
 from trainer_cli.patterns import did_you_mean, expand_braces
-from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.replayed import replayed_entries
-from trainer_cli.runs.run_dir import RunDir, is_checkpoint
+from trainer_cli.runs import BestSettings, RunDir, is_checkpoint, replayed_entries
 from trainer_cli.selection.stored import run_holding
 from trainer_cli.terminal import format_first
 

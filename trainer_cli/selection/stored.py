@@ -10,8 +10,7 @@ from trainer_cli.catalog import Catalog, ForeignKind
 from trainer_cli.files import is_url
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.manifest import Manifest
-from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.stored_values import parse_values, resolve_value
+from trainer_cli.runs import RunDir, read_text
 from trainer_cli.tensor_files import read_verified
 
 
@@ -65,12 +64,11 @@ class StoredCheckpoint:
         if not is_url(self.path) and RunDir(above := self.path.parent.parent).is_run():
             return above
         manifest, (_, text) = self.manifest, self.read_config()
-        config = parse_values(text)
         try:
-            run_dir = resolve_value(config, "run_dir") if "${" in str(config.get("run_dir")) else config.get("run_dir")
+            run_dir = read_text(text, "run_dir")
         except ValueError:
             return None
-        if manifest is None or not isinstance(run_dir, str) or is_url(run_dir):
+        if manifest is None or run_dir is None or is_url(run_dir):
             return None
         run = RunDir(run_dir)
         return run.path if run.is_run() and run.known_id == manifest.run_id else None

@@ -18,7 +18,7 @@ from trainer_cli.config import Composed, batches_of_step
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import Start
-from trainer_cli.runs.run_dir import RunDir, write_json
+from trainer_cli.runs import RunDir, write_json
 from trainer_cli.schema import CheckpointConfig, TrainConfig
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.terminal import format_bytes, format_count

@@ -32,11 +32,11 @@ from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.files import read_rows
 from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.runs.run_dir import RunDir, write_json
+from trainer_cli.runs import RunDir, write_json
 from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:
-    from trainer_cli.running.results import Results
+    from trainer_cli.running import Results
 
 log = logging.getLogger(__name__)
 

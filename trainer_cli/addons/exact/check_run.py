@@ -27,7 +27,7 @@ from trainer_cli.environment import timestamp, versions
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.origin import other_source
-from trainer_cli.runs.run_dir import RunDir, write_json
+from trainer_cli.runs import RunDir, write_json
 from trainer_cli.storage import open_storage
 from trainer_cli.terminal import format_count
 

@@ -38,7 +38,7 @@ from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, User
 from trainer_cli.layout import parse_step
 from trainer_cli.manifest import Manifest
 from trainer_cli.metric_names import TRAIN_PREFIX
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.selection import StoredCheckpoint, select_one, suggest_selector
 from trainer_cli.terminal import format_count, format_first
 

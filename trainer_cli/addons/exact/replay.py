@@ -36,7 +36,7 @@ from trainer_cli.loads import WHOLE
 from trainer_cli.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import fork_path, import_torch, kept_settings, showing_import
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.schema import SYSTEM, TrainConfig
 from trainer_cli.selection import StoredCheckpoint
 from trainer_cli.steps import Duration, Unit

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from trainer_cli.addons.exact.run_history import split_attempt
     from trainer_cli.addons.jobs import run_as_rank, stop_with_parent
     from trainer_cli.messages import to_console
-    from trainer_cli.runs.run_dir import RunDir
+    from trainer_cli.runs import RunDir
 
     if args.supervised:
         stop_with_parent()

@@ -24,7 +24,7 @@ from trainer_cli.addons.exact.run_history import (
 from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.running import import_torch, showing_import
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.steps import RunStatus
 from trainer_cli.strict_json import read_number
 from trainer_cli.terminal import format_count

@@ -16,7 +16,7 @@ from trainer_cli.addons.exact.replay_plan import plan_replay
 from trainer_cli.addons.jobs import own_command
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.ranks import drop_ranks
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.schema import TrainConfig
 from trainer_cli.selection import has_step, named_steps
 

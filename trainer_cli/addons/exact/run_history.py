@@ -18,8 +18,7 @@ from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, read_rows
 from trainer_cli.layout import CONFIG_FILE
-from trainer_cli.runs.replayed import is_on_course, replayed_entries
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir, is_on_course, replayed_entries
 from trainer_cli.selection import StoredCheckpoint
 from trainer_cli.steps import RunStatus
 

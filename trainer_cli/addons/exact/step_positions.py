@@ -24,7 +24,7 @@ from trainer_cli.files import is_url, read_last_row, read_rows
 from trainer_cli.format import FilesOfRank
 from trainer_cli.loads import LoadOptions
 from trainer_cli.manifest import Manifest
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.schema import CheckpointFormat
 from trainer_cli.selection import StoredCheckpoint, select_one
 from trainer_cli.steps import Progress, divide_step

@@ -28,7 +28,7 @@ from trainer_cli.config import read_values
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.loggers import import_extra
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.runs.run_dir import read_json, write_json
+from trainer_cli.runs import read_json, write_json
 from trainer_cli.schema import ParallelConfig, ParallelStrategy
 from trainer_cli.terminal import format_count
 

@@ -46,8 +46,14 @@ from trainer_cli.parallel import (
     noted_activity,
     noting,
 )
-from trainer_cli.ranks import is_restarted, read_ranks, refuse_other_processes, tasks_of_mpi, tasks_without_srun
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.ranks import (
+    is_restarted,
+    read_ranks,
+    refuse_other_processes,
+    tasks_of_mpi,
+    tasks_without_srun,
+)
+from trainer_cli.runs import RunDir
 from trainer_cli.schema import ANEW, RESUME_WORDS, TrainConfig
 from trainer_cli.selection import ckpt_argument, run_of
 from trainer_cli.signals import SignalHandlers
@@ -189,7 +195,7 @@ def _refuse_early(composed: Composed, processes: int) -> None:
         TrainError: `fit` would refuse them.
     """
     from trainer_cli.running import accepted_changes, refuse_no_optimizer
-    from trainer_cli.runs.run_dir import RunDir
+    from trainer_cli.runs import RunDir
 
     with composed.placing():
         refuse_no_optimizer(composed)

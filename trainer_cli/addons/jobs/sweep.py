@@ -48,9 +48,7 @@ from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.messages import to_console
 from trainer_cli.policy import RecordedEnd
 from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimizer, validate_command
-from trainer_cli.runs.find_runs import refuse_nested
-from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.run_dir import RunDir, describe_moved, make_directory
+from trainer_cli.runs import BestSettings, RunDir, refuse_nested
 from trainer_cli.schema import ANEW, RESUME_WORDS, CheckpointConfig, ParallelConfig
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Duration, RunStatus
@@ -336,14 +334,15 @@ class Sweep:
 
     def run(self) -> int:
         """Run the jobs that are not finished, print the status of all, and return the exit code."""
-        make_directory(self.folder / ".jobs")
+        RunDir.make_directory(self.folder / ".jobs")
         # One command at a time works on a sweep: two would start the same jobs.
         with RunDir(self.folder).lock() as lock:
             lock.name_holder()
             waiting = [job for job in self.planned if not job.done]
             for job in waiting:
                 if job.begins_anew:
-                    log.info("moved the earlier run of %s to %s", job.key, describe_moved(job.run.move_to_trash()))
+                    moved = RunDir.describe_moved(job.run.move_to_trash())
+                    log.info("moved the earlier run of %s to %s", job.key, moved)
                 # Frozen now: a job that starts hours later must not see an edit of the configs.
                 replace(self._file(job, "yaml"), [job.frozen.encode()])
             finished = len(self.planned) - len(waiting)

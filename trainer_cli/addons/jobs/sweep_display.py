@@ -11,10 +11,7 @@ from typing import Any, TextIO
 from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus, short_names
 from trainer_cli.loggers import BarStyle, BottomLines
 from trainer_cli.policy import BestRule
-from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.record import RunView
-from trainer_cli.runs.run import Run
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import BestSettings, Run, RunDir, RunView
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import (
     LOADING_TORCH,

@@ -15,8 +15,7 @@ from typing import Any
 
 from trainer_cli.catalog import Catalog
 from trainer_cli.files import replace
-from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.run_dir import RunDir, write_json
+from trainer_cli.runs import BestSettings, RunDir, write_json
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_first, left_out_of_table, line_width, table, wrapped
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer_cli.runs.columns import Columns, Series
+from trainer_cli.runs import Columns, Series
 
 Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainer_cli.bounds import is_count
-from trainer_cli.runs.run_dir import attempts_of
 
 
 class Fork(NamedTuple):
@@ -22,7 +21,7 @@ class Fork(NamedTuple):
 def recorded_fork(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """What `describe_fork` has recorded in the summary of a run; empty for a run that is no fork."""
     # The last one: a run that was killed before its first save has loaded the checkpoint again.
-    recorded = [attempt["forked_from"] for attempt in attempts_of(summary) if "forked_from" in attempt]
+    recorded = [attempt["forked_from"] for attempt in summary.get("attempts") or () if "forked_from" in attempt]
     return recorded[-1] if recorded else {}
 
 

@@ -29,12 +29,7 @@ from trainer_cli.commands import no_run
 from trainer_cli.environment import versions
 from trainer_cli.errors import TrainError, UserError, one_line
 from trainer_cli.files import as_path, replace
-from trainer_cli.runs.damage import collecting
-from trainer_cli.runs.find_runs import FoundRun, RunFinder
-from trainer_cli.runs.record import RunRecord
-from trainer_cli.runs.run import Run
-from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.validation_rows import ValidationRow, read_validation
+from trainer_cli.runs import Run, RunDir, RunRecord, RunsBelow, ValidationRow, collecting
 from trainer_cli.terminal import format_bytes, format_count
 
 EXAMPLES = """examples:
@@ -119,7 +114,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         rows: list[ValidationRow] = []
         for folder in (path, *sorted(path.glob("validation-*"))):
             with collecting(problems, Path.cwd()):
-                rows += read_validation(folder)
+                rows += ValidationRow.read_all(folder)
         for folder in dict.fromkeys([path, *(run.path.parent for run in runs)]):
             with collecting(problems, Path.cwd()):
                 sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
@@ -129,7 +124,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         # A run may be named twice, also through a link.
         read_paths = {os.path.realpath(record.path) for record in records}
         new = [run for run in runs if os.path.realpath(run.path) not in read_paths]
-        records += [Run(run.path, unreadable=run.unreadable).record(now) for run in new]
+        records += [run.record(now) for run in new]
     names, validated_elsewhere = short_names(records, sweep), _assign_rows(validated, records)
     version = versions(["trainer-cli"])["trainer-cli"] or ""
     configs = [record.config for record in records]
@@ -190,8 +185,8 @@ def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:
     return many if len(paths) > 1 and many else f"{paths[0]}{many and f': {many}'}"
 
 
-def _runs_at(path: Path) -> list[FoundRun]:
-    found = sorted(RunFinder(path).find())
+def _runs_at(path: Path) -> list[Run]:
+    found = sorted(RunsBelow(path).find(), key=lambda run: run.path)
     # A run is reported without those of its sweep.
     return found[:1] if found and found[0].path == path else found
 

@@ -7,7 +7,7 @@ import time
 from types import FrameType, TracebackType
 
 from trainer_cli.files import FileIdentity, staged_path
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir
 from trainer_cli.schema import TrainConfig
 from trainer_cli.signals import SignalHandlers
 from trainer_cli.steps import RunStatus

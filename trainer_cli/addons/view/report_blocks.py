@@ -16,8 +16,7 @@ import numpy as np
 
 from trainer_cli.addons.view.curves import Array, reduce
 from trainer_cli.environment import unix
-from trainer_cli.runs.columns import Columns, Series
-from trainer_cli.runs.record import RunRecord, SavedCheckpoint
+from trainer_cli.runs import Columns, RunRecord, SavedCheckpoint, Series
 from trainer_cli.terminal import format_clock
 
 Block = dict[str, Any]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trainer_cli.runs.columns import Series
-from trainer_cli.runs.record import RunRecord
+from trainer_cli.runs import RunRecord, Series
 
 MACHINE = "machine/"
 """Begins the name of such a curve; the rest is the key in the file."""

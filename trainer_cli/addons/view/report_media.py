@@ -14,7 +14,7 @@ from typing import Any
 from trainer_cli.addons.view.report_blocks import Block, clock_time
 from trainer_cli.files import parse_rows
 from trainer_cli.loggers import MEDIA_FILE, MEDIA_FOLDER
-from trainer_cli.runs.record import RunRecord
+from trainer_cli.runs import RunRecord
 
 _MOST_RUNS = 8
 _MOST_STEPS = 12

@@ -9,8 +9,7 @@ from typing import Any
 
 from trainer_cli.addons.view.report_blocks import Block
 from trainer_cli.auto_values import LR
-from trainer_cli.runs.record import RunRecord
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs import RunDir, RunRecord
 
 _AXIS = "learning rate"
 

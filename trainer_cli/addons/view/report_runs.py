@@ -16,8 +16,7 @@ from trainer_cli.environment import unix
 from trainer_cli.errors import first_sentence
 from trainer_cli.goodput import Activity, Seconds, read_seconds
 from trainer_cli.metric_names import Mode
-from trainer_cli.runs.record import STALE, UNREADABLE, RunRecord, RunView
-from trainer_cli.runs.run_dir import attempts_of
+from trainer_cli.runs import RunRecord, RunView
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_clock, format_rate
 
@@ -33,7 +32,7 @@ _COLUMNS = (
 OF_ONE_RUN = ("name", "run_dir", "notes", "tags", "resume", "logging.console", "logging.level")
 """Keys that do not count as differences between runs."""
 _RATE = re.compile(r"(^|[._])(lr|learning_rate)$")
-_ENDED_BADLY = (RunStatus.failed, RunStatus.killed, RunStatus.interrupted, UNREADABLE)
+_ENDED_BADLY = (RunStatus.failed, RunStatus.killed, RunStatus.interrupted, RunView.UNREADABLE)
 
 
 def summary(
@@ -163,7 +162,7 @@ def runs_table(
             *(row.config.get(key, "") for key in others),
             duration(row.summary.get("wall_time_s")),
             clock_time(_began(row.summary)),
-            str(len(attempts_of(row.summary))),
+            str(len(row.summary.get("attempts") or ())),
             parents.get(at, ""),
             tags_and_notes(row.config)[0],
             row.notes.partition("\n")[0].lstrip("# ") or tags_and_notes(row.config)[1],
@@ -229,7 +228,7 @@ def share_done(view: RunView) -> float | None:
 
 def _left_s(view: RunView) -> float | None:
     """Seconds until the end of a run that runs; None for one that has stopped to write."""
-    return None if view.state == STALE else view.eta_s
+    return None if view.state == RunView.STALE else view.eta_s
 
 
 def _progress(view: RunView) -> str:
@@ -241,7 +240,7 @@ def _progress(view: RunView) -> str:
 
 
 def _began(summary: Mapping[str, Any]) -> float | None:
-    attempts = attempts_of(summary)
+    attempts = summary.get("attempts")
     return unix(attempts[0].get("started")) if attempts else None
 
 

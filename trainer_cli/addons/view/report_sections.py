@@ -29,10 +29,7 @@ from trainer_cli.addons.view.report_runs import best_modes, differing, summary
 from trainer_cli.addons.view.report_sweep import NOT_SET
 from trainer_cli.addons.view.sweep_file import SweepJob
 from trainer_cli.environment import unix
-from trainer_cli.runs.columns import Series
-from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.record import RunRecord, as_text
-from trainer_cli.runs.validation_rows import ValidationRow, best_row
+from trainer_cli.runs import BestSettings, RunRecord, Series, ValidationRow
 
 Draw = Callable[[int, RunRecord, str], Block | None]
 """Makes the curve of the run at an index; None if it has none."""
@@ -197,7 +194,7 @@ def _validation(
             yield {"kind": "chart", "title": metric, "curves": curves, "restarts": []}
     if everything:
         metrics = list(dict.fromkeys(key for row in everything for key in row.metrics))
-        best, rule = best_row(everything, BestSettings.common(record.settings for record in records))
+        best, rule = BestSettings.common(record.settings for record in records).best_row(everything)
         cells = [
             [
                 row.checkpoint,
@@ -303,8 +300,8 @@ def _attempts(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Bl
     rows = [
         [
             names[run],
-            *(as_text(attempt[key]) if attempt.get(key) is not None else "" for key in ("attempt", "status", "reason")),
-            *(as_text(attempt[key]) if attempt.get(key) is not None else "" for key in ("start_step", "step")),
+            *(str(attempt[key]) if attempt.get(key) is not None else "" for key in ("attempt", "status", "reason")),
+            *(str(attempt[key]) if attempt.get(key) is not None else "" for key in ("start_step", "step")),
             clock_time(unix(attempt.get("started"))),
             clock_time(unix(attempt.get("ended"))),
             duration(attempt.get("wall_time_s")),

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainer_cli.addons.view.curves import Array
-from trainer_cli.runs.metrics import BestSettings
-from trainer_cli.runs.record import RunRecord
+from trainer_cli.runs import BestSettings, RunRecord
 from trainer_cli.steps import Duration
 
 Block = dict[str, Any]

@@ -21,9 +21,7 @@ from trainer_cli.addons.view.report_runs import RunRow, differing, grouping_keys
 from trainer_cli.addons.view.report_sections import metric_curve, metric_series, role_of, sections
 from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep
 from trainer_cli.files import GrowingFile
-from trainer_cli.runs.log_messages import MessageFilter
-from trainer_cli.runs.record import RunRecord, RunView
-from trainer_cli.runs.run import Run, RunsBelow
+from trainer_cli.runs import MessageFilter, Run, RunRecord, RunsBelow, RunView
 
 _BUCKETS = 2000
 _FEWEST_BUCKETS = 100
