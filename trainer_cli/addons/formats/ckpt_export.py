@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.catalog import filled, rank_variables_in
+from trainer_cli.catalog import rank_variables_in
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.files import as_path
 from trainer_cli.ranks import read_rank_and_size
@@ -89,6 +89,7 @@ EXPORT_FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 def _filled(output: Path, path: Path) -> Path:
     """The output, with the ranks of this process and the counts of the checkpoint filled in."""
+    from trainer_cli.catalog import filled
     from trainer_cli.selection import StoredCheckpoint
 
     manifest = StoredCheckpoint(path).manifest
