@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer_cli.layout import Shard
-from trainer_cli.manifest import UnsavableState
+if TYPE_CHECKING:
+    from trainer_cli.layout import Shard
+
 
 _MODULE = "torch.distributed.tensor"
 _REDISTRIBUTE = (
@@ -62,9 +63,11 @@ def part_of(name: str, leaf: Any, tensor_size: int = 1) -> Part:
     """
     from torch.distributed.tensor import Partial, Replicate
 
+    from trainer_cli.layout import Shard
+
     # Partial sums would have to be reduced first, which is a collective that a save does not have.
     if any(isinstance(placement, Partial) for placement in leaf.placements):
-        raise UnsavableState(
+        raise _unsavable(
             f"{name} is a tensor whose ranks hold partial sums, which cannot be saved in a checkpoint",
             cure=_REDISTRIBUTE,
         )
@@ -73,7 +76,7 @@ def part_of(name: str, leaf: Any, tensor_size: int = 1) -> Part:
     boxes = leaf.__create_chunk_list__()
     # A shard is one box of the tensor in the manifest; strided shardings would need several.
     if len(boxes) != 1 or tuple(boxes[0].sizes) != tuple(local.shape):
-        raise UnsavableState(f"{name} is sharded in pieces, which cannot be saved in a checkpoint", cure=_REDISTRIBUTE)
+        raise _unsavable(f"{name} is sharded in pieces, which cannot be saved in a checkpoint", cure=_REDISTRIBUTE)
     # An empty shard of an uneven division may begin beyond the end.
     offsets = (min(begin, size) for begin, size in zip(boxes[0].offsets, leaf.shape, strict=True))
     shard = Shard(tuple(leaf.shape), tuple(map(int, offsets)), tuple(local.shape))
@@ -87,6 +90,13 @@ def part_of(name: str, leaf: Any, tensor_size: int = 1) -> Part:
         # The mesh has one rank of each tensor group; the other ranks of the group have the same part.
         ranks = [member for rank in ranks for member in _tensor_group(rank, tensor_size)]
     return Part(local, shard, tuple(ranks))
+
+
+def _unsavable(message: str, cure: str) -> Exception:
+    # Not above: the only name of manifests that is needed, and only for an error.
+    from trainer_cli.manifest import UnsavableState
+
+    return UnsavableState(message, cure=cure)
 
 
 def _tensor_group(rank: int, tensor_size: int) -> range:
@@ -108,7 +118,7 @@ def undistributed(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         if is_dtensor(leaf):
             local = part_of(name, leaf)
             if not local.shard.is_whole:
-                raise UnsavableState(
+                raise _unsavable(
                     f"{name} is {local.shard} here; of several ranks only the formats tensors and archive save parts",
                     cure="Set checkpoint.format=tensors.",
                 )

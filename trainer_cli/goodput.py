@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from trainer_cli.bounds import is_amount
-
 
 class Activity(StrEnum):
     """What an attempt does at a moment."""
@@ -64,6 +62,9 @@ def read_seconds(value: Any) -> dict[str, float] | None:
     """Seconds by activity from JSON; None if it is something else."""
     if not isinstance(value, dict):
         return None
+    # Not above: a training writes them, and does not read any.
+    from trainer_cli.bounds import is_amount
+
     amounts = {str(name): float(amount) for name, amount in value.items() if is_amount(amount)}
     return amounts if len(amounts) == len(value) else None
 

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer_cli.errors import without_secrets
-from trainer_cli.files import AppendedFile
 from trainer_cli.schema import LoggingConfig
 from trainer_cli.signatures import checks_argument_names
 from trainer_cli.terminal import clear_status, columns, is_terminal, painted, stamp, wrapped
 from trainer_cli.values import check_values
+
+if TYPE_CHECKING:
+    from trainer_cli.files import AppendedFile
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +80,11 @@ class _FileHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._kept.append(f"{self.format(record)}\n".encode(errors="backslashreplace"))
-            self._file = self._file or AppendedFile(self._path)
+            if self._file is None:
+                # Not above: only a run has a file of messages.
+                from trainer_cli.files import AppendedFile
+
+                self._file = AppendedFile(self._path)
             # A message is removed only after it is written, so that a failed write keeps it.
             while self._kept:
                 self._file.append(self._kept[0])

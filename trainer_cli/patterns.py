@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from trainer_cli.elsewhere import NAMES_HERE, normalise
 from trainer_cli.errors import ConfigError
 
 
@@ -22,26 +21,35 @@ def find_nearest(word: str, choices: Iterable[str]) -> str | None:
     names = _by_plain_name(choices)
     if (match := _translated(word, names)) is not None:
         return match
-    similar = get_close_matches(normalise(word), names, n=1, cutoff=0.6)
+    similar = get_close_matches(_normalise(word), names, n=1, cutoff=0.6)
     return names[similar[0]] if similar else None
 
 
 def find_name(word: str, choices: Iterable[str]) -> str | None:
     """The choice with this name here or in another trainer, by the rules of `find_nearest`; None if there is none."""
     names = _by_plain_name(choices)
-    return names.get(normalise(word)) or _translated(word, names)
+    return names.get(_normalise(word)) or _translated(word, names)
 
 
 def _by_plain_name(choices: Iterable[str]) -> dict[str, str]:
     # The first of two choices that differ in case alone is suggested.
     names: dict[str, str] = {}
     for choice in choices:
-        names.setdefault(normalise(choice), choice)
+        names.setdefault(_normalise(choice), choice)
     return names
 
 
+def _normalise(word: str) -> str:
+    # Not above: only a mistake needs the names of other trainers.
+    from trainer_cli.elsewhere import normalise
+
+    return normalise(word)
+
+
 def _translated(word: str, names: Mapping[str, str]) -> str | None:
-    section, dot, name = normalise(word).rpartition(".")
+    from trainer_cli.elsewhere import NAMES_HERE
+
+    section, dot, name = _normalise(word).rpartition(".")
     translations = (f"{section}{dot}{translation}" for translation in NAMES_HERE.get(name, ()))
     return next((names[translation] for translation in translations if translation in names), None)
 

@@ -23,7 +23,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import AFTER_EXCEPTION, RunIdentity
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import CheckpointError, SaveError, UserError
-from trainer_cli.policy.rules import Occasion
+from trainer_cli.policy import Occasion
 from trainer_cli.steps.intervals import Duration, Interval, StepCounts
 from trainer_cli.steps.progress import Progress
 from trainer_cli.strategies.strategy import Single

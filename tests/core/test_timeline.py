@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.policy.rules import BestRule, CheckpointKind, Moment, Occasion, RetentionRules, Saved, SaveRules
+from trainer_cli.policy import BestRule, CheckpointKind, Moment, Occasion, RetentionRules, Saved, SaveRules
 from trainer_cli.policy.simulation import Simulation, Timeline
 from trainer_cli.policy.stopping import Limits, Stop
 from trainer_cli.schema.checkpoint_config import Removal

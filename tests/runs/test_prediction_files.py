@@ -179,8 +179,10 @@ class Numbers:
 
 
 class AsTheyAre:
-    def divide(self, rows: list[dict[str, int]]) -> list[dict[str, int]]:
-        return rows
+    def __init__(self, *_: Any) -> None: ...
+
+    def rows(self, batch: list[dict[str, int]]) -> list[dict[str, int]]:
+        return batch
 
 
 @pytest.mark.parametrize("there", [(), (0,), (1,), (0, 2), (1, 3), (4,)])
@@ -188,8 +190,7 @@ def test_the_parts_that_are_missing_hold_their_own_samples_also_after_a_gap(
     there: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another number of processes leaves gaps."""
-    monkeypatch.setattr("trainer_cli.trainer.predict.RowDivider", AsTheyAre)
-    monkeypatch.setattr("trainer_cli.trainer.predict.predict_batch", lambda trainer, batch, *_: (batch,))
+    monkeypatch.setattr("trainer_cli.trainer.predict.Predictor", AsTheyAre)
     file = predictions(tmp_path)
     for number in there:
         file.write(

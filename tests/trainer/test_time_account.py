@@ -11,7 +11,7 @@ from tiny import Line, ListLogger, Points, loader, trainer
 from trainer_cli import CheckpointerCallback
 from trainer_cli.addons.inspect.profiling import DurationProfiler
 from trainer_cli.data.loader import Loader
-from trainer_cli.policy.rules import Occasion
+from trainer_cli.policy import Occasion
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 

@@ -15,15 +15,12 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.state import are_finite
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import foreach_copy_
-from trainer_cli.trainer.finite import not_finite
-from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.precision import LossScaler
+from trainer_cli.trainer import Callback, LossScaler, not_finite
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 
 class NotFinitePolicy(StrEnum):

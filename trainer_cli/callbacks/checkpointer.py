@@ -25,13 +25,12 @@ from trainer_cli.policy import CheckpointKind, Decision, Moment, Occasion, Reten
 from trainer_cli.schema import CheckpointConfig
 from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.tensor_files import verify
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 log = logging.getLogger(__name__)
 

@@ -20,12 +20,11 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.metric_names import TRAIN_PREFIX, Mode, choose_mode, find_usual_mode
 from trainer_cli.steps import Duration, Interval, Unit
 from trainer_cli.terminal import format_count
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
     from trainer_cli.steps import Progress
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 log = logging.getLogger(__name__)
 

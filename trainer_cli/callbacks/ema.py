@@ -17,13 +17,12 @@ from trainer_cli.state import capture_model, clean_name, parameter_names, spectr
 from trainer_cli.steps import Duration
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import foreach_copy_, foreach_lerp_
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 log = logging.getLogger(__name__)
 

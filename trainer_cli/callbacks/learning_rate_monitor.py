@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from trainer_cli.errors import ConfigError
 from trainer_cli.optim import ONLY
 from trainer_cli.state import clean_name, unwrapped
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 
 class LearningRateMonitor(Callback):

@@ -13,11 +13,10 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.state import clean_name, unwrapped
 from trainer_cli.torch_compat import foreach_lerp_
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 
 class MomentumTeacher(Callback):

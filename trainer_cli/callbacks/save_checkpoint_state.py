@@ -20,12 +20,11 @@ from trainer_cli.policy import CheckpointKind
 from trainer_cli.state import weights_of
 from trainer_cli.steps import Interval, Progress
 from trainer_cli.tensor_files import read_verified
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 from trainer_cli.values import check_duration
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 
 class SkipSamples(Callback):

@@ -35,12 +35,12 @@ from trainer_cli.parallel import ALONE, LostRankError, PeerError, ProcessGroup
 from trainer_cli.policy import CheckpointKind, Decision
 from trainer_cli.schema import CheckpointConfig
 from trainer_cli.storage import Storage, open_storage, point_latest_link
-from trainer_cli.trainer.state import SETTINGS, describe, settings_of
+from trainer_cli.trainer import describe, with_settings
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class StateSaver(SaveCaller):
     def _state(self) -> Mapping[str, Any]:
         state = omit_states(self.trainer.checkpoint_state(), self._leave_out)
         if self._keeps_settings:
-            state = {SETTINGS: settings_of(self.trainer), **state}
+            state = with_settings(self.trainer, state)
         marks = self.trainer.metric_logger.state_dict()
         # What a callback has saved under this name is not replaced.
         return state if not marks or LOG_MARKS in state else {**state, LOG_MARKS: marks}

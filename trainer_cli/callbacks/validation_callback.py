@@ -11,10 +11,10 @@ from torch import Tensor
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.outputs import modes_kept
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 
 class ValidationCallback(Callback):

@@ -22,7 +22,6 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.data.adapt import AnyLoader as AnyLoader
     from trainer_cli.data.adapt import as_loader as as_loader
     from trainer_cli.data.adapt import as_val_loaders as as_val_loaders
     from trainer_cli.data.digest import digest_of as digest_of
@@ -48,7 +47,7 @@ else:
     add_lazy_names(
         globals(),
         {
-            "adapt": "AnyLoader as_loader as_val_loaders",
+            "adapt": "as_loader as_val_loaders",
             "digest": "digest_of other_samples sample_digests",
             "loader": "Loader LOADING MapDataset PaddingBatch SharedLoader",
             "order": "ORDER_VERSION sample_indices sample_position sample_seed",

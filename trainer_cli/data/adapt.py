@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainer_cli.data.loader import Loader, SharedLoader
-from trainer_cli.data.position import timeout_seconds
-from trainer_cli.data.stream import StreamLoader
-from trainer_cli.data.user_loader import UserLoader
+from trainer_cli.data.position import PositionedLoader, timeout_seconds
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
 
-AnyLoader = Loader | StreamLoader | UserLoader | SharedLoader
+if TYPE_CHECKING:
+    from trainer_cli.data.stream import StreamLoader
+    from trainer_cli.data.user_loader import UserLoader
+
+    AnyLoader = Loader | StreamLoader | UserLoader | SharedLoader
 
 
 def as_loader(
@@ -57,8 +59,8 @@ def as_loader(
     # First: a loader that is divided already must not be divided again.
     if isinstance(data, SharedLoader):
         return data
-    if isinstance(data, Loader | StreamLoader | UserLoader):
-        return _share(data, **ranks)
+    if isinstance(data, PositionedLoader):
+        return _share(cast("Loader | StreamLoader | UserLoader", data), **ranks)
     _refuse_text_and_several(data, where)
     timeout_s = timeout_seconds(worker_timeout)
     if not isinstance(persistent_workers, bool | None):
@@ -77,6 +79,9 @@ def as_loader(
         "worker_timeout_s": timeout_s,
     }
     if isinstance(data, IterableDataset):
+        # Not above: a training has loaders of one kind or two.
+        from trainer_cli.data.stream import StreamLoader
+
         return _share(StreamLoader(data, **batching), **ranks)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, DataLoader):
         if len(data) == 0:
@@ -103,6 +108,8 @@ def as_loader(
             where=where,
             cure="Remove it, or give the dataset instead of a loader.",
         )
+    from trainer_cli.data.user_loader import UserLoader
+
     return _share(UserLoader(data, seed=seed), **ranks)
 
 
@@ -154,7 +161,7 @@ def _share(loader: Loader | StreamLoader | UserLoader, *, rank: int, world_size:
 
 def _is_loader(value: Any) -> bool:
     """Whether a value is a loader or a dataset, rather than a sample."""
-    if isinstance(value, Loader | StreamLoader | UserLoader | DataLoader | Dataset):
+    if isinstance(value, PositionedLoader | DataLoader | Dataset):
         return True
     # A class of the user is a dataset if it has a length and samples by number, as many samples themselves do.
     is_sample = isinstance(value, Tensor | np.ndarray | str | bytes | list | tuple | Mapping)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
 from trainer_cli.data.order import ORDER_VERSION, sample_seed
-from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
+from trainer_cli.data.position import STATE_VERSION, PositionedLoader, check_counts, check_same
 from trainer_cli.data.random_state import (
     is_random_state,
     is_random_state_without_torch,
@@ -26,9 +26,11 @@ from trainer_cli.data.random_state import (
     seed_torch,
 )
 from trainer_cli.data.sample_order import OrderInBlocks
-from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import HELP, UserError
 from trainer_cli.terminal import format_count
+
+if TYPE_CHECKING:
+    from trainer_cli.data.workers import Workers
 
 _INNER = ("dataset", "datasets", "sampler", "batch_sampler")
 """Attributes in which DataLoader, Subset, ConcatDataset, BatchSampler and others hold datasets and samplers."""
@@ -224,7 +226,7 @@ class MapDataset(Protocol):
     def __getitem__(self, index: Any, /) -> Any: ...
 
 
-class Loader:
+class Loader(PositionedLoader):
     """Load batches of a map-style dataset.
 
     Samples, order and random numbers are a pure function of (seed, epoch). They are the same with any number of workers
@@ -282,15 +284,20 @@ class Loader:
         self.length = len(dataset)
         self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
         self.source = KeyedSource(dataset, seed, collate_fn, shuffle=shuffle, length=self.length)
-        self.workers = Workers(
-            self.source,
-            num_workers,
-            # The seed after those of all samples, so that a worker's own draws repeat no sample's.
-            seed=sample_seed(seed, 0, self.length),
-            persistent=persistent_workers is not False,
-            timeout_s=worker_timeout_s,
-            pin_memory=pin_memory,
-        )
+        self._workers: Workers | None = None
+        if num_workers:
+            # Not above: without workers none of it is needed.
+            from trainer_cli.data.workers import Workers
+
+            self._workers = Workers(
+                self.source,
+                num_workers,
+                # The seed after those of all samples, so that a worker's own draws repeat no sample's.
+                seed=sample_seed(seed, 0, self.length),
+                persistent=persistent_workers is not False,
+                timeout_s=worker_timeout_s,
+                pin_memory=pin_memory,
+            )
         if self.batches_after(0) == 0:
             raise UserError(
                 f"the data has {format_count(self.length, 'sample')}, not enough for one batch of "
@@ -318,7 +325,7 @@ class Loader:
         if samples == 0:
             self.begin(epoch)
         ranges = self._ranges(epoch, samples)
-        batches = self._load(ranges) if self.num_workers == 0 else self.workers.answers(ranges)
+        batches = self._load(ranges) if self._workers is None else self._workers.answers(ranges)
         return self._count(batches, samples)
 
     def begin(self, epoch: int) -> None:
@@ -328,12 +335,13 @@ class Loader:
         if length != self.length:
             self.length = length
             self.source.set_length(length)
-            # Their copies of the dataset have the former length.
-            self.workers.close()
+            # The workers' copies of the dataset have the former length.
+            self.close()
 
     def close(self) -> None:
         """End the persistent workers. A later `iterate` starts new ones."""
-        self.workers.close()
+        if self._workers is not None:
+            self._workers.close()
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
         """The position, and the data and order it belongs to."""
@@ -357,9 +365,12 @@ class Loader:
 
     def _load(self, ranges: Iterator[BatchRange]) -> Generator[Any, None, None]:
         """Yield the batches without workers."""
+        pin: Callable[[Any], Any] | None = None
+        if self.pin_memory:
+            from trainer_cli.data.workers import pinned as pin
         for batch_range in ranges:
             batch = self.source.fetch(batch_range)
-            yield pinned(batch) if self.pin_memory else batch
+            yield batch if pin is None else pin(batch)
 
     def _ranges(self, epoch: int, samples: int) -> Generator[BatchRange, None, None]:
         for number in range(self.batches_after(samples)):

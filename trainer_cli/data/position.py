@@ -29,6 +29,10 @@ def check_counts(*, batch_size: int, num_workers: int) -> None:
             )
 
 
+class PositionedLoader:
+    """Base of the loaders of this package, which enter an epoch at any position."""
+
+
 class StateWatch:
     """Warn once if the state of a loader or dataset does not change from batch to batch.
 

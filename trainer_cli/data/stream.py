@@ -18,7 +18,14 @@ from torch.utils.data import default_collate
 
 from trainer_cli.data.loader import EpochParts
 from trainer_cli.data.order import sample_seed
-from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_counts, check_same
+from trainer_cli.data.position import (
+    STATE_VERSION,
+    PositionedLoader,
+    StateWatch,
+    check_batch_size,
+    check_counts,
+    check_same,
+)
 from trainer_cli.data.random_state import kept_random_state, seed_random
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
@@ -67,7 +74,7 @@ class WorkerPosition:
     ended: bool = False
 
 
-class StreamLoader:
+class StreamLoader(PositionedLoader):
     """Load batches of an IterableDataset, from this process or from workers in turn.
 
     A resume loads the state of a dataset with `state_dict` and `load_state_dict`. For other datasets it replays the

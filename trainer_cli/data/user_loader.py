@@ -15,7 +15,14 @@ from torch.utils.data import (
 
 from trainer_cli.data.loader import LOADING, EpochParts, parts_of
 from trainer_cli.data.order import sample_seed
-from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same, length_of
+from trainer_cli.data.position import (
+    STATE_VERSION,
+    PositionedLoader,
+    StateWatch,
+    check_batch_size,
+    check_same,
+    length_of,
+)
 from trainer_cli.data.random_state import (
     kept_random_state,
     seed_random,
@@ -30,7 +37,7 @@ from trainer_cli.torch_compat import next_batch
 _ANEW = "Give an object whose __iter__ starts anew, such as a DataLoader."
 
 
-class UserLoader:
+class UserLoader(PositionedLoader):
     """Iterate a loader made by the user: a DataLoader, or any object that can be iterated once an epoch.
 
     Before `iter()` and before each batch the random generators are seeded from (seed, epoch, batch), and restored

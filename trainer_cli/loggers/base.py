@@ -192,6 +192,13 @@ class Logger(CheckedArguments, ABC):
         """What a rewind to the present step can use, for a checkpoint; called after `flush`."""
         return {}
 
+    def metric_ranges(self, file: Path | None = None) -> Mapping[str, MetricRange] | None:
+        """The validation metrics of all records in its file, those of earlier attempts too.
+
+        Returns None if this logger does not know all of it, or writes to another file than `file`.
+        """
+        return None
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep what `state_dict` has returned at the step of the next rewind. The files may have changed since."""
 

@@ -14,7 +14,6 @@ from contextlib import closing
 
 from trainer_cli.errors import TrainError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
-from trainer_cli.loggers.text_files import METRICS_FILE, read_records
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_count
 
@@ -182,6 +181,9 @@ class RecordKeeper:
     def _keep_missing(self, facts: RunFacts, last: int) -> None:
         """Keep the records after step `last` and up to the rewind, which an earlier process has logged, to be written
         before all others."""
+        # Not above: only after a resume, and only with a service.
+        from trainer_cli.loggers.text_files import METRICS_FILE, read_records
+
         assert self._rewound_to is not None
         until = min([self._rewound_to, *(record.step - 1 for record in self._kept)])
         if facts.run_dir is None or last >= until:

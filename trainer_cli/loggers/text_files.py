@@ -215,8 +215,6 @@ class JsonlLogger(FileLogger):
         return strict_json(line).encode() + b"\n"
 
     def metric_ranges(self, file: Path | None = None) -> Mapping[str, MetricRange] | None:
-        """The validation metrics of all records in its file, those of earlier attempts too; None if this logger does
-        not know all of it, or writes to another file than `file`."""
         is_other = file is not None and self._full_path.absolute() != file.absolute()
         return None if self._end is None or is_other or not self._is_whole() else self._end.end.ranges
 

@@ -25,8 +25,7 @@ from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.steps import Progress
-    from trainer_cli.trainer.lengths import Lengths
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ def _scheduled_patterns(patterns: Patterns | None) -> dict[str, Duration]:
     return {pattern: Duration.parse(value) for pattern, value in patterns.items() if value is not None}
 
 
-def _learn_interval(pattern: str, duration: Duration, loop: Lengths) -> Interval:
+def _learn_interval(pattern: str, duration: Duration, loop: TrainingLoop) -> Interval:
     """The interval at whose end the parameters of a pattern begin to be trained.
 
     Raises:
@@ -103,7 +102,7 @@ class Freezing:
         """The scheduled parameters that `update` has frozen; None: the strategy may have others."""
 
     @staticmethod
-    def ends(patterns: Patterns | None, loop: Lengths) -> Iterator[tuple[str, Duration, int | None]]:
+    def ends(patterns: Patterns | None, loop: TrainingLoop) -> Iterator[tuple[str, Duration, int | None]]:
         """Each pattern that is frozen for a part of the run, for how long, and the step after which it is trained.
 
         Raises:
@@ -138,7 +137,7 @@ class Freezing:
                     hint="Leave out some parameters that are trained from the beginning.",
                 )
 
-    def learn_lengths(self, loop: Lengths) -> None:
+    def learn_lengths(self, loop: TrainingLoop) -> None:
         """Set the intervals by the lengths of the training.
 
         Raises:

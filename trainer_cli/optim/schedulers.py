@@ -29,19 +29,15 @@ from trainer_cli.optim.scheduler_intervals import (
     takes_metric,
     update_function,
 )
-from trainer_cli.optim.scheduler_resume import (
+from trainer_cli.optim.scheduler_state import (
     ABSENT,
     LAST_RATE,
-    Merger,
-    Replay,
     copy_plain,
     copy_rates,
     digest_settings,
-    is_replayable,
     is_same,
     put_rates,
     read_position,
-    replay,
 )
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema import SchedulerInterval
@@ -53,8 +49,7 @@ from trainer_cli.terminal import format_count
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 log = logging.getLogger(__name__)
 
@@ -416,6 +411,9 @@ class Schedulers:
         resume: _Resume,
     ) -> None:
         """Find the states of the schedules of an optimizer. They are all replayed, or all merged."""
+        # Not above: only a resume needs it.
+        from trainer_cli.optim.scheduler_resume import Merger, is_replayable
+
         names = self._fitting_names(owner, saved, resume.rows)
         for name in names:
             made = (read_position(saved[name]["state"]) or 0) - (read_position(saved[name].get("made")) or 0)
@@ -509,6 +507,8 @@ class Schedulers:
 
         The schedules make the steps and are then restored: nothing is loaded before all faults are known.
         """
+        from trainer_cli.optim.scheduler_resume import Replay, replay
+
         optimizer, longest = self._optimizers[owner], max(counts.values())
         states = {name: copy_plain(self.live[name].state_dict()) for name in counts}
         rates = copy_rates(optimizer)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from trainer_cli.policy.rules import CheckpointKind as CheckpointKind
     from trainer_cli.policy.rules import Decision as Decision
     from trainer_cli.policy.rules import Moment as Moment
-    from trainer_cli.policy.rules import Occasion as Occasion
     from trainer_cli.policy.rules import RetentionRules as RetentionRules
     from trainer_cli.policy.rules import SaveCost as SaveCost
     from trainer_cli.policy.rules import Saved as Saved
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from trainer_cli.policy.simulation import Simulation as Simulation
     from trainer_cli.policy.simulation import Timeline as Timeline
     from trainer_cli.policy.stopping import Limits as Limits
+    from trainer_cli.policy.stopping import Occasion as Occasion
     from trainer_cli.policy.stopping import RecordedEnd as RecordedEnd
     from trainer_cli.policy.stopping import Stop as Stop
 
@@ -41,8 +41,8 @@ else:
     add_lazy_names(
         globals(),
         {
-            "rules": "BestRule CheckpointKind Decision Moment Occasion RetentionRules SaveCost Saved SaveRules",
+            "rules": "BestRule CheckpointKind Decision Moment RetentionRules SaveCost Saved SaveRules",
             "simulation": "Simulation Timeline",
-            "stopping": "Limits RecordedEnd Stop",
+            "stopping": "Limits Occasion RecordedEnd Stop",
         },
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.metric_names import Mode
-from trainer_cli.policy.stopping import Stop
+from trainer_cli.policy.stopping import Occasion
 from trainer_cli.schema import CheckpointConfig, Removal
 from trainer_cli.steps import Duration, Interval, Progress, StepCounts
 
@@ -39,26 +39,6 @@ class CheckpointKind(StrEnum):
     def on_disk(self) -> str:
         """The word in manifests, which are read by all versions."""
         return "permanent" if self is CheckpointKind.regular else self.value
-
-
-class Occasion(StrEnum):
-    """The event at which the policy is applied. It is applied once a step, with the strongest occasion that fits."""
-
-    pre_train = "pre_train"
-    step = "step"
-    final = "final"
-    part = "part"
-    """The end of a part of the run, by `loop.hard_stop`."""
-    stop = "stop"
-    last_stop = "last_stop"
-    """A stop when all steps are made and only the last evaluation is pending."""
-
-    @classmethod
-    def at(cls, stop: Stop | None) -> Occasion:
-        """The occasion after a step: an ordinary one, or a stop."""
-        if stop is None:
-            return cls.step
-        return cls.final if stop.is_end else cls.part if stop.is_part else cls.stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trainer_cli.policy.rules import CheckpointKind, Decision, Moment, Occasion, RetentionRules, Saved, SaveRules
-from trainer_cli.policy.stopping import Limits, Stop
+from trainer_cli.policy.rules import CheckpointKind, Decision, Moment, RetentionRules, Saved, SaveRules
+from trainer_cli.policy.stopping import Limits, Occasion, Stop
 from trainer_cli.schema import Removal
 from trainer_cli.steps import Interval, Progress, StepCounts, find_first_step
 

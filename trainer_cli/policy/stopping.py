@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from trainer_cli.schema import LoopConfig, TrainConfig
@@ -122,3 +123,23 @@ class RecordedEnd:
             return f"To train further, {longer}"
         settings = f"change its settings with 'resume_allow=[callbacks.{self.by}.*]'"
         return f"callbacks.{self.by} has ended it. To train further, {settings}, or {longer}"
+
+
+class Occasion(StrEnum):
+    """The event at which the policy is applied. It is applied once a step, with the strongest occasion that fits."""
+
+    pre_train = "pre_train"
+    step = "step"
+    final = "final"
+    part = "part"
+    """The end of a part of the run, by `loop.hard_stop`."""
+    stop = "stop"
+    last_stop = "last_stop"
+    """A stop when all steps are made and only the last evaluation is pending."""
+
+    @classmethod
+    def at(cls, stop: Stop | None) -> Occasion:
+        """The occasion after a step: an ordinary one, or a stop."""
+        if stop is None:
+            return cls.step
+        return cls.final if stop.is_end else cls.part if stop.is_part else cls.stop

@@ -41,10 +41,7 @@ from trainer_cli.signatures import find_misfits, read_parameters
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.strategies import DDP, Single, Strategy, find_blocks, recompute
 from trainer_cli.torch_compat import leave_compiler_out_of_shapes
-from trainer_cli.trainer.precision import Precision
-from trainer_cli.trainer.setup import CONSOLE, pick_device, seed_everything
-from trainer_cli.trainer.trainer import Trainer
-from trainer_cli.trainer.training_loop import TrainingLoop
+from trainer_cli.trainer import Precision, Trainer, TrainingLoop, pick_device, seed_everything
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,7 +73,7 @@ def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> St
     return Single()
 
 
-_NO_DISPLAY = {CONSOLE: None}
+_NO_DISPLAY = {"console": None}
 """Loggers of a trainer that shows metrics only if the config has a logger for it."""
 
 

@@ -11,12 +11,11 @@ from trainer_cli.format import Format
 from trainer_cli.loads import omit_states
 from trainer_cli.messages import ROOT, SILENT
 from trainer_cli.steps import Progress
-from trainer_cli.trainer.evaluate import refuse_absent_loaders
-from trainer_cli.trainer.state import capture, describe
+from trainer_cli.trainer import capture, describe, refuse_absent_loaders
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Builder, Data
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 
 _AFFORDABLE_BYTES = 2**30

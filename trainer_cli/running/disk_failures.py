@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.errors import FullDiskError, SaveError, TrainError, disk_cure
 from trainer_cli.files import is_gone
-from trainer_cli.trainer.full_disk import stopped_step
+from trainer_cli.trainer import stopped_step
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 
 def explain_disk_failure(error: BaseException, run: Path, trainer: Trainer) -> TrainError | None:

@@ -32,7 +32,7 @@ from trainer_cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

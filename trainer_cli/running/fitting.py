@@ -64,8 +64,7 @@ from trainer_cli.terminal import LOADING_TORCH, clear_status, show_status
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Data
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import FitResult
+    from trainer_cli.trainer import FitResult, Trainer
 
 log = logging.getLogger(__name__)
 
@@ -169,12 +168,12 @@ def _accept_requests(run: RunDir, trainer: Trainer, signals: StopSignals, stack:
 def _describe_stop(trainer: Trainer) -> str:
     """What a stop that is requested now waits for."""
     # Imported here, because it imports torch.
-    from trainer_cli.trainer.metric_logger import EVALUATING, SAVING
+    from trainer_cli.trainer import Pause
 
     activity = trainer.metric_logger.activity
-    if activity == EVALUATING or trainer.sanity_checking:
+    if activity == Pause.evaluating or trainer.sanity_checking:
         return "stopping after this validation batch, and a resume makes the evaluation again"
-    return f"stopping after this {'save' if activity == SAVING else 'step'}"
+    return f"stopping after this {'save' if activity == Pause.saving else 'step'}"
 
 
 def _check_ranks(composed: Composed, start: Start, group: ProcessGroup, config_text: str) -> None:
@@ -511,8 +510,7 @@ def _summarize_metrics(
     composed: Composed, run: RunDir, trainer: Trainer
 ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     """The best and the newest values of the run's metrics; empty, with an error logged, if they cannot be read."""
-    loggers = [logger for logger in trainer.loggers.values() if isinstance(logger, JsonlLogger)]
-    logged_ranges = (logger.metric_ranges(run.metrics_file) for logger in loggers)
+    logged_ranges = (logger.metric_ranges(run.metrics_file) for logger in trainer.loggers.values())
     try:
         # The file is read only if another program has changed it, or the training failed before it was opened.
         ranges = next((ranges for ranges in logged_ranges if ranges is not None), None)

@@ -18,7 +18,7 @@ from trainer_cli.torch_compat import step_lightly
 if TYPE_CHECKING:
     from trainer_cli.policy import Timeline
     from trainer_cli.running.planning import StartPoint
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from trainer_cli.origin import EvaluatedOrigin
 from trainer_cli.running.build import Builder
 from trainer_cli.selection import StoredCheckpoint, select_one
 from trainer_cli.state import capture_rng, fit_model, restore_rng, versions_of
-from trainer_cli.trainer.setup import pick_device
+from trainer_cli.trainer import pick_device
 
 if TYPE_CHECKING:
     from torch import nn

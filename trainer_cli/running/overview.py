@@ -17,14 +17,14 @@ from trainer_cli.optim import ONLY
 from trainer_cli.running.start import Start
 from trainer_cli.runs import BestSettings
 from trainer_cli.terminal import format_count, format_first
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from trainer_cli.running.build import Data
     from trainer_cli.schema import TrainConfig
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 _GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 """Device files of the drivers of NVIDIA and AMD."""

@@ -36,7 +36,7 @@ from trainer_cli.steps import GLOBAL_BATCH_SIZE, Progress, RunStatus, StepCounts
 if TYPE_CHECKING:
     from trainer_cli.running.build import Builder, Data
     from trainer_cli.running.checkpoint_size import CheckpointSize
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import TrainingLoop
 
 log = logging.getLogger(__name__)
 
@@ -366,7 +366,7 @@ def _unfreezes(patterns: Any, loop: TrainingLoop) -> Iterator[Unfreezing]:
 
 
 def _overrides(kind: Any, hook: str) -> bool:
-    from trainer_cli.trainer.hooks import Callback
+    from trainer_cli.trainer import Callback
 
     return getattr(kind, hook, None) is not getattr(Callback, hook)
 

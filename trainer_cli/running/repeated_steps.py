@@ -16,7 +16,7 @@ from trainer_cli.origin import other_source
 from trainer_cli.running.start import Start
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 _COMPUTED_BY = ("versions", "device", "device_name", "threads", "processes")
 """Facts of the environment on which the last bits of results depend."""

@@ -18,7 +18,7 @@ from trainer_cli.running.start import Start
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Data
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ from trainer_cli.terminal import clear_status, is_terminal, show_status
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Builder, Data
-    from trainer_cli.trainer.evaluate import Evaluation
+    from trainer_cli.trainer import Evaluation
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_cli.errors import UserError
-from trainer_cli.manifest import new_digest
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.torch_compat import ddp_with_fixed_buckets, release_ddp
@@ -239,6 +238,9 @@ def _checksum(tensor: Tensor) -> Tensor:
     """A checksum of the bits of a tensor, 64 bits. On a GPU it is computed there, where a copy would take longer."""
     flat = tensor.detach().reshape(-1)
     if flat.device.type == "cpu":
+        # Not above: only ranks that compare their weights need it.
+        from trainer_cli.manifest import new_digest
+
         digest = new_digest(DigestAlgorithm.xxh3_128)
         digest.update(flat.view(torch.uint8).numpy().data)
         return torch.tensor(int(digest.hexdigest()[:15], 16))

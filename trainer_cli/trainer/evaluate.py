@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.catalog import expanded
 from trainer_cli.data import as_val_loaders, length_of
 from trainer_cli.errors import UserError, second_to
 from trainer_cli.loads import LoadOptions
@@ -25,7 +24,7 @@ from trainer_cli.steps import Progress
 from trainer_cli.terminal import format_count, html_metrics
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.loading import Unset
-from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in, noting_set
+from trainer_cli.trainer.metric_logger import Pause, metrics_in, noting_set
 from trainer_cli.trainer.setup import loader_settings
 from trainer_cli.trainer.state import load_for_evaluation
 from trainer_cli.trainer.validation_loop import (
@@ -79,7 +78,7 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
     trainer.loop.evaluations.present = due
     before, step_state = dict(record), copy.deepcopy(trainer.step.state_dict())
     try:
-        with trainer.metric_logger.pause(EVALUATING, trainer.progress):
+        with trainer.metric_logger.pause(Pause.evaluating, trainer.progress):
             with _evaluating(trainer, due.loaders) as generators:
                 _run(trainer, due, generators, is_last=is_last)
             if trainer.hooks["on_after_evaluation"] or trainer.schedulers.has(SchedulerInterval.evaluation):
@@ -115,7 +114,7 @@ def evaluate_remaining(trainer: Trainer, due: Due) -> None:
     """Evaluate on the loaders that were not due, and let callbacks evaluate, after an evaluation that ended the run."""
     try:
         with (
-            trainer.metric_logger.pause(EVALUATING, trainer.progress),
+            trainer.metric_logger.pause(Pause.evaluating, trainer.progress),
             _evaluating(trainer, due.loaders) as generators,
         ):
             _run(trainer, due, generators, is_last=True)
@@ -200,6 +199,9 @@ def find_paths(
         if newest is not None:
             log.info("using %s, the newest checkpoint of this run", newest)
         return [newest]
+    # Not above: most evaluations are of the weights in memory.
+    from trainer_cli.catalog import expanded
+
     patterns: Iterable[Any] = [ckpt_paths]
     if isinstance(ckpt_paths, Iterable) and not isinstance(ckpt_paths, str):
         patterns = ckpt_paths

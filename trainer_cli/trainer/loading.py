@@ -1,4 +1,7 @@
-"""Save and load checkpoints of a trainer, and bring it to the step at which a fit begins."""
+"""Save and load checkpoints of a trainer, and bring it to the step at which a fit begins.
+
+What reads and writes checkpoints is imported where it is needed: a training without them loads none of it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from trainer_cli.dtensor import Targets, distributed, targets_of
 from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.goodput import Activity
 from trainer_cli.loads import LOG_MARKS, VERSIONS, WHOLE, LoadOptions, check_load
-from trainer_cli.parallel import ProcessGroup, check_same
+from trainer_cli.parallel import check_same
 from trainer_cli.schema import SchedulerInterval
 from trainer_cli.state import capture_model, capture_rng, clean_name, restore_rng
 from trainer_cli.steps import Progress
@@ -26,6 +29,7 @@ from trainer_cli.trainer.lengths import begin_epoch
 from trainer_cli.trainer.state import describe, load_all, load_weights, rank_state_of
 
 if TYPE_CHECKING:
+    from trainer_cli.checkpoint import Checkpointer
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -79,6 +83,8 @@ class Loading:
             if ckpt_path is None:
                 self._load_first_marks()
         elif ckpt_path is not None:
+            from trainer_cli.catalog import refuse_foreign
+
             ckpt_path = trainer.checkpointer.locate(ckpt_path)
             refuse_foreign(ckpt_path, load.states)
         self._has_begun = True
@@ -124,6 +130,7 @@ class Loading:
         trainer = self._trainer
         if trainer.checkpoint is None:
             return None
+
         group = trainer.strategy.group
         # Rank 0 alone lists the folder, so that all ranks choose the same; all verify files.
         newest: Path | None = group.on_main(partial(trainer.checkpoint.newest, first=first), GroupVerifier(group))
@@ -134,6 +141,7 @@ class Loading:
         saver = self._trainer.checkpoint
         if saver is None:
             return []
+
         paths: list[Path] = self._trainer.strategy.group.on_main(Catalog.of(saver.folder).complete_paths)
         return paths
 
@@ -159,6 +167,7 @@ class Loading:
             self._load(path, load, keep_settings, train_loader)
 
     def _load(self, path: str | Path, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any) -> None:
+
         trainer = self._trainer
         path = trainer.checkpointer.locate(path)
         trainer.make_schedulers()
@@ -203,6 +212,7 @@ class Loading:
             CheckpointError: the path is no checkpoint, or it is damaged, or lacks what is to be loaded.
             UserError: the checkpoint is of another program, and more than its weights is to be loaded.
         """
+
         checkpointer = self._trainer.checkpointer
         targets = self._sharded_targets(load)
         if ForeignKind.of(path) is not None:
@@ -244,18 +254,26 @@ class Loading:
                     cure="Call trainer.ask_for_save(), or give a path.",
                 )
             return self._saver().save_now(trainer)
+
         group = trainer.strategy.group
         counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": group.world_size}
         path = path_to_save(path, counts, ranks=group.world_size)
         metadata = replace(describe(trainer), run_id=self._run_id)
         # Not the run's checkpointer, which may have a save in flight.
-        checkpointer = sync_checkpointer(group)
+        checkpointer = self.new_checkpointer()
         checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trainer.trained)
         # If a hook fails on rank 0, all ranks must raise: the others would wait for it in the next collective.
         with group.checking("in on_after_save_checkpoint"):
             if group.is_main:
                 trainer.hooks.call("on_after_save_checkpoint", trainer, path)
         return path
+
+    def new_checkpointer(self) -> Checkpointer:
+        """A checkpointer without a background writer, for all ranks."""
+
+        checkpointer = make_sync_checkpointer()
+        checkpointer.join(self._trainer.strategy.group)
+        return checkpointer
 
     def keep_rng(self, rng: dict[str, Any] | None) -> None:
         """Keep a random state until `restore_rng`."""
@@ -290,14 +308,8 @@ class Loading:
         self.keep_generators()
 
 
-def sync_checkpointer(group: ProcessGroup) -> Checkpointer:
-    """A checkpointer without a background writer, for all ranks of a group."""
-    checkpointer = make_sync_checkpointer()
-    checkpointer.join(group)
-    return checkpointer
-
-
 def _read_foreign_state(path: Path, load: LoadOptions, targets: Targets | None) -> dict[str, Any]:
+
     refuse_foreign(path, load.states)
     foreign = read_foreign(path, allow_pickle=load.allow_pickle)
     state: dict[str, Any] = {"model": foreign.model if targets is None else distributed(dict(foreign.model), targets)}

@@ -29,8 +29,20 @@ log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1000
 """Records that are kept at most, so that their memory is bounded."""
-EVALUATING, SAVING = "evaluating", "saving"
-_ACTIVITIES = {EVALUATING: Activity.evaluation, SAVING: Activity.saving}
+
+
+class Pause(StrEnum):
+    """What interrupts the training, in the words of displays and of notes on errors."""
+
+    evaluating = "evaluating"
+    saving = "saving"
+
+    @property
+    def activity(self) -> Activity:
+        """The activity for which its time is counted."""
+        return Activity.evaluation if self is Pause.evaluating else Activity.saving
+
+
 _KEPT = ""
 """Key of the seconds of kept training beside the states of loggers, all of which have names."""
 _SHORTEST_PAUSE_S = 0.01
@@ -167,8 +179,8 @@ class MetricLogger:
         self.was_closed = False
         """Whether the loggers were closed, so that no later record takes what is logged now."""
         self.activity = ""
-        """EVALUATING, SAVING, or empty while the model trains; for displays."""
-        self._pauses = {EVALUATING: Pauses(), SAVING: Pauses()}
+        """A `Pause`, or empty while the model trains; for displays."""
+        self._pauses = {pause: Pauses() for pause in Pause}
         self.time = TimeAccount()
         self._last_step = -1
         self._warned: set[str] = set()
@@ -388,10 +400,10 @@ class MetricLogger:
         self._rate_mark = (self._rate_mark[0] + seconds, self._rate_mark[1])
 
     @contextmanager
-    def pause(self, activity: str, progress: Progress) -> Iterator[None]:
-        """Exclude from the rate what is done meanwhile: EVALUATING or SAVING."""
+    def pause(self, activity: Pause, progress: Progress) -> Iterator[None]:
+        """Exclude from the rate what is done meanwhile."""
         began, self.activity = time.monotonic(), activity
-        before = self.time.enter(_ACTIVITIES[activity])
+        before = self.time.enter(activity.activity)
         try:
             yield
         except Exception as error:
@@ -454,7 +466,7 @@ def noting_set(name: str, progress: Progress) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"while {EVALUATING} {name} at step {progress.step}")
+        error.add_note(f"while {Pause.evaluating} {name} at step {progress.step}")
         raise
 
 

@@ -16,7 +16,7 @@ from trainer_cli.batches import sample_count, to_device
 from trainer_cli.data import Loader, PaddingBatch, SharedLoader, as_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loads import LoadOptions
-from trainer_cli.outputs import modes_kept
+from trainer_cli.outputs import OutputKind, modes_kept
 from trainer_cli.patterns import matches
 from trainer_cli.state import capture_rng, restore_rng
 from trainer_cli.terminal import format_count
@@ -34,7 +34,6 @@ from trainer_cli.trainer.setup import loader_settings
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
-_NOT_OUTPUTS = frozenset({"loss", "weight", "tokens"})
 _RETURN = "Return a mapping from the model's forward, such as {'logits': logits}, with a row for each sample."
 
 
@@ -50,7 +49,7 @@ def predict_all(
     loader = as_loader(loader, shuffle=False, **loader_settings(trainer.seed, trainer.device, group))
     _refuse_divided(loader, group.data_size)
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    divider = RowDivider()
+    predictor = Predictor(trainer, loader, patterns)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         if not trainer.fitting:
@@ -60,20 +59,20 @@ def predict_all(
         refuse_average_of_present(trainer, [path], load)
         if path is not None:
             stack.enter_context(training_kept(trainer))
-            load_checkpoint(trainer, path, replace(load, states=("model",)))
-        stack.enter_context(predicting(trainer, {"predict": loader}))
+        weights = replace(load, states=("model",))
+        stack.enter_context(Predictor.evaluating(trainer, {"predict": loader}, path, weights))
         batches = stack.enter_context(closing(loader.iterate(0)))
         while True:
             with group.checking("while predictions were made"):
                 batch = next(batches, None)
-                outputs = None if batch is None else _predict_or_pad(trainer, batch, loader, patterns)
+                outputs = None if batch is None else predictor.outputs(batch)
             # The ranks of a tensor group have the same samples.
             gathered = group.gather(outputs)[:: group.tensor_size]
             if all(rank_outputs is None for rank_outputs in gathered):
                 return rows
             for rank_outputs in gathered:
                 if rank_outputs is not None and rank_outputs[0]:
-                    rows += divider.divide(*rank_outputs)
+                    rows += predictor.divide(*rank_outputs)
 
 
 def _refuse_divided(loader: Any, data_size: int) -> None:
@@ -98,71 +97,85 @@ def _find_checkpoint(trainer: Trainer, ckpt_path: str | Path | Unset | None) -> 
     return paths[0]
 
 
-def _predict_or_pad(trainer: Trainer, batch: Any, loader: Any, patterns: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """Like `predict_batch`, but a padding batch has no samples: only its forward runs, which may be collective."""
-    if type(batch) is not PaddingBatch:
-        return predict_batch(trainer, batch, loader, patterns)
-    trainer.step.forward(to_device(batch.batch, trainer.device))
-    return 0, {}
+class Predictor:
+    """Calls the model for the batches of a loader, and divides what it returns into a row for each sample.
 
-
-@contextmanager
-def predicting(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[None]:
-    """Put the model into evaluation mode, with the weights that evaluations see, such as an average of EMA."""
-    rng = capture_rng()
-    if (kept := trainer.loading.kept_generators()) is not None:
-        restore_rng(kept)
-    try:
-        with trainer.modes.evaluating(), ExitStack() as stack, torch.no_grad():
-            stack.enter_context(buffers_kept(trainer))
-            stack.enter_context(modes_kept(trainer.model))
-            trainer.hooks.call("on_enter_validate_all", trainer, stack, loaders)
-            trainer.hooks.call("on_enter_evaluation", trainer, stack, loaders)
-            trainer.model.eval()
-            stack.enter_context(trainer.strategy.evaluation(trainer.model))
-            trainer.step.bind_model(trainer)
-            yield
-    finally:
-        restore_rng(rng)
-
-
-def predict_batch(trainer: Trainer, batch: Any, loader: Any, patterns: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """The number of samples in a batch, and the outputs for them on the host: name -> a value for each sample.
+    All batches must have the same outputs.
 
     Args:
         patterns: globs of the names of outputs; empty: all.
-
-    Raises:
-        UserError: the model returns no value for each sample, or none with such a name.
     """
-    count = sample_count(batch, loader.batch_samples)
-    raw = trainer.step.forward(to_device(batch, trainer.device) if trainer.device.type != "cpu" else batch)
-    outputs = {name: value for name, value in _named(raw).items() if _length(value) == count}
-    chosen = {
-        name: _on_host(value)
-        for name, value in outputs.items()
-        if not patterns or any(matches(name, pattern) for pattern in patterns)
-    }
-    if not outputs:
-        raise UserError(
-            f"the model returned {_described(raw)} for {format_count(count, 'sample')}, which has no output for each "
-            "of them",
-            cure=_RETURN,
-        )
-    if not chosen:
-        raise UserError(
-            f"no output is called so: {', '.join(patterns)}",
-            where="predict.outputs",
-            cure=f"Available: {', '.join(outputs)}.",
-        )
-    return count, chosen
 
-
-class RowDivider:
-    """Divides the outputs of batches into a row for each sample. All batches must have the same outputs."""
-
-    def __init__(self) -> None:
+    def __init__(self, trainer: Trainer, loader: Any, patterns: Sequence[str]) -> None:
+        self._trainer, self._loader, self._patterns = trainer, loader, patterns
         self._names: set[str] | None = None
+
+    @staticmethod
+    @contextmanager
+    def evaluating(
+        trainer: Trainer, loaders: Mapping[str, Any], path: Path | None, load: LoadOptions
+    ) -> Iterator[None]:
+        """Put the model into evaluation mode, with the weights that evaluations see, such as an average of EMA.
+
+        Args:
+            path: the checkpoint that is loaded before; None: the present weights.
+        """
+        if path is not None:
+            load_checkpoint(trainer, path, load)
+        rng = capture_rng()
+        if (kept := trainer.loading.kept_generators()) is not None:
+            restore_rng(kept)
+        try:
+            with trainer.modes.evaluating(), ExitStack() as stack, torch.no_grad():
+                stack.enter_context(buffers_kept(trainer))
+                stack.enter_context(modes_kept(trainer.model))
+                trainer.hooks.call("on_enter_validate_all", trainer, stack, loaders)
+                trainer.hooks.call("on_enter_evaluation", trainer, stack, loaders)
+                trainer.model.eval()
+                stack.enter_context(trainer.strategy.evaluation(trainer.model))
+                trainer.step.bind_model(trainer)
+                yield
+        finally:
+            restore_rng(rng)
+
+    def rows(self, batch: Any) -> list[dict[str, Any]]:
+        """The rows of a batch: name -> value.
+
+        Raises:
+            UserError: the model returns no value for each sample, none with such a name, or other outputs than before.
+        """
+        return self.divide(*self.outputs(batch))
+
+    def outputs(self, batch: Any) -> tuple[int, dict[str, Any]]:
+        """The number of samples in a batch, and the outputs for them on the host: name -> a value for each sample.
+
+        A padding batch has none: only its forward runs, which may be collective.
+        """
+        trainer, patterns = self._trainer, self._patterns
+        if type(batch) is PaddingBatch:
+            trainer.step.forward(to_device(batch.batch, trainer.device))
+            return 0, {}
+        count = sample_count(batch, self._loader.batch_samples)
+        raw = trainer.step.forward(to_device(batch, trainer.device) if trainer.device.type != "cpu" else batch)
+        outputs = {name: value for name, value in _named(raw).items() if _length(value) == count}
+        chosen = {
+            name: _on_host(value)
+            for name, value in outputs.items()
+            if not patterns or any(matches(name, pattern) for pattern in patterns)
+        }
+        if not outputs:
+            raise UserError(
+                f"the model returned {_described(raw)} for {format_count(count, 'sample')}, which has no output for "
+                "each of them",
+                cure=_RETURN,
+            )
+        if not chosen:
+            raise UserError(
+                f"no output is called so: {', '.join(patterns)}",
+                where="predict.outputs",
+                cure=f"Available: {', '.join(outputs)}.",
+            )
+        return count, chosen
 
     def divide(self, count: int, outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The rows of `count` samples: name -> value.
@@ -185,7 +198,8 @@ def _named(raw: Any) -> dict[str, Any]:
     if isinstance(raw, tuple) and len(raw) == 2 and (raw[0] is None or _is_loss(raw[0])):
         raw = raw[1]
     if isinstance(raw, Mapping):
-        return {str(name): value for name, value in raw.items() if name not in _NOT_OUTPUTS}
+        numbers = (OutputKind.loss, OutputKind.total)
+        return {str(name): value for name, value in raw.items() if OutputKind.of(name, value) not in numbers}
     if isinstance(raw, list) and raw and all(isinstance(entry, Mapping) for entry in raw):
         # As detectors return: a mapping for each sample.
         return {str(name): [entry[name] for entry in raw] for name in raw[0] if all(name in entry for entry in raw)}

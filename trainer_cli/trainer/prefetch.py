@@ -148,6 +148,11 @@ class TrainBatches:
         self._ahead_position = (0, 0)
         """Epoch and batch of that state."""
 
+    @classmethod
+    def on_host(cls, loader: Any, length: int | None) -> TrainBatches:
+        """The batches as the loader makes them, not sent ahead; nobody counts the time of waiting."""
+        return cls(loader, Direct(torch.device("cpu")), length, TimeAccount())
+
     def next(self, progress: Progress) -> Any:
         """The next batch, on the device.
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trainer_cli.errors import UserError, second_to
-from trainer_cli.loggers import JsonlLogger, Logger, MetricRange, Now, RunFacts
+from trainer_cli.loggers import Logger, MetricRange, Now, RunFacts
 from trainer_cli.state import evaluated_average
 from trainer_cli.steps import RunStatus
 from trainer_cli.trainer.full_disk import status_after
 from trainer_cli.trainer.metric_logger import (
-    EVALUATING,
     Medium,
     MetricLogger,
+    Pause,
     histogram_medium,
     image_medium,
     table_medium,
@@ -239,7 +239,7 @@ class Recording:
         # Read once: the main thread may change it between two reads.
         trainer = self._trainer
         activity, evaluating, loop = self.metric_logger.activity, trainer.evaluating, trainer.loop
-        if activity == EVALUATING and evaluating is not None:
+        if activity == Pause.evaluating and evaluating is not None:
             activity = f"{activity} {evaluating.name}, batch {evaluating.batch_idx + 1:,}"
         progress = trainer.progress
         if not trainer.fitting:
@@ -256,7 +256,7 @@ class Recording:
 
     def _ranges(self) -> Mapping[str, MetricRange]:
         """The values of the metrics of all records, if a logger knows them."""
-        for logger in self._loggers.values():
-            if isinstance(logger, JsonlLogger) and self._trainer.run_dir is not None:
-                return logger.metric_ranges() or {}
-        return {}
+        if self._trainer.run_dir is None:
+            return {}
+        ranges = (logger.metric_ranges() for logger in self._loggers.values())
+        return next((known for known in ranges if known is not None), {})

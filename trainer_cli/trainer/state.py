@@ -14,10 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint import CheckpointMetadata
 from trainer_cli.errors import TrainError, UnfitStateError, UserError
-from trainer_cli.format import RANKS
-from trainer_cli.keys import why_may_change
 from trainer_cli.layout import MODEL_CONFIG_FILE
 from trainer_cli.loads import LOG_MARKS, VERSIONS, LoadOptions, LoadReport, list_by_owner
 from trainer_cli.optim import ONLY
@@ -43,14 +40,15 @@ from trainer_cli.trainer.setup import seed_rank
 if TYPE_CHECKING:
     from torch import nn
 
+    from trainer_cli.checkpoint import CheckpointMetadata
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
 
 
 log = logging.getLogger(__name__)
 
-SETTINGS = "settings"
-"""The key of `settings_of` in a state."""
+_SETTINGS = "settings"
+"""The key of the settings in a state."""
 
 _MANY = "optimizers"
 """The key of the states of named optimizers; the state of a single optimizer is under `optimizer`."""
@@ -105,6 +103,8 @@ def checkpoint_state(trainer: Trainer) -> dict[str, Any]:
 
 def describe(trainer: Trainer) -> CheckpointMetadata:
     """The facts about the present step, for the manifest of a checkpoint."""
+    from trainer_cli.checkpoint import CheckpointMetadata
+
     return CheckpointMetadata(
         step=trainer.progress.step,
         epoch=trainer.progress.epoch,
@@ -151,8 +151,17 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
     return state
 
 
-def settings_of(trainer: Trainer) -> dict[str, str]:
-    """The settings that a resume takes as they are now, though they affect the training: key of the config -> value."""
+def with_settings(trainer: Trainer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state to save, with the settings that affect the training: a resume reports a change of them."""
+    # Not above: only what is saved needs it.
+    from trainer_cli.keys import why_may_change
+
+    settings = {key: value for key, value in _settings_of(trainer).items() if why_may_change(key) is None}
+    return {_SETTINGS: settings, **state}
+
+
+def _settings_of(trainer: Trainer) -> dict[str, str]:
+    """The settings of loop, precision, batch size and scheduled rates: key of the config -> value."""
     values = {f"loop.{key}": value for key, value in asdict(trainer.loop.settings).items()}
     values |= {f"precision.{key}": value for key, value in asdict(trainer.precision.settings).items()}
     if trainer._train_loader is not None:
@@ -162,7 +171,7 @@ def settings_of(trainer: Trainer) -> dict[str, str]:
         # The other settings of an optimizer come from the checkpoint.
         if trainer.schedulers.of(name):
             values[f"{_key_of(name)}.lr"] = groups[0].get("lr")
-    return {key: str(value) for key, value in values.items() if why_may_change(key) is None}
+    return {key: str(value) for key, value in values.items()}
 
 
 def _captured_model(model: nn.Module, weights: Mapping[nn.Parameter, Any]) -> dict[str, Any]:
@@ -181,6 +190,9 @@ def rank_state_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, An
     If another number of ranks has saved it, every rank takes the data position of rank 0, the sums of metrics are added
     up in rank 0, and a rank that the checkpoint does not have is seeded anew. The ranks of a tensor group share a part.
     """
+
+    from trainer_cli.format import RANKS
+
     if RANKS not in state:
         return state
     rank, ranks = trainer.strategy.group.data_rank, state[RANKS]
@@ -459,8 +471,8 @@ def _fit_callback(callback: Callback, saved: dict[str, Any]) -> Fitting:
 
 def _unmatched_states(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions) -> Iterator[str]:
     """One line for each state that only the checkpoint has, or only the trainer, and for each changed setting."""
-    if options.takes("progress") and SETTINGS in state:
-        saved, now = state[SETTINGS], settings_of(trainer)
+    if options.takes("progress") and _SETTINGS in state:
+        saved, now = state[_SETTINGS], _settings_of(trainer)
         for key in now:
             if key in saved and saved[key] != now[key]:
                 yield f"{key} was {saved[key]} in the steps before, and is {now[key]} from here on"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from trainer_cli.outputs import (
     explain_error,
     is_known_zero,
     join_outputs,
-    label_counter,
     make_arguments,
     read_outputs,
     returned_nothing,
@@ -25,12 +25,11 @@ from trainer_cli.outputs import (
 from trainer_cli.parallel import Agreement
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.torch_compat import foreach_div_
-from trainer_cli.trainer.microbatch import Microbatches
-from trainer_cli.trainer.tensor_errors import help_for
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from trainer_cli.trainer.microbatch import Microbatches
     from trainer_cli.trainer.trainer import Trainer
 
 
@@ -171,6 +170,8 @@ class TrainStep:
                 raise
             raise explained from None
         except (RuntimeError, IndexError) as error:
+            from trainer_cli.trainer.tensor_errors import help_for
+
             if (line := help_for(error, self.model, batch)) is not None:
                 error.add_note(line)
             raise
@@ -282,7 +283,12 @@ class TrainStep:
         hooks = trainer.hooks
         self.trainer, self.model, self.device = trainer, trainer.model, trainer.device
         self._called, self._model_call = trainer.model, trainer.model_call
-        self._count_labels = label_counter(trainer.model)
+        self._count_labels: Callable[[Mapping[str, Any]], Tensor | None] | None = None
+        if "transformers" in sys.modules:
+            # Not above: no other models need it.
+            from trainer_cli.outputs import label_counter
+
+            self._count_labels = label_counter(trainer.model)
         # Of a batch that was trained before an evaluation.
         self.model_weight, self._took_samples = None, False
         self._precision = trainer.precision

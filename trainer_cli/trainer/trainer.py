@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +41,10 @@ from trainer_cli.trainer.callback_set import CallbackSet, load_first_state
 from trainer_cli.trainer.ctrl_c import CTRL_C, CtrlC
 from trainer_cli.trainer.evaluate import Evaluations, LoaderMetrics, evaluate_all, sanity_check
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver
-from trainer_cli.trainer.loading import UNSET, Loading, Unset, sync_checkpointer
+from trainer_cli.trainer.loading import UNSET, Loading, Unset
 from trainer_cli.trainer.metric_logger import MetricLogger
 from trainer_cli.trainer.module_modes import ModuleModes
 from trainer_cli.trainer.precision import LossScaler, Precision
-from trainer_cli.trainer.predict import predict_all
 from trainer_cli.trainer.prefetch import close_at_the_end
 from trainer_cli.trainer.recording import Recording
 from trainer_cli.trainer.requests import Requests
@@ -54,6 +53,9 @@ from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
 from trainer_cli.values import check_values
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint import Checkpointer
 
 Factory = Callable[..., Any]
 OF_PARTS = {
@@ -203,7 +205,6 @@ class Trainer:
         self.name, self.config, self.hparams = name, config, setup.check_logged(config, hparams)
         self._model_source, self._scheduler_source, self._fitted_loop = model, schedulers, self.loop
         self.progress, self.schedulers, self.sample_check = Progress(), Schedulers(), SampleCheck()
-        self.checkpointer = sync_checkpointer(group) if checkpoint is None else checkpoint.checkpointer
         if checked["deterministic"]:
             setup.use_deterministic_kernels()
         setup.warn_of_earlier_weights(self.seed, model)
@@ -430,6 +431,9 @@ class Trainer:
         check_type("load", load, LoadOptions)
         setup.check_texts("outputs", [outputs] if isinstance(outputs, str) else outputs)
         self._join_global_callbacks()
+        # Not above: most trainers never predict.
+        from trainer_cli.trainer.predict import predict_all
+
         return predict_all(self, loader, ckpt_path, outputs, load)
 
     def stop(self, reason: str, *, finished: bool = True, by: Callback | None = None) -> None:
@@ -445,6 +449,11 @@ class Trainer:
             check_type("by", by, Callback, "Give the callback that decided it.")
         name = next((name for name, callback in self.callbacks.items() if callback is by), None)
         self.requests.stop(Stop(reason, finished, name, () if by is None else tuple(by.end_rule())))
+
+    @cached_property
+    def checkpointer(self) -> Checkpointer:
+        """Reads checkpoints, and saves those of the run."""
+        return self.loading.new_checkpointer() if self.checkpoint is None else self.checkpoint.checkpointer
 
     @property
     def stop_request(self) -> Stop | None:

@@ -20,10 +20,9 @@ from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.steps import Interval
 from trainer_cli.terminal import format_count, html_table
 from trainer_cli.trainer.evaluate import evaluate, evaluate_remaining
-from trainer_cli.trainer.finite import check_end, roll_back
+from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.lengths import Lengths, begin_epoch
-from trainer_cli.trainer.metric_logger import SAVING
-from trainer_cli.trainer.microbatch import Microbatches
+from trainer_cli.trainer.metric_logger import Pause
 from trainer_cli.trainer.noted_end import note_end, request_again
 from trainer_cli.trainer.prefetch import PaddingPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.training_log import TrainingLog
@@ -32,6 +31,7 @@ from trainer_cli.trainer.validation_loop import Due, ValidationLoop, last_due
 if TYPE_CHECKING:
     from trainer_cli.parallel import Agreement
     from trainer_cli.steps import Progress
+    from trainer_cli.trainer.microbatch import Microbatches
     from trainer_cli.trainer.trainer import Trainer
 
 
@@ -68,7 +68,7 @@ class TrainingLoop(Lengths):
     def __init__(self, *, config: LoopConfig | None = None, **fields: Any) -> None:
         settings = build_section(LoopConfig, type(self).__name__, config, fields)
         super().__init__(settings)
-        self.microbatches = None if settings.microbatch is None else Microbatches(settings.microbatch)
+        self.microbatches = self._make_microbatches()
         self.pending_eval_record: dict[str, float] | None = None
         self._pending_at_end = False
         """Whether the pending evaluation was due because the run was at its end."""
@@ -202,8 +202,15 @@ class TrainingLoop(Lengths):
         self.pending_eval_record, self._pending_at_end, self._ended = None, False, None
         # Also what callbacks and a small memory have set.
         self.leave_out_not_finite = False
-        if self.microbatches is not None:
-            self.microbatches = Microbatches(self.settings.microbatch)
+        self.microbatches = self._make_microbatches()
+
+    def _make_microbatches(self) -> Microbatches | None:
+        if self.settings.microbatch is None:
+            return None
+        # Not above: few trainings split batches.
+        from trainer_cli.trainer.microbatch import Microbatches
+
+        return Microbatches(self.settings.microbatch)
 
     def follow(self, earlier: TrainingLoop) -> None:
         """Continue the training of another loop of the same trainer, such as a shorter one."""
@@ -247,7 +254,7 @@ class TrainingLoop(Lengths):
             return trainer.stop_request
         if not written:
             trainer.recording.flush()
-        with trainer.metric_logger.pause(SAVING, trainer.progress):
+        with trainer.metric_logger.pause(Pause.saving, trainer.progress):
             trainer.hooks.call("on_save_opportunity", trainer, Occasion.pre_train)
         stop = self.why_stop(trainer)
         if stop is not None:
@@ -277,6 +284,9 @@ class TrainingLoop(Lengths):
                         raise
                     eval_requested = requests.take_evaluation(holds=self._holds(trainer.progress))
                     if requests.roll_back_requested:
+                        # Not above: few trainings go back.
+                        from trainer_cli.trainer.roll_back import roll_back
+
                         roll_back(trainer, self._train_loader)
                         continue
                     trainer.freezing.update(trainer)
@@ -345,7 +355,7 @@ class TrainingLoop(Lengths):
         occasion = Occasion.last_stop if over else Occasion.at(stop)
         trainer.note_stop(stop)
         self._ended = note_end(trainer, self.settings, is_held=self._holds(trainer.progress))
-        with trainer.metric_logger.pause(SAVING, trainer.progress):
+        with trainer.metric_logger.pause(Pause.saving, trainer.progress):
             trainer.hooks.call("on_save_opportunity", trainer, occasion)
 
     def _holds(self, now: Progress) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer_cli.addons.auto.find import BatchSizeTrial
     from trainer_cli.addons.auto.trial_memory import TrialMemory
     from trainer_cli.running import Data
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

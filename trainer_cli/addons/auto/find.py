@@ -24,9 +24,7 @@ from trainer_cli.loads import WHOLE
 from trainer_cli.outputs import ForwardState, modes_kept, read_outputs
 from trainer_cli.state import capture_rng, inner_optimizers, restore_rng
 from trainer_cli.terminal import format_count
-from trainer_cli.trainer.setup import settings_of
-from trainer_cli.trainer.state import capture, load_all
-from trainer_cli.trainer.trainer import Trainer
+from trainer_cli.trainer import Trainer, capture, load_all
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +203,10 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     saved = copy.deepcopy(dict(capture(trainer, with_data=False)))
     # Including buffers that are not persistent, which a checkpoint does not hold, and those that a forward replaces.
     before_trial = ForwardState(trainer.model)
-    settings = {name: settings_of(optimizer) for name, optimizer in trainer.optimizers.items()}
+    settings = {
+        name: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        for name, optimizer in trainer.optimizers.items()
+    }
     try:
         # Callbacks would count, log or save steps that are undone.
         with rng_kept(), modes_kept(trainer.model), trainer.hooks.silenced():

@@ -33,10 +33,10 @@ from torch.utils.data import DataLoader, Sampler
 from trainer_cli.dtensor import local_of
 from trainer_cli.state import unwrapped
 from trainer_cli.tensor_files import bytes_of
-from trainer_cli.trainer.state import capture
+from trainer_cli.trainer import capture
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 
 class Asks(StrEnum):

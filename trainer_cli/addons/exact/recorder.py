@@ -17,15 +17,13 @@ from trainer_cli.addons.exact.trace import OWN_FAILURE, ProbePlan, StopPlace, Tr
 from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.data import StreamLoader
 from trainer_cli.errors import TrainError
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
-    from trainer_cli.trainer.validation_loop import ValidationLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop, ValidationLoop
 
 _OURS = "trainer_cli"
 _START_HOOKS = ("on_load_checkpoint", "on_fit_start", "on_enter_train", "on_train_start")

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from trainer_cli.addons.exact.replay_saver import ReplaySaver
     from trainer_cli.checkpoint import Checkpointer
     from trainer_cli.running import Data
-    from trainer_cli.trainer.hooks import Callback
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Callback, Trainer
 
 __all__ = ["ReplayPlan", "Replayed", "compose_replay", "find_step", "plan_replay", "replay"]
 

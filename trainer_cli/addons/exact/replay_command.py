@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer_cli.addons.exact.samples import StepSamples
     from trainer_cli.config import Composed
     from trainer_cli.parallel import ProcessGroup
-    from trainer_cli.trainer.hooks import Callback
+    from trainer_cli.trainer import Callback
 
 EXAMPLES = """examples:
   train replay runs/digits 437                     what happened in step 437

@@ -22,10 +22,10 @@ from trainer_cli.layout import PER_RANK
 from trainer_cli.loads import LOG_MARKS
 from trainer_cli.policy import CheckpointKind, Occasion, Stop
 from trainer_cli.tensor_files import bytes_of
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

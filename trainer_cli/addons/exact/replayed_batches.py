@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from trainer_cli.addons.exact.samples import Batch, StepSamples
 from trainer_cli.addons.exact.step_positions import StepRecords
 from trainer_cli.batches import sample_count
@@ -17,8 +15,7 @@ from trainer_cli.catalog import Catalog
 from trainer_cli.data import SharedLoader, digest_of
 from trainer_cli.format import CheckpointReader
 from trainer_cli.steps import Progress
-from trainer_cli.trainer.prefetch import Direct, TrainBatches
-from trainer_cli.trainer.time_account import TimeAccount
+from trainer_cli.trainer import TrainBatches
 
 if TYPE_CHECKING:
     from trainer_cli.addons.exact.run_data import RunData
@@ -67,7 +64,7 @@ def replay_batches(data: RunData, first: int, last: int) -> Iterator[StepSamples
     loop = data.builder.loop()
     loop.learn_lengths(loader, progress)
     loop.start_at(loader, progress)
-    batches = TrainBatches(loader, Direct(torch.device("cpu")), loop.epoch_batches, TimeAccount())
+    batches = TrainBatches.on_host(loader, loop.epoch_batches)
     try:
         while progress.step < last:
             position = progress.epoch, progress.batch

@@ -20,7 +20,7 @@ from trainer_cli.addons.exact.samples import Batch, Sample, StepSamples
 from trainer_cli.addons.exact.step_positions import Attempt, DataFacts, StepPositions, StepRecords, needs_resolving
 from trainer_cli.addons.exact.walk_indices import IndexWalk, has_indices
 from trainer_cli.config import Composed, from_yaml
-from trainer_cli.data import AnyLoader, Loader, SharedLoader, length_of
+from trainer_cli.data import Loader, SharedLoader, length_of
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
 from trainer_cli.messages import to_console
@@ -46,9 +46,9 @@ class RunData:
     config_dir: Path | None = None
 
     @property
-    def loader(self) -> AnyLoader:
+    def loader(self) -> Any:
         """The train loader, as rank 0 has it."""
-        loader: AnyLoader = self.data.train
+        loader: Any = self.data.train
         return loader
 
     @property

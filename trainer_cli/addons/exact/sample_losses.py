@@ -17,7 +17,7 @@ from trainer_cli.outputs import ForwardState, OutputKind, make_arguments, modes_
 from trainer_cli.state import capture_rng, restore_rng, unwrapped
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 
 def count_samples(batch: Any, loader_count: int | None) -> int:

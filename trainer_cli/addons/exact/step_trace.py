@@ -34,13 +34,12 @@ from trainer_cli.outputs import ForwardState, read_evaluation, read_outputs
 from trainer_cli.policy import Occasion
 from trainer_cli.state import capture_rng, parameter_names, restore_rng, unwrapped
 from trainer_cli.torch_compat import foreach_norm
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.validation_loop import ValidationLoop
+    from trainer_cli.trainer import Trainer, ValidationLoop
 
 _OPTIMIZERS = ("optimizer", "optimizers")
 NOT_COMPARED = ("progress", "loop", "microbatch")

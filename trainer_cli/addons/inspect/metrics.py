@@ -17,11 +17,10 @@ from trainer_cli.addons.inspect.matrix_picture import SMALLEST_CELL, draw_matrix
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.outputs import GatheredMetric, is_metric
 from trainer_cli.terminal import format_count
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.validation_loop import ValidationLoop
+    from trainer_cli.trainer import Trainer, ValidationLoop
 
 
 def value_of(key: str | int | None, outputs: Any, batch: Any) -> Any:

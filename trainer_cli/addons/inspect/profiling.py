@@ -17,13 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.memory import peak_resident_bytes
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 _PARTS = ("data", "forward", "backward", "optimizer", "rest")
 _MOST_MARKS = 10_000

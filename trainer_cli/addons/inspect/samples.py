@@ -19,7 +19,7 @@ from trainer_cli.state import unwrapped
 from trainer_cli.values import check_at_least
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

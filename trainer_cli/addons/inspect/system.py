@@ -19,11 +19,10 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.files import AppendedFile, as_path
 from trainer_cli.memory import machine_bytes, resident_bytes
 from trainer_cli.strict_json import strict_json
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 log = logging.getLogger(__name__)
 

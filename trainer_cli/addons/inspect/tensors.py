@@ -25,13 +25,12 @@ from trainer_cli.outputs import observing
 from trainer_cli.patterns import matches
 from trainer_cli.state import clean_name, parameter_names, unwrapped
 from trainer_cli.torch_compat import foreach_norm
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 STATISTICS = ("mean", "std", "min", "max", "norm")
 

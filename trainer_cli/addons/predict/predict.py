@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from trainer_cli.loads import LoadOptions
     from trainer_cli.running import Builder, Data
     from trainer_cli.schema import TrainConfig
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -152,8 +152,7 @@ class _Experiment:
         import torch
 
         from trainer_cli.running import Builder, own_folder
-        from trainer_cli.trainer.evaluate import load_checkpoint
-        from trainer_cli.trainer.predict import predicting
+        from trainer_cli.trainer import Predictor
 
         config = self.composed.config
         self.composed.check_targets(EVALUATED)
@@ -173,8 +172,7 @@ class _Experiment:
                 _finish(files)
                 return
             trainer = builder.evaluator(data)
-            load_checkpoint(trainer, self.path, self.load)
-            with predicting(trainer, loaders):
+            with Predictor.evaluating(trainer, loaders, self.path, self.load):
                 for name, loader in loaders.items():
                     _write_missing(trainer, loader, files[name], config.predict.outputs, ranks)
             _finish(files)
@@ -274,19 +272,16 @@ class _Rows:
     """The rows of consecutive samples, from a first one on."""
 
     def __init__(self, trainer: Trainer, loader: Any, patterns: Sequence[str], sample: int) -> None:
-        from trainer_cli.trainer.predict import RowDivider
+        from trainer_cli.trainer import Predictor
 
         self.sample = sample
         """The number of the next sample."""
-        self._trainer, self._loader, self._patterns = trainer, loader, patterns
-        self._divider = RowDivider()
+        self._predictor = Predictor(trainer, loader, patterns)
 
     def of(self, batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
         """The rows of some batches, in order."""
-        from trainer_cli.trainer.predict import predict_batch
-
         for batch in batches:
-            for row in self._divider.divide(*predict_batch(self._trainer, batch, self._loader, self._patterns)):
+            for row in self._predictor.rows(batch):
                 yield {"sample": self.sample, **row}
                 self.sample += 1
 

@@ -13,7 +13,7 @@ from trainer_cli.errors import ConfigError
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer import Trainer
 
 
 class SelectiveGrad(Sparsity):

@@ -30,8 +30,7 @@ from trainer_cli.steps import Duration
 from trainer_cli.values import check_duration
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 
 class Static(Sparsity):

@@ -23,13 +23,12 @@ from trainer_cli.patterns import matches
 from trainer_cli.state import clean_name, unwrapped
 from trainer_cli.terminal import format_count, format_first
 from trainer_cli.torch_compat import foreach_mul_
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer import Trainer, TrainingLoop
 
 log = logging.getLogger(__name__)
 
