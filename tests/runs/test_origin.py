@@ -11,7 +11,7 @@ import pytest
 
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
-from trainer_cli.origin.compare import Origin, check_same_origin, other_source
+from trainer_cli.origin.compare import DataAndSource, other_source
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 from thread_ranks import on_ranks
@@ -51,7 +51,7 @@ def test_ranks_with_other_data_or_source_are_named(what: str) -> None:
 
     def check(group: Any) -> None:
         loaders = {"train": as_loader(range(lengths[group.rank]), shuffle=True, seed=0)}
-        check_same_origin(group, loaders, Origin(samples[group.rank], source[group.rank]))
+        DataAndSource(samples[group.rank], source[group.rank]).check_same(group, loaders)
 
     for error in on_ranks(3, check):
         if message is None:
@@ -64,7 +64,7 @@ def test_ranks_with_other_data_or_source_are_named(what: str) -> None:
 def test_ranks_with_parts_of_the_data_may_have_other_lengths() -> None:
     def check(group: Any) -> None:
         loader = SimpleNamespace(per_rank=True, length=group.rank, fingerprint=str(group.rank))
-        check_same_origin(group, {"train": loader}, Origin({}, {}))
+        DataAndSource({}, {}).check_same(group, {"train": loader})
 
     assert on_ranks(2, check) == [None, None]
 

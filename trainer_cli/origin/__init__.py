@@ -1,7 +1,7 @@
 """With which samples and source files a checkpoint was trained, compared with those of this process.
 
 A checkpoint's manifest holds digests of a few samples of each dataset and of the project's files that were imported;
-`Origin` has those of this process.
+`DataAndSource` has those of this process.
 
 It promises:
 - Different samples are refused like a changed `data`, unless the config explains them or `resume_allow` allows them.
@@ -22,13 +22,11 @@ from trainer_cli.lazy import add_lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_cli.origin.compare import TRAIN as TRAIN
+    from trainer_cli.origin.compare import DataAndSource as DataAndSource
     from trainer_cli.origin.compare import EvaluatedOrigin as EvaluatedOrigin
-    from trainer_cli.origin.compare import Origin as Origin
-    from trainer_cli.origin.compare import check_same_origin as check_same_origin
     from trainer_cli.origin.compare import compare_forked as compare_forked
     from trainer_cli.origin.compare import compare_resumed as compare_resumed
     from trainer_cli.origin.compare import naming_project as naming_project
-    from trainer_cli.origin.compare import origin_of as origin_of
     from trainer_cli.origin.compare import other_source as other_source
     from trainer_cli.origin.compare import report_source as report_source
 
@@ -38,8 +36,8 @@ else:
         globals(),
         {
             "compare": (
-                "check_same_origin compare_forked compare_resumed EvaluatedOrigin naming_project Origin origin_of "
-                "other_source report_source TRAIN"
+                "compare_forked compare_resumed DataAndSource EvaluatedOrigin naming_project other_source "
+                "report_source TRAIN"
             ),
         },
     )

@@ -40,16 +40,41 @@ _DRAWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class DataAndSource:
     """Digests of a few samples of each dataset, and of the source files imported from the project."""
 
     samples: Mapping[str, Mapping[str, str]]
     source: Mapping[str, str]
 
+    @classmethod
+    def of(cls, loaders: Mapping[str, Any], root: Path) -> DataAndSource:
+        """Those of a training in this process."""
+        return cls(_samples_of(loaders), dict(_source_digests(root)))
 
-def origin_of(loaders: Mapping[str, Any], root: Path) -> Origin:
-    """The origin of a training in this process."""
-    return Origin(_samples_of(loaders), dict(_source_digests(root)))
+    def check_same(self, group: ProcessGroup, loaders: Mapping[str, Any]) -> None:
+        """Check that every rank has rank 0's data and source. Collective.
+
+        Raises:
+            UserError: raised on every rank, with what differs and on which ranks.
+        """
+        from trainer_cli.data import other_samples
+
+        facts: dict[str, object] = {}
+        for name, loader in loaders.items():
+            if not getattr(loader, "per_rank", False):
+                facts[f"number of samples in {name}"] = count_samples(loader)
+                facts[f"fingerprint of {name}"] = getattr(loader, "fingerprint", None)
+        check_same(group, facts, where="data", cure="Give all machines the same data.")
+        # After the lengths: samples of data of another length differ too, and would not say why.
+        first, *later_ranks = group.gather(self)
+        samples, source = {}, {}
+        for rank, other in enumerate(later_ranks, 1):
+            samples[rank] = other_samples(other.samples, first.samples)
+            # Only files that both have: ranks may import different modules, such as a logger on rank 0.
+            shared = sorted(first.source.keys() & other.source.keys())
+            source[rank] = [file for file in shared if first.source[file] != other.source[file]]
+        _refuse_ranks(samples, "data", "data", "Give all machines the same data, in the same order.")
+        _refuse_ranks(source, "source", None, "Give all machines the same files of the project.")
 
 
 def _samples_of(loaders: Mapping[str, Any], draws: int = 2) -> dict[str, dict[str, str]]:
@@ -105,7 +130,7 @@ def compare_resumed(
     manifest: Manifest,
     changes: Iterable[Change],
     loaders: Mapping[str, Any],
-    now: Origin,
+    now: DataAndSource,
 ) -> None:
     """Compare this process with the origin of the checkpoint to resume.
 
@@ -122,7 +147,7 @@ def compare_resumed(
         _compare_samples(composed, name, manifest, loaders, now)
 
 
-def compare_forked(composed: Composed, fork: Path, now: Origin) -> None:
+def compare_forked(composed: Composed, fork: Path, now: DataAndSource) -> None:
     """Compare this process with the origin of the checkpoint whose weights a new run loads; only report differences.
 
     Raises:
@@ -146,7 +171,7 @@ class EvaluatedOrigin:
 
     def __init__(self, composed: Composed, loaders: Mapping[str, Any]) -> None:
         self._composed, self._loaders = composed, loaders
-        self.now = origin_of(loaders, composed.project_root)
+        self.now = DataAndSource.of(loaders, composed.project_root)
         self._changes: list[Change] | None = None
         self._reported: dict[str, str] = {}
 
@@ -199,32 +224,6 @@ def naming_project(run: Path | None, config_dir: Path | None = None) -> Iterator
             cure = f"Run the command in {projects[-1]}, the project of the run."
             mistake.cure = f"{cure} {mistake.cure}" if mistake.cure else cure
         raise
-
-
-def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Origin) -> None:
-    """Check that every rank has rank 0's data and source. Collective.
-
-    Raises:
-        UserError: raised on every rank, with what differs and on which ranks.
-    """
-    from trainer_cli.data import other_samples
-
-    facts: dict[str, object] = {}
-    for name, loader in loaders.items():
-        if not getattr(loader, "per_rank", False):
-            facts[f"number of samples in {name}"] = count_samples(loader)
-            facts[f"fingerprint of {name}"] = getattr(loader, "fingerprint", None)
-    check_same(group, facts, where="data", cure="Give all machines the same data.")
-    # After the lengths: samples of data of another length differ too, and would not say why.
-    first, *later_ranks = group.gather(now)
-    samples, source = {}, {}
-    for rank, other in enumerate(later_ranks, 1):
-        samples[rank] = other_samples(other.samples, first.samples)
-        # Only files that both have: ranks may import different modules, such as a logger on rank 0.
-        shared = sorted(first.source.keys() & other.source.keys())
-        source[rank] = [file for file in shared if first.source[file] != other.source[file]]
-    _refuse_ranks(samples, "data", "data", "Give all machines the same data, in the same order.")
-    _refuse_ranks(source, "source", None, "Give all machines the same files of the project.")
 
 
 def count_samples(loader: Any) -> int | None:
@@ -313,14 +312,14 @@ def _seeds(changes: Iterable[Change]) -> str:
     return next((change.values for change in changes if change.path == ("seed",)), "")
 
 
-def _differing(now: Origin, manifest: Manifest) -> list[str]:
+def _differing(now: DataAndSource, manifest: Manifest) -> list[str]:
     from trainer_cli.data import other_samples
 
     return other_samples(now.samples, manifest.samples)
 
 
 def _compare_samples(
-    composed: Composed, name: str, manifest: Manifest, loaders: Mapping[str, Any], now: Origin, seeds: str = ""
+    composed: Composed, name: str, manifest: Manifest, loaders: Mapping[str, Any], now: DataAndSource, seeds: str = ""
 ) -> None:
     from trainer_cli.checkpoint import library_versions
     from trainer_cli.data import other_samples

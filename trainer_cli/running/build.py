@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from trainer_cli.origin import Origin
+    from trainer_cli.origin import DataAndSource
 
 
 def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> Strategy:
@@ -438,7 +438,7 @@ def _few(dataset: Any, count: int, seed: int) -> Any:
 
 
 def make_identity(
-    config: TrainConfig, text: bytes, origin: Origin, *, run_id: str, attempt: int, **places: Path
+    config: TrainConfig, text: bytes, origin: DataAndSource, *, run_id: str, attempt: int, **places: Path
 ) -> RunIdentity:
     """The facts about an attempt that its checkpoints contain.
 

@@ -37,7 +37,7 @@ from trainer_cli.files import is_url, read_rows
 from trainer_cli.loads import LoadOptions
 from trainer_cli.loggers import JsonlLogger
 from trainer_cli.messages import SILENT, to_console, to_file
-from trainer_cli.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
+from trainer_cli.origin import DataAndSource, compare_forked, compare_resumed
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
 from trainer_cli.running.disk_failures import explain_disk_failure
 from trainer_cli.running.ending import describe_best, print_already_finished, print_outcome
@@ -119,7 +119,7 @@ def fit(
         with noting("while the run directory was opened"):
             # Before a run directory is created: a rank with other data must leave nothing behind.
             if group.world_size > 1:
-                check_same_origin(group, data.loaders, origin)
+                origin.check_same(group, data.loaders)
             with group.leading() as leads:
                 fork = start.fork(composed) if leads else None
                 if leads:
@@ -326,7 +326,7 @@ def _check_hard_stop(start: Start, trainer: Trainer, data: Data) -> None:
         trainer.loop.check_hard_stop(progress)
 
 
-def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: Data, origin: Origin) -> None:
+def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: Data, origin: DataAndSource) -> None:
     """Compare samples and source with those of the checkpoint that is loaded."""
     entry = start.entry
     if entry is not None and entry.manifest is not None:
@@ -335,7 +335,9 @@ def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: D
         compare_forked(composed, fork, origin)
 
 
-def _build(composed: Composed, start: Start, group: ProcessGroup, config_text: str) -> tuple[Trainer, Data, Origin]:
+def _build(
+    composed: Composed, start: Start, group: ProcessGroup, config_text: str
+) -> tuple[Trainer, Data, DataAndSource]:
     import_torch()
     composed.check_targets()
     from trainer_cli.running.build import Builder, make_identity
@@ -347,7 +349,7 @@ def _build(composed: Composed, start: Start, group: ProcessGroup, config_text: s
     if group.is_main:
         show_status("reading the data …")
     data = builder.data()
-    origin = origin_of(data.loaders, composed.project_root)
+    origin = DataAndSource.of(data.loaders, composed.project_root)
     identity = make_identity(
         composed.config,
         config_text.encode(),

@@ -31,7 +31,7 @@ FIRST_ONLY = "it has no checkpoint after step 0"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenCheckpoint:
     """The checkpoint to resume (None: start at step 0), the reason as a sentence, and the catalog of its folder."""
 
     entry: Entry | None
@@ -198,7 +198,7 @@ def choose(
     attempts: Sequence[Mapping[str, Any]] = (),
     check: Check = verify_and_decode,
     quarantine: bool = True,
-) -> Choice:
+) -> ChosenCheckpoint:
     """Choose the checkpoint of this run to resume, and verify its bytes by `check`.
 
     If `resume=PATH`, or `resume=RUN@step500`, is repeated after it has saved, what it saved is resumed. If it has saved
@@ -231,7 +231,7 @@ def choose(
         )
         return _choose_named(path, _entries(catalog, run_id), catalog, newer, check)
     if begins_anew and any(not entry.partial for catalog in catalogs for entry in catalog.newest_first(run_id)):
-        return Choice(None, f"anew: {FIRST_ONLY}", catalogs[0])
+        return ChosenCheckpoint(None, f"anew: {FIRST_ONLY}", catalogs[0])
     # What was saved after the step that the run returned to belongs to the abandoned course.
     limit = None if back is None or saved_since else back.step
     newest = newest_of_all(catalogs, run_id, limit=limit, check=check, quarantine=quarantine)
@@ -241,10 +241,10 @@ def choose(
         if holder.name == "checkpoints":
             # The run's own, unless `checkpoint.folder` names another.
             holder = holder.parent
-        return Choice(newest[1], f"the newest valid checkpoint of {holder}{before}", newest[0])
+        return ChosenCheckpoint(newest[1], f"the newest valid checkpoint of {holder}{before}", newest[0])
     if resume == "must":
         raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
-    return Choice(None, f"{folder} holds no checkpoint yet", catalogs[0])
+    return ChosenCheckpoint(None, f"{folder} holds no checkpoint yet", catalogs[0])
 
 
 def _entries(catalog: Catalog, run_id: str) -> list[Entry]:
@@ -299,7 +299,9 @@ def unsaved_end(catalog: Catalog, run_id: str, summary: dict[str, object], setti
     return None if settings.enabled and settings.save_final else step
 
 
-def _choose_named(path: Path, entries: Sequence[Entry], catalog: Catalog, newer: Newer, check: Check) -> Choice:
+def _choose_named(
+    path: Path, entries: Sequence[Entry], catalog: Catalog, newer: Newer, check: Check
+) -> ChosenCheckpoint:
     """Choose the checkpoint that `resume=PATH` names."""
     folder = catalog.folder
     entry = next((entry for entry in entries if (folder / entry.name).resolve() == path.resolve()), None)
@@ -326,7 +328,7 @@ def _choose_named(path: Path, entries: Sequence[Entry], catalog: Catalog, newer:
             cure="To remove them, add checkpoint.newer=trash; to keep them, begin another run with name=OTHER "
             f"{ckpt_argument(path)} 'load.states=[all]'.",
         )
-    return Choice(entry, "it was named", catalog)
+    return ChosenCheckpoint(entry, "it was named", catalog)
 
 
 def _quote_item(key: str) -> str:

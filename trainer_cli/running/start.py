@@ -28,7 +28,7 @@ from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.policy import RecordedEnd
 from trainer_cli.running.resume import (
     FIRST_ONLY,
-    Choice,
+    ChosenCheckpoint,
     changes_since,
     choose,
     folder_of_checkpoints,
@@ -227,7 +227,7 @@ def refuse_anew(run: RunDir, composed: Composed) -> None:
 
 
 def _why_stays_finished(
-    choice: Choice, summary: dict[str, object], stored: TrainConfig, config: TrainConfig
+    choice: ChosenCheckpoint, summary: dict[str, object], stored: TrainConfig, config: TrainConfig
 ) -> RecordedEnd | None:
     """How the run had ended at the chosen checkpoint; None if it had not, or if the config reopens it."""
     finished = None if choice.entry is None else why_finished(choice.entry, summary)

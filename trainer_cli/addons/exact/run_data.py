@@ -24,7 +24,7 @@ from trainer_cli.data import Loader, SharedLoader, length_of
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
 from trainer_cli.messages import to_console
-from trainer_cli.origin import TRAIN, compare_forked, naming_project, origin_of
+from trainer_cli.origin import TRAIN, DataAndSource, compare_forked, naming_project
 from trainer_cli.parallel import group_without_processes
 from trainer_cli.running import Builder, Data
 
@@ -204,7 +204,7 @@ def _warn_of_other_data(run_data: RunData, composed: Composed) -> str | None:
         log.warning("%s", message)
         return message
     for _, newest in list(run_data.records.checkpoints.values())[-1:]:
-        compare_forked(composed, newest, origin_of({TRAIN: run_data.loader}, composed.project_root))
+        compare_forked(composed, newest, DataAndSource.of({TRAIN: run_data.loader}, composed.project_root))
     return None
 
 
