@@ -193,8 +193,10 @@ def _takes(module: str, *wanted: str) -> list[str]:
 
 def test_only_arguments_build_and_plan_get_the_objects_that_targets_name() -> None:
     """`import_target` and `resolve` are where trust is asked for; nothing else makes an object of a `_target_`."""
-    users = _takes(f"{ROOT}.components.targets", "import_target", "resolve")
-    assert users == [f"{ROOT}.components.bind", f"{ROOT}.running.build", f"{ROOT}.running.planning"]
+    components = f"{ROOT}.components"
+    assert _takes(components, "import_target", "resolve") == [f"{ROOT}.running.build", f"{ROOT}.running.planning"]
+    inside = _takes(f"{components}.targets", "import_target", "resolve")
+    assert inside == [components, f"{components}.bind"], "the face offers it, and bind has it"
     assert _takes("hydra.utils", "instantiate", "call", "get_object") == []
 
 
@@ -551,7 +553,7 @@ _DRAWS_OF_TORCH = {
 _MAY_DRAW = {
     "trainer.setup": "seeds the generators at the start of a run",
     "data.random_state": "seeds the generators for a sample, and restores them",
-    "state.model_state": "restores the generators from a checkpoint",
+    "state.generators": "restores the generators from a checkpoint",
     "data.datasets": "augments a sample, with the sample's own random numbers",
     "addons.jobs.fork_server": "seeds NumPy's generator in a new process",
     "addons.text.gpt": "initialises parameters",
