@@ -13,9 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.formats import read_foreign
-from trainer_cli.catalog import Catalog, ForeignKind, path_to_save, refuse_foreign
-from trainer_cli.checkpoint import Checkpointer, GroupVerifier, make_sync_checkpointer
 from trainer_cli.dtensor import Targets, distributed, targets_of
 from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.goodput import Activity
@@ -131,6 +128,8 @@ class Loading:
         if trainer.checkpoint is None:
             return None
 
+        from trainer_cli.checkpoint import GroupVerifier
+
         group = trainer.strategy.group
         # Rank 0 alone lists the folder, so that all ranks choose the same; all verify files.
         newest: Path | None = group.on_main(partial(trainer.checkpoint.newest, first=first), GroupVerifier(group))
@@ -141,6 +140,8 @@ class Loading:
         saver = self._trainer.checkpoint
         if saver is None:
             return []
+
+        from trainer_cli.catalog import Catalog
 
         paths: list[Path] = self._trainer.strategy.group.on_main(Catalog.of(saver.folder).complete_paths)
         return paths
@@ -167,6 +168,8 @@ class Loading:
             self._load(path, load, keep_settings, train_loader)
 
     def _load(self, path: str | Path, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any) -> None:
+
+        from trainer_cli.catalog import ForeignKind
 
         trainer = self._trainer
         path = trainer.checkpointer.locate(path)
@@ -213,6 +216,8 @@ class Loading:
             UserError: the checkpoint is of another program, and more than its weights is to be loaded.
         """
 
+        from trainer_cli.catalog import ForeignKind
+
         checkpointer = self._trainer.checkpointer
         targets = self._sharded_targets(load)
         if ForeignKind.of(path) is not None:
@@ -255,6 +260,8 @@ class Loading:
                 )
             return self._saver().save_now(trainer)
 
+        from trainer_cli.catalog import path_to_save
+
         group = trainer.strategy.group
         counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": group.world_size}
         path = path_to_save(path, counts, ranks=group.world_size)
@@ -270,6 +277,8 @@ class Loading:
 
     def new_checkpointer(self) -> Checkpointer:
         """A checkpointer without a background writer, for all ranks."""
+
+        from trainer_cli.checkpoint import make_sync_checkpointer
 
         checkpointer = make_sync_checkpointer()
         checkpointer.join(self._trainer.strategy.group)
@@ -309,6 +318,9 @@ class Loading:
 
 
 def _read_foreign_state(path: Path, load: LoadOptions, targets: Targets | None) -> dict[str, Any]:
+
+    from trainer_cli.addons.formats import read_foreign
+    from trainer_cli.catalog import refuse_foreign
 
     refuse_foreign(path, load.states)
     foreign = read_foreign(path, allow_pickle=load.allow_pickle)
