@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from trainer_cli.components import list_metric_intervals
-from trainer_cli.config.tree import ConfigTree, Node, Origin, fill_defaults, resolve
+from trainer_cli.config.tree import ConfigTree, Node, ValueOrigin, fill_defaults, resolve
 from trainer_cli.keys import KeyPath, defaults, matches_any, whole_values, why_may_change
 from trainer_cli.metric_names import Mode, find_usual_mode
 from trainer_cli.schema import SchedulerInterval, TrainConfig
@@ -89,7 +89,7 @@ class Change(NamedTuple):
             return "data.global_batch_size fixes a step's samples"
         return why_may_change(key, allowed)
 
-    def origin(self, tree: ConfigTree) -> Origin | None:
+    def origin(self, tree: ConfigTree) -> ValueOrigin | None:
         """What set the new value or removed the old one; None if unknown."""
         return tree.gone(self.path) if self.is_removal else tree.exact(self.path)
 

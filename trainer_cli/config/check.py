@@ -37,7 +37,7 @@ from trainer_cli.config.overrides import (
 )
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, Node, resolve
-from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
+from trainer_cli.config.yaml import PYTHONS_NULL, TRUTH_WORDS, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import OPEN, KeyPath, sections, text_keys, unknown_key
 from trainer_cli.patterns import did_you_mean
@@ -349,7 +349,6 @@ def _odd_keys(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
 
 COMPONENTS = ("model", "data", "optimizer", "scheduler", "step", "sparsity")
 """Sections that `~GROUP` and `GROUP=null` switch off, even if files set values in them."""
-_NO_TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _NO_FOLDERS = ("conf", "config")
 """Names of the folder of configs in other programs."""
 
@@ -453,7 +452,7 @@ def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigE
     if why := why_no_interpolation(text):
         yield override_error(f"{key}: {text!r} is not an interpolation: {why}", "Write ${key}.")
     elif is_open and not in_quotes:
-        if plain := _NO_TRUTH.get(text.lower()):
+        if plain := TRUTH_WORDS.get(text.lower()):
             yield _text_not(key, text, f"not {plain}", plain)
         elif (number := looks_like_number(text)) is not None:
             yield _text_not(key, text, "no number", instead_of(text, number))

@@ -39,7 +39,7 @@ from trainer_cli.config.search_path import (
     project_root,
     shipped_folder,
 )
-from trainer_cli.config.tree import COMMAND_LINE, DEFAULT, ConfigTree, Node, Origin, fill_defaults
+from trainer_cli.config.tree import COMMAND_LINE, DEFAULT, ConfigTree, Node, ValueOrigin, fill_defaults
 from trainer_cli.config.yaml import read_file, read_text
 from trainer_cli.errors import Code, ConfigError, TrainError, UserError, raise_all, show_values_in
 from trainer_cli.gc_pause import gc_paused
@@ -233,6 +233,13 @@ def _check_components(
         yield error_with_source
 
 
+def _open_search(config_dir: Path | None, config_name: str, cwd: Path | None) -> SearchPath:
+    """The search path of a composition, whose resolvers are registered."""
+    search = SearchPath.of(config_dir, config_name, cwd)
+    register_resolvers(own_config_dirs(config_dir, search.cwd), search.root)
+    return search
+
+
 @gc_paused()
 def compose(
     overrides: Sequence[str],
@@ -251,8 +258,7 @@ def compose(
     Raises:
         ConfigError: what is wrong, where, and a hint; several mistakes together where they are independent.
     """
-    search = SearchPath.of(config_dir, config_name, cwd)
-    register_resolvers(own_config_dirs(config_dir, search.cwd), search.root)
+    search = _open_search(config_dir, config_name, cwd)
     if search.find(search.primary) is None:
         names = search.primaries()
         hint = did_you_mean(search.primary, names).strip() or f"Available: {', '.join(names) or 'none'}."
@@ -281,8 +287,7 @@ def from_yaml(
     `trust` are not recovered. `_target_`s are restricted (components/targets.py), and those of `sections` looked up;
     neither for a `trusted` file, such as that of a run that is only compared.
     """
-    search = SearchPath.of(config_dir, config_name, cwd)
-    register_resolvers(own_config_dirs(config_dir, search.cwd), search.root)
+    search = _open_search(config_dir, config_name, cwd)
     line = parse_overrides(overrides)
     # An experiment sets keys of every section: merged into recovered values, it would leave a mixture of two runs.
     if any(override.key_or_group == "experiment" for override in line.overrides):
@@ -460,7 +465,7 @@ def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments
     if line.command.ckpt_given:
         # Not by Hydra's grammar, to which a glob such as step[12]* is a list or no value at all.
         ckpt = line.command.ckpt
-        tree.root.put(("ckpt",), Node.of(ckpt, Origin(COMMAND_LINE, f"ckpt={ckpt}")))
+        tree.root.put(("ckpt",), Node.of(ckpt, ValueOrigin(COMMAND_LINE, f"ckpt={ckpt}")))
     name = tree.root.get("name") or Node(None)
     if name.value is None:
         last = experiments[-1].rpartition("/")[2].removesuffix(".yaml") if experiments else "default"

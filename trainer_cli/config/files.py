@@ -19,7 +19,7 @@ from hydra.core.override_parser.types import Override
 from trainer_cli.config.hydra_compat import SCHEMA, Loaded, Merged
 from trainer_cli.config.overrides import line_of, override_error
 from trainer_cli.config.search_path import SearchPath, search_folders
-from trainer_cli.config.tree import COMMAND_LINE, Choice, ConfigTree, Node, Origin
+from trainer_cli.config.tree import COMMAND_LINE, ChosenOption, ConfigTree, Node, ValueOrigin
 from trainer_cli.config.yaml import Reading, read_file
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import OPEN, SEVERAL, KeyPath, sections, unknown_key, whole_values
@@ -162,7 +162,7 @@ def _check_package(option: Node, package: str) -> Iterator[ConfigError]:
         yield _mistake(option, f"'@{package}' names no place in the config", f"Write '@{suggestion}'.")
 
 
-class Entry(NamedTuple):
+class DefaultsEntry(NamedTuple):
     """An entry of a defaults list: a choice (`- group: option`) or a config (`- folder/name`)."""
 
     config: str
@@ -186,9 +186,9 @@ class Entry(NamedTuple):
         return f"{self.group}/{self.option}".lstrip("/")
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> ValueOrigin:
         """Where a value of the option was chosen."""
-        return Origin(self.source, f"{self.group}={self.option or 'null'}")
+        return ValueOrigin(self.source, f"{self.group}={self.option or 'null'}")
 
     def is_of(self, key: str) -> bool:
         """Whether it chooses for `group@package`."""
@@ -199,7 +199,9 @@ class Entry(NamedTuple):
         return self.group == group and (not at_root or own_package == (package or group.replace("/", ".")))
 
 
-def find_choices(files: ConfigFiles, merged: Sequence[Merged], overrides: Sequence[Override]) -> dict[KeyPath, Choice]:
+def find_choices(
+    files: ConfigFiles, merged: Sequence[Merged], overrides: Sequence[Override]
+) -> dict[KeyPath, ChosenOption]:
     """Section -> the choice of its group. An option that is merged into the tree's root is under `(group,)`."""
     search = files.search
     paths = {config.name: path for config in merged if (path := search.find(config.name))}
@@ -211,7 +213,7 @@ def find_choices(files: ConfigFiles, merged: Sequence[Merged], overrides: Sequen
     typed = [override for override in overrides if search.is_choice(override)]
     # experiment=x was rewritten to +experiment=x.
     typed_lines = {name: line_of(override).removeprefix("+") for override in typed for name in _chosen_files(override)}
-    chosen: dict[KeyPath, Choice] = {}
+    chosen: dict[KeyPath, ChosenOption] = {}
     for config in merged:
         group = config.name.rpartition("/")[0]
         path = paths.get(config.name)
@@ -219,13 +221,15 @@ def find_choices(files: ConfigFiles, merged: Sequence[Merged], overrides: Sequen
             continue
         origin = _find_chooser(config.name, typed_lines, entries)
         if origin is not None:
-            chosen[split_package(config.package or group)] = Choice(origin, search.label(path))
+            chosen[split_package(config.package or group)] = ChosenOption(origin, search.label(path))
     # Overrides and entries that merged no file chose null, or removed the group.
     for override in typed:
-        chosen.setdefault(split_package(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
+        chosen.setdefault(
+            split_package(override.key_or_group), ChosenOption(ValueOrigin(COMMAND_LINE, line_of(override)))
+        )
     for entry in entries:
         if entry.option is None and entry.group != "experiment":
-            chosen.setdefault(split_package(entry.group), Choice(entry.origin))
+            chosen.setdefault(split_package(entry.group), ChosenOption(entry.origin))
     # The name of a run defaults to that of its experiment.
     experiments = [choice for section, choice in chosen.items() if section[0] == "experiment"]
     return {**chosen, ("name",): experiments[-1]} if experiments else chosen
@@ -243,14 +247,14 @@ def _chosen_files(override: Override) -> list[str]:
     return [f"{override.key_or_group}/{str(option).removesuffix('.yaml')}" for option in options if option is not None]
 
 
-def _find_chooser(path: str, typed_lines: dict[str, str], entries: Sequence[Entry]) -> Origin | None:
+def _find_chooser(path: str, typed_lines: dict[str, str], entries: Sequence[DefaultsEntry]) -> ValueOrigin | None:
     """The override, or else the first entry, that names a config."""
     if path in typed_lines:
-        return Origin(COMMAND_LINE, typed_lines[path])
+        return ValueOrigin(COMMAND_LINE, typed_lines[path])
     return next((entry.origin for entry in entries if entry.names == path), None)
 
 
-def read_entries(tree: Node, config: str) -> Iterator[Entry]:
+def read_entries(tree: Node, config: str) -> Iterator[DefaultsEntry]:
     """The entries of the defaults list of a config."""
     folder = config.rpartition("/")[0]
 
@@ -263,14 +267,14 @@ def read_entries(tree: Node, config: str) -> Iterator[Entry]:
         if isinstance(entry.value, str) and entry.value != "_self_":
             name, _, package = entry.value.partition("@")
             group, _, option = resolved(name.removesuffix(".yaml")).rpartition("/")
-            yield Entry(config, group, option, source, entry.value, package, is_choice=False)
+            yield DefaultsEntry(config, group, option, source, entry.value, package, is_choice=False)
         for key, value in entry.value.items() if entry.is_mapping else ():
             words = str(key).split() or [""]
             name, _, package = words[-1].partition("@")
             for item in value.value if isinstance(value.value, list) else [value]:
                 chosen = None if item.value is None else str(item.value).removesuffix(".yaml")
                 text = f"{key}: {item.value}"
-                yield Entry(config, resolved(name), chosen, source, text, package, "override" in words)
+                yield DefaultsEntry(config, resolved(name), chosen, source, text, package, "override" in words)
 
 
 _IDENTITY_KEYS = (("_target_",), ("dtype",))
@@ -348,7 +352,7 @@ def _plain_at(tree: ConfigTree, path: KeyPath) -> Any:
 
 
 class ConfigFiles:
-    """The configs by name, as Hydra's defaults list needs them (hydra_compat.Configs).
+    """The configs by name, as Hydra's defaults list needs them.
 
     A file with mistakes counts as empty, so that the other files are still checked.
     """

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra import version
 from hydra._internal.config_repository import ConfigRepository
@@ -28,8 +28,11 @@ from omegaconf.resolvers.oc import env
 
 from trainer_cli.errors import keep_secret
 
+if TYPE_CHECKING:
+    from trainer_cli.config.files import ConfigFiles
+
 __all__ = [
-    "SCHEMA", "Configs", "DefaultsList", "Loaded", "Merged", "defaults_list", "get_yaml_loader", "repository",
+    "SCHEMA", "DefaultsList", "Loaded", "Merged", "defaults_list", "get_yaml_loader", "repository",
 ]  # fmt: skip
 
 SCHEMA = "train_schema"
@@ -57,20 +60,7 @@ class Loaded(NamedTuple):
     package: str | None
 
 
-class Configs(Protocol):
-    """The configs that a composition may choose from, by their names without `.yaml`."""
-
-    def load(self, name: str) -> Loaded | None:
-        """The config of this name, or None if it does not exist."""
-
-    def is_group(self, name: str) -> bool:
-        """Whether there is such a group."""
-
-    def options(self, group: str) -> list[str]:
-        """The names of a group's configs."""
-
-
-def repository(configs: Configs) -> ConfigRepository:
+def repository(configs: ConfigFiles) -> ConfigRepository:
     """The configs in the form that `defaults_list` takes; each is loaded once."""
     return _Repository(_Source(configs))
 
@@ -120,7 +110,7 @@ def value_in_quotes(override: Override) -> Any:
 
 
 class _Source(ConfigSource):
-    def __init__(self, configs: Configs) -> None:
+    def __init__(self, configs: ConfigFiles) -> None:
         super().__init__("main", f"{self.scheme()}://")
         self._configs = configs
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hydra.errors import MissingConfigException
 from omegaconf.errors import InterpolationToMissingValueError, UnsupportedInterpolationType
 
-from trainer_cli.config.files import Entry, read_entries, write_entry
+from trainer_cli.config.files import DefaultsEntry, read_entries, write_entry
 from trainer_cli.config.hydra_compat import SCHEMA, resolver_names
 from trainer_cli.config.overrides import CommandLine, line_of, unknown_option_error
 from trainer_cli.config.search_path import SearchPath, label
@@ -30,10 +30,10 @@ class _Lists(NamedTuple):
 
     search: SearchPath
     command: CommandLine
-    entries: dict[str, list[Entry]]
+    entries: dict[str, list[DefaultsEntry]]
     """Name of a config, such as `experiment/x` -> its entries, in the order in which the files were read."""
 
-    def of(self, key: str) -> list[Entry]:
+    def of(self, key: str) -> list[DefaultsEntry]:
         """The entries that choose for `group@package`, or a config in the folder of a group."""
         return [entry for entries in self.entries.values() for entry in entries if entry.is_of(key)]
 
@@ -183,7 +183,7 @@ def _chosen_twice(key: str, lists: _Lists) -> ConfigError:
     return _wrong(f"{key} is chosen twice", COMMAND_LINE, "Name it once.")
 
 
-def _is_above(first: Entry, second: Entry, lists: _Lists) -> bool:
+def _is_above(first: DefaultsEntry, second: DefaultsEntry, lists: _Lists) -> bool:
     """Whether the file of the first entry lists that of the second, and so overrides what it chooses."""
     names = [entry.names for entry in lists.entries.get(first.config, ())]
     return second.config in names and not second.config.startswith("experiment/")
@@ -236,7 +236,7 @@ def _placed(key: str) -> str:
     return key if at or unknown_key(tuple(group.split("/"))) is None else f"{group}@KEY"
 
 
-def _back_to_itself(entries: Mapping[str, Sequence[Entry]], name: str, trail: tuple[str, ...]) -> str | None:
+def _back_to_itself(entries: Mapping[str, Sequence[DefaultsEntry]], name: str, trail: tuple[str, ...]) -> str | None:
     """The place of the entry that leads back to a file above it."""
     for entry in entries.get(name, ()):
         if entry.names in (*trail, name):

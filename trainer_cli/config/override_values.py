@@ -20,9 +20,9 @@ from trainer_cli.config.overrides import (
     path_of,
 )
 from trainer_cli.config.search_path import SearchPath
-from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, Origin, merge, name_kind, resolve
+from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, ValueOrigin, merge, name_kind, resolve
 from trainer_cli.errors import Code, ConfigError
-from trainer_cli.keys import DATA_KEYS, KeyPath
+from trainer_cli.keys import DATA_KEYS, SEVERAL, KeyPath
 from trainer_cli.patterns import did_you_mean, find_nearest
 from trainer_cli.values import MISSING, to_yaml_line
 
@@ -49,9 +49,9 @@ def apply(
             section = tree.root.at(path[:-1])
             assert section is not None
             del section.value[path[-1]]
-            tree.removed[path] = Origin(COMMAND_LINE, line)
+            tree.removed[path] = ValueOrigin(COMMAND_LINE, line)
         else:
-            node = Node.of(override.value(), Origin(COMMAND_LINE, line), line.partition("=")[2])
+            node = Node.of(override.value(), ValueOrigin(COMMAND_LINE, line), line.partition("=")[2])
             current = tree.root.at(path)
             if current is None or not (current.is_mapping and node.is_mapping):
                 tree.root.put(path, node)
@@ -66,7 +66,7 @@ def apply(
 
 def _names_components(override: Override) -> bool:
     """Whether an override is `callbacks={NAME: {_target_: …}}` or the same of loggers, which may be new ones."""
-    if override.type is not OverrideType.CHANGE or path_of(override) not in (("callbacks",), ("loggers",)):
+    if override.type is not OverrideType.CHANGE or path_of(override) not in [(group,) for group in SEVERAL]:
         return False
     value = override.value()
     return isinstance(value, dict) and all(isinstance(node, dict) and "_target_" in node for node in value.values())
@@ -156,9 +156,9 @@ def append(root: Node, addition: Append) -> ConfigError | None:
             f"{addition.line}: {key} {shown}", f"Write {key}={addition.values[0] if single else list_text}."
         )
     text, line = addition.line.partition("=")[2], addition.line
-    added = [Node.of(value, Origin(COMMAND_LINE, line), text) for value in addition.values]
-    words = line if node.origin == Origin() else f"{line}, after {node.origin}"
-    node.value, node.origin, node.text = [*(node.value or ()), *added], Origin(COMMAND_LINE, words), text
+    added = [Node.of(value, ValueOrigin(COMMAND_LINE, line), text) for value in addition.values]
+    words = line if node.origin == ValueOrigin() else f"{line}, after {node.origin}"
+    node.value, node.origin, node.text = [*(node.value or ()), *added], ValueOrigin(COMMAND_LINE, words), text
     return None
 
 
@@ -189,12 +189,12 @@ def _no_value(root: Node, path: KeyPath, line: str, search: SearchPath) -> Confi
                 hint = "Training is always shuffled, by the seed: for an order of your own give a DataLoader."
             elif hint != meant and meant.startswith(f"{prefix} has") and target is not None:
                 hint = f"{hint.removesuffix('.')}, if {target.value} takes it."
-            if depth == 1 and prefix in ("callbacks", "loggers") and len(path) > 2:
+            if depth == 1 and prefix in SEVERAL and len(path) > 2:
                 key, value = ".".join(path[2:]), line.partition("=")[2]
                 node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"
                 hint = f"Say what to make: '+{prefix}.{name}={{{node_text}}}'."
             if depth == 1 and name in search.options(prefix):
-                is_mapping_of_components = prefix in ("callbacks", "loggers")
+                is_mapping_of_components = prefix in SEVERAL
                 hint = f"Choose it first, as in {prefix}={f'[default,{name}]' if is_mapping_of_components else name}."
             return override_error(f"there is no key '{'.'.join(path)}'", hint, Code.unknown_key)
         node = node.value[name]

@@ -22,7 +22,7 @@ from trainer_cli.values import MISSING
 DEFAULT, COMMAND_LINE = "default", "command line"
 
 
-class Origin(NamedTuple):
+class ValueOrigin(NamedTuple):
     """Where a value was set (`file:line`, `command line` or `default`), and the words there."""
 
     source: str = DEFAULT
@@ -32,14 +32,14 @@ class Origin(NamedTuple):
         return f"{self.source}: {self.words}" if self.words else self.source
 
 
-class Choice(NamedTuple):
+class ChosenOption(NamedTuple):
     """An option of a group: where it was chosen, and the label of its file (empty for none)."""
 
-    origin: Origin
+    origin: ValueOrigin
     label: str = ""
 
 
-_NOWHERE = Origin()
+_NOWHERE = ValueOrigin()
 
 
 @dataclass(slots=True)
@@ -51,11 +51,11 @@ class Node:
     """
 
     value: Any
-    origin: Origin = _NOWHERE
+    origin: ValueOrigin = _NOWHERE
     text: str = ""
 
     @classmethod
-    def of(cls, value: Any, origin: Origin = _NOWHERE, text: str = "") -> Node:
+    def of(cls, value: Any, origin: ValueOrigin = _NOWHERE, text: str = "") -> Node:
         """The node of a plain value; all of it has one origin."""
         if isinstance(value, Mapping):
             return cls({_unquoted(key): cls.of(item, origin, text) for key, item in value.items()}, origin, text)
@@ -229,9 +229,9 @@ class ConfigTree:
     """All values of a composed config, the options that were chosen, and what was removed."""
 
     root: Node = field(default_factory=lambda: Node({}))
-    choices: dict[KeyPath, Choice] = field(default_factory=dict)
+    choices: dict[KeyPath, ChosenOption] = field(default_factory=dict)
     """Section -> the option of its group that was chosen; what is merged into the tree's root under its group."""
-    removed: dict[KeyPath, Origin] = field(default_factory=dict)
+    removed: dict[KeyPath, ValueOrigin] = field(default_factory=dict)
     """Path -> the override `~key` that removed its value."""
 
     def source(self, key: KeyPath) -> str:
@@ -251,7 +251,7 @@ class ConfigTree:
         default = choice.origin.source if choice is not None else DEFAULT
         return next((source for source in (*sources, node.where) if source != DEFAULT), default)
 
-    def exact(self, key: KeyPath) -> Origin:
+    def exact(self, key: KeyPath) -> ValueOrigin:
         """What set this very value: itself, or a value above it that is not a mapping; else the choice of its group."""
         for length in range(len(key), 0, -1):
             node = self.root.at(key[:length])
@@ -273,12 +273,12 @@ class ConfigTree:
         """A number as it was written: `1_0` for 10. Its plain form if the text is unknown."""
         return (self.root.at(key) or _ABSENT).written(number)
 
-    def gone(self, key: KeyPath) -> Origin | None:
+    def gone(self, key: KeyPath) -> ValueOrigin | None:
         """What removed a value: `~key`, or the choice of another option above it."""
         choice = self._chosen_above(key)
         return self.removed.get(key) or (choice.origin if choice is not None else None)
 
-    def chosen(self, section: KeyPath) -> Origin | None:
+    def chosen(self, section: KeyPath) -> ValueOrigin | None:
         """Where the option was chosen that a section's values come from; None if none of them does."""
         choice, node = self.choices.get(section), self.root.at(section)
         if choice is None or not choice.label or node is None:
@@ -286,7 +286,7 @@ class ConfigTree:
         sources = (child.origin.source for _, child in node.walk())
         return choice.origin if any(source.startswith(f"{choice.label}:") for source in sources) else None
 
-    def _chosen_above(self, key: KeyPath) -> Choice | None:
+    def _chosen_above(self, key: KeyPath) -> ChosenOption | None:
         above = (self.choices.get(key[:length]) for length in range(len(key), 0, -1))
         return next((choice for choice in above if choice is not None), None)
 

@@ -19,7 +19,7 @@ from yaml.reader import Reader
 
 from trainer_cli.bounds import DEEPEST, LARGEST_COUNT, find_too_deep
 from trainer_cli.config.hydra_compat import get_yaml_loader
-from trainer_cli.config.tree import Node, Origin
+from trainer_cli.config.tree import Node, ValueOrigin
 from trainer_cli.errors import Code, ConfigError, raise_all
 from trainer_cli.keys import KeyPath, text_keys
 from trainer_cli.patterns import find_nearest
@@ -184,7 +184,7 @@ _TAG = "tag:yaml.org,2002:"
 _TAGS = {_TAG + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
 _SEXAGESIMAL = re.compile(r"[-+]?([\d_]+(?::[0-5]?\d)+)(?:\.[\d_]*)?")
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
-_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+TRUTH_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 def why_no_interpolation(text: str) -> str | None:
@@ -279,7 +279,7 @@ class _Walk:
     def _node(self, at: yaml.Node, value: Any, written: yaml.Node) -> Node:
         """The node of a value, with the line of `at`: of its key, since a list may begin in a later line."""
         is_text = isinstance(written, yaml.ScalarNode) and (not written.style or written.value == MISSING)
-        return Node(value, Origin(f"{self._name}:{at.start_mark.line + 1}"), str(written.value) if is_text else "")
+        return Node(value, ValueOrigin(f"{self._name}:{at.start_mark.line + 1}"), str(written.value) if is_text else "")
 
     def _check_key(self, key: yaml.Node, path: KeyPath, lines: dict[tuple[str, str], int]) -> None:
         if not isinstance(key, yaml.ScalarNode):
@@ -324,7 +324,7 @@ class _Walk:
                 self._refuse(node, path, f"{text} is read by YAML as a string, not as null",
                              f"Write null, or '{text}' in quotes.", breaks=path[0] == "defaults")  # fmt: skip
         elif node.tag == _TAG + "bool":
-            if plain := _WORDS.get(text.lower()):
+            if plain := TRUTH_WORDS.get(text.lower()):
                 cure = f"Write {plain}, or '{text}' in quotes."
                 self._refuse(node, path, f"{text} is read by YAML as {plain}", cure)
         elif match := _SEXAGESIMAL.fullmatch(text):
