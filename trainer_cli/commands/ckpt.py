@@ -412,7 +412,7 @@ def _prune(args: argparse.Namespace) -> int:
 def _import_decoders() -> None:
     """Import what decodes the files of a checkpoint, with torch, before the first one is read."""
     with showing_import():
-        import trainer_cli.format.readable  # noqa: F401
+        from trainer_cli.format import check_readable  # noqa: F401
 
 
 _FLAGS = {
