@@ -399,7 +399,7 @@ _CLOCKS = ("monotonic", "perf_counter", "process_time", "time")
         ("assert begun.wait(60)", True),
         ("saving.written.result(60)", True),
         ("subprocess.run(words, timeout=120)", True),
-        ("from_environment(os.environ, timeout_s=60)", True),
+        ("join_processes(os.environ, timeout_s=60)", True),
         ("until = time.monotonic() + 60", True),
         ("assert time.monotonic() - began < 600", True),
         ("assert LIMIT_S > time.perf_counter() - began", True),
@@ -407,7 +407,7 @@ _CLOCKS = ("monotonic", "perf_counter", "process_time", "time")
         ("until = time.monotonic() + LIMIT_S", False),
         # These are to expire.
         ("is_done.wait(0.2)", False),
-        ("from_environment(address, timeout_s=1)", False),
+        ("join_processes(address, timeout_s=1)", False),
     ],
 )
 def test_a_short_limit_and_a_measured_time_are_found(code: str, is_short: bool) -> None:

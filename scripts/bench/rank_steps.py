@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.data.loader import Loader
-from trainer_cli.parallel.process_group import ProcessGroup, from_environment
+from trainer_cli.parallel.process_group import ProcessGroup, join_processes
 from trainer_cli.strategies.strategy import DDP
 from views import Batch, Views
 
@@ -123,7 +123,7 @@ def figures(net: Net, warm: int) -> dict[str, float]:
 
 
 def main(steps: int, large_steps: int, large_layers: int, rounds: int) -> None:
-    group = from_environment(os.environ)
+    group = join_processes(os.environ)
     large = LARGE[-large_layers:]
 
     def loader_of(widths: list[int], batch_size: int, count: int) -> Loader:

@@ -14,7 +14,7 @@ from command import run_program
 from trainer_cli.addons.formats.export import Average, ExportFormat, export, renamed, replacing
 from trainer_cli.addons.formats.export_run import export_one, strip
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.state.weights import weights_of
+from trainer_cli.state.weights import select_weights
 from trainer_cli.trainer.state import model_files
 from trainer_cli.trainer.trainer import Trainer
 
@@ -101,16 +101,16 @@ def test_names_are_mapped_and_left_out() -> None:
 def test_averaged_weights_take_the_place_of_the_trained() -> None:
     average = {"body.weight": torch.ones(6, 4)}
     state = {"model": weights(), "callbacks": {"ema": {"average": average}, "other": {}}}
-    found = weights_of(state, "x", "ema")
+    found = select_weights(state, "x", "ema")
     assert torch.equal(found["body.weight"], average["body.weight"])
     assert torch.equal(found["emb.weight"], weights()["emb.weight"])
-    tied = weights_of({**state, "callbacks": {"ema": {"average": {"emb.weight": torch.ones(6, 4)}}}}, "x", "ema")
+    tied = select_weights({**state, "callbacks": {"ema": {"average": {"emb.weight": torch.ones(6, 4)}}}}, "x", "ema")
     assert torch.equal(tied["emb.weight"], torch.ones(6, 4))
     assert tied["head.weight"] is tied["emb.weight"]
     with pytest.raises(CheckpointError, match=r"no averaged weights of a callback 'swa'.*It has those of ema"):
-        weights_of(state, "x", "swa")
+        select_weights(state, "x", "swa")
     with pytest.raises(CheckpointError, match="has no model"):
-        weights_of({}, "x")
+        select_weights({}, "x")
 
 
 def test_an_output_that_exists_is_replaced_only_if_asked_and_only_as_a_whole(

@@ -14,7 +14,7 @@ from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import UserError
 from trainer_cli.state.generators import capture_rng, restore_rng
 from trainer_cli.state.model_state import capture_model
-from trainer_cli.state.names import clean_name, parameter_names, unwrapped
+from trainer_cli.state.names import clean_name, name_parameters, unwrap
 from trainer_cli.state.optimizer_state import capture_optimizer
 from trainer_cli.state.weights import are_finite
 
@@ -190,7 +190,7 @@ def test_one_name_of_a_tied_pair_is_enough_but_two_values_are_refused():
 def test_wrappers_leave_no_trace_in_names(compiled):
     model = Net()
     wrapped = nn.DataParallel(torch.compile(model, backend="eager") if compiled else model)
-    assert unwrapped(wrapped) is model
+    assert unwrap(wrapped) is model
     assert same(capture_model(wrapped), capture_model(model))
     restore_model(wrapped, capture_model(Net(seed=1)))
     assert torch.equal(model.conv.weight, Net(seed=1).conv.weight)
@@ -234,7 +234,7 @@ def test_a_captured_model_has_its_own_memory_under_every_name():
     captured = capture_model(model)
     assert list(captured) == list(model.state_dict())
     assert captured["b.0.weight"].data_ptr() == captured["a.weight"].data_ptr() == part.weight.data_ptr()
-    assert parameter_names(model) == {value: name for name, value in model.named_parameters()}
+    assert name_parameters(model) == {value: name for name, value in model.named_parameters()}
 
 
 def test_random_generators_go_on_where_they_were(tmp_path):
@@ -359,7 +359,7 @@ def test_names_that_modules_translate_are_loaded_as_by_load_state_dict(case: str
     torch.manual_seed(3)
     expected, loaded = make(), make()
     loaded.load_state_dict(expected.state_dict())
-    unwrapped(expected).load_state_dict(state, strict=True)
+    unwrap(expected).load_state_dict(state, strict=True)
     restore_model(loaded, state)
     assert same(dict(expected.state_dict()), dict(loaded.state_dict()))
 

@@ -16,7 +16,7 @@ from trainer_cli import load_checkpoint, load_model, make_sync_checkpointer, sav
 from trainer_cli.addons.formats.files import find_weights
 from trainer_cli.commands.command_line import main
 from trainer_cli.loads.options import WHOLE, LoadOptions
-from trainer_cli.state.model_state import capture_model, fit_model, versions_of
+from trainer_cli.state.model_state import capture_model, find_versions, fit_model
 
 EXPERIMENT = """# @package _global_
 model: {_target_: migrating.Net}
@@ -122,13 +122,13 @@ def test_modules_migrate_a_state_as_in_load_state_dict(case: str, layer: Any, wi
     expected = _loaded(saved.state_dict(), width=width)
     source = saved_in(saved)
     model = _net(width=width)
-    _fit(loaded_in(model), capture_model(source), versions_of(source), LoadOptions(key_mapping=mapping))
+    _fit(loaded_in(model), capture_model(source), find_versions(source), LoadOptions(key_mapping=mapping))
     _assert_equal({name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()}, expected)
 
 
 def test_only_versions_other_than_1_are_saved() -> None:
-    assert versions_of(_net(First)) == {"layers.1": 2}
-    assert versions_of(nn.Linear(1, 1)) == {}
+    assert find_versions(_net(First)) == {"layers.1": 2}
+    assert find_versions(nn.Linear(1, 1)) == {}
 
 
 @pytest.mark.parametrize("value", [None, 7, {"": 1}, {"": {"version": "2"}}, {1: {"version": 2}}])

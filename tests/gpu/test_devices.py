@@ -19,7 +19,7 @@ from trainer_cli.addons.auto.trial_memory import TrialMemory
 from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.data.loader import Loader
 from trainer_cli.outputs.metrics import WeightedMeans
-from trainer_cli.parallel.process_group import from_environment
+from trainer_cli.parallel.process_group import join_processes
 from trainer_cli.strategies.fsdp import FSDP
 
 STEPS, HALF = 6, 3
@@ -95,7 +95,7 @@ def test_what_is_written_behind_the_training_is_the_state_of_its_step(device: st
 
 @CUDA
 def test_fully_sharded_on_one_gpu_trains_as_unsharded_and_resumes_exactly(tmp_path: Path) -> None:
-    group = from_environment({}, alone_too=True)
+    group = join_processes({}, alone_too=True)
     try:
         plain = _fit(tmp_path / "plain", "cuda")
         straight = _fit(tmp_path / "straight", "cuda", strategy=FSDP(group))

@@ -24,7 +24,7 @@ from trainer_cli import Callback, Digits, TrainStep
 from trainer_cli.addons.jobs.supervise import compose_fit
 from trainer_cli.dtensor import whole_of
 from trainer_cli.parallel import same
-from trainer_cli.parallel.process_group import from_environment
+from trainer_cli.parallel.process_group import join_processes
 from trainer_cli.running.fitting import fit
 
 # Each rank is a program of its own, which no conftest.py has prepared.
@@ -358,7 +358,7 @@ def _damage(path: Path) -> None:
 
 def main(jobs: list[list[str]]) -> None:
     torch.set_num_threads(1)
-    group = from_environment(os.environ, timeout_s=500)
+    group = join_processes(os.environ, timeout_s=500)
     ends = []
     for overrides in jobs:
         try:

@@ -27,7 +27,7 @@ from trainer_cli.dtensor import local_of, targets_of
 from trainer_cli.errors import UserError
 from trainer_cli.loads.options import WHOLE
 from trainer_cli.parallel import process_group
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup, join_processes
 from trainer_cli.parallel.rendezvous import is_of_peer
 from trainer_cli.state.model_state import capture_model, fit_model
 from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
@@ -195,7 +195,7 @@ def machines_if_each_rank_has_its_own(rank: int) -> int:
     name = socket.gethostname
     socket.gethostname = lambda: f"machine{rank}"
     try:
-        return process_group.default_group().machines
+        return process_group.find_default_group().machines
     finally:
         socket.gethostname = name
 
@@ -417,7 +417,7 @@ def death(folder: Path, group: ProcessGroup) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    group = from_environment(os.environ, timeout_s=500)
+    group = join_processes(os.environ, timeout_s=500)
     answers: dict[str, Any] = exchanges(group)
     answers["blocks"] = blocks(group)
     answers |= saves(folder, group)

@@ -20,7 +20,7 @@ from ranks import HERE, Fits, fit_on_ranks, new_folder
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.commands.command_line import main
-from trainer_cli.state.weights import weights_of
+from trainer_cli.state.weights import select_weights
 
 sys.path.insert(0, str(HERE.parent / "integration"))
 from compare import checkpoints, final_state, metrics
@@ -270,7 +270,7 @@ def test_files_are_written_by_one_rank_each(runs: Path, how: str) -> None:
     assert sorted(path.name for path in (run / "profile").iterdir()) == ["trace-step2-rank1.json", "trace-step2.json"]
     copied, saved = make_sync_checkpointer().read(run / "states" / "step6")["model"], state(run)
     # What evaluations saw.
-    for name, value in weights_of(saved, str(run), "swa").items():
+    for name, value in select_weights(saved, str(run), "swa").items():
         assert torch.equal(copied[name], value)
 
 

@@ -19,7 +19,7 @@ from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import rendezvous
-from trainer_cli.parallel.process_group import ALONE, from_environment
+from trainer_cli.parallel.process_group import ALONE, join_processes
 from trainer_cli.parallel.rendezvous import LostRankError, noted_activity, noting
 from trainer_cli.storage.local import LocalStorage
 
@@ -106,12 +106,12 @@ def test_after_a_rank_is_lost_the_innermost_activity_is_reported_and_of_other_er
 
 def test_one_process_needs_no_torch_distributed() -> None:
     code = (
-        "import sys; from trainer_cli.parallel.process_group import from_environment as f;"
+        "import sys; from trainer_cli.parallel.process_group import join_processes as f;"
         "g = f({}); assert (g.gather(1), g.broadcast(2), g.on_main(lambda: 3)) == ([1], 2, 3); g.barrier(); g.close();"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert from_environment({"WORLD_SIZE": "1", "RANK": "0"}) is ALONE
+    assert join_processes({"WORLD_SIZE": "1", "RANK": "0"}) is ALONE
 
 
 def test_a_rank_that_does_not_start_is_named(
@@ -122,10 +122,10 @@ def test_a_rank_that_does_not_start_is_named(
         probe.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     with pytest.raises(LostRankError, match="ranks 1, 2 of 3 have not started in 1 s"):
-        from_environment({**address, "WORLD_SIZE": "3", "RANK": "0"}, timeout_s=1)
+        join_processes({**address, "WORLD_SIZE": "3", "RANK": "0"}, timeout_s=1)
     assert capsys.readouterr().err == "train: waiting for ranks 1, 2 of 3 processes to start\n"
     with pytest.raises(LostRankError, match=r"rank 0 does not answer rank 1 at 127\.0\.0\.1:"):
-        from_environment({**address, "WORLD_SIZE": "2", "RANK": "1"}, timeout_s=1)
+        join_processes({**address, "WORLD_SIZE": "2", "RANK": "1"}, timeout_s=1)
     port = address["MASTER_PORT"]
     assert f"train: rank 1 is waiting for rank 0 at 127.0.0.1:{port} (MASTER_ADDR" in capsys.readouterr().err
 
@@ -136,7 +136,7 @@ def test_a_port_in_use_is_reported_with_the_variable_that_sets_it() -> None:
         other.listen()
         port = str(other.getsockname()[1])
         with pytest.raises(UserError, match=f"rank 0 cannot listen at 127.0.0.1:{port}.*MASTER_PORT"):
-            from_environment({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": "0"})
+            join_processes({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": "0"})
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.group_verify import share_of
 from trainer_cli.commands.command_line import main
 from trainer_cli.manifest import Manifest
-from trainer_cli.parallel.process_group import from_environment
+from trainer_cli.parallel.process_group import join_processes
 from trainer_cli.strategies.fsdp import FSDP
 
 sys.path.insert(0, str(HERE.parent / "integration"))
@@ -302,7 +302,7 @@ def test_with_mixed_precision_all_but_batch_norms_compute_in_16_bits() -> None:
     def look(name: str, module: torch.nn.Module, batch: object) -> None:
         seen[name] = next(module.parameters()).dtype
 
-    group = from_environment({}, alone_too=True)
+    group = join_processes({}, alone_too=True)
     try:
         model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Conv2d(2, 2, 3))
         placed = FSDP(group, dtype=torch.bfloat16).place(model, torch.device("cpu"))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import ConfigError
-from trainer_cli.state import capture_model, clean_name, parameter_names, spectral_vectors, unwrapped
+from trainer_cli.state import capture_model, clean_name, find_spectral_vectors, name_parameters, unwrap
 from trainer_cli.steps import Duration
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import foreach_copy_, foreach_lerp_
@@ -76,7 +76,7 @@ class EMA(Callback):
         self._model = trainer.model
 
     def post_setup(self, trainer: Trainer) -> None:
-        named = parameter_names(trainer.model).items()
+        named = name_parameters(trainer.model).items()
         self._first_trained = frozenset(name for parameter, name in named if parameter.requires_grad)
 
     def on_fit_start(
@@ -88,7 +88,7 @@ class EMA(Callback):
         self._start_step = steps
         self._warn_if_long(trainer.progress.step, steps, loop.planned_steps)
         # Refuses one whose vectors cannot be computed.
-        spectral_vectors(capture_model(trainer.model), computed=False)
+        find_spectral_vectors(capture_model(trainer.model), computed=False)
         if not self._average and trainer.progress.step >= steps:
             self._begin()
 
@@ -125,7 +125,7 @@ class EMA(Callback):
             return
         count, others = self._others.get(optimizer, (0, []))
         if count != len(optimizer.param_groups):
-            names = parameter_names(trainer.model)
+            names = name_parameters(trainer.model)
             members = (parameter for group in optimizer.param_groups for parameter in group["params"])
             others = [member for member in members if member in names and names[member] not in self._average]
             self._others[optimizer] = len(optimizer.param_groups), others
@@ -213,7 +213,7 @@ class EMA(Callback):
     def _join(self, parameters: Iterable[nn.Parameter]) -> None:
         """Begin to average parameters that are about to be updated for the first time: until now their average is the
         value that they have."""
-        names = parameter_names(self._live_model())
+        names = name_parameters(self._live_model())
         for parameter in parameters:
             self._average[names[parameter]] = parameter.detach().to(_averaged(parameter.dtype), copy=True)
         self._pair_up()
@@ -233,7 +233,7 @@ class EMA(Callback):
 
     def _tensors(self) -> dict[str, Tensor]:
         """What may be averaged, by its clean name."""
-        return {name: parameter for parameter, name in parameter_names(self._live_model()).items()}
+        return {name: parameter for parameter, name in name_parameters(self._live_model()).items()}
 
     def _buffer_names(self) -> frozenset[str]:
         """The buffers that may be averaged, those that are None now included."""
@@ -246,14 +246,14 @@ class EMA(Callback):
         parameters = [*self._pairs[1], *self._halves[1]]
         state = capture_model(self._live_model())
         # Also in evaluation mode a spectral norm is computed by its vectors, which are those of the trained weights.
-        vectors = list(spectral_vectors(state, computed=False).values())
+        vectors = list(find_spectral_vectors(state, computed=False).values())
         # Copies, not swapped tensors: optimizers, strategies and a compiled forward hold the parameters themselves.
         with torch.no_grad():
             before = [tensor.detach().clone() for tensor in (*parameters, *vectors)]
         try:
             with torch.no_grad():
                 foreach_copy_(parameters, averages)
-                for name, vector in spectral_vectors(state).items():
+                for name, vector in find_spectral_vectors(state).items():
                     state[name].copy_(vector)
             yield
         finally:
@@ -329,15 +329,15 @@ class SWA(EMA):
     def _buffer_names(self) -> frozenset[str]:
         return frozenset(
             clean_name(f"{prefix}.{leaf}" if prefix else leaf)
-            for prefix, module in unwrapped(self._live_model()).named_modules()
+            for prefix, module in unwrap(self._live_model()).named_modules()
             for leaf in module._buffers.keys()  # noqa: SIM118
         )
 
     def _tensors(self) -> dict[str, Tensor]:
-        buffers = {clean_name(name): buffer for name, buffer in unwrapped(self._live_model()).named_buffers()}
+        buffers = {clean_name(name): buffer for name, buffer in unwrap(self._live_model()).named_buffers()}
         tensors = {**super()._tensors(), **buffers}
-        # A mean of unit vectors is no unit vector: `spectral_vectors` computes those of the average.
-        vectors = spectral_vectors(tensors, computed=False)
+        # A mean of unit vectors is no unit vector: `find_spectral_vectors` computes those of the average.
+        vectors = find_spectral_vectors(tensors, computed=False)
         return {
             name: value
             for name, value in tensors.items()

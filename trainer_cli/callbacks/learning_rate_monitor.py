@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.optim import ONLY
-from trainer_cli.state import clean_name, unwrapped
+from trainer_cli.state import clean_name, unwrap
 from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def parameter_table(model: nn.Module, depth: int) -> list[str]:
     """The lines of the table; the sum is the last."""
     rows: dict[str, list[int]] = {}
     # Tied parameters come once, under their first name.
-    for name, parameter in unwrapped(model).named_parameters():
+    for name, parameter in unwrap(model).named_parameters():
         module = ".".join(clean_name(name).split(".")[:-1][:depth])
         for key in ([module] if depth else []) + [""] * (module != "" or not depth):
             row = rows.setdefault(key, [0, 0, 0])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.state import clean_name, unwrapped
+from trainer_cli.state import clean_name, unwrap
 from trainer_cli.torch_compat import foreach_lerp_
 from trainer_cli.trainer import Callback
 
@@ -67,7 +67,7 @@ class MomentumTeacher(Callback):
 
 def _parameters_of(model: nn.Module, argument: str, name: str) -> dict[str, nn.Parameter]:
     """The parameters of a submodule, by their names within it."""
-    modules = {clean_name(path): module for path, module in unwrapped(model).named_modules() if path}
+    modules = {clean_name(path): module for path, module in unwrap(model).named_modules() if path}
     parameters = {} if name not in modules else {clean_name(key): p for key, p in modules[name].named_parameters()}
     if not parameters:
         raise ConfigError(

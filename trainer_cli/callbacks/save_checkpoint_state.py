@@ -17,7 +17,7 @@ from trainer_cli.loads import STATES, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE
 from trainer_cli.policy import CheckpointKind
-from trainer_cli.state import weights_of
+from trainer_cli.state import select_weights
 from trainer_cli.steps import Interval, Progress
 from trainer_cli.tensor_files import read_verified
 from trainer_cli.trainer import Callback
@@ -118,7 +118,7 @@ class SaveCheckpointState(Callback):
                 callbacks = state.get("callbacks", {}).items()
                 state = {**state, "callbacks": {name: own for name, own in callbacks if options.takes_callback(name)}}
             if alone:
-                state = {**state, "model": weights_of(state, str(path), average)}
+                state = {**state, "model": select_weights(state, str(path), average)}
                 del state["callbacks"]
             # Alone: the other ranks do not take part.
             make_sync_checkpointer(group=ALONE).save(state, target, metadata=metadata, overwrite=False)

@@ -23,7 +23,7 @@ from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import MANIFEST_FILE, VARIABLES, Naming, is_plain, numbers_within
 from trainer_cli.manifest import Manifest, ManifestError
-from trainer_cli.parallel import default_ranks
+from trainer_cli.parallel import find_default_ranks
 from trainer_cli.patterns import expand_braces
 from trainer_cli.storage import LocalStorage, Storage, open_storage, replacing
 from trainer_cli.terminal import format_count
@@ -280,7 +280,7 @@ def filled(path: str, counts: Mapping[str, object] | None = None) -> str:
     """
     if "{" not in path:
         return path
-    is_to_load, ranks = counts is None, default_ranks()
+    is_to_load, ranks = counts is None, find_default_ranks()
     counts = {name: value for name, value in (counts or {}).items() if name in VARIABLES}
     # A process of torch.distributed may have no variables of a launcher.
     environment = {**os.environ, **({"RANK": str(ranks.rank)} if ranks.world_size > 1 else {})}

@@ -51,7 +51,7 @@ from trainer_cli.format import RANKS, DividedFormat, Format, ShardedFormat, Stat
 from trainer_cli.format import CheckpointReader as CheckpointReader
 from trainer_cli.layout import is_plain
 from trainer_cli.manifest import Manifest
-from trainer_cli.parallel import ALONE, ProcessGroup, default_group, default_ranks, lone_rank
+from trainer_cli.parallel import ALONE, ProcessGroup, describe_lone_rank, find_default_group, find_default_ranks
 from trainer_cli.schema import CheckpointFormat, DigestAlgorithm
 from trainer_cli.storage import ReadableFolder, Storage, open_storage
 from trainer_cli.tensor_files import LiveTensors, verify
@@ -249,7 +249,7 @@ class Checkpointer:
         self, path: str | Path, only: Collection[str] | None, arguments: Mapping[str, Any], locks: ExitStack
     ) -> dict[str, Any]:
         """Read what this rank saved; without a group given, as a rank of torch's default group."""
-        ranks = default_ranks()
+        ranks = find_default_ranks()
         if (file := file_of_rank(Path(path), ranks.rank)) is not None:
             return read_rank(file, only)
         # Loaded without a group: each rank of torch's default group reads its own part, without a collective.
@@ -319,13 +319,13 @@ class Checkpointer:
         stage_arguments, arguments = arguments_of_parts("save", further, stager=stager.stage, writer=self.writer.write)
         if not self._joined:
             # No group was given: save with torch's default group. Collective.
-            self.join(group := default_group())
+            self.join(group := find_default_group())
             self._compares_ranks = group.world_size > 1
         path = path_to_save(path, {} if metadata is None else metadata.counts(), ranks=self.group.world_size)
         storage, name = self._split(path)
         metadata = metadata or metadata_of(name)
         if self.group.world_size == 1:
-            metadata = replace(metadata, saved_by=lone_rank())
+            metadata = replace(metadata, saved_by=describe_lone_rank())
 
         def stage() -> Snapshot:
             if self._sharded is not None and self._compares_ranks:

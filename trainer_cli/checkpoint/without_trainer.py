@@ -18,7 +18,7 @@ from trainer_cli.layout import step_within
 from trainer_cli.loads import OTHER_MODEL, VERSIONS, WEIGHTS, WHOLE, LoadOptions, LoadReport, list_by_owner
 from trainer_cli.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
 from trainer_cli.parallel import ALONE
-from trainer_cli.state import Fitting, capture_model, capture_optimizer, fit_model, fit_optimizer, versions_of
+from trainer_cli.state import Fitting, capture_model, capture_optimizer, find_versions, fit_model, fit_optimizer
 
 _MOVED = ("lr", "momentum", "betas")
 """Settings that schedules of torch move: those of a checkpoint differ from the configured ones for this reason."""
@@ -51,7 +51,7 @@ def save_checkpoint(
     path = path_to_save(path, {"epoch": epoch})
     state: dict[str, Any] = {
         "model": capture_model(model),
-        VERSIONS: versions_of(model),
+        VERSIONS: find_versions(model),
         "optimizer": capture_optimizer(model, optimizer),
         "epoch": epoch,
         **kwargs,
@@ -110,7 +110,7 @@ def load_checkpoint(
             where=str(path),
             cure=None if finetune else "To load the model alone, add finetune=True.",
         )
-    versions = state.get(VERSIONS, None if finetune else versions_of(model))
+    versions = state.get(VERSIONS, None if finetune else find_versions(model))
     fitting, report = fit_model(
         model, state["model"], options, versions=versions, cast=finetune, reshape_buffers=not finetune
     )

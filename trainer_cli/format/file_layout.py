@@ -15,7 +15,7 @@ from trainer_cli.format.rank_files import FilesOfRank
 from trainer_cli.layout import Shard
 from trainer_cli.manifest import UnsavableState
 from trainer_cli.schema import CheckpointFormat
-from trainer_cli.tensor_files import DTYPES, LINE, TORCH_DTYPES, Leaf, TensorEntry, bytes_of, identity, render_header
+from trainer_cli.tensor_files import DTYPES, LINE, TORCH_DTYPES, Leaf, TensorEntry, bytes_of, memory_key, render_header
 
 if TYPE_CHECKING:
     from trainer_cli.storage import WritableFolder
@@ -145,7 +145,7 @@ def lay_out(
             )
         shape = tuple(leaf.shape)
         count = math.prod(shape)
-        if count and (memory := identity(leaf)) is not None:
+        if count and (memory := memory_key(leaf)) is not None:
             first = seen.setdefault(memory, name)
             if first != name:
                 aliases[name] = first

@@ -37,7 +37,7 @@ from trainer_cli.tensor_files import (
     VerifiedFile,
     bytes_of,
     check_booleans,
-    identity,
+    memory_key,
     memory_of,
     new_tensor,
     read_entries,
@@ -169,7 +169,7 @@ def lay_out_rank(
             local = part_of(name, leaf, tensor_size)
         else:
             local = Part(leaf, Shard.all_of(leaf.shape), all_ranks)
-        if local.shard.count and (memory := identity(local.leaf)) is not None:
+        if local.shard.count and (memory := memory_key(local.leaf)) is not None:
             first = seen.setdefault(memory, name)
             if first != name:
                 aliases[name] = first

@@ -14,7 +14,7 @@ from torch import nn
 
 from trainer_cli.loads import LoadOptions
 from trainer_cli.optim.freezing import Freezing
-from trainer_cli.state import Fitting, clean_name, parameter_names
+from trainer_cli.state import Fitting, clean_name, name_parameters
 
 
 class TrainedParameters:
@@ -91,4 +91,4 @@ class TrainedParameters:
                 parameter.requires_grad_(wanted)
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, parameter) for parameter, name in parameter_names(self._model).items())
+        return ((name, parameter) for parameter, name in name_parameters(self._model).items())

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainer_cli.state import unwrapped
+from trainer_cli.state import unwrap
 
 _IGNORED = -100
 """The label that torch's cross entropy, and so every loss of transformers, leaves out by default."""
@@ -33,7 +33,7 @@ def label_counter(model: nn.Module) -> Callable[[Mapping[str, Any]], Tensor | No
 
     The loss of a model whose class defines a forward of its own is not known.
     """
-    model = unwrapped(model)
+    model = unwrap(model)
     # peft's models call that of transformers inside them.
     model = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     forward = inspect.unwrap(type(model).forward)

@@ -18,7 +18,7 @@ from trainer_cli.batches import describe_batch
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import UserError
 from trainer_cli.schema import ModelCall
-from trainer_cli.state import unwrapped
+from trainer_cli.state import unwrap
 
 
 class ForwardState:
@@ -172,7 +172,7 @@ def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any
 
 def returned_nothing(model: nn.Module) -> UserError:
     """The error for a model whose forward returns None, with the place of that forward."""
-    model = unwrapped(model)
+    model = unwrap(model)
     code = getattr(type(model).forward, "__code__", None)
     place = ""
     if code is not None:

@@ -1,7 +1,7 @@
 """The processes that train one model: how they meet, exchange small values, and find out which one is lost.
 
 A `ProcessGroup` is one process (`ALONE`, which imports no torch) or the ranks that torchrun or srun started
-(`from_environment`). Its methods are collective: every rank calls the same ones in the same order, from one thread.
+(`join_processes`). Its methods are collective: every rank calls the same ones in the same order, from one thread.
 Values go through a group of gloo of their own, so they never mix with the collectives of a training. Nothing here knows
 models, checkpoints or configs.
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from trainer_cli.parallel.agreement import Agreement as Agreement
     from trainer_cli.parallel.process_group import ALONE as ALONE
     from trainer_cli.parallel.process_group import ProcessGroup as ProcessGroup
-    from trainer_cli.parallel.process_group import default_group as default_group
-    from trainer_cli.parallel.process_group import default_ranks as default_ranks
-    from trainer_cli.parallel.process_group import from_environment as from_environment
-    from trainer_cli.parallel.process_group import group_without_processes as group_without_processes
-    from trainer_cli.parallel.process_group import lone_rank as lone_rank
+    from trainer_cli.parallel.process_group import describe_lone_rank as describe_lone_rank
+    from trainer_cli.parallel.process_group import find_default_group as find_default_group
+    from trainer_cli.parallel.process_group import find_default_ranks as find_default_ranks
+    from trainer_cli.parallel.process_group import imitate_group as imitate_group
+    from trainer_cli.parallel.process_group import join_processes as join_processes
     from trainer_cli.parallel.rendezvous import LostRankError as LostRankError
     from trainer_cli.parallel.rendezvous import PeerError as PeerError
     from trainer_cli.parallel.rendezvous import is_of_peer as is_of_peer
@@ -47,7 +47,8 @@ else:
         {
             "agreement": "Agreement",
             "process_group": (
-                "ALONE default_group default_ranks from_environment group_without_processes lone_rank ProcessGroup"
+                "ALONE describe_lone_rank find_default_group find_default_ranks imitate_group join_processes "
+                "ProcessGroup"
             ),
             "rendezvous": "is_of_peer LostRankError noted_activity noting PeerError serve_store",
             "same": "check_same check_same_file check_same_losses check_same_samples",

@@ -192,7 +192,7 @@ class ProcessGroup:
 ALONE = ProcessGroup()
 
 
-def group_without_processes(world_size: int, tensor_size: int = 1) -> ProcessGroup:
+def imitate_group(world_size: int, tensor_size: int = 1) -> ProcessGroup:
     """A stand-in for the process group on rank 0: it has rank and world size, without the other processes."""
     group = ProcessGroup()
     group.world_size = world_size
@@ -200,7 +200,7 @@ def group_without_processes(world_size: int, tensor_size: int = 1) -> ProcessGro
     return group
 
 
-def default_ranks() -> Ranks:
+def find_default_ranks() -> Ranks:
     """The rank in torch's default group; rank 0 of one process where no such group is initialised."""
     # Without an import: if torch.distributed is not loaded, no other code has initialised it.
     dist: Any = sys.modules.get("torch.distributed")
@@ -209,17 +209,17 @@ def default_ranks() -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 
-def lone_rank() -> str | None:
+def describe_lone_rank() -> str | None:
     """The launch of this process and its rank in it, as one text, if it is one of several; None if it is the only one.
     Two ranks of one launch that save without their group are told apart by it."""
-    ranks = default_ranks()
+    ranks = find_default_ranks()
     rank, size = (ranks.rank, ranks.world_size) if ranks.world_size > 1 else read_rank_and_size(os.environ)
     return None if size == 1 else f"{identify_launch(os.environ) or os.getppid()} rank {rank} of {size}"
 
 
-def default_group() -> ProcessGroup:
+def find_default_group() -> ProcessGroup:
     """The processes of torch's default group, if other code has initialised one; else `ALONE`. Collective."""
-    ranks = default_ranks()
+    ranks = find_default_ranks()
     # No store: it serves the reports of lost ranks, which only `train` makes.
     return ALONE if ranks.world_size == 1 else _DistributedGroup(ranks, None, _DEFAULT_TIMEOUT)
 
@@ -364,7 +364,7 @@ class _DistributedGroup(ProcessGroup):
             self._dist.destroy_process_group()
 
 
-def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, alone_too: bool = False) -> ProcessGroup:
+def join_processes(environ: Mapping[str, str], *, timeout_s: float = 1800.0, alone_too: bool = False) -> ProcessGroup:
     """Join the processes that torchrun or srun started; `ALONE` if there is only this one.
 
     Collectives of tensors on a GPU use NCCL, others gloo.

@@ -417,7 +417,7 @@ def _train(
     """
     run = start.run
     # Here: it imports torch.
-    from trainer_cli.state import evaluated_average
+    from trainer_cli.state import find_evaluated_average
 
     began = time.monotonic()
     result: FitResult | None = None
@@ -458,7 +458,7 @@ def _train(
                 best_metrics=best,
                 last_metrics=newest,
                 ended_by=None if result is None else result.ended_by,
-                average=evaluated_average(trainer.callbacks),
+                average=find_evaluated_average(trainer.callbacks),
                 throughput={"samples_per_s": round(samples / max(wall_s, 1e-9), 2)},
                 checkpoints=_kept_checkpoints(trainer),
                 time_s=trainer.metric_logger.time.seconds(),

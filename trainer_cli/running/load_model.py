@@ -18,7 +18,7 @@ from trainer_cli.loads import OTHER_MODEL, WEIGHTS, list_by_owner
 from trainer_cli.origin import EvaluatedOrigin
 from trainer_cli.running.build import Builder
 from trainer_cli.selection import StoredCheckpoint, select_one
-from trainer_cli.state import capture_rng, fit_model, restore_rng, versions_of
+from trainer_cli.state import capture_rng, find_versions, fit_model, restore_rng
 from trainer_cli.trainer import pick_device
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def load_model(
     weights, _, versions = evaluated_weights(checkpoint, average)
     if versions is None and ForeignKind.of(checkpoint) is None:
         # Saved before versions were, by the classes that the config names.
-        versions = versions_of(model)
+        versions = find_versions(model)
     fitting, _ = fit_model(model, weights, WEIGHTS, versions=versions, cast=True, reshape_buffers=True)
     if fitting.faults:
         table = list_by_owner(f"{checkpoint} does not fit", {"model": fitting.faults})

@@ -24,7 +24,7 @@ from trainer_cli.layout import Naming
 from trainer_cli.loads import find_left_out
 from trainer_cli.messages import to_console
 from trainer_cli.metric_names import TRAIN_PREFIX
-from trainer_cli.parallel import group_without_processes
+from trainer_cli.parallel import imitate_group
 from trainer_cli.policy import RetentionRules, Saved, SaveRules, Simulation, Stop, Timeline
 from trainer_cli.running.failures import BestInterval, find_best_interval
 from trainer_cli.running.start import Done, Start, refuse_no_optimizer, start_existing, start_new
@@ -160,7 +160,7 @@ def _plan_training(
     composed.check_targets()
     start_point = start_point_of(start, start.fork(composed), folder, composed)
     # No process is started: sizes and lengths depend on the number of ranks alone.
-    group = group_without_processes(config.parallel.processes_per_node or 1, config.parallel.tensor_size)
+    group = imitate_group(config.parallel.processes_per_node or 1, config.parallel.tensor_size)
     builder = Builder(config, composed.trust, group)
     data = builder.data()
     loop = builder.loop()

@@ -39,7 +39,7 @@ def capture_rng() -> dict[str, Any]:
     return state
 
 
-def rng_faults(state: Mapping[str, Any]) -> list[str]:
+def find_rng_faults(state: Mapping[str, Any]) -> list[str]:
     """What `restore_rng` would not find."""
     return [f"{name}: missing in the checkpoint" for name in _GENERATORS if name not in state]
 

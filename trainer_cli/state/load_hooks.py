@@ -24,7 +24,7 @@ class Translation:
     errors: list[str] = field(default_factory=list)
 
 
-def metadata_of(origins: Mapping[str, str], versions: Mapping[str, int] | None) -> dict[str, dict[str, int]]:
+def make_metadata(origins: Mapping[str, str], versions: Mapping[str, int] | None) -> dict[str, dict[str, int]]:
     """What torch writes into `_metadata` of a state dict: for each path of a module its version.
 
     Args:
@@ -44,7 +44,7 @@ def metadata_of(origins: Mapping[str, str], versions: Mapping[str, int] | None) 
     return metadata
 
 
-def as_state_dict(values: Mapping[str, Any], metadata: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+def make_state_dict(values: Mapping[str, Any], metadata: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     """A state dict that has the versions of its modules where torch looks for them."""
     state = OrderedDict(values)
     vars(state).update(_metadata=metadata)
@@ -60,7 +60,7 @@ def translate(model: nn.Module, state: Mapping[str, Any], metadata: Mapping[str,
     result = Translation()
     with _without_copies(result.values) as compared:
         try:
-            differing: Any = model.load_state_dict(as_state_dict(state, metadata), strict=False)
+            differing: Any = model.load_state_dict(make_state_dict(state, metadata), strict=False)
         except RuntimeError as error:
             result.errors.append(" ".join(str(error).split()))
             differing = None

@@ -13,8 +13,8 @@ from torch import nn
 from trainer_cli.dtensor import local_of
 from trainer_cli.layout import STEP_MODULES
 from trainer_cli.loads import WHOLE, LoadOptions, LoadReport
-from trainer_cli.state.load_hooks import Translation, as_state_dict, metadata_of, translate
-from trainer_cli.state.names import clean_name, unwrapped
+from trainer_cli.state.load_hooks import Translation, make_metadata, make_state_dict, translate
+from trainer_cli.state.names import clean_name, unwrap
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +31,15 @@ class Fitting:
 
 def capture_model(model: nn.Module) -> dict[str, Any]:
     """Parameters and persistent buffers by clean name. Tied ones appear under each name, as one memory."""
-    return {clean_name(name): value for name, value in unwrapped(model).state_dict().items()}
+    return {clean_name(name): value for name, value in unwrap(model).state_dict().items()}
 
 
-def versions_of(model: nn.Module) -> dict[str, int]:
+def find_versions(model: nn.Module) -> dict[str, int]:
     """The versions of the model's modules by path, those that are not 1.
 
     Modules migrate in `_load_from_state_dict` what an earlier version of them has saved.
     """
-    modules = unwrapped(model).named_modules(remove_duplicate=False)
+    modules = unwrap(model).named_modules(remove_duplicate=False)
     versions = {clean_name(path): getattr(module, "_version", 1) for path, module in modules}
     return {path: version for path, version in versions.items() if version != 1}
 
@@ -58,7 +58,7 @@ def fit_model(
 
     Args:
         options: `strict`, `ignore_keys` and `key_mapping` apply. A different shape of a parameter is always a fault.
-        versions: `versions_of` the saved model, which modules see that migrate a state; None: it is not known, as in
+        versions: what `find_versions` finds in the saved model, for modules that migrate a state; None: unknown, as in
             a state dict without metadata.
         cast: floating-point tensors of another precision are cast; else they are faults, as in a resume.
         reshape_buffers: the state is of the same model later in its training: a buffer that has changed its shape
@@ -66,7 +66,7 @@ def fit_model(
         first_none: with `reshape_buffers`, the buffers that were None when the model was made: one that the state does
             not have becomes None again. Of any other buffer that is a fault.
     """
-    inner = unwrapped(model)
+    inner = unwrap(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
     rows: list[str] = []
     state, absent = _with_step_modules(state, live)
@@ -113,7 +113,7 @@ def fit_model(
         # A hook may translate a name into one that is ignored.
         kept = [(live[name][1], live[name][1].clone()) for name in ignored & live.keys() & translated.keys()]
         # Not strict: what the options leave out was compared above, and would be an error here.
-        inner.load_state_dict(as_state_dict(stored, metadata), strict=False)
+        inner.load_state_dict(make_state_dict(stored, metadata), strict=False)
         with torch.no_grad():
             for value, before in kept:
                 value.copy_(before)
@@ -130,8 +130,8 @@ def _metadata(
         origins: names in the model -> names in the checkpoint.
         absent: names that the checkpoint lacks: the values are those of the model.
     """
-    metadata = metadata_of({name: origin for name, origin in origins.items() if name not in absent}, versions)
-    own = metadata_of({name: name for name in origins if name in absent}, versions_of(model))
+    metadata = make_metadata({name: origin for name, origin in origins.items() if name not in absent}, versions)
+    own = make_metadata({name: name for name in origins if name in absent}, find_versions(model))
     by_path = {**own, **metadata}
     paths = (path for path, _ in model.named_modules(remove_duplicate=False))
     return {path: by_path[clean_name(path)] for path in paths if clean_name(path) in by_path}
@@ -230,9 +230,9 @@ def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]
                 yield f"{prefix}.{leaf}" if prefix else leaf, module, leaf
 
 
-def none_buffers(model: nn.Module) -> frozenset[str]:
+def find_none_buffers(model: nn.Module) -> frozenset[str]:
     """Clean names of the persistent buffers that are None."""
-    buffers = _persistent_buffers(unwrapped(model))
+    buffers = _persistent_buffers(unwrap(model))
     return frozenset(clean_name(key) for key, module, leaf in buffers if module._buffers[leaf] is None)
 
 

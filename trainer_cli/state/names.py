@@ -10,7 +10,7 @@ _COMPILED = "_orig_mod"
 _WRAPPED = "module."
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The model itself, without the wrappers that put a prefix before its names."""
     while True:
         inner = getattr(model, _COMPILED, None)
@@ -35,6 +35,6 @@ def clean_name(name: str, live: Container[str] = (), state: Container[str] = ())
     return short if name not in live and short in live and short not in state else name
 
 
-def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
+def name_parameters(model: nn.Module) -> dict[nn.Parameter, str]:
     """The clean name of each parameter; of a tied one the first name."""
-    return {value: clean_name(name) for name, value in unwrapped(model).named_parameters()}
+    return {value: clean_name(name) for name, value in unwrap(model).named_parameters()}

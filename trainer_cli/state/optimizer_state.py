@@ -18,7 +18,7 @@ from torch import nn
 from trainer_cli.layout import class_name
 from trainer_cli.loads import WHOLE, LoadOptions
 from trainer_cli.state.model_state import Fitting
-from trainer_cli.state.names import clean_name, parameter_names
+from trainer_cli.state.names import clean_name, name_parameters
 
 ADDED = "added"
 """The key, in an optimizer's saved state, of the names of the untrained parameters of each added group."""
@@ -157,7 +157,7 @@ def capture_optimizer(
             with the optimizer's state.
         configured_count: how many groups the optimizer was made with: a load makes the others again.
     """
-    model_names = parameter_names(model)
+    model_names = name_parameters(model)
     names = names_of(model_names, optimizer)
     packed = optimizer.state_dict()
     kept_of = packed["state"]
@@ -200,7 +200,7 @@ def fit_optimizer(
     Args:
         configured: the groups' settings as the optimizer was made with them; not given: as they are.
     """
-    model_names = parameter_names(model)
+    model_names = name_parameters(model)
     renamed = options.renamed([*state["state"], *(name for group in state["groups"] for name in group["params"])])
     every_name = set(model_names.values())
     in_model = {name: clean_name(new, every_name) for name, new in renamed.items()}

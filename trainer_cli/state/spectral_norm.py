@@ -44,7 +44,7 @@ def _find_spectral_norms(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, s
             yield u, v, name
 
 
-def spectral_vectors(weights: Mapping[str, Tensor], *, computed: bool = True) -> dict[str, Tensor]:
+def find_spectral_vectors(weights: Mapping[str, Tensor], *, computed: bool = True) -> dict[str, Tensor]:
     """The vectors `u` and `v` of each spectral norm by name, computed for these weights from those that are there.
 
     Collective, if weights are sharded.

@@ -9,13 +9,13 @@ import torch
 
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import CheckpointError
-from trainer_cli.state.spectral_norm import spectral_vectors
+from trainer_cli.state.spectral_norm import find_spectral_vectors
 
 AVERAGE = "average"
 """Key of a callback's state: name of a tensor of the model -> its average."""
 
 
-def weights_of(state: Mapping[str, Any], where: str, average: str | None = None) -> dict[str, torch.Tensor]:
+def select_weights(state: Mapping[str, Any], where: str, average: str | None = None) -> dict[str, torch.Tensor]:
     """The tensors of the model in a state that was read.
 
     Args:
@@ -45,10 +45,10 @@ def weights_of(state: Mapping[str, Any], where: str, average: str | None = None)
     # A callback averages tied weights once, under one of their names.
     of_tensor = {id(weights[name]): value.to(weights[name].dtype) for name, value in averages.items()}
     weights = {name: of_tensor.get(id(value), value) for name, value in weights.items()}
-    return weights | spectral_vectors(weights)
+    return weights | find_spectral_vectors(weights)
 
 
-def evaluated_average(callbacks: Mapping[str, Any]) -> str | None:
+def find_evaluated_average(callbacks: Mapping[str, Any]) -> str | None:
     """Name of the last callback whose average of the weights evaluations see now; None: no average."""
     averaging = [
         name for name, callback in callbacks.items() if callback.evaluates and callback.state_dict().get(AVERAGE)

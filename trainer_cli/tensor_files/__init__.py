@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer_cli.tensor_files.elements import Leaf as Leaf
     from trainer_cli.tensor_files.elements import bytes_of as bytes_of
     from trainer_cli.tensor_files.elements import check_booleans as check_booleans
-    from trainer_cli.tensor_files.elements import identity as identity
+    from trainer_cli.tensor_files.elements import memory_key as memory_key
     from trainer_cli.tensor_files.elements import memory_of as memory_of
     from trainer_cli.tensor_files.elements import new_tensor as new_tensor
     from trainer_cli.tensor_files.header import ELEMENT_BYTES as ELEMENT_BYTES
@@ -48,7 +48,7 @@ else:
     add_lazy_names(
         globals(),
         {
-            "elements": "bytes_of check_booleans DTYPES identity Leaf memory_of new_tensor TORCH_DTYPES",
+            "elements": "bytes_of check_booleans DTYPES Leaf memory_key memory_of new_tensor TORCH_DTYPES",
             "header": "ELEMENT_BYTES LINE read_entries render_header TensorEntry",
             "live_tensors": "LiveTensors TensorName",
             "reading": "read_tensors",

@@ -60,7 +60,7 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(raw).cast("B")
 
 
-def identity(leaf: Leaf) -> tuple[Any, ...] | None:
+def memory_key(leaf: Leaf) -> tuple[Any, ...] | None:
     """A key that is equal for tied tensors, which must have elements; None for an array, which is never tied."""
     if isinstance(leaf, np.ndarray):
         return None

@@ -19,7 +19,7 @@ from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.outputs import ForwardState
 from trainer_cli.schema import SchedulerInterval
 from trainer_cli.signatures import check_type
-from trainer_cli.state import capture_rng, evaluated_average, restore_rng
+from trainer_cli.state import capture_rng, find_evaluated_average, restore_rng
 from trainer_cli.steps import Progress
 from trainer_cli.terminal import format_count, html_metrics
 from trainer_cli.trainer.hooks import Callback
@@ -178,7 +178,7 @@ def refuse_average_of_present(trainer: Trainer, paths: Sequence[Path | None], lo
     Raises:
         UserError: present weights would be evaluated, and a callback puts an average in their place.
     """
-    average = evaluated_average(trainer.callbacks)
+    average = find_evaluated_average(trainer.callbacks)
     if None in paths and not load.average and average is not None:
         raise UserError(
             f"average=False has no effect on the present weights: {average} evaluates its average of them",
@@ -241,7 +241,7 @@ def _evaluate_checkpoint(
             rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
         if not trainer.fitting:
             trainer.metric_logger.flush_evaluation(progress, epoch, loaders)
-    average = evaluated_average(trainer.callbacks)
+    average = find_evaluated_average(trainer.callbacks)
     return [Evaluation(path, trainer.loaded_step, name, metrics, average) for name, metrics in rows.items()]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from trainer_cli.patterns import check_pattern, matches, no_match_error
-from trainer_cli.state import clean_name, unwrapped
+from trainer_cli.state import clean_name, unwrap
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -124,7 +124,7 @@ class ModuleModes:
 
 
 def _named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    return [(clean_name(name), module) for name, module in unwrapped(model).named_modules()]
+    return [(clean_name(name), module) for name, module in unwrap(model).named_modules()]
 
 
 def _is_inside(name: str, outer: Iterable[str]) -> bool:

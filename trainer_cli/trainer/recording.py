@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer_cli.errors import UserError, second_to
 from trainer_cli.loggers import Logger, MetricRange, Now, RunFacts
-from trainer_cli.state import evaluated_average
+from trainer_cli.state import find_evaluated_average
 from trainer_cli.steps import RunStatus
 from trainer_cli.trainer.full_disk import status_after
 from trainer_cli.trainer.metric_logger import (
@@ -229,7 +229,7 @@ class Recording:
             now=self._now,
             loss=trainer.loop.training_log.request_loss if trainer.fitting else None,
             loaders=self.loaders,
-            average=lambda: evaluated_average(trainer.callbacks),
+            average=lambda: find_evaluated_average(trainer.callbacks),
             ranges=self._ranges,
             repeats=self._repeats,
         )

@@ -20,7 +20,7 @@ from trainer_cli.loggers import Logger, make_display
 from trainer_cli.parallel import ProcessGroup
 from trainer_cli.patterns import did_you_mean, find_nearest
 from trainer_cli.signatures import check_type, make_instance
-from trainer_cli.state import clean_name, fit_model, inner_optimizers, versions_of
+from trainer_cli.state import clean_name, find_versions, fit_model, inner_optimizers
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import compile_deterministically, leave_compiler_out, step_lightly
 
@@ -318,7 +318,7 @@ def reset_model(model: nn.Module, source: Any, seed: int | None) -> None:
         # The modules of a step were given as instances, and stay as such a model does.
         held = {name: value for name, value in model.state_dict().items() if name.startswith(f"{STEP_MODULES}.")}
         state = {**first.state_dict(), **held}
-        fit_model(model, state, versions=versions_of(model), reshape_buffers=True)[0].load()
+        fit_model(model, state, versions=find_versions(model), reshape_buffers=True)[0].load()
 
 
 def reset_optimizers(

@@ -25,14 +25,14 @@ from trainer_cli.state import (
     capture_optimizer,
     capture_rng,
     clean_name,
-    evaluated_average,
+    find_evaluated_average,
+    find_rng_faults,
+    find_versions,
     fit_model,
     fit_optimizer,
     restore_rng,
-    rng_faults,
-    unwrapped,
-    versions_of,
-    weights_of,
+    select_weights,
+    unwrap,
 )
 from trainer_cli.steps import Progress
 from trainer_cli.trainer.setup import seed_rank
@@ -110,7 +110,7 @@ def describe(trainer: Trainer) -> CheckpointMetadata:
         epoch=trainer.progress.epoch,
         progress=trainer.progress.state_dict(),
         world_size=trainer.strategy.world_size,
-        average=evaluated_average(trainer.callbacks),
+        average=find_evaluated_average(trainer.callbacks),
         files=model_files(trainer.model),
     )
 
@@ -121,7 +121,7 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
     weights = trainer.modes.evaluation_weights()
     state = Tree(
         model=_captured_model(trainer.model, weights),
-        model_versions=versions_of(trainer.model),
+        model_versions=find_versions(trainer.model),
         schedulers=trainer.schedulers.state_dict(),
         progress=trainer.progress.state_dict(),
         loop=trainer.loop.state_dict(),
@@ -178,7 +178,7 @@ def _captured_model(model: nn.Module, weights: Mapping[nn.Parameter, Any]) -> di
     """The model's state with these weights in place of its parameters'."""
     state = capture_model(model)
     if weights:
-        for name, parameter in unwrapped(model).named_parameters(remove_duplicate=False):
+        for name, parameter in unwrap(model).named_parameters(remove_duplicate=False):
             if parameter in weights:
                 state[clean_name(name)] = weights[parameter]
     return state
@@ -227,7 +227,7 @@ def load_weights(
         UserError: with a table of all that does not fit; the model is then untouched.
     """
     if average is not None:
-        state["model"] = weights_of(state, str(path), average)
+        state["model"] = select_weights(state, str(path), average)
         log.info(
             "%s: the average of callback '%s', which was evaluated; load.average=false takes the trained weights",
             path,
@@ -304,7 +304,7 @@ def load_all(
         # Without them, as in old checkpoints, a resume reads the whole log files.
         fittings[LOG_MARKS] = Fitting([], partial(_load_marks, trainer, state))
     if options.takes("rng"):
-        fittings["rng"] = _fit_saved(state, "rng", lambda rng: Fitting(rng_faults(rng), _nothing))
+        fittings["rng"] = _fit_saved(state, "rng", lambda rng: Fitting(find_rng_faults(rng), _nothing))
     if options.takes("callbacks"):
         saved_callbacks = state.get("callbacks", {})
         for name, callback in trainer.callbacks.items():
@@ -395,7 +395,7 @@ def _fit_model(
 ) -> tuple[Fitting, LoadReport]:
     reports = [LoadReport()]
     # A checkpoint that was saved before versions were: the modules of this run have saved it, as far as is known.
-    versions = state.get(VERSIONS, versions_of(trainer.model) if reshape_buffers else None)
+    versions = state.get(VERSIONS, find_versions(trainer.model) if reshape_buffers else None)
 
     def fit(weights: Any) -> Fitting:
         fitting, report = fit_model(
@@ -496,7 +496,7 @@ def _unmatched_states(trainer: Trainer, state: Mapping[str, Any], options: LoadO
 
 def model_files(model: nn.Module) -> dict[str, bytes]:
     """The small files that belong to the weights: the `config.json` of a model of transformers, none of another."""
-    model = unwrapped(model)
+    model = unwrap(model)
     to_json = getattr(getattr(model, "config", None), "to_json_string", None)
     if to_json is None or not hasattr(model, "save_pretrained"):
         return {}

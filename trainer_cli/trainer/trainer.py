@@ -33,7 +33,7 @@ from trainer_cli.parallel import Agreement
 from trainer_cli.policy import Stop
 from trainer_cli.schema import CheckpointConfig, LoopConfig, ModelCall, PrecisionConfig, TrainConfig
 from trainer_cli.signatures import check_type, checks_argument_names
-from trainer_cli.state import none_buffers
+from trainer_cli.state import find_none_buffers
 from trainer_cli.steps import Progress
 from trainer_cli.strategies import Single, Strategy
 from trainer_cli.trainer import setup, state
@@ -231,7 +231,7 @@ class Trainer:
         setup.seed_everything(self.seed)
         model = setup.make_model(self._model_source, optimizer)
         adopt_modules(model, self.step)
-        self.first_none = none_buffers(model)
+        self.first_none = find_none_buffers(model)
         """The buffers that the model creates later."""
         self.freezing = Freezing(model, freeze)
         self.module_modes = ModuleModes(model, eval_modules)

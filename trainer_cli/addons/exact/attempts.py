@@ -47,7 +47,7 @@ ERROR = "train: error: "
 
 def run_probe(path: str) -> int:
     """Run the plan in a file, and return the exit code of the fit."""
-    from trainer_cli.parallel import from_environment
+    from trainer_cli.parallel import join_processes
     from trainer_cli.running import fit
 
     plan = ProbePlan.read(path)
@@ -67,7 +67,7 @@ def run_probe(path: str) -> int:
             if composed.config.parallel.strategy != "fsdp":
                 return fit(composed, suggests_replay=False)
             # It needs a group, also for one process.
-            group = from_environment({}, alone_too=True)
+            group = join_processes({}, alone_too=True)
             stack.callback(group.close)
             return fit(composed, group=group, suggests_replay=False)
     except TrainError as error:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
 from trainer_cli.dtensor import local_of
-from trainer_cli.state import unwrapped
+from trainer_cli.state import unwrap
 from trainer_cli.tensor_files import bytes_of
 from trainer_cli.trainer import capture
 
@@ -234,7 +234,7 @@ class Digests:
         yield from self.of_generators(state.pop("rng"))
         for section, value in state.items():
             yield from self.tree(value, section)
-        for name, buffer in unwrapped(trainer.model).named_buffers():
+        for name, buffer in unwrap(trainer.model).named_buffers():
             if name not in state["model"]:
                 yield f"model.{name}{NOT_PERSISTENT}", str(self.digest(buffer))
 

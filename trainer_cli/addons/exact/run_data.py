@@ -25,7 +25,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
 from trainer_cli.messages import to_console
 from trainer_cli.origin import TRAIN, DataAndSource, compare_forked, naming_project
-from trainer_cli.parallel import group_without_processes
+from trainer_cli.parallel import imitate_group
 from trainer_cli.running import Builder, Data
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def open_data(
         to_console("warning")
         with composed.placing():
             composed.check_targets(("data",))
-            group = group_without_processes(attempt.processes, composed.config.parallel.tensor_size)
+            group = imitate_group(attempt.processes, composed.config.parallel.tensor_size)
             builder = Builder(composed.config, composed.trust, group)
             data = builder.data()
     run_data = RunData(

@@ -14,7 +14,7 @@ from trainer_cli.batches import sample_count, split_batch
 from trainer_cli.dtensor import is_dtensor
 from trainer_cli.errors import UserError, one_line
 from trainer_cli.outputs import ForwardState, OutputKind, make_arguments, modes_kept, read_outputs
-from trainer_cli.state import capture_rng, restore_rng, unwrapped
+from trainer_cli.state import capture_rng, restore_rng, unwrap
 
 if TYPE_CHECKING:
     from trainer_cli.trainer import Trainer
@@ -72,7 +72,7 @@ def compute_outcomes(trainer: Trainer, batch: Any, size: int, before: ForwardSta
     """
     if trainer.strategy.world_size > 1 and any(is_dtensor(parameter) for parameter in trainer.model.parameters()):
         raise UserError("--per-sample needs the whole model in each process", cure="Leave it out with parallel=fsdp.")
-    model = unwrapped(trainer.model)
+    model = unwrap(trainer.model)
     state, rng = ForwardState(model, parameters=True), capture_rng()
     outcomes: list[float | str] = []
     try:

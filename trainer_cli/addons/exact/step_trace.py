@@ -32,7 +32,7 @@ from trainer_cli.dtensor import local_of, whole_of
 from trainer_cli.errors import TrainError
 from trainer_cli.outputs import ForwardState, read_evaluation, read_outputs
 from trainer_cli.policy import Occasion
-from trainer_cli.state import capture_rng, parameter_names, restore_rng, unwrapped
+from trainer_cli.state import capture_rng, name_parameters, restore_rng, unwrap
 from trainer_cli.torch_compat import foreach_norm
 from trainer_cli.trainer import Callback
 
@@ -88,9 +88,9 @@ class StepTrace(Callback):
     def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
         if self._row is None and trainer.progress.step + 1 in self._steps:
             self._row = self._begin(trainer)
-            self._before = ForwardState(unwrapped(model))
-            self._note_not_finite("parameter", ((name, value) for value, name in parameter_names(model).items()))
-            for name, module in unwrapped(model).named_modules():
+            self._before = ForwardState(unwrap(model))
+            self._note_not_finite("parameter", ((name, value) for value, name in name_parameters(model).items()))
+            for name, module in unwrap(model).named_modules():
                 handle = module.register_forward_hook(partial(self._look, name or type(module).__name__))
                 self._watched.callback(handle.remove)
 
@@ -155,7 +155,7 @@ class StepTrace(Callback):
         if self._row is None:
             return
         self._note_gradients(Stage.gradients, model, optimizer)
-        names = parameter_names(model)
+        names = name_parameters(model)
         parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
         ]
@@ -302,7 +302,7 @@ class StepTrace(Callback):
         if self._digests is None or self._row is None:
             return
         stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        named = [(name, value) for name, value in unwrapped(model).named_parameters() if value in stepped]
+        named = [(name, value) for name, value in unwrap(model).named_parameters() if value in stepped]
         # From the loss backwards, as they are computed.
         self._add(stage, [(name, str(self._digests.digest(value.grad))) for name, value in reversed(named)])
 
@@ -338,7 +338,7 @@ class StepTrace(Callback):
 def _state(digests: Digests, trainer: Trainer) -> dict[str, dict[str, str]]:
     """Digests of what a step begins with, by stage."""
     stages: dict[str, dict[str, str]] = {}
-    parameters = {name for name, _ in unwrapped(trainer.model).named_parameters(remove_duplicate=False)}
+    parameters = {name for name, _ in unwrap(trainer.model).named_parameters(remove_duplicate=False)}
     for name, digest in digests.of_state(trainer):
         if name.partition(".")[0] not in NOT_COMPARED and not is_clocked(name):
             stages.setdefault(_stage_of(name, parameters), {})[name.removeprefix("model.")] = digest

@@ -14,7 +14,7 @@ import torch
 from trainer_cli.addons.text import SCALING
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loads import LoadOptions, list_by_owner
-from trainer_cli.state import as_state_dict
+from trainer_cli.state import make_state_dict
 from trainer_cli.storage import replacing
 
 Weights = Mapping[str, torch.Tensor]
@@ -124,7 +124,7 @@ def export(
     finds all that it looks for.
 
     Args:
-        metadata: paths of modules -> their version, for a torch file; see `metadata_of`.
+        metadata: paths of modules -> their version, for a torch file; see `make_metadata`.
         dtype: the type of all floating-point tensors; None: as they are.
         shard_bytes: the largest file of a `huggingface` export. A larger tensor has a file of its own.
         extra: further small files of a `huggingface` export, such as its config.json.
@@ -137,7 +137,7 @@ def export(
         match format:
             case ExportFormat.torch:
                 tensors = _cast(weights, dtype)
-                torch.save(as_state_dict(tensors, metadata) if metadata else tensors, temporary)
+                torch.save(make_state_dict(tensors, metadata) if metadata else tensors, temporary)
             case ExportFormat.safetensors:
                 _save_safetensors(_cast(weights, dtype), temporary)
             case ExportFormat.huggingface:

@@ -31,7 +31,7 @@ from trainer_cli.loads import VERSIONS, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE
 from trainer_cli.selection import StoredCheckpoint, run_holding
-from trainer_cli.state import metadata_of, spectral_vectors, weights_of
+from trainer_cli.state import find_spectral_vectors, make_metadata, select_weights
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def export_one(
     if merge_lora:
         weights = merged_lora(weights, str(path))
     new_names = LoadOptions(key_mapping=key_mapping or {}).renamed(weights)
-    metadata = metadata_of({new: name for name, new in new_names.items()}, versions)
+    metadata = make_metadata({new: name for name, new in new_names.items()}, versions)
     weights = renamed(weights, key_mapping or {})
     if extra:
         check_loadable(weights, str(path))
@@ -166,7 +166,12 @@ def average(
     names = ", ".join(path.name for path in paths)
     weights = mean.result()
     return _save(
-        {**weights, **spectral_vectors(weights)}, known, paths[-1], output, f"average of {names}"[:500], callbacks.pop()
+        {**weights, **find_spectral_vectors(weights)},
+        known,
+        paths[-1],
+        output,
+        f"average of {names}"[:500],
+        callbacks.pop(),
     )
 
 
@@ -199,7 +204,7 @@ def evaluated_weights(
     callback = checkpointer.manifest(path).average if ema is None else ema
     callback = None if callback == TRAINED else callback
     state = checkpointer.read(path, ["model", VERSIONS, *([] if callback is None else ["callbacks"])])
-    return _without_step_modules(weights_of(state, str(path), callback)), callback, state.get(VERSIONS)
+    return _without_step_modules(select_weights(state, str(path), callback)), callback, state.get(VERSIONS)
 
 
 def _model_files(path: Path, config_file: Path | None = None) -> dict[str, bytes]:

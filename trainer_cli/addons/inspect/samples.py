@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainer_cli.callbacks import ValidationCallback
 from trainer_cli.errors import UserError
 from trainer_cli.loggers import import_extra
-from trainer_cli.state import unwrapped
+from trainer_cli.state import unwrap
 from trainer_cli.values import check_at_least
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TextSamples(ValidationCallback):
         self.length, self.temperature, self.tokenizer, self.seed = length, temperature, tokenizer, seed
 
     def evaluate(self, trainer: Trainer) -> None:
-        codec, model = self.tokenizer or codec_of(self.val_loaders.values()), unwrapped(trainer.model)
+        codec, model = self.tokenizer or codec_of(self.val_loaders.values()), unwrap(trainer.model)
         # A generator of its own: the draws of the training must not depend on samples.
         generator = torch.Generator().manual_seed(self.seed + trainer.progress.step)
         for index, prompt in enumerate(self.prompts):
@@ -162,7 +162,7 @@ class EvalHarness(ValidationCallback):
         harness, tasks = import_extra("lm_eval", "eval-harness"), import_extra("lm_eval.tasks", "eval-harness")
         codec = self.tokenizer or codec_of(self.val_loaders.values())
         results = harness.simple_evaluate(
-            model=harness_model(unwrapped(trainer.model), codec, trainer.device),
+            model=harness_model(unwrap(trainer.model), codec, trainer.device),
             tasks=self.tasks,
             limit=self.limit,
             task_manager=tasks.TaskManager(include_path=self.include_path),

@@ -23,7 +23,7 @@ from trainer_cli.dtensor import whole_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.outputs import observing
 from trainer_cli.patterns import matches
-from trainer_cli.state import clean_name, parameter_names, unwrapped
+from trainer_cli.state import clean_name, name_parameters, unwrap
 from trainer_cli.torch_compat import foreach_norm
 from trainer_cli.trainer import Callback
 
@@ -152,7 +152,7 @@ def check_statistics(statistics: Sequence[str]) -> list[str]:
 
 def watched(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     """The modules whose names match. ConfigError if none does."""
-    named = {clean_name(name): module for name, module in unwrapped(model).named_modules() if name}
+    named = {clean_name(name): module for name, module in unwrap(model).named_modules() if name}
     chosen = {name: module for name, module in named.items() if any(matches(name, pattern) for pattern in patterns)}
     if not chosen:
         raise ConfigError(
@@ -278,7 +278,7 @@ class Norms(Callback):
         self._latest[str(id(optimizer))] = parameters, foreach_norm([parameter.grad for parameter in parameters])
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        names = parameter_names(trainer.model)
+        names = name_parameters(trainer.model)
         logged: list[tuple[str, str, Tensor]] = []
         for parameters, norms in self._latest.values():
             pairs = zip(parameters, norms, strict=True)

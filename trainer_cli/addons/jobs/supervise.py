@@ -41,8 +41,8 @@ from trainer_cli.parallel import (
     LostRankError,
     PeerError,
     ProcessGroup,
-    from_environment,
     is_of_peer,
+    join_processes,
     noted_activity,
     noting,
 )
@@ -216,7 +216,7 @@ def run_as_rank(compose: Callable[[], Composed], work: Callable[[Composed, Proce
     # If rank 0, which serves the store, ends first, torch logs a warning of thirty lines on each other rank.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        group = from_environment(os.environ, alone_too=True)
+        group = join_processes(os.environ, alone_too=True)
     except PeerError as error:
         return _after_a_peer(error, ALONE)
     try:

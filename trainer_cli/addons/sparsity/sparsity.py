@@ -20,7 +20,7 @@ from trainer_cli.dtensor import Target, is_dtensor, local_of, part_of, whole_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.layout import STEP_MODULES
 from trainer_cli.patterns import matches
-from trainer_cli.state import clean_name, unwrapped
+from trainer_cli.state import clean_name, unwrap
 from trainer_cli.terminal import format_count, format_first
 from trainer_cli.torch_compat import foreach_mul_
 from trainer_cli.trainer import Callback
@@ -176,7 +176,7 @@ class Sparsity(Callback):
 
     def setup(self, trainer: Trainer) -> None:
         self._seed = trainer.seed or 0
-        named = {clean_name(name): parameter for name, parameter in unwrapped(trainer.model).named_parameters()}
+        named = {clean_name(name): parameter for name, parameter in unwrap(trainer.model).named_parameters()}
         self._weights = {
             name: parameter
             for name, parameter in named.items()
