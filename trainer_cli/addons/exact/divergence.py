@@ -117,7 +117,7 @@ class Divergence:
     @property
     def is_older(self) -> bool:
         """Whether the first step that was compared began with a difference, which an earlier step may have made."""
-        return self.is_first and any(stage is Stage.random or stage in STATE for stage in (self.stage, *self.also))
+        return self.is_first and not {Stage.random, *STATE}.isdisjoint((self.stage, *self.also))
 
     @property
     def moment(self) -> str:
@@ -135,6 +135,17 @@ class Divergence:
         if short:
             names[0] += f" ({first.straight} -> {first.other})"
         return format_first(names, _MOST_NAMES)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "steps": list(self.steps),
+            "moment": self.moment,
+            "stage": str(self.stage),
+            "values": [{"name": value.name, "values": [value.straight, value.other]} for value in self.values],
+            "also": list(map(str, self.also)),
+            "by_design": self.by_design,
+        }
 
 
 def read_rows(replayed: Mapping[str, Any]) -> list[StepRow]:
@@ -234,15 +245,3 @@ def _differing_samples(steps: Sequence[StepRow], other_steps: Sequence[StepRow])
 def _transposed(steps: Sequence[StepRow]) -> list[tuple[str, ...]]:
     """For each sample its digests in all leaves."""
     return [row for step in steps for row in zip(*step.rows.values(), strict=False)]
-
-
-def as_dict(divergence: Divergence) -> dict[str, Any]:
-    """Plain values, for JSON."""
-    return {
-        "steps": list(divergence.steps),
-        "moment": divergence.moment,
-        "stage": str(divergence.stage),
-        "values": [{"name": value.name, "values": [value.straight, value.other]} for value in divergence.values],
-        "also": [str(stage) for stage in divergence.also],
-        "by_design": divergence.by_design,
-    }

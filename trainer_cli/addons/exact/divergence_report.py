@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.exact.divergence import Divergence, Stage, as_dict
+from trainer_cli.addons.exact.divergence import Divergence, Stage
 from trainer_cli.terminal import format_first
 
 LENGTH = "loop.max_duration"
@@ -121,7 +121,7 @@ class DivergenceReport:
             "records": None if self.records is None else asdict(self.records),
             "checkpoints": None if self.states is None else asdict(self.states),
             "notes": list(self.notes),
-            "first": None if self.divergence is None else as_dict(self.divergence),
+            "first": None if self.divergence is None else self.divergence.as_dict(),
             "samples": list(self.samples),
             "causes": [str(fact) for fact in self.causes],
             "last": self.last,

@@ -85,11 +85,9 @@ class ProbePlan:
     def read(cls, path: str | Path) -> ProbePlan:
         """Take it from a file."""
         content = json.loads(Path(path).read_text("utf-8"))
-        paths = {key: None if content[key] is None else Path(content[key]) for key in ("config_dir", "calls")}
-        stop = content["stop"]
-        if stop is not None:
-            stop = ProbeStop(**{**stop, "when": StopPlace(stop["when"])})
-        return cls(Path(content["config"]), Path(content["trace"]), stop=stop, **paths)
+        stop = content.pop("stop")
+        paths = {key: value and Path(value) for key, value in content.items()}
+        return cls(**paths, stop=stop and ProbeStop(**{**stop, "when": StopPlace(stop["when"])}))
 
 
 class TraceKind(StrEnum):
