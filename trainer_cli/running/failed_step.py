@@ -18,14 +18,14 @@ from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.running.risen_loss import LOSS, find_risen_loss, is_before_rise, read_losses
 from trainer_cli.runs import RunDir
 from trainer_cli.terminal import format_count
-from trainer_cli.trainer import Callback, Pause
+from trainer_cli.trainer import Callback, Interruption
 
 if TYPE_CHECKING:
     from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-_EVALUATING = f"while {Pause.evaluating} "
+_EVALUATING = f"while {Interruption.evaluating} "
 """Begins the note of an exception of an evaluation."""
 _SMALLER_RATE = "optimizer.lr=… 'resume_allow=[optimizer.lr]'"
 _OTHER_JOBS = "optimizer.lr is swept: replace this value by a smaller one, which is another job."

@@ -168,12 +168,12 @@ def _accept_requests(run: RunDir, trainer: Trainer, signals: StopSignals, stack:
 def _describe_stop(trainer: Trainer) -> str:
     """What a stop that is requested now waits for."""
     # Imported here, because it imports torch.
-    from trainer_cli.trainer import Pause
+    from trainer_cli.trainer import Interruption
 
     activity = trainer.metric_logger.activity
-    if activity == Pause.evaluating or trainer.sanity_checking:
+    if activity == Interruption.evaluating or trainer.sanity_checking:
         return "stopping after this validation batch, and a resume makes the evaluation again"
-    return f"stopping after this {'save' if activity == Pause.saving else 'step'}"
+    return f"stopping after this {'save' if activity == Interruption.saving else 'step'}"
 
 
 def _check_ranks(composed: Composed, start: Start, group: ProcessGroup, config_text: str) -> None:

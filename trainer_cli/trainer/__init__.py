@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.finite import not_finite as not_finite
     from trainer_cli.trainer.full_disk import stopped_step as stopped_step
     from trainer_cli.trainer.hooks import Callback as Callback
-    from trainer_cli.trainer.metric_logger import Pause as Pause
+    from trainer_cli.trainer.metric_logger import Interruption as Interruption
     from trainer_cli.trainer.precision import LossScaler as LossScaler
     from trainer_cli.trainer.precision import Precision as Precision
     from trainer_cli.trainer.predict import Predictor as Predictor
@@ -49,7 +49,7 @@ else:
             "finite": "not_finite",
             "full_disk": "stopped_step",
             "hooks": "Callback",
-            "metric_logger": "Pause",
+            "metric_logger": "Interruption",
             "precision": "LossScaler Precision",
             "predict": "Predictor",
             "prefetch": "TrainBatches",

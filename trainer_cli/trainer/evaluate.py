@@ -24,7 +24,7 @@ from trainer_cli.steps import Progress
 from trainer_cli.terminal import format_count, html_metrics
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.loading import Unset
-from trainer_cli.trainer.metric_logger import Pause, metrics_in, noting_set
+from trainer_cli.trainer.metric_logger import Interruption, metrics_in, noting_set
 from trainer_cli.trainer.setup import loader_settings
 from trainer_cli.trainer.state import load_for_evaluation
 from trainer_cli.trainer.validation_loop import (
@@ -78,7 +78,7 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
     trainer.loop.evaluations.present = due
     before, step_state = dict(record), copy.deepcopy(trainer.step.state_dict())
     try:
-        with trainer.metric_logger.pause(Pause.evaluating, trainer.progress):
+        with trainer.metric_logger.pause(Interruption.evaluating, trainer.progress):
             with _evaluating(trainer, due.loaders) as generators:
                 _run(trainer, due, generators, is_last=is_last)
             if trainer.hooks["on_after_evaluation"] or trainer.schedulers.has(SchedulerInterval.evaluation):
@@ -114,7 +114,7 @@ def evaluate_remaining(trainer: Trainer, due: Due) -> None:
     """Evaluate on the loaders that were not due, and let callbacks evaluate, after an evaluation that ended the run."""
     try:
         with (
-            trainer.metric_logger.pause(Pause.evaluating, trainer.progress),
+            trainer.metric_logger.pause(Interruption.evaluating, trainer.progress),
             _evaluating(trainer, due.loaders) as generators,
         ):
             _run(trainer, due, generators, is_last=True)

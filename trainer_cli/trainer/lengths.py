@@ -10,7 +10,7 @@ from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.policy import Limits
 from trainer_cli.schema import LoopConfig
 from trainer_cli.steps import Duration, Interval, StepCounts, Unit, count_epoch_steps, count_steps, limit_batches
-from trainer_cli.trainer.validation_loop import Evaluations
+from trainer_cli.trainer.validation_loop import EvaluationSchedule
 from trainer_cli.values import check_duration
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Lengths:
 
     def __init__(self, settings: LoopConfig) -> None:
         self.settings = settings
-        self.evaluations = Evaluations(settings)
+        self.evaluations = EvaluationSchedule(settings)
         self.log_interval: Interval | None = None
         self.steps_per_epoch: int | None = None
         self.total_steps: int | None = None

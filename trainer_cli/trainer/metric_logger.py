@@ -31,7 +31,7 @@ _MOST_WAITING = 1000
 """Records that are kept at most, so that their memory is bounded."""
 
 
-class Pause(StrEnum):
+class Interruption(StrEnum):
     """What interrupts the training, in the words of displays and of notes on errors."""
 
     evaluating = "evaluating"
@@ -40,7 +40,7 @@ class Pause(StrEnum):
     @property
     def activity(self) -> Activity:
         """The activity for which its time is counted."""
-        return Activity.evaluation if self is Pause.evaluating else Activity.saving
+        return Activity.evaluation if self is Interruption.evaluating else Activity.saving
 
 
 _KEPT = ""
@@ -179,8 +179,8 @@ class MetricLogger:
         self.was_closed = False
         """Whether the loggers were closed, so that no later record takes what is logged now."""
         self.activity = ""
-        """A `Pause`, or empty while the model trains; for displays."""
-        self._pauses = {pause: Pauses() for pause in Pause}
+        """An `Interruption`, or empty while the model trains; for displays."""
+        self._pauses = {pause: Pauses() for pause in Interruption}
         self.time = TimeAccount()
         self._last_step = -1
         self._warned: set[str] = set()
@@ -400,7 +400,7 @@ class MetricLogger:
         self._rate_mark = (self._rate_mark[0] + seconds, self._rate_mark[1])
 
     @contextmanager
-    def pause(self, activity: Pause, progress: Progress) -> Iterator[None]:
+    def pause(self, activity: Interruption, progress: Progress) -> Iterator[None]:
         """Exclude from the rate what is done meanwhile."""
         began, self.activity = time.monotonic(), activity
         before = self.time.enter(activity.activity)
@@ -466,7 +466,7 @@ def noting_set(name: str, progress: Progress) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"while {Pause.evaluating} {name} at step {progress.step}")
+        error.add_note(f"while {Interruption.evaluating} {name} at step {progress.step}")
         raise
 
 

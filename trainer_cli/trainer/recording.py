@@ -17,9 +17,9 @@ from trainer_cli.state import find_evaluated_average
 from trainer_cli.steps import RunStatus
 from trainer_cli.trainer.full_disk import status_after
 from trainer_cli.trainer.metric_logger import (
+    Interruption,
     Medium,
     MetricLogger,
-    Pause,
     histogram_medium,
     image_medium,
     table_medium,
@@ -239,7 +239,7 @@ class Recording:
         # Read once: the main thread may change it between two reads.
         trainer = self._trainer
         activity, evaluating, loop = self.metric_logger.activity, trainer.evaluating, trainer.loop
-        if activity == Pause.evaluating and evaluating is not None:
+        if activity == Interruption.evaluating and evaluating is not None:
             activity = f"{activity} {evaluating.name}, batch {evaluating.batch_idx + 1:,}"
         progress = trainer.progress
         if not trainer.fitting:

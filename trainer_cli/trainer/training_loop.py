@@ -22,7 +22,7 @@ from trainer_cli.terminal import format_count, html_table
 from trainer_cli.trainer.evaluate import evaluate, evaluate_remaining
 from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.lengths import Lengths, begin_epoch
-from trainer_cli.trainer.metric_logger import Pause
+from trainer_cli.trainer.metric_logger import Interruption
 from trainer_cli.trainer.noted_end import note_end, request_again
 from trainer_cli.trainer.prefetch import PaddingPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.training_log import TrainingLog
@@ -254,7 +254,7 @@ class TrainingLoop(Lengths):
             return trainer.stop_request
         if not written:
             trainer.recording.flush()
-        with trainer.metric_logger.pause(Pause.saving, trainer.progress):
+        with trainer.metric_logger.pause(Interruption.saving, trainer.progress):
             trainer.hooks.call("on_save_opportunity", trainer, Occasion.pre_train)
         stop = self.why_stop(trainer)
         if stop is not None:
@@ -355,7 +355,7 @@ class TrainingLoop(Lengths):
         occasion = Occasion.last_stop if over else Occasion.at(stop)
         trainer.note_stop(stop)
         self._ended = note_end(trainer, self.settings, is_held=self._holds(trainer.progress))
-        with trainer.metric_logger.pause(Pause.saving, trainer.progress):
+        with trainer.metric_logger.pause(Interruption.saving, trainer.progress):
             trainer.hooks.call("on_save_opportunity", trainer, occasion)
 
     def _holds(self, now: Progress) -> bool:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _NO_DATA = "There is no validation data: give some, or name a training metric, such as train/loss."
 
 
-class Evaluations:
+class EvaluationSchedule:
     """The intervals and loops of a training's evaluations, from the settings `loop.eval_…`.
 
     All loaders are evaluated at `eval_interval`, except those that have an interval in `eval_loaders`.
