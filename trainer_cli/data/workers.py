@@ -227,7 +227,7 @@ def _without_child_handler() -> Generator[None, None, None]:
         yield
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Makes whole batches. Each worker has a copy."""
 
     dataset: Any
@@ -250,7 +250,7 @@ class Workers:
     """
 
     def __init__(
-        self, source: Source, count: int, *, seed: int, persistent: bool, timeout_s: float | None, pin_memory: bool
+        self, source: BatchSource, count: int, *, seed: int, persistent: bool, timeout_s: float | None, pin_memory: bool
     ) -> None:
         self.source = source
         self.count = count
@@ -406,7 +406,7 @@ def _watch(limit: weakref.ref[_TimeLimit], ended: threading.Event, interval_s: f
 class _Fetched:
     """The dataset of a DataLoader whose samples are requests."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BatchSource) -> None:
         self.dataset = source.dataset
         self._source = source
 

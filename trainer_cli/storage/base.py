@@ -34,7 +34,7 @@ class WritableFolder(Protocol):
         ...
 
 
-class Source(Protocol):
+class ReadableFile(Protocol):
     """One file being read, possibly from several threads at once."""
 
     @property
@@ -58,7 +58,7 @@ class ReadableFolder(Protocol):
         """Path on this machine."""
         ...
 
-    def open(self, file: str) -> AbstractContextManager[Source]:
+    def open(self, file: str) -> AbstractContextManager[ReadableFile]:
         """Open a file. FileNotFoundError if it does not exist, OSError if it is not a regular file."""
         ...
 

@@ -271,7 +271,7 @@ class LocalSource:
         self._disk.close(self._fd)
 
     def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
-        """See `Source.read_at`."""
+        """See `ReadableFile.read_at`."""
         unfilled = deque(buffer for buffer in buffers if buffer)
         while unfilled:
             count = self._disk.read(self._fd, list(islice(unfilled, _MOST_BUFFERS)), offset)

@@ -55,7 +55,7 @@ def reduce(x: Array, y: Array, buckets: int) -> Reduced:
     return Reduced(np.unique(kept), Means(finite[first + sizes // 2], means))
 
 
-class Pause(NamedTuple):
+class SlowInterval(NamedTuple):
     """The time between two records that took much longer than usual."""
 
     row: int
@@ -77,7 +77,7 @@ def pace(columns: Columns, starts: Sequence[float]) -> Series:
     return Series(rows[usable], np.diff(columns.time)[usable] / steps[usable])
 
 
-def pauses(columns: Columns, per_step: Series, *, most: int) -> list[Pause]:
+def pauses(columns: Columns, per_step: Series, *, most: int) -> list[SlowInterval]:
     """The `most` longest pauses, longest first: over three times the usual time, and a second above it."""
     if not len(per_step.rows):
         return []
@@ -86,7 +86,7 @@ def pauses(columns: Columns, per_step: Series, *, most: int) -> list[Pause]:
     seconds = per_step.values * steps
     slow = (per_step.values > 3 * usual) & (seconds - usual * steps > 1.0)
     found_pauses = [
-        Pause(int(per_step.rows[index]), float(seconds[index]), float(usual * steps[index]))
+        SlowInterval(int(per_step.rows[index]), float(seconds[index]), float(usual * steps[index]))
         for index in np.flatnonzero(slow)
     ]
     return sorted(found_pauses, key=lambda pause: pause.usual_s - pause.seconds)[:most]
