@@ -257,6 +257,31 @@ def test_a_later_attempt_sends_what_an_earlier_one_could_not_and_removes_its_orp
     assert later.names() == ["step3", "step4"]
 
 
+def test_a_checkpoint_that_a_later_attempt_has_swept_is_sent_again_before_its_local_copy_goes(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that was thought dead goes on, and has sent all but the manifest when the next attempt begins."""
+    earlier = ObjectStorage(url, cache=tmp_path / "earlier", run_id="r", attempt=1)
+    later = ObjectStorage(url, cache=tmp_path / "later", run_id="r", attempt=2)
+    usual = earlier.client.put_new
+
+    def put_after_the_sweep(key: str, content: bytes) -> bool:
+        if key == "step3/manifest.json":
+            earlier.client.put_new = usual  # type: ignore[method-assign]
+            assert later.sweep() == ["step3"]
+        return usual(key, content)
+
+    earlier.client.put_new = put_after_the_sweep  # type: ignore[method-assign]
+    save(earlier, 3)
+    assert earlier.uploader.wait() == ["step3"]
+    assert "step3/manifest.json" not in objects(url), "no reader takes what is left for a checkpoint"
+    assert "rank0.json was deleted by a later attempt of the run" in caplog.text
+    assert earlier.finish_uploads() == []
+    save(earlier, 4)
+    assert earlier.finish_uploads() == []
+    assert same(load(later, 3), small_state(3))
+
+
 def test_a_checkpoint_of_another_run_is_never_replaced_in_the_store(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

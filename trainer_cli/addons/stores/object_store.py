@@ -308,9 +308,11 @@ class ObjectStorage:
                 and not self._is_unsent(name)
                 and is_left_by(self.run_id, self.client, name, remote.sizes)
             ):
-                delete_objects(self.client, name, self.run_id)
                 self._forget(name)
-                swept.append(name)
+                # A process that was thought dead may have sent it since the listing.
+                if self.client.get(f"{name}/{MANIFEST_FILE}") is None:
+                    delete_objects(self.client, name, self.run_id)
+                    swept.append(name)
         # Last: the listing above must not show what this attempt is sending.
         for name in self._unsent():
             self.uploader.add(name)
@@ -441,6 +443,13 @@ class ObjectStorage:
             # Manifest last: from here on the checkpoint exists in the store.
             if not self.client.put_new(f"{name}/{MANIFEST_FILE}", manifest):
                 raise name_taken("another checkpoint of that name is in the store", self.location(name))
+            # After the manifest, not before: a later attempt of the run, which deletes what it takes for left behind,
+            # either has seen the manifest or is noticed here. The local copy goes only once all files are in the store.
+            for file in files:
+                if self.client.info(f"{name}/{file}") is None:
+                    self.client.delete(f"{name}/{MANIFEST_FILE}")
+                    message = f"{file} was deleted by a later attempt of the run"
+                    raise FileNotFoundError(errno.ENOENT, message, self.location(name))
             self.client.delete(f"{name}/{WRITING_FILE}")
             (self.cache / name / _SENT_FILE).touch()
             self._away = False
