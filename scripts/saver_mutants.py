@@ -178,7 +178,7 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     # Locks
     "a run directory is not locked": (
-        "trainer_cli/runs/run_dir.py",
+        "trainer_cli/runs/run_lock.py",
         "            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "            return None\n",
         ("tests/runs/test_run_dir.py",),
     ),
