@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config.search_path import SearchPath, describe_file
+from trainer_cli.config.search_path import SearchPath
 from trainer_cli.errors import ConfigError
 from trainer_cli.keys.config_keys import ConfigKey, list_keys
 from trainer_cli.keys.editor_schema import DIALECT, json_schema
@@ -217,4 +217,4 @@ def test_the_schema_is_no_group() -> None:
 def test_the_editors_comment_is_no_description(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(f"# @package _global_\n{MODELINE}x.json\n# What it is.\na: 1\n")
-    assert describe_file(file) == "What it is."
+    assert SearchPath.describe_file(file) == "What it is."

@@ -125,8 +125,8 @@ def test_links_that_lead_back_are_followed_no_further(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_has_no_description(tmp_path: Path) -> None:
-    assert search_path.describe_file(tmp_path / "gone.yaml") == ""
-    assert search_path.describe_file(tmp_path) == ""
+    assert search_path.SearchPath.describe_file(tmp_path / "gone.yaml") == ""
+    assert search_path.SearchPath.describe_file(tmp_path) == ""
 
 
 @pytest.mark.parametrize(
@@ -142,4 +142,4 @@ def test_a_file_that_cannot_be_read_has_no_description(tmp_path: Path) -> None:
 def test_the_description_is_the_first_comment(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(text)
-    assert search_path.describe_file(file) == expected
+    assert search_path.SearchPath.describe_file(file) == expected

@@ -17,7 +17,7 @@ from pathlib import Path
 from trainer_cli.commands.choices import EXPERIMENT, Choices, keys, values_of
 from trainer_cli.commands.command_line import actions_of, listed_verbs, parser_of
 from trainer_cli.commands.docs import find_pages
-from trainer_cli.config import describe_file
+from trainer_cli.config import SearchPath
 from trainer_cli.errors import UserError
 from trainer_cli.schema import RESUME_WORDS
 
@@ -233,7 +233,7 @@ def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path)
     end = "" if sign == "~" else "="
     experiments = choices.options(EXPERIMENT)
     if not sign and experiments.keys().isdisjoint(before):
-        yield from (Candidate(name, describe_file(file)) for name, file in experiments.items())
+        yield from (Candidate(name, SearchPath.describe_file(file)) for name, file in experiments.items())
     for name in choices.groups:
         yield Candidate(f"{sign}{name}{end}")
     if sign == "+":
@@ -251,7 +251,7 @@ def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path)
 def _values(choices: Choices, settings: Mapping[str, object], key: str, value: str, cwd: Path) -> Iterator[Candidate]:
     if key in choices.groups or choices.search.is_group(key):
         options = choices.options(key)
-        yield from (Candidate(option, describe_file(file)) for option, file in options.items())
+        yield from (Candidate(option, SearchPath.describe_file(file)) for option, file in options.items())
         return
     if key == "resume":
         yield from map(Candidate, RESUME_WORDS)

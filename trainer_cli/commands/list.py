@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from trainer_cli.commands.choices import Choices, keys, spell
 from trainer_cli.commands.command_line import add_config_dir
-from trainer_cli.config import describe_file
+from trainer_cli.config import SearchPath
 from trainer_cli.errors import UserError
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.terminal import beside, line_width, painted, print_json
@@ -54,7 +54,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _plain_rows(group: str, choices: Choices) -> list[dict[str, object]]:
     return [
-        {"option": option, "description": describe_file(file), "file": str(file), "own": choices.is_own(file)}
+        {
+            "option": option,
+            "description": SearchPath.describe_file(file),
+            "file": str(file),
+            "own": choices.is_own(file),
+        }
         for option, file in choices.options(group).items()
     ]
 
@@ -66,7 +71,7 @@ def _table(group: str, choices: Choices) -> Iterator[str]:
     for option, file in options.items():
         mark = "*" if choices.is_own(file) else " "
         label = f"{mark} {spell(group, f'{option:{width}}')}  "
-        line = beside(label, describe_file(file), line_width(sys.stdout))
+        line = beside(label, SearchPath.describe_file(file), line_width(sys.stdout))
         yield painted("*", "green", sys.stdout) + line[1:] if mark == "*" else line
 
 

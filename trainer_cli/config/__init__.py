@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from trainer_cli.config.overrides import override_error as override_error
     from trainer_cli.config.overrides import parse_override as parse_override
     from trainer_cli.config.overrides import read_overrides as read_overrides
+    from trainer_cli.config.overrides import suggest_list as suggest_list
     from trainer_cli.config.resolvers import share_moment as share_moment
     from trainer_cli.config.search_path import PACKAGE as PACKAGE
     from trainer_cli.config.search_path import SearchPath as SearchPath
-    from trainer_cli.config.search_path import describe_file as describe_file
     from trainer_cli.config.search_path import project_root as project_root
     from trainer_cli.config.search_path import shipped_folder as shipped_folder
     from trainer_cli.config.yaml import read_values as read_values
@@ -49,9 +49,9 @@ else:
             "check": "find_mistakes",
             "composing": "compose Composed from_yaml",
             "contradictions": "batches_of_step check_strategy",
-            "overrides": "given_value hint_on_setting override_error parse_override read_overrides",
+            "overrides": "given_value hint_on_setting override_error parse_override read_overrides suggest_list",
             "resolvers": "share_moment",
-            "search_path": "describe_file PACKAGE project_root SearchPath shipped_folder",
+            "search_path": "PACKAGE project_root SearchPath shipped_folder",
             "yaml": "read_values",
         },
     )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -399,13 +400,25 @@ def _parse_ckpt(value: str, argument: str) -> tuple[list[str], bool]:
     return patterns, True
 
 
+def suggest_list(key: str, interval: IntervalSweep) -> str:
+    """The hint that lists values of an interval: its ends, and 1 and 3 of each decade if they differ tenfold."""
+    start, end = float(interval.start or 0), float(interval.end or 0)
+    values = [start, end]
+    if 0 < 10 * start <= end:
+        decades = range(math.floor(math.log10(start)), math.ceil(math.log10(end)) + 1)
+        inner = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 3)]
+        values = [start, *(value for value in inner if start < value < end), end]
+    texts = ",".join(f"{value:g}" for value in values)
+    return f"An interval is for a search that draws values, which -m does not do. Did you mean {key}={texts}?"
+
+
 def _several_values_error(argument: str, sweep: Any, arguments: Sequence[str]) -> ConfigError:
     """The error for an override with several values where a command makes one run of these arguments."""
     key, _, value = argument.partition("=")
     message = f"{argument!r} gives several values, but one run takes one"
     text = in_quotes(key, value)
     if isinstance(sweep, IntervalSweep):
-        return override_error(message, f"List the values, and add -m: train fit -m {key}=A,B.")
+        return override_error(message, f"{suggest_list(key, sweep)} With -m: train fit -m.")
     words = [word.removeprefix("experiment=") for word in arguments]
     command = f"To run each: `train fit -m {shlex.join(words)}`."
     if re.match(r"\w+\(", value):

@@ -107,6 +107,20 @@ class SearchPath(NamedTuple):
         """The path as messages show it."""
         return label(file, self.cwd)
 
+    @staticmethod
+    def describe_file(path: Path) -> str:
+        """The first comment of a file that does not instruct Hydra (`@package`) or an editor, or an empty text."""
+        # Composing reports a file that cannot be read.
+        with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                text = line.strip()
+                if text and not text.startswith("#"):
+                    return ""
+                words = text.lstrip("# ")
+                if words and not words.startswith(("@", "yaml-language-server:")):
+                    return words
+        return ""
+
     def advise_project_above(self) -> str:
         """How to get to the nearest project above the current folder, with its experiments; empty without one."""
         for above in self.cwd.parents:
@@ -178,20 +192,6 @@ def configs(folder: Path) -> Iterator[str]:
     # Real paths, so that a link back to a folder above ends the walk.
     real = os.path.realpath(folder)
     return (f"{above}{name}" for above, name in _below(str(folder), "", real, frozenset({real})))
-
-
-def describe_file(path: Path) -> str:
-    """The first comment of a file that does not instruct Hydra (`@package`) or an editor, or an empty text."""
-    # Composing reports a file that cannot be read.
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            text = line.strip()
-            if text and not text.startswith("#"):
-                return ""
-            words = text.lstrip("# ")
-            if words and not words.startswith(("@", "yaml-language-server:")):
-                return words
-    return ""
 
 
 def search_folders(path: Any, cwd: Path) -> Iterator[Path]:

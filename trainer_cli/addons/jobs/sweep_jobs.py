@@ -32,7 +32,7 @@ from hydra.core.override_parser.types import (
     Transformer,
 )
 
-from trainer_cli.config import override_error, parse_override, read_overrides
+from trainer_cli.config import override_error, parse_override, read_overrides, suggest_list
 from trainer_cli.errors import ConfigError, raise_all
 from trainer_cli.terminal import format_count
 
@@ -156,7 +156,7 @@ def _values(override: Override, options: Callable[[str], Sequence[str] | None]) 
     line, sweep = override.input_line, override.value()
     if isinstance(sweep, IntervalSweep):
         raise override_error(
-            f"{line}: an interval has no end of values", _suggest_list(override.get_key_element(), sweep)
+            f"{line}: an interval has no end of values", suggest_list(override.get_key_element(), sweep)
         )
     if isinstance(sweep, Glob):
         values = _globbed(override, sweep, options(override.key_or_group))
@@ -176,18 +176,6 @@ def _values(override: Override, options: Callable[[str], Sequence[str] | None]) 
         # Seeded by the override, so that the same command gives the same order.
         random.Random(line).shuffle(values)
     return values
-
-
-def _suggest_list(key: str, interval: IntervalSweep) -> str:
-    """The hint that lists values of an interval: its ends, and 1 and 3 of each decade if they differ tenfold."""
-    start, end = float(interval.start or 0), float(interval.end or 0)
-    values = [start, end]
-    if 0 < 10 * start <= end:
-        decades = range(math.floor(math.log10(start)), math.ceil(math.log10(end)) + 1)
-        inner = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 3)]
-        values = [start, *(value for value in inner if start < value < end), end]
-    texts = ",".join(f"{value:g}" for value in values)
-    return f"An interval is for a search that draws values, which -m does not do. Did you mean {key}={texts}?"
 
 
 def _plain(value: Any) -> Any:
