@@ -79,10 +79,7 @@ def as_loader(
         "worker_timeout_s": timeout_s,
     }
     if isinstance(data, IterableDataset):
-        # Not above: a training has loaders of one kind or two.
-        from trainer_cli.data.stream import StreamLoader
-
-        return _share(StreamLoader(data, **batching), **ranks)
+        return _share(_stream_loader(data, **batching), **ranks)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, DataLoader):
         if len(data) == 0:
             cure = f"The length of {class_name(data)} is 0: check the settings that choose its samples."
@@ -108,9 +105,20 @@ def as_loader(
             where=where,
             cure="Remove it, or give the dataset instead of a loader.",
         )
+    return _share(_user_loader(data, seed=seed), **ranks)
+
+
+def _stream_loader(data: IterableDataset[Any], **settings: Any) -> StreamLoader:
+    # Not above: a training has loaders of one kind or two.
+    from trainer_cli.data.stream import StreamLoader
+
+    return StreamLoader(data, **settings)
+
+
+def _user_loader(data: Any, *, seed: int) -> UserLoader:
     from trainer_cli.data.user_loader import UserLoader
 
-    return _share(UserLoader(data, seed=seed), **ranks)
+    return UserLoader(data, seed=seed)
 
 
 def as_val_loaders(val_loader: Any, **settings: Any) -> dict[str, AnyLoader]:
