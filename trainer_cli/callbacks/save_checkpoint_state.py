@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.catalog import Catalog
-from trainer_cli.checkpoint import make_sync_checkpointer
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata
+from trainer_cli.checkpoint import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.files import as_path
 from trainer_cli.layout import CONFIG_FILE

@@ -22,8 +22,7 @@ from trainer_cli.addons.formats.export import (
 from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.addons.formats.whole_archive import write_archive
 from trainer_cli.catalog import Catalog, ForeignKind
-from trainer_cli.checkpoint import make_sync_checkpointer
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata
+from trainer_cli.checkpoint import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import is_url
 from trainer_cli.layout import CONFIG_FILE, MODEL_CONFIG_FILE, STEP_MODULES
