@@ -8,7 +8,6 @@ from pathlib import Path
 
 from trainer_cli.errors import UserError
 from trainer_cli.layout import MANIFEST_FILE
-from trainer_cli.values import kind_of
 
 _LARGEST_HEADER = 100_000_000
 _PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -68,7 +67,7 @@ def refuse_foreign(path: Path, states: Sequence[str]) -> None:
     Raises:
         UserError: `states` has other entries than `model`.
     """
-    if list(states) != ["model"] and (kind := kind_of(path)) is not None:
+    if list(states) != ["model"] and (kind := ForeignKind.of(path)) is not None:
         raise UserError(
             f"{path} is a {kind}, from which only the weights can be loaded",
             where="load.states",
