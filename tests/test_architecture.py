@@ -269,12 +269,12 @@ def test_a_module_beside_the_packages_offers_few_names(name: str) -> None:
 
 
 GATES = {
-    "imports of add-ons by what is no add-on": 54,
-    "imports of add-ons by other add-ons": 14,
-    "names that are taken past the face of a package": 763,
-    "lines that importing trainer_cli.trainer.trainer brings in": 34_000,
-    "tokens of code": 509_400,
-    "names of public classes with several meanings": 11,
+    "imports of add-ons by what is no add-on": 42,
+    "imports of add-ons by other add-ons": 13,
+    "names that are taken past the face of a package": 0,
+    "lines that importing trainer_cli.trainer.trainer brings in": 20_000,
+    "tokens of code": 514_100,
+    "names of public classes with several meanings": 0,
 }
 """What makes the package hard to read, at most. A change that lowers a figure lowers it here, too; one that raises a
 figure says in its commit what a user gains."""
