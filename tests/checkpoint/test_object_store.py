@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -280,6 +281,74 @@ def test_a_checkpoint_that_a_later_attempt_has_swept_is_sent_again_before_its_lo
     save(earlier, 4)
     assert earlier.finish_uploads() == []
     assert same(load(later, 3), small_state(3))
+
+
+def test_a_checkpoint_that_is_sent_while_a_later_attempt_sweeps_is_not_lost(tmp_path: Path, url: str) -> None:
+    """The manifest is sent after the sweep has looked for it, and all files are still there."""
+    earlier = ObjectStorage(url, cache=tmp_path / "earlier", run_id="r", attempt=1)
+    later = ObjectStorage(url, cache=tmp_path / "later", run_id="r", attempt=2)
+    sends, looked = threading.Event(), threading.Event()
+    usual_put, usual_get = earlier.client.put_new, later.client.get
+
+    def put_after_the_look(key: str, content: bytes) -> bool:
+        if key == "step3/manifest.json":
+            sends.set()
+            assert looked.wait(60)
+        return usual_put(key, content)
+
+    def get_before_the_manifest(key: str) -> bytes | None:
+        content = usual_get(key)
+        if key == "step3/manifest.json" and later.client.is_training:
+            looked.set()
+            earlier.uploader.wait()
+        return content
+
+    earlier.client.put_new = put_after_the_look  # type: ignore[method-assign]
+    save(earlier, 3)
+    assert sends.wait(60)
+    later.client.get = get_before_the_manifest  # type: ignore[method-assign]
+    assert later.sweep() == ["step3"]
+    assert objects(url) == []
+    assert earlier.finish_uploads() == []
+    save(earlier, 4)
+    assert earlier.finish_uploads() == []
+    assert same(load(later, 3), small_state(3))
+
+
+def test_a_sweep_leaves_a_checkpoint_whose_manifest_came_after_the_listing(tmp_path: Path, url: str) -> None:
+    earlier = ObjectStorage(url, cache=tmp_path / "earlier", run_id="r", attempt=1)
+    later = ObjectStorage(url, cache=tmp_path / "later", run_id="r", attempt=2)
+    sends, listed = threading.Event(), threading.Event()
+    usual_put, usual_new = later.client.put, earlier.client.put_new
+
+    def put_after_the_listing(key: str, content: bytes) -> bool:
+        if key == "step3/manifest.json":
+            sends.set()
+            assert listed.wait(60)
+        return usual_new(key, content)
+
+    def mark_after_the_manifest(key: str, content: bytes) -> None:
+        if key.startswith("step3/"):
+            listed.set()
+            assert earlier.uploader.wait() == []
+        usual_put(key, content)
+
+    earlier.client.put_new = put_after_the_listing  # type: ignore[method-assign]
+    save(earlier, 3)
+    assert sends.wait(60)
+    later.client.put = mark_after_the_manifest  # type: ignore[method-assign]
+    assert later.sweep() == []
+    assert objects(url) == ["step3/manifest.json", "step3/rank0.json", "step3/rank0.safetensors"]
+    assert later.names() == ["step3"]
+    assert same(load(later, 3), small_state(3))
+
+
+def test_what_an_interrupted_removal_left_hinders_no_later_save_of_that_name(tmp_path: Path, url: str) -> None:
+    ObjectClient(url).put("step3/.removed.r", b"")
+    storage = ObjectStorage(url, cache=tmp_path, run_id="r")
+    save(storage, 3)
+    assert storage.uploader.wait() == []
+    assert same(load(storage, 3), small_state(3))
 
 
 def test_a_checkpoint_of_another_run_is_never_replaced_in_the_store(

@@ -166,6 +166,19 @@ class ObjectStorage:
         elif WRITING_FILE not in remote.sizes:
             self.quarantine(name, "it has no manifest")
 
+    def _delete_leftover(self, name: str) -> bool:
+        """Delete a folder that had no manifest when it was listed. Returns False if it has one by now."""
+        marker = f"{name}/{removed_marker(self.run_id)}"
+        # Before the look for a manifest: one that a process sends after it, which was thought dead, is taken back.
+        self.client.put(marker, str(self.attempt).encode())
+        is_sent = self.client.get(f"{name}/{MANIFEST_FILE}") is not None
+        if is_sent:
+            self.client.delete(marker)
+        else:
+            delete_objects(self.client, name, self.run_id)
+        self._forget(name)
+        return not is_sent
+
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
         with ExitStack() as stack:
@@ -242,11 +255,7 @@ class ObjectStorage:
             if self._is_unsent(name):
                 return False
             remote = self._folder(name)
-            if remote is None or remote.manifest is not None:
-                return False
-            delete_objects(self.client, name, self.run_id)
-            self._forget(name)
-            return True
+            return remote is not None and remote.manifest is None and self._delete_leftover(name)
 
     def amend(self, name: str, manifest: bytes) -> None:
         with self._locking(name):
@@ -307,12 +316,9 @@ class ObjectStorage:
                 remote.manifest is None
                 and not self._is_unsent(name)
                 and is_left_by(self.run_id, self.client, name, remote.sizes)
+                and self._delete_leftover(name)
             ):
-                self._forget(name)
-                # A process that was thought dead may have sent it since the listing.
-                if self.client.get(f"{name}/{MANIFEST_FILE}") is None:
-                    delete_objects(self.client, name, self.run_id)
-                    swept.append(name)
+                swept.append(name)
         # Last: the listing above must not show what this attempt is sending.
         for name in self._unsent():
             self.uploader.add(name)
@@ -444,12 +450,11 @@ class ObjectStorage:
             if not self.client.put_new(f"{name}/{MANIFEST_FILE}", manifest):
                 raise name_taken("another checkpoint of that name is in the store", self.location(name))
             # After the manifest, not before: a later attempt of the run, which deletes what it takes for left behind,
-            # either has seen the manifest or is noticed here. The local copy goes only once all files are in the store.
-            for file in files:
-                if self.client.info(f"{name}/{file}") is None:
-                    self.client.delete(f"{name}/{MANIFEST_FILE}")
-                    message = f"{file} was deleted by a later attempt of the run"
-                    raise FileNotFoundError(errno.ENOENT, message, self.location(name))
+            # either sees the manifest or is noticed here. The local copy goes only once all files are in the store.
+            if (deleted := self._find_deleted(name, files)) is not None:
+                self.client.delete(f"{name}/{MANIFEST_FILE}")
+                message = f"{deleted} was deleted by a later attempt of the run"
+                raise FileNotFoundError(errno.ENOENT, message, self.location(name))
             self.client.delete(f"{name}/{WRITING_FILE}")
             (self.cache / name / _SENT_FILE).touch()
             self._away = False
@@ -462,6 +467,13 @@ class ObjectStorage:
                 time.monotonic() - began,
             )
             self._trim(name)
+
+    def _find_deleted(self, name: str, files: Collection[str]) -> str | None:
+        """What a later attempt of this run has deleted of a folder in the store, or is about to; None: nothing."""
+        # Before the files: it is deleted after them. That of a removal has no number.
+        if int(self.client.get(f"{name}/{removed_marker(self.run_id)}") or 0) > self.attempt:
+            return "it"
+        return next((file for file in files if self.client.info(f"{name}/{file}") is None), None)
 
     @contextmanager
     def _locking(self, name: str, *, wait: bool = True) -> Iterator[bool]:
