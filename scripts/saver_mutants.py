@@ -105,6 +105,13 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         '            self.client.delete(f"{name}/{MANIFEST_FILE}")\n            self._forget(name)\n',
         (_MACHINES,),
     ),
+    "a sweep of a store leaves no marker before it looks for a manifest": (
+        _STORE, "        self.client.put(marker, str(self.attempt).encode())\n", "", (_STORES,),
+    ),
+    "a sweep of a store trusts its listing": (
+        _STORE, "        is_sent = self.client.get(f\"{name}/{MANIFEST_FILE}\") is not None\n",
+        "        is_sent = False\n", (_STORES,),
+    ),
     "the old one is deleted before it is replaced": (
         _LOCAL, "            old = self._swap(staging, name)\n",
         "            old = self._move_to_trash(name)\n            self.disk.rename(staging, final)\n", (_KILLS,),
