@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from trainer_cli import Trainer, TrainingLoop
+from trainer_cli.addons.exact.sample_losses import read_numbers
 from trainer_cli.addons.exact.step_trace import StepTrace
 from trainer_cli.batches.contents import rows_with_nan
 from trainer_cli.schema.sections import LoopConfig
@@ -48,6 +49,12 @@ def test_a_batch_that_is_time_first_has_as_many_samples_as_its_loader_states() -
     [entry] = trace.rows[0].batches
     assert entry["samples"] == 4
     assert entry["sample_losses"].startswith("a batch of 4 samples has a tensor of shape (7, 4)")
+
+
+def test_outputs_that_are_no_single_number_are_left_out_of_the_numbers_of_a_step() -> None:
+    outputs = {"loss": torch.ones(()), "weight": None, "tokens": [3, 4], "one": torch.ones(1), "share": 0.5, "ok": True}
+    assert read_numbers(outputs) == {"one": 1.0, "share": 0.5}
+    assert read_numbers({"weight": torch.tensor(2), "tokens": torch.ones(2)}) == {"weight": 2.0}
 
 
 @pytest.mark.parametrize(

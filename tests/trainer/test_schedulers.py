@@ -11,10 +11,10 @@ import torch
 from tiny import Line, ListLogger, StopAt, assert_resumes_exactly, loader, make_sgd, on, same, trainer
 from torch.optim import lr_scheduler as lr
 
-from trainer_cli import TrainStep, WarmupCosine
+from trainer_cli import TrainingLoop, TrainStep, WarmupCosine, scheduler_factory
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
-from trainer_cli.errors import UserError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.manifest import UnsavableState
 from trainer_cli.optim.scheduler_intervals import Scheduled, default_interval
 from trainer_cli.optim.schedulers import Schedulers, name_schedulers
@@ -314,6 +314,11 @@ def test_a_plateau_that_takes_the_worst_value_for_the_best_is_named(
     Schedulers(Scheduled(lambda o: lr.ReduceLROnPlateau(o, mode), metric=metric), {"optimizer": make_sgd(Line())})
     assert bool(caplog.messages) == warned
     assert all(f"its mode is {mode}, but of {metric}" in message for message in caplog.messages)
+
+
+def test_a_factory_refuses_a_metric_of_unknown_direction_where_it_is_called() -> None:
+    with pytest.raises(ConfigError, match="mode"):
+        scheduler_factory(lr.ReduceLROnPlateau, TrainingLoop(max_duration=3), metric="val/unheard_of")
 
 
 def test_a_metric_that_nothing_reports_is_refused_before_the_first_step(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ _CYCLED = "max_momentum"
 
 _MAX_VALUES = 10_000
 """Maximal number of values of a schedule that enter its digest."""
+_MODULES = {"trainer_cli.optim.warmup": "trainer_cli.trainer.warmup"}
+"""The module of schedules -> the one that they were in when digests in checkpoints were first made with it."""
 
 
 LAST_RATE = "_last_lr"
@@ -101,7 +103,7 @@ class _Describer:
         """Data that is the same for equal values. Beyond `_MAX_VALUES` values, only their types are described."""
         if value is None or isinstance(value, bool | int | float | str | bytes):
             return value
-        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        name = ".".join(_place_of(type(value)))
         self._budget -= 1
         # A schedule that refers to itself would be described without end.
         if (
@@ -127,7 +129,7 @@ class _Describer:
         if isinstance(value, set | frozenset):
             return sorted(repr(self.describe(element)) for element in value)
         if isinstance(value, type):
-            return value.__module__, value.__qualname__
+            return _place_of(value)
         if isinstance(value, types.CodeType):
             return value.co_code, value.co_names, self.describe(value.co_consts)
         if isinstance(value, types.FunctionType):
@@ -139,6 +141,11 @@ class _Describer:
         if isinstance(value, partial):
             return self.describe(value.func), self.describe(value.args), self.describe(value.keywords)
         return self.describe(getattr(value, "__dict__", None))
+
+
+def _place_of(kind: type) -> tuple[str, str]:
+    """The module and the name of a class, as all versions of this package call them."""
+    return _MODULES.get(kind.__module__, kind.__module__), kind.__qualname__
 
 
 def _is_filled(cell: types.CellType) -> bool:

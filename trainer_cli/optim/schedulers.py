@@ -64,7 +64,8 @@ def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: 
 
     See `schedule_from`.
     """
-    return schedule_from(kind, settings, loop)
+    # Here, not with the optimizer: an error is of this call.
+    return schedule_from(kind, _add_mode(kind, settings, settings.get("metric"), NAME), loop, adds_mode=False)
 
 
 def schedule_from(

@@ -99,7 +99,7 @@ def read_numbers(outputs: Mapping[str, Any]) -> dict[str, float]:
     for name, value in outputs.items():
         if isinstance(value, Tensor) and value.numel() == 1:
             value = value.detach().reshape(())
-        # A weight of several elements is refused by the step.
-        if OutputKind.of(name, value) in (OutputKind.mean, OutputKind.total) and getattr(value, "ndim", 0) == 0:
+        # Its kind by the value alone: a weight is a number too, unless it is None.
+        if name != "loss" and OutputKind.of("", value) is OutputKind.mean:
             numbers[str(name)] = float(value)
     return numbers
