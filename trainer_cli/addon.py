@@ -70,7 +70,12 @@ def _find_installed() -> Mapping[str, AddOn]:
 
 def _has_addon(folder: str) -> bool:
     """Whether a distribution in a folder of `sys.path` names an entry point of an add-on."""
-    for name in os.listdir(folder):
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        # Python, too, passes over a folder that it may not list.
+        return False
+    for name in names:
         if name.endswith((".dist-info", ".egg-info")):
             with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
                 if f"[{_GROUP}]".encode() in file.read():
