@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -86,3 +88,12 @@ def test_the_compiler_is_imported_once_for_the_processes_that_need_it(
         shutil.rmtree(folder / "run")
     # Each of the two interpreters learns it from the first of its processes.
     assert (folder / "had").read_text().split()[2:] == ["True", "True"]
+
+
+def test_what_every_process_needs_is_imported_before_the_fork() -> None:
+    code = "import sys; from trainer_cli.addons.exact.attempts import serve; serve(); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=True, capture_output=True, text=True
+    )
+    needed = {"trainer_cli.running.build", "trainer_cli.running.fitting", "trainer_cli.addons.exact.recorder"}
+    assert needed <= {*done.stdout.split()}

@@ -85,6 +85,8 @@ def serve() -> None:
     takes as long as torch's, is imported once a child has needed it.
     """
     from trainer_cli import torch_compat
+    from trainer_cli.addons.exact import recorder  # noqa: F401
+    from trainer_cli.running import Builder, fit  # noqa: F401
 
     # A collection in a fork would write to every object, and so copy the memory that the forks share.
     gc.collect()
