@@ -79,7 +79,8 @@ trainer_cli.files.durable.replace trainer_cli.files.durable.keep_spans trainer_c
 trainer_cli.storage.local.LocalStorage trainer_cli.storage.disk.Disk
 trainer_cli.runs.run_dir.RunDir
 trainer_cli.trainer.trainer.Trainer trainer_cli.Trainer trainer_cli.data.datasets.torch.load trainer_cli.loggers
-trainer_cli.loggers.text_files.encode trainer_cli.addons.text.read_text.Path.touch trainer_cli.loggers.text_files.Path
+trainer_cli.loggers.text_files.JsonlLogger.encode trainer_cli.loggers.text_files.JsonlLogger.read_ranges
+trainer_cli.addons.text.read_text.Path.touch trainer_cli.loggers.text_files.Path
 trainer_cli.models.classification.classification trainer_cli.addons.text.text._digest
 mine_hole.load mine_hole.np.save mine_hole.Path.touch mine_hole.torch.load mine_hole.wrapped other_hole.X
 """)
