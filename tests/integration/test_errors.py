@@ -383,7 +383,7 @@ def test_the_second_start_of_a_finished_run_imports_no_torch(base: Path) -> None
     again = train("fit", *SMALL, "name=base", cwd=base, cold=True, PYTHONPROFILEIMPORTTIME="1")
     assert "nothing to do" in again.out
     imported = {line.rpartition("|")[2].strip() for line in again.err.splitlines() if line.startswith("import time:")}
-    assert "trainer_cli.running.start" in imported
+    assert "trainer_cli.running.resume" in imported
     assert "torch" not in imported
 
 
