@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import trainer_cli
 from trainer_cli.components import targets
 from trainer_cli.components.targets import Trust
 from trainer_cli.errors import ConfigError
@@ -225,3 +226,9 @@ def test_a_relative_import_outside_a_package_says_what_to_do(mine: Path) -> None
     assert refused.value.cure == (
         "Import without the leading dot (from x import y), or move the modules into a folder with an __init__.py."
     )
+
+
+@pytest.mark.parametrize("path", ["models.gpt.GPT", "callbacks.sparse_training.RigL", "trainer.warmup.WarmupCosine"])
+@pytest.mark.parametrize("trust", [targets.Trust(), targets.Trust.recovered(Path("/nowhere"), [])], ids=["any", "disk"])
+def test_a_public_class_is_found_by_the_module_in_which_it_once_was(path: str, trust: targets.Trust) -> None:
+    assert targets.import_target(f"trainer_cli.{path}", WHERE, trust) is getattr(trainer_cli, path.rpartition(".")[2])

@@ -27,7 +27,7 @@ from trainer_cli.components.nodes import (
     list_optimizers,
     list_schedules,
 )
-from trainer_cli.components.targets import Trust, check_name, check_path, import_target
+from trainer_cli.components.targets import Trust, check_name, check_path, import_target, to_public_name
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import DATA_KEYS, SEVERAL, check_data_counts
 from trainer_cli.patterns import find_nearest
@@ -268,7 +268,7 @@ class _Checker:
             if self.imports:
                 return import_target(path, where, self.trust), []
             check_path(path, where)
-            check_name(path, where, self.trust)
+            check_name(to_public_name(path), where, self.trust)
         except ConfigError as error:
             return None, [error]
         return None, []

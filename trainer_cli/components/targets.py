@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+import trainer_cli
 from trainer_cli.components.shadows import refuse_shadows
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.patterns import did_you_mean
@@ -182,11 +183,19 @@ def import_target(path: str, where: str, trust: Trust) -> Callable[..., Any]:
     """
     # The name is checked before the import, which runs code, and the object after it.
     check_path(path, where)
+    path = to_public_name(path)
     check_name(path, where, trust)
     target = resolve(path, where, trust)
     check_allowed(target, path, where, trust)
     assert callable(target)
     return target
+
+
+def to_public_name(path: str) -> str:
+    """The public name of a class or function of this package that a config names by a module, which may have moved."""
+    first, _, rest = path.partition(".")
+    name = rest.rpartition(".")[2]
+    return f"{OURS}.{name}" if first == OURS and name in trainer_cli.__all__ else path
 
 
 def check_path(path: Any, where: str) -> None:
