@@ -23,7 +23,7 @@ from timing import environment
 DISCOVERY = """
 import json, sys, time
 from pathlib import Path
-from trainer_cli.catalog.catalog import catalog_of, newest_intact
+from trainer_cli.catalog.catalog import Catalog, newest_intact
 clock, cpu = time.perf_counter(), time.process_time()
 found = newest_intact(Catalog.of(Path(sys.argv[1])), "bench")
 clock, cpu = time.perf_counter() - clock, time.process_time() - cpu
