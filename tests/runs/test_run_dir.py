@@ -192,7 +192,7 @@ def test_a_start_that_waited_for_the_lock_of_a_run_that_was_moved_gets_none(
         run.move_to_trash()
         created(run.path)
 
-    monkeypatch.setattr(run_dir, "_lock", wait_while_another_moves_it)
+    monkeypatch.setattr(run_dir, "lock_file", wait_while_another_moves_it)
     with pytest.raises(RunDirectoryError, match="moved by another process"):
         run.lock()
     run.lock().release()

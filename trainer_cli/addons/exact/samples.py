@@ -130,7 +130,7 @@ class StepSamples:
     def lines(self) -> Iterator[str]:
         """The lines that show them."""
         position = "" if self.position is None else f", after {format_count(self.position, 'batch')}"
-        many = "" if len(self.batches) == 1 else f" in {len(self.batches)} batches"
+        many = "" if len(self.batches) == 1 else f" in {format_count(len(self.batches), 'batch')}"
         samples = format_count(self.size, "sample")
         yield f"step {self.step:,}: {samples}{many}, epoch {self.epoch}{position} (attempt {self.attempt})"
         if self.uncertainty is not None:
