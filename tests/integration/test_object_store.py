@@ -41,7 +41,7 @@ def url(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["the run is there", "its directory is lost"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.campaign)])
 def test_a_run_that_has_only_step_0_in_the_store_begins_anew(url: str, tmp_path: Path, ranks: int, lost: bool) -> None:
     several = ("parallel=ddp", "parallel.processes_per_node=2") if ranks > 1 else ()
     common = ("experiment=digits_mlp", "loop.max_duration=100", "loop.eval_interval=null", *several)
