@@ -33,7 +33,8 @@ def add_lazy_names(package: dict[str, Any], names: Mapping[str, str], *, of_addo
         from importlib import import_module
 
         if name == "__all__":
-            return sorted(name for name in find_modules() if not name.startswith("_"))
+            package[name] = sorted(name for name in find_modules() if not name.startswith("_"))
+            return package[name]
         # Python asks for attributes such as `__path__` that no add-on brings.
         modules = module_of if name in module_of or name.startswith("__") else find_modules()
         if name not in modules:

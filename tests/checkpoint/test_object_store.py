@@ -283,18 +283,27 @@ def test_a_checkpoint_that_a_later_attempt_has_swept_is_sent_again_before_its_lo
     assert same(load(later, 3), small_state(3))
 
 
+def hold_manifest(storage: ObjectStorage, key: str) -> tuple[threading.Event, threading.Event]:
+    """Let a store wait before it sends this manifest. Events: it is about to, and it may."""
+    sends, may_send = threading.Event(), threading.Event()
+    usual_put = storage.client.put_new
+
+    def put_held(name: str, content: bytes) -> bool:
+        if name == key:
+            sends.set()
+            assert may_send.wait(500)
+        return usual_put(name, content)
+
+    storage.client.put_new = put_held  # type: ignore[method-assign]
+    return sends, may_send
+
+
 def test_a_checkpoint_that_is_sent_while_a_later_attempt_sweeps_is_not_lost(tmp_path: Path, url: str) -> None:
     """The manifest is sent after the sweep has looked for it, and all files are still there."""
     earlier = ObjectStorage(url, cache=tmp_path / "earlier", run_id="r", attempt=1)
     later = ObjectStorage(url, cache=tmp_path / "later", run_id="r", attempt=2)
-    sends, looked = threading.Event(), threading.Event()
-    usual_put, usual_get = earlier.client.put_new, later.client.get
-
-    def put_after_the_look(key: str, content: bytes) -> bool:
-        if key == "step3/manifest.json":
-            sends.set()
-            assert looked.wait(60)
-        return usual_put(key, content)
+    sends, looked = hold_manifest(earlier, "step3/manifest.json")
+    usual_get = later.client.get
 
     def get_before_the_manifest(key: str) -> bytes | None:
         content = usual_get(key)
@@ -303,9 +312,8 @@ def test_a_checkpoint_that_is_sent_while_a_later_attempt_sweeps_is_not_lost(tmp_
             earlier.uploader.wait()
         return content
 
-    earlier.client.put_new = put_after_the_look  # type: ignore[method-assign]
     save(earlier, 3)
-    assert sends.wait(60)
+    assert sends.wait(500)
     later.client.get = get_before_the_manifest  # type: ignore[method-assign]
     assert later.sweep() == ["step3"]
     assert objects(url) == []
@@ -318,14 +326,8 @@ def test_a_checkpoint_that_is_sent_while_a_later_attempt_sweeps_is_not_lost(tmp_
 def test_a_sweep_leaves_a_checkpoint_whose_manifest_came_after_the_listing(tmp_path: Path, url: str) -> None:
     earlier = ObjectStorage(url, cache=tmp_path / "earlier", run_id="r", attempt=1)
     later = ObjectStorage(url, cache=tmp_path / "later", run_id="r", attempt=2)
-    sends, listed = threading.Event(), threading.Event()
-    usual_put, usual_new = later.client.put, earlier.client.put_new
-
-    def put_after_the_listing(key: str, content: bytes) -> bool:
-        if key == "step3/manifest.json":
-            sends.set()
-            assert listed.wait(60)
-        return usual_new(key, content)
+    sends, listed = hold_manifest(earlier, "step3/manifest.json")
+    usual_put = later.client.put
 
     def mark_after_the_manifest(key: str, content: bytes) -> None:
         if key.startswith("step3/"):
@@ -333,9 +335,8 @@ def test_a_sweep_leaves_a_checkpoint_whose_manifest_came_after_the_listing(tmp_p
             assert earlier.uploader.wait() == []
         usual_put(key, content)
 
-    earlier.client.put_new = put_after_the_listing  # type: ignore[method-assign]
     save(earlier, 3)
-    assert sends.wait(60)
+    assert sends.wait(500)
     later.client.put = mark_after_the_manifest  # type: ignore[method-assign]
     assert later.sweep() == []
     assert objects(url) == ["step3/manifest.json", "step3/rank0.json", "step3/rank0.safetensors"]

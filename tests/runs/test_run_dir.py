@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -196,6 +197,22 @@ def test_a_start_that_waited_for_the_lock_of_a_run_that_was_moved_gets_none(
     with pytest.raises(RunDirectoryError, match="moved by another process"):
         run.lock()
     run.lock().release()
+
+
+def test_an_interrupted_start_leaves_no_folder_that_it_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def interrupted(self: Path, *arguments: Any, **named: Any) -> None:
+        if self.name == "c":
+            raise KeyboardInterrupt
+        make(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        RunDir.make_directory(tmp_path / "a/b/c")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:

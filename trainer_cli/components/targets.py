@@ -195,7 +195,8 @@ def to_public_name(path: str) -> str:
     """The public name of a class or function of this package that a config names by a module, which may have moved."""
     first, _, rest = path.partition(".")
     name = rest.rpartition(".")[2]
-    return f"{OURS}.{name}" if first == OURS and name in trainer_cli.__all__ else path
+    # Add-ons are looked for only if a module is named, which shipped configs never do.
+    return f"{OURS}.{name}" if first == OURS and name != rest and name in trainer_cli.__all__ else path
 
 
 def check_path(path: Any, where: str) -> None:

@@ -434,10 +434,12 @@ class RunDir:
                     made.append(folder)
             # Raises where a file has the name.
             path.mkdir(exist_ok=True)
-        except OSError as error:
+        except BaseException as error:
             for folder in reversed(made):
                 with suppress(OSError):
                     folder.rmdir()
+            if not isinstance(error, OSError):
+                raise
             message = f"{path} cannot be made: {error.strerror}"
             raise UserError(message, cure="Choose another directory with run_dir=.") from error
 
