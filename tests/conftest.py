@@ -174,7 +174,9 @@ def _no_projects_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     sys.path[:] = paths
     made = str(tmp_path_factory.getbasetemp())
     for name, module in sys.modules.copy().items():
-        if str(getattr(module, "__file__", None) or "").startswith(made):
+        # A folder without an `__init__.py` is a module without a file.
+        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", None) or ()), "")
+        if str(place).startswith(made):
             del sys.modules[name]
     importlib.invalidate_caches()
 

@@ -87,6 +87,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "configs/experiment/mine.yaml").write_text(EXPERIMENT)
     (tmp_path / "ours.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
+    sys.modules.pop("ours", None)
     yield tmp_path
     sys.modules.pop("ours", None)
 
@@ -130,6 +131,7 @@ def test_a_run_without_a_step_begins_anew_as_a_run_that_never_failed(
     command = ["fit", "mine", "callbacks=check_finite"]
     assert fail(how, command) != 0
     run = RunDir("runs/mine")
+    assert run.log_file.is_file(), "it began, and failed later"
     assert {path.name for path in run.checkpoints_folder.glob("step*")} <= {"step0"}
     if correction == "code":
         rewrite(project, "* factor)", "* factor + 1.0)")
