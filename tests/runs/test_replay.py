@@ -13,12 +13,13 @@ import pytest
 import yaml
 
 from trainer_cli.addons.exact.replay import compose_replay, find_step, plan_replay, replay
-from trainer_cli.addons.exact.run_history import bytes_of_config, read_history
+from trainer_cli.addons.exact.replay_plan import bytes_of_config, config_of
 from trainer_cli.addons.stores import download
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
 from trainer_cli.manifest import Manifest
+from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
 
 STEPS = 60
@@ -303,10 +304,10 @@ def test_the_config_of_an_earlier_attempt_comes_from_its_checkpoint_in_an_object
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["checkpoint"]["folder"] = "memory://store/replayed"
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    history = read_history(run)
-    earlier = yaml.safe_load(bytes_of_config(history.config_of(2)))
+    history = Run.open(run)
+    earlier = yaml.safe_load(bytes_of_config(config_of(history, 2)))
     assert (earlier["loop"]["max_duration"], earlier["optimizer"]["lr"]) == (13, 0.003)
-    assert history.config_of(3) == run / "config.yaml"
+    assert config_of(history, 3) == run / "config.yaml"
     plan = plan_replay(run, 11)
     assert replay(plan, compose_replay(plan, ["load.chunk_size=65536", "load.progress=false"])).equal
     assert (download._settings.part_bytes, download._settings.progress) == (65536, False)

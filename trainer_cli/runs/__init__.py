@@ -2,7 +2,8 @@
 
 `RunDir` is the directory of one run: its files, its lock, its id, and the record of each attempt (the table at the top
 of `run_dir` has the files). `Run` reads a run from its files, while it trains or after: `look` is its state now
-(`RunView`), `record` everything that it did (`RunRecord`); `RunsBelow` finds and follows all runs below a folder.
+(`RunView`), `record` everything that it did (`RunRecord`), `until` the run as an attempt left it; `RunsBelow` finds and
+follows all runs below a folder.
 `BestSettings` is what a run's config says about which value, and so which checkpoint or run, is best.
 
 It promises:
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from trainer_cli.runs.record import RunRecord as RunRecord
     from trainer_cli.runs.record import RunView as RunView
     from trainer_cli.runs.record import SavedCheckpoint as SavedCheckpoint
-    from trainer_cli.runs.replayed import is_on_course as is_on_course
     from trainer_cli.runs.replayed import replayed_entries as replayed_entries
     from trainer_cli.runs.run import Run as Run
     from trainer_cli.runs.run import RunsBelow as RunsBelow
+    from trainer_cli.runs.run import split_attempt as split_attempt
     from trainer_cli.runs.run_dir import Outcome as Outcome
     from trainer_cli.runs.run_dir import RunDir as RunDir
     from trainer_cli.runs.run_dir import is_checkpoint as is_checkpoint
@@ -56,8 +57,8 @@ else:
             "log_messages": "MessageFilter",
             "metrics": "BestSettings",
             "record": "RunRecord RunView SavedCheckpoint",
-            "replayed": "is_on_course replayed_entries",
-            "run": "Run RunsBelow",
+            "replayed": "replayed_entries",
+            "run": "Run RunsBelow split_attempt",
             "run_dir": "is_checkpoint Outcome read_json RunDir write_json",
             "stored_values": "read_text",
             "validation_rows": "ValidationRow",

@@ -1,5 +1,8 @@
-"""A run, read from its files: its state now, for `train top`, `tail`, `serve` and sweeps, and the record of everything
-that it did, for `train report` and `serve`.
+"""A run, read from its files: its state now, for `train top`, `tail`, `serve` and sweeps; the record of everything that
+it did, for `train report` and `serve`; and its attempts and the checkpoints on its course, for what makes steps again.
+
+    RUN               the whole run
+    RUN@attempt2      the run as it was when attempt 2 ended; later attempts may have gone back, and made steps again
 
 Nothing is written, torch is not imported, and no file is kept open. A file is read again only after it has changed, and
 of a file of lines only those that are new.
@@ -7,19 +10,23 @@ of a file of lines only those that are new.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import logging
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_cli.catalog import Entry, Life, Spent
+from trainer_cli.catalog import Catalog, Entry, Life, Spent
 from trainer_cli.environment import unix
-from trainer_cli.errors import RunDirectoryError, TrainError
-from trainer_cli.files import FileIdentity, GrowingFile, is_url, read_rows
+from trainer_cli.errors import RunDirectoryError, TrainError, UserError
+from trainer_cli.files import FileIdentity, GrowingFile, as_path, is_url, read_rows
 from trainer_cli.goodput import compute_goodput
 from trainer_cli.keys import whole_values
 from trainer_cli.layout import MANIFEST_FILE, numbers_within, parse_step, step_within
@@ -28,7 +35,8 @@ from trainer_cli.runs.damage import collecting, damaged_files, explain, unread_l
 from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.record import RunRecord, RunView, SavedCheckpoint, as_text
-from trainer_cli.runs.run_dir import RunDir, attempts_of
+from trainer_cli.runs.replayed import is_on_course, replayed_entries
+from trainer_cli.runs.run_dir import RunDir, attempts_of, how_ended
 from trainer_cli.runs.spent_time import sum_until
 from trainer_cli.runs.validation_rows import ValidationRow
 from trainer_cli.steps import RunStatus
@@ -36,6 +44,8 @@ from trainer_cli.strict_json import read_number
 
 if TYPE_CHECKING:
     from trainer_cli.runs.columns import GrowingColumns
+
+log = logging.getLogger(__name__)
 
 STALE_S = 600.0
 """A running process that writes nothing for this long, and for ten intervals of its records, is shown as stale."""
@@ -48,6 +58,7 @@ _LOSS = "train/loss"
 _NOTES_BYTES = 1 << 16
 _RETRY_S = 10.0
 """A run of which something cannot be read is read again so often."""
+_AT_ATTEMPT = re.compile(r"(?P<run>.+)@attempt(?P<number>\d+)")
 
 
 class RunsBelow:
@@ -79,7 +90,9 @@ class _Point(NamedTuple):
 
 
 class Run:
-    """One run, which may be in training.
+    """One run, which may be in training, or as it was when an attempt ended.
+
+    Its summary, checkpoints and records are read when they are first asked for; `look` reads the summary again.
 
     Args:
         newest: number of its newest records that the first look reads.
@@ -87,7 +100,8 @@ class Run:
 
     def __init__(self, path: Path, listings: Listings | None = None, *, newest: int = _RECORDS) -> None:
         self.directory = RunDir(path)
-        self.path = path
+        self._last_attempt: int | None = None
+        """The number of the last attempt that counts; None: all count."""
         self.unreadable: str | None = None
         """Why its directory cannot be listed."""
         self._listings = listings or Listings()
@@ -98,8 +112,7 @@ class Run:
         self._points: deque[_Point] = deque(maxlen=_RECORDS)
         self._loss: float | None = None
         self._measured = Mark()
-        self.summary: Mapping[str, Any] = {}
-        """The contents of summary.json at the last look."""
+        self._summary: Mapping[str, Any] | None = None
         self._summary_seen: FileIdentity | None = None
         self._config_seen: FileIdentity | None = None
         self._config: dict[str, str] | None = None
@@ -111,6 +124,144 @@ class Run:
         self.last_record: RunRecord | None = None
         """What `record` has returned last, which may be older than the files."""
         self._last_version = ""
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """The run at a path, or the one that `RUN@attempt2` names.
+
+        Raises:
+            UserError: there is no such run, or no such attempt.
+        """
+        path, number = split_attempt(path)
+        run = cls(RunDir.open(path).path)
+        return run if number is None else run.until(number)
+
+    def until(self, number: int) -> Run:
+        """The run as it was when an attempt ended: without later attempts, and what they saved and recorded."""
+        run = copy.copy(self)
+        run._last_attempt = number
+        return run
+
+    @property
+    def path(self) -> Path:
+        """How a command names it."""
+        path = self.directory.path
+        return path if self.is_whole else Path(f"{path}@attempt{self.attempts[-1]['attempt']}")
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The contents of summary.json."""
+        if self._summary is None:
+            self._summary = self.directory.read_summary()
+        return self._summary
+
+    @property
+    def attempts(self) -> Sequence[Mapping[str, Any]]:
+        """Those up to the last one that counts."""
+        last = self._last_attempt
+        attempts = attempts_of(self.summary)
+        return attempts if last is None else [one for one in attempts if int(one.get("attempt") or 0) <= last]
+
+    @property
+    def replaced_after(self) -> int | None:
+        """The step at which the earliest later attempt began; None if all attempts count."""
+        if (last := self._last_attempt) is None:
+            return None
+        later = [attempt for attempt in attempts_of(self.summary) if int(attempt.get("attempt") or 0) > last]
+        return min((int(attempt.get("start_step") or 0) for attempt in later), default=None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last attempt is that of the run."""
+        return self.replaced_after is None
+
+    @property
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """The lines of `metrics.jsonl` that no later attempt has replaced."""
+        end = self.replaced_after
+        return self._rows if end is None else [row for row in self._rows if int(row.get("step") or 0) <= end]
+
+    # Read only where it is asked for: a long run has many.
+    @cached_property
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
+        return read_rows(self.directory.metrics_file)
+
+    @property
+    def kept(self) -> Sequence[tuple[Entry, Path]]:
+        """The valid checkpoints of these attempts, by step; for a removed one its copy, if there is one."""
+        last = self._last_attempt
+        return [
+            (entry, path)
+            for entry, path in self.valid_checkpoints
+            if last is None or (entry.manifest is not None and entry.manifest.attempt <= last)
+        ]
+
+    @cached_property
+    def valid_checkpoints(self) -> Sequence[tuple[Entry, Path]]:
+        """Those of all attempts, by step. Set it to none where they cannot be listed."""
+        run = self.directory
+        folder, run_id = run.stored_checkpoints(), run.run_id
+        entries = {entry.step: (entry, folder / entry.name) for entry in run.catalog(folder).valid(run_id)}
+        section = run.values.get("checkpoint")
+        copy_to = section.get("copy_to") if isinstance(section, dict) else None
+        copies = copy_to.get("folder") if isinstance(copy_to, dict) else None
+        if isinstance(copies, str) and "${" not in copies:
+            name = str(run.values.get("name") or "default")
+            catalog = Catalog.of(as_path(copies.replace("{run_name}", name)), run.copies_cache)
+            try:
+                for entry in catalog.valid(run_id):
+                    entries.setdefault(entry.step, (entry, catalog.folder / entry.name))
+            except OSError as error:
+                log.warning("the copies in %s cannot be listed, so none is used: %s", catalog.folder, error)
+        return [entries[step] for step in sorted(entries)]
+
+    @property
+    def entries(self) -> list[tuple[Entry, Path]]:
+        """The checkpoints on its course, by step."""
+        attempts = self.attempts
+        return [(entry, path) for entry, path in self.kept if is_on_course(entry, attempts)]
+
+    @property
+    def replayed(self) -> list[tuple[Entry, Path]]:
+        """The checkpoints of steps that were computed again, by step; none of an earlier attempt."""
+        folder = self.directory.replayed_folder
+        return [(entry, folder / entry.name) for entry in replayed_entries(self.directory)] if self.is_whole else []
+
+    @property
+    def reached(self) -> int:
+        """The last step that was made, as far as it is known; of a run in training that of its newest checkpoint."""
+        saved = max((entry.step for entry, _ in self.entries), default=0)
+        if self.is_whole and self.directory.is_locked():
+            return saved
+        recorded = max((int(record.get("step") or 0) for record in self.records), default=0)
+        return max(saved, recorded, int(self.end.get("step") or 0))
+
+    @property
+    def end(self) -> Mapping[str, Any]:
+        """How it ended: the summary of the run, or the entry of the last attempt."""
+        return self.summary if self.is_whole else self.attempts[-1]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it reached the end that its config gave."""
+        return self.end.get("status") == RunStatus.finished
+
+    @property
+    def first_step(self) -> int:
+        """The step at which the first attempt began; 0 if none is recorded."""
+        return int(self.attempts[0].get("start_step") or 0) if self.attempts else 0
+
+    def attempt_of(self, step: int) -> int:
+        """The number of the attempt that made a step: the last one that began before it."""
+        earlier = [attempt for attempt in self.attempts if int(attempt.get("start_step") or 0) < max(step, 1)]
+        return int((earlier or self.attempts or [{}])[-1].get("attempt") or 1)
+
+    def read_status(self) -> tuple[str | None, str]:
+        """How it is by its lock and its summary alone, and why: a `RunStatus`; None if no attempt has begun."""
+        # The lock first: if it is free, the summary is what its process wrote last.
+        locked = self.directory.is_locked()
+        self._summary = self.directory.read_summary()
+        return (RunStatus.running, "") if locked else how_ended(self._summary)
 
     @property
     def ranges(self) -> Mapping[str, MetricRange]:
@@ -205,7 +356,7 @@ class Run:
             columns[0],
             columns[1],
             self.summary,
-            attempts_of(self.summary),
+            self.attempts,
             self._checkpoints(Life.read_all(history)),
             validation,
             self.config,
@@ -256,7 +407,7 @@ class Run:
         self._read_config()
         self._read_summary()
         self._read_metrics()
-        attempt = self._attempt()
+        attempt = self.attempts[-1] if self.attempts else {}
         last_write = max(filter(None, map(_modified, self._written_paths())), default=None)
         age_s = None if last_write is None else max(0.0, now - last_write)
         started = unix(attempt.get("started")) or 0.0
@@ -304,7 +455,7 @@ class Run:
             return None
         spent = self._spent[1]
         lasted_s = points[-1].time - started if points and state == RunStatus.killed else 0.0
-        return compute_goodput(sum_until(attempts_of(self.summary)[:-1], spent, lasted_s))
+        return compute_goodput(sum_until(self.attempts[:-1], spent, lasted_s))
 
     def _state(self, locked: bool, age_s: float | None, points: list[_Point]) -> tuple[str, str]:
         if locked:
@@ -312,33 +463,28 @@ class Run:
             interval = (points[-1].time - points[0].time) / (len(points) - 1) if len(points) > 1 else 0.0
             stale = age_s is not None and age_s > max(STALE_S, _STALE_INTERVALS * interval)
             return (RunView.STALE if stale else RunStatus.running), ""
-        status = self.summary.get("status")
-        if status in (None, RunStatus.running):
-            if self.directory.lock_file.exists():
-                # Raises an OSError if it cannot be opened: then it is unknown whether the lock is held.
-                self.directory.lock_file.open("rb").close()
-            return RunStatus.killed, "the process ended without a summary"
-        return str(status), str(self.summary.get("reason") or "")
+        # A process that is killed before its first attempt leaves no summary.
+        state, reason = how_ended({"status": RunStatus.running, **self.summary})
+        if state == RunStatus.killed and self.directory.lock_file.exists():
+            # Raises an OSError if it cannot be opened: then it is unknown whether the lock is held.
+            self.directory.lock_file.open("rb").close()
+        return str(state), reason
 
     def _written_paths(self) -> tuple[Path, ...]:
         run = self.directory
         return run.metrics_file, run.log_file, run.summary_file, run.checkpoints_folder
 
-    def _attempt(self) -> dict[str, Any]:
-        attempts = attempts_of(self.summary)
-        return attempts[-1] if attempts else {}
-
     def _read_summary(self) -> None:
         try:
             seen = FileIdentity.of(os.stat(self.directory.summary_file))
         except FileNotFoundError:
-            self.summary, self._summary_seen = {}, None
+            self._summary, self._summary_seen = {}, None
             return
         # Parsed only after a change: a table of hundreds of runs is drawn every two seconds.
         if self._summary_seen != seen:
             # Raises an OSError if it cannot be read.
             self.directory.summary_file.open("rb").close()
-            self.summary, self._summary_seen = self.directory.read_summary(), seen
+            self._summary, self._summary_seen = self.directory.read_summary(), seen
 
     def _read_config(self) -> None:
         # Parsed again only after a change.
@@ -390,6 +536,23 @@ class Run:
         # By name, not by manifest: hundreds of manifests per look would be too slow.
         newest_first = sorted(names, key=_order, reverse=True)
         return next((name for name in newest_first if (folder / name / MANIFEST_FILE).is_file()), None)
+
+
+def split_attempt(path: Path) -> tuple[Path, int | None]:
+    """The run and the number of the attempt that `RUN@attempt2` names; None for the newest, and for any other path.
+
+    Raises:
+        UserError: the run has no such attempt.
+    """
+    match = None if path.exists() else _AT_ATTEMPT.fullmatch(str(path))
+    if match is None:
+        return path, None
+    run, number = RunDir(match["run"]), int(match["number"])
+    numbers = [attempt.get("attempt") for attempt in run.attempts]
+    if run.exists_as_run() and number not in numbers:
+        cure = f"Its attempts are {', '.join(map(str, numbers))}." if numbers else None
+        raise UserError(f"{run.path} has no attempt {number}", cure=cure)
+    return run.path, number if numbers and number != numbers[-1] else None
 
 
 def _order(name: str) -> tuple[int, list[int], str]:

@@ -521,8 +521,8 @@ class RunDir:
         # The caller holds the lock, so no process of an earlier attempt can be alive.
         for attempt in attempts:
             if attempt.get("status") == RunStatus.running:
-                time_s = seconds_of_killed(self, attempt)
-                attempt.update(status=RunStatus.killed, reason="the process ended without a summary", time_s=time_s)
+                status, reason = how_ended(attempt)
+                attempt.update(status=status, reason=reason, time_s=seconds_of_killed(self, attempt))
         # Not the length of the list: damaged entries are left out of it, and a number must not be used twice.
         number = 1 + max((int(attempt.get("attempt") or 0) for attempt in attempts), default=0)
         attempts.append(
@@ -637,6 +637,16 @@ def sound_summary(content: Any) -> dict[str, Any]:
 def _yaml_list(values: Sequence[str]) -> str:
     # A JSON string is a YAML string too.
     return "".join(f"- {json.dumps(value, ensure_ascii=False)}\n" for value in values) or "[]\n"
+
+
+def how_ended(entry: Mapping[str, Any]) -> tuple[str | None, str]:
+    """How a run or an attempt has ended, and why, by its summary or entry, while no process holds the lock.
+
+    A killed process writes no summary; its lock ends with it.
+    """
+    if entry.get("status") == RunStatus.running:
+        return RunStatus.killed, "the process ended without a summary"
+    return entry.get("status"), str(entry.get("reason") or "")
 
 
 def attempts_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

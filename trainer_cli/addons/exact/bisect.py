@@ -25,14 +25,13 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.addons.exact.replay_plan import find_step, split_steps
 from trainer_cli.addons.exact.replay_process import provide_steps, replay_in_process
-from trainer_cli.addons.exact.run_history import read_history
 from trainer_cli.addons.exact.step_positions import read_records
 from trainer_cli.catalog import Catalog
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.files import read_rows
 from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.patterns import did_you_mean
-from trainer_cli.runs import RunDir, write_json
+from trainer_cli.runs import Run, RunDir, write_json
 from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ class Bisection:
         words = [*self._overrides, *([] if self._config_dir is None else ["--config-dir", str(self._config_dir)])]
         rows = (
             row
-            for first, last in split_steps(read_history(self.run.path), low + 1, high)
+            for first, last in split_steps(Run.open(self.run.path), low + 1, high)
             for row in replay_in_process(self.run.path, first, last, words, quiet=False)["steps"]
         )
         name = condition.metric.removeprefix(TRAIN_PREFIX)

@@ -21,13 +21,12 @@ from typing import Any
 
 from trainer_cli.addons.exact.replay_plan import find_boundary
 from trainer_cli.addons.exact.replay_process import replay_in_process
-from trainer_cli.addons.exact.run_history import read_history
 from trainer_cli.catalog import Entry
 from trainer_cli.environment import timestamp, versions
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.origin import other_source
-from trainer_cli.runs import RunDir, write_json
+from trainer_cli.runs import Run, RunDir, write_json
 from trainer_cli.storage import open_storage
 from trainer_cli.terminal import format_count
 
@@ -94,7 +93,7 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
         CheckpointError: no two checkpoints of it are left, nor its start and one checkpoint.
     """
     directory = RunDir.open(run)
-    history = read_history(run)
+    history = Run.open(run)
     kept, begins_at_0 = history.entries, history.first_step == 0
     all_stretches = list_stretches([entry.step for entry, _ in kept], begins_at_0=begins_at_0)
     for start, last in list(all_stretches):

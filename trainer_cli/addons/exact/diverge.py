@@ -29,16 +29,15 @@ from trainer_cli.addons.exact.divergence_report import (
     explain,
     is_below,
 )
-from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, split_steps
+from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, config_of, split_steps
 from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.addons.exact.replay_records import group_by_step, is_clocked
-from trainer_cli.addons.exact.run_history import RunHistory, read_history, split_attempt
 from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.layout import parse_step
 from trainer_cli.manifest import Manifest
 from trainer_cli.metric_names import TRAIN_PREFIX
-from trainer_cli.runs import RunDir
+from trainer_cli.runs import Run, RunDir, split_attempt
 from trainer_cli.selection import StoredCheckpoint, select_one, suggest_selector
 from trainer_cli.terminal import format_count, format_first
 
@@ -64,7 +63,7 @@ Replayer = Callable[[Path, int, int], Mapping[str, Any]]
 class _ComparedRun:
     """One of the two runs."""
 
-    history: RunHistory
+    history: Run
     until: int | None = None
     """The step of the checkpoint that names the run, as `RUN@step437`."""
 
@@ -80,13 +79,13 @@ class _ComparedRun:
     @property
     def config(self) -> Path | str:
         """Its config: the file, or the text itself."""
-        return self.history.config_of(int(self.last_attempt.get("attempt") or 1))
+        return config_of(self.history, int(self.last_attempt.get("attempt") or 1))
 
     @property
     def environment(self) -> Mapping[str, Any]:
         """Of the attempt of its newest checkpoint; of the last one without any."""
         attempt = self.last_attempt.get("attempt") or 1 if self.manifest is None else self.manifest.attempt
-        return self.history.run.environment_of(int(attempt))
+        return self.history.directory.environment_of(int(attempt))
 
     @property
     def manifest(self) -> Manifest | None:
@@ -271,13 +270,13 @@ def _open_run(path: Path) -> _ComparedRun:
     """
     if (named := _named_step(path)) is not None:
         run, step = named
-        if step > (history := read_history(run)).reached:
+        if step > (history := Run.open(run)).reached:
             raise UserError(f"{run} has made {format_count(history.reached, 'step')}, so there is no step {step}")
         return _ComparedRun(history, until=step)
     if RunDir(split_attempt(path)[0]).exists_as_run():
-        return _ComparedRun(read_history(path))
+        return _ComparedRun(Run.open(path))
     if path.is_dir() and RunDir(path.parent.parent).exists_as_run():
-        return _ComparedRun(read_history(path.parent.parent))
+        return _ComparedRun(Run.open(path.parent.parent))
     raise UserError(f"{path} is not a run's directory", cure=suggest_selector(str(path)) or RunDir.advise(path))
 
 
@@ -295,7 +294,7 @@ def _named_step(path: Path) -> tuple[Path, int] | None:
 
 def _no_step_of_both(first: _ComparedRun, second: _ComparedRun, last: int) -> Iterator[str]:
     """A note on two attempts of one run of which the later one began where the earlier one ended."""
-    if first.history.run.path.resolve() == second.history.run.path.resolve():
+    if first.history.directory.path.resolve() == second.history.directory.path.resolve():
         starts = [int(run.last_attempt.get("start_step") or 0) for run in (first, second)]
         if max(starts) >= last:
             yield f"no step was made by both: the later attempt began at step {max(starts)}, where the other ended"
@@ -362,9 +361,9 @@ def _lengths(run: _ComparedRun) -> str:
     from trainer_cli.config import from_yaml
 
     history = run.history
-    earlier = [history.config_of(int(entry.get("attempt") or 1)) for entry in history.attempts[:-1]]
+    earlier = [config_of(history, int(entry.get("attempt") or 1)) for entry in history.attempts[:-1]]
     # The config of an attempt without a checkpoint is not left, and that of the run stands for it.
-    sources = [*(source for source in earlier if source != history.run.config_file), run.config]
+    sources = [*(source for source in earlier if source != history.directory.config_file), run.config]
     configs = [from_yaml(source, trusted=True, missing_ok=True).config for source in dict.fromkeys(sources)]
     return ", then ".join(dict.fromkeys(str(config.loop.max_duration) for config in configs))
 

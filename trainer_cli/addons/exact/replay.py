@@ -22,9 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, ReplayPlan, find_step, plan_replay
+from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, ReplayPlan, bytes_of_config, find_step, plan_replay
 from trainer_cli.addons.exact.replay_records import RecordComparison, RecordDifference
-from trainer_cli.addons.exact.run_history import bytes_of_config, read_history
 from trainer_cli.addons.stores import configure_downloads
 from trainer_cli.catalog import Catalog
 from trainer_cli.components import SAVER, SECTIONS
@@ -36,7 +35,7 @@ from trainer_cli.loads import WHOLE
 from trainer_cli.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import fork_path, import_torch, kept_settings, showing_import
-from trainer_cli.runs import RunDir
+from trainer_cli.runs import Run, RunDir
 from trainer_cli.schema import SYSTEM, TrainConfig
 from trainer_cli.selection import StoredCheckpoint
 from trainer_cli.steps import Duration, Unit
@@ -155,7 +154,7 @@ def replay(
 
 def _plan_evidence(plan: ReplayPlan, config: TrainConfig) -> ReplayPlan | None:
     """The plan up to the first record or kept checkpoint after the last step; None without any that can be reached."""
-    kept = [entry.step for entry, _ in read_history(plan.run).entries if entry.step > plan.last]
+    kept = [entry.step for entry, _ in Run.open(plan.run).entries if entry.step > plan.last]
     recorded = RecordComparison(plan.records, after=plan.last, without=_not_comparable(config)).steps()
     try:
         return plan_replay(plan.run, min([*kept, *recorded]), first=plan.start_step + 1)

@@ -62,10 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the steps in as many processes as the run had."""
     from trainer_cli.addons.exact.replay import compose_replay, plan_replay
-    from trainer_cli.addons.exact.run_history import split_attempt
     from trainer_cli.addons.jobs import run_as_rank, stop_with_parent
     from trainer_cli.messages import to_console
-    from trainer_cli.runs import RunDir
+    from trainer_cli.runs import RunDir, split_attempt
 
     if args.supervised:
         stop_with_parent()

@@ -16,15 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.exact.run_history import (
-    RunHistory,
-    bytes_of_config,
-    read_history,
-)
 from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.running import import_torch, showing_import
-from trainer_cli.runs import RunDir
+from trainer_cli.runs import Run, RunDir
+from trainer_cli.selection import StoredCheckpoint
 from trainer_cli.steps import RunStatus
 from trainer_cli.strict_json import read_number
 from trainer_cli.terminal import format_count
@@ -73,7 +70,7 @@ class ReplayPlan:
 
 def find_step(run: Path, step: int) -> Path | None:
     """The valid checkpoint of a step of a run: one that was kept, else one that was replayed; None without any."""
-    history = RunHistory.of(RunDir(run))
+    history = Run(run)
     for entry, path in [*history.kept, *history.replayed]:
         if entry.step == step:
             return path
@@ -95,7 +92,7 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
         CheckpointError: no valid checkpoint is early enough, and the run did not begin at step 0; or steps of attempts
             with several configs are between it and the last step.
     """
-    history = read_history(run)
+    history = Run.open(run)
     _check_step(history, last)
     latest_start = last if first is None else first - 1
     if verify:
@@ -122,13 +119,13 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
             else f"The checkpoint of step {step} is gone: only steps up to it, or after the next one, can be made.",
         )
     return ReplayPlan(
-        run=history.run.path,
-        run_id=history.run.run_id,
+        run=history.directory.path,
+        run_id=history.directory.run_id,
         start=path,
         start_step=start_step,
         last=last,
         attempt=attempt,
-        config=history.config_of(attempt),
+        config=config_of(history, attempt),
         reference=_reference_of(history, attempt, start_step),
         kept={entry.step: kept for entry, kept in history.entries if start_step < entry.step <= last},
         seconds=_estimate_s(history.records, start_step, last),
@@ -136,7 +133,7 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
     )
 
 
-def find_boundary(history: RunHistory, start_step: int, last: int) -> tuple[int, str] | None:
+def find_boundary(history: Run, start_step: int, last: int) -> tuple[int, str] | None:
     """The last step between two that no replay can pass, because the attempts had several configs, and why."""
     attempts = {attempt.get("attempt"): attempt for attempt in history.attempts}
     later = history.attempt_of(last)
@@ -154,7 +151,7 @@ def find_boundary(history: RunHistory, start_step: int, last: int) -> tuple[int,
     return None
 
 
-def split_steps(history: RunHistory, first: int, last: int) -> list[tuple[int, int]]:
+def split_steps(history: Run, first: int, last: int) -> list[tuple[int, int]]:
     """Divide steps into those that one replay each can make."""
     boundary = find_boundary(history, first - 1, last)
     if boundary is None:
@@ -162,7 +159,32 @@ def split_steps(history: RunHistory, first: int, last: int) -> list[tuple[int, i
     return [*split_steps(history, first, boundary[0]), (boundary[0] + 1, last)]
 
 
-def _reference_of(history: RunHistory, attempt: int, start_step: int) -> Path | None:
+def config_of(history: Run, attempt: int) -> Path | str:
+    """The config of an attempt: the run's file if it is the last, else that of a checkpoint of it.
+
+    It is the file, or the text itself for a checkpoint in an object store.
+
+    Raises:
+        CheckpointError: no checkpoint of the attempt is left, and it is the one that the history was asked for.
+    """
+    run = history.directory
+    numbers = [entry.get("attempt") for entry in run.attempts]
+    if numbers and attempt != numbers[-1]:
+        for entry, path in history.entries:
+            manifest = entry.manifest
+            if manifest is not None and manifest.attempt == attempt and CONFIG_FILE in manifest.files:
+                return StoredCheckpoint(path).read_config()[0]
+        if not history.is_whole and attempt == history.attempts[-1].get("attempt"):
+            raise CheckpointError(f"{history.path}: no checkpoint of that attempt is left, so its config is unknown")
+    return run.config_file
+
+
+def bytes_of_config(source: Path | str) -> bytes:
+    """The content of a config: of its file, or of the text itself."""
+    return source.encode() if isinstance(source, str) else source.read_bytes()
+
+
+def _reference_of(history: Run, attempt: int, start_step: int) -> Path | None:
     """A kept checkpoint of the attempt; else the newest one before the replay, or the first.
 
     None that was replayed: its source is that of the process which replayed it.
@@ -177,9 +199,9 @@ def _reference_of(history: RunHistory, attempt: int, start_step: int) -> Path | 
     return earlier[-1] if earlier else next((path for _, path in candidates), None)
 
 
-def _trains_otherwise(history: RunHistory, earlier: int, later: int) -> bool:
+def _trains_otherwise(history: Run, earlier: int, later: int) -> bool:
     """Whether two attempts had different configs, beside what no number depends on."""
-    sources = [history.config_of(number) for number in (earlier, later)]
+    sources = [config_of(history, number) for number in (earlier, later)]
     if sources[0] == sources[1] or bytes_of_config(sources[0]) == bytes_of_config(sources[1]):
         return False
     # Imported here: most runs have one config, and OmegaConf takes 0.1 s to import.
@@ -192,9 +214,10 @@ def _trains_otherwise(history: RunHistory, earlier: int, later: int) -> bool:
 def earliest_start(run: RunDir) -> int | None:
     """The earliest step whose state a replay can begin with: 0, or that of a checkpoint; None without any."""
     # Before its checkpoints are listed, which takes time and needs the id of the run.
-    if RunHistory(run, run.attempts, ()).first_step == 0:
+    history = Run(run.path)
+    if history.first_step == 0:
         return 0
-    manifests = (entry.manifest for entry, _ in RunHistory.of(run).entries)
+    manifests = (entry.manifest for entry, _ in history.entries)
     return next((manifest.step for manifest in manifests if manifest is not None and not manifest.left_out), None)
 
 
@@ -216,10 +239,10 @@ def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bo
             log.warning("%s is skipped: %s", path, problem)
 
 
-def _check_step(history: RunHistory, step: int) -> None:
+def _check_step(history: Run, step: int) -> None:
     """Refuse a step that the run has not made."""
     path, reached = history.path, history.reached
-    if history.is_whole and history.run.is_locked():
+    if history.is_whole and history.directory.is_locked():
         # It may log records while it is replayed, and its next checkpoint may not come.
         if step > reached:
             raise UserError(

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.addons.exact.epoch_layout import EpochLayout
-from trainer_cli.addons.exact.run_history import RunHistory, kept_entries, split_attempt
 from trainer_cli.bounds import read_yaml
 from trainer_cli.catalog import Life
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
@@ -24,7 +23,7 @@ from trainer_cli.files import is_url, read_last_row, read_rows
 from trainer_cli.format import FilesOfRank
 from trainer_cli.loads import LoadOptions
 from trainer_cli.manifest import Manifest
-from trainer_cli.runs import RunDir
+from trainer_cli.runs import Run, RunDir, split_attempt
 from trainer_cli.schema import CheckpointFormat
 from trainer_cli.selection import StoredCheckpoint, select_one
 from trainer_cli.steps import Progress, divide_step
@@ -85,13 +84,13 @@ class Stretch:
 class StepRecords:
     """What the files of a run tell about its steps."""
 
-    history: RunHistory
+    history: Run
     config: Mapping[str, Any]
     attempts: Sequence[Attempt]
 
     @property
     def run(self) -> RunDir:
-        return self.history.run
+        return self.history.directory
 
     @cached_property
     def checkpoints(self) -> dict[int, tuple[Manifest, Path]]:
@@ -187,16 +186,17 @@ def read_records(path: Path) -> StepRecords:
     config = RunDir(path).values
     if not config:
         raise RunDirectoryError(f"{run.config_file} cannot be read")
+    history = Run(path)
     try:
-        kept = [
-            (entry, folder)
-            for entry, folder in kept_entries(run)
-            if entry.manifest is not None and Progress.of(entry.manifest.progress) is not None
-        ]
+        kept = history.valid_checkpoints
     except (OSError, CheckpointError) as error:
         log.warning("the checkpoints of %s cannot be listed: %s", path, error)
         kept = []
-    history = RunHistory(run, run.attempts, kept)
+    history.valid_checkpoints = [
+        (entry, folder)
+        for entry, folder in kept
+        if entry.manifest is not None and Progress.of(entry.manifest.progress) is not None
+    ]
     # Before later attempts are left out: an attempt without a checkpoint has the config of the next.
     attempts = _attempts(history, config)
     if number is not None:
@@ -204,7 +204,7 @@ def read_records(path: Path) -> StepRecords:
     return StepRecords(history, config, attempts)
 
 
-def _attempts(history: RunHistory, config: Mapping[str, Any]) -> list[Attempt]:
+def _attempts(history: Run, config: Mapping[str, Any]) -> list[Attempt]:
     """The attempts in their order, each with the config that it trained with, as far as it is known."""
     recorded = [attempt for attempt in history.attempts if isinstance(attempt.get("attempt"), int)]
     recorded = recorded or [{"attempt": 1, "start_step": 0}]
@@ -215,7 +215,7 @@ def _attempts(history: RunHistory, config: Mapping[str, Any]) -> list[Attempt]:
     # From the last one, whose config is that of the run: an attempt without a checkpoint has that of the next.
     for facts in reversed(recorded):
         number, start_step, is_last = facts["attempt"], facts.get("start_step"), not attempts
-        processes = history.run.environment_of(number).get("processes")
+        processes = history.directory.environment_of(number).get("processes")
         if number in saved:
             manifest, path = saved[number]
             processes = manifest.world_size

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer_cli.catalog import Catalog
 from trainer_cli.files import replace
-from trainer_cli.runs import BestSettings, RunDir, write_json
+from trainer_cli.runs import BestSettings, Run, RunDir, write_json
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_first, left_out_of_table, line_width, table, wrapped
 
@@ -61,16 +61,13 @@ def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *
         failure: the file that `write_failure` writes.
         now: `running` for a running child process; `queued` for a job that waits or runs in a cluster's queue.
     """
-    summary = run.read_summary()
-    attempts = len(run.attempts)
-    status, reason = str(summary.get("status") or NOT_BEGUN), str(summary.get("reason") or "")
-    if now == RunStatus.running or (now == QUEUED and status == RunStatus.running):
+    read = Run(run.path)
+    state, reason = read.read_status()
+    status, summary, attempts = state or NOT_BEGUN, read.summary, len(read.attempts)
+    if now == RunStatus.running or (now == QUEUED and summary.get("status") == RunStatus.running):
         status, reason = RunStatus.running, ""
     elif now == QUEUED:
         status, reason = QUEUED, ""
-    # A killed process writes no summary; its lock ends with it.
-    elif status == RunStatus.running and not run.is_locked():
-        status, reason = RunStatus.killed, "the process ended without a summary"
     if status not in (RunStatus.running, RunStatus.finished, QUEUED):
         # The job may have ended before it could write into its run directory, or make it: a summary that says `failed`
         # may be that of an earlier attempt.
