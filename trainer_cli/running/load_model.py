@@ -18,7 +18,7 @@ from trainer_cli.loads import OTHER_MODEL, WEIGHTS, list_by_owner
 from trainer_cli.origin import EvaluatedOrigin
 from trainer_cli.running.build import Builder
 from trainer_cli.selection import StoredCheckpoint, select_one
-from trainer_cli.state import capture_rng, find_versions, fit_model, restore_rng
+from trainer_cli.state import find_versions, fit_model, rng_kept
 from trainer_cli.trainer import pick_device
 
 if TYPE_CHECKING:
@@ -70,17 +70,13 @@ def load_model(
         sections=("model",),
     )
     # Building the model draws random numbers.
-    generators = capture_rng()
-    try:
-        with composed.placing():
-            # Only then: building a data set may take long, and needs its files.
-            with_data = needs_data(composed.config.model)
-            composed.check_targets(("model", "data") if with_data else ("model",))
-            EvaluatedOrigin(composed, {}).compare(checkpoint)
-            builder = Builder(composed.config, composed.trust)
-            model = builder.model(builder.data().source if with_data else None)
-    finally:
-        restore_rng(generators)
+    with rng_kept(), composed.placing():
+        # Only then: building a data set may take long, and needs its files.
+        with_data = needs_data(composed.config.model)
+        composed.check_targets(("model", "data") if with_data else ("model",))
+        EvaluatedOrigin(composed, {}).compare(checkpoint)
+        builder = Builder(composed.config, composed.trust)
+        model = builder.model(builder.data().source if with_data else None)
     weights, _, versions = evaluated_weights(checkpoint, average)
     if versions is None and ForeignKind.of(checkpoint) is None:
         # Saved before versions were, by the classes that the config names.

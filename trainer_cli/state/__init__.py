@@ -22,8 +22,8 @@ from trainer_cli.lazy import add_lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_cli.state.generators import capture_rng as capture_rng
-    from trainer_cli.state.generators import find_rng_faults as find_rng_faults
     from trainer_cli.state.generators import restore_rng as restore_rng
+    from trainer_cli.state.generators import rng_kept as rng_kept
     from trainer_cli.state.load_hooks import make_metadata as make_metadata
     from trainer_cli.state.load_hooks import make_state_dict as make_state_dict
     from trainer_cli.state.model_state import Fitting as Fitting
@@ -47,7 +47,7 @@ else:
     add_lazy_names(
         globals(),
         {
-            "generators": "capture_rng find_rng_faults restore_rng",
+            "generators": "capture_rng restore_rng rng_kept",
             "load_hooks": "make_metadata make_state_dict",
             "model_state": "capture_model find_none_buffers find_versions fit_model Fitting",
             "names": "clean_name name_parameters unwrap",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
 logger = logging.getLogger(__name__)
-
-_GENERATORS = ("python", "numpy", "torch", "cuda", "mps")
 
 
 def capture_rng() -> dict[str, Any]:
@@ -39,11 +38,6 @@ def capture_rng() -> dict[str, Any]:
     return state
 
 
-def find_rng_faults(state: Mapping[str, Any]) -> list[str]:
-    """What `restore_rng` would not find."""
-    return [f"{name}: missing in the checkpoint" for name in _GENERATORS if name not in state]
-
-
 def restore_rng(state: Mapping[str, Any], *, warn: bool = False) -> None:
     """Restore every generator. Do this last: later draws would change the run.
 
@@ -60,6 +54,16 @@ def restore_rng(state: Mapping[str, Any], *, warn: bool = False) -> None:
         torch.cuda.set_rng_state(device_state, index)
     if state["mps"] is not None and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
+
+
+@contextmanager
+def rng_kept() -> Iterator[None]:
+    """Restore every generator after the block, whatever ends it."""
+    before = capture_rng()
+    try:
+        yield
+    finally:
+        restore_rng(before)
 
 
 def _warn_of_other_devices(state: Mapping[str, Any]) -> None:

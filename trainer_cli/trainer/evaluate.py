@@ -19,7 +19,7 @@ from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.outputs import ForwardState
 from trainer_cli.schema import SchedulerInterval
 from trainer_cli.signatures import check_type
-from trainer_cli.state import capture_rng, find_evaluated_average, restore_rng
+from trainer_cli.state import capture_rng, find_evaluated_average, restore_rng, rng_kept
 from trainer_cli.steps import Progress
 from trainer_cli.terminal import format_count, html_metrics
 from trainer_cli.trainer.hooks import Callback
@@ -278,17 +278,14 @@ def load_checkpoint(trainer: Trainer, path: Path, load: LoadOptions) -> dict[str
 def _evaluating(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Evaluate inside the block: random numbers drawn meanwhile change no training. Yields the random state in which
     each evaluation is to begin."""
-    rng = capture_rng()
-    if (kept := trainer.loading.kept_generators()) is not None:
-        # A pending evaluation of an earlier attempt, or one outside of a fit: use the random state that it would have
-        # had.
-        restore_rng(kept)
-    try:
+    with rng_kept():
+        if (kept := trainer.loading.kept_generators()) is not None:
+            # A pending evaluation of an earlier attempt, or one outside of a fit: use the random state that it would
+            # have had.
+            restore_rng(kept)
         with trainer.modes.evaluating(), exceptions_reported(trainer), ExitStack() as stack:
             trainer.hooks.call("on_enter_validate_all", trainer, stack, loaders)
             yield capture_rng()
-    finally:
-        restore_rng(rng)
 
 
 def _run(
@@ -451,30 +448,29 @@ def _find_reported_metrics(trainer: Trainer, val_loaders: Mapping[str, Any], nee
 @contextmanager
 def _undone(trainer: Trainer) -> Iterator[None]:
     """Undo what the block changes of the trainer."""
-    generators = capture_rng()
-    states = {
-        name: copy.deepcopy(callback.state_dict())
-        for name, callback in trainer.callbacks.items()
-        if _is_called_by_evaluations(trainer, callback)
-    }
-    step_state = copy.deepcopy(trainer.step.state_dict())
-    forward_state = ForwardState(trainer.model, parameters=True)
-    began = time.monotonic()
-    trainer.set_sanity_checking(True)
-    try:
-        with trainer.metric_logger.record_kept():
-            yield
-    finally:
-        trainer.set_sanity_checking(False)
-        for name, state in states.items():
-            if state:
-                trainer.callbacks[name].load_state_dict(state)
-        forward_state.restore()
-        if step_state:
-            trainer.step.load_state_dict(step_state)
-        trainer.metric_logger.exclude_time(time.monotonic() - began)
-        # Last: restoring the states may draw numbers.
-        restore_rng(generators)
+    # Around all: copying and restoring the states may draw numbers.
+    with rng_kept():
+        states = {
+            name: copy.deepcopy(callback.state_dict())
+            for name, callback in trainer.callbacks.items()
+            if _is_called_by_evaluations(trainer, callback)
+        }
+        step_state = copy.deepcopy(trainer.step.state_dict())
+        forward_state = ForwardState(trainer.model, parameters=True)
+        began = time.monotonic()
+        trainer.set_sanity_checking(True)
+        try:
+            with trainer.metric_logger.record_kept():
+                yield
+        finally:
+            trainer.set_sanity_checking(False)
+            for name, state in states.items():
+                if state:
+                    trainer.callbacks[name].load_state_dict(state)
+            forward_state.restore()
+            if step_state:
+                trainer.step.load_state_dict(step_state)
+            trainer.metric_logger.exclude_time(time.monotonic() - began)
 
 
 def _is_called_by_evaluations(trainer: Trainer, callback: Callback) -> bool:

@@ -18,7 +18,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loads import LoadOptions
 from trainer_cli.outputs import OutputKind, modes_kept
 from trainer_cli.patterns import matches
-from trainer_cli.state import capture_rng, restore_rng
+from trainer_cli.state import restore_rng, rng_kept
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.evaluate import (
     buffers_kept,
@@ -122,10 +122,9 @@ class Predictor:
         """
         if path is not None:
             load_checkpoint(trainer, path, load)
-        rng = capture_rng()
-        if (kept := trainer.loading.kept_generators()) is not None:
-            restore_rng(kept)
-        try:
+        with rng_kept():
+            if (kept := trainer.loading.kept_generators()) is not None:
+                restore_rng(kept)
             with trainer.modes.evaluating(), ExitStack() as stack, torch.no_grad():
                 stack.enter_context(buffers_kept(trainer))
                 stack.enter_context(modes_kept(trainer.model))
@@ -135,8 +134,6 @@ class Predictor:
                 stack.enter_context(trainer.strategy.evaluation(trainer.model))
                 trainer.step.bind_model(trainer)
                 yield
-        finally:
-            restore_rng(rng)
 
     def rows(self, batch: Any) -> list[dict[str, Any]]:
         """The rows of a batch: name -> value.

@@ -26,11 +26,10 @@ from trainer_cli.state import (
     capture_rng,
     clean_name,
     find_evaluated_average,
-    find_rng_faults,
     find_versions,
     fit_model,
     fit_optimizer,
-    restore_rng,
+    rng_kept,
     select_weights,
     unwrap,
 )
@@ -201,10 +200,9 @@ def rank_state_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, An
         rank_state |= {"rng": ranks[rank]["rng"]} if "rng" in state else {}
     elif rank and "rng" in state:
         # Generators are restored only after all states are loaded, so seeding here must leave them as they are.
-        before = capture_rng()
-        seed_rank(trainer.seed or 0, rank, int(state["progress"]["step"]))
-        rank_state["rng"] = capture_rng()
-        restore_rng(before)
+        with rng_kept():
+            seed_rank(trainer.seed or 0, rank, int(state["progress"]["step"]))
+            rank_state["rng"] = capture_rng()
     if "loop" in state and state["loop"]["meter"] is not None:
         meters = [saved["loop"]["meter"] for saved in ranks[1:] if saved["loop"]["meter"] is not None]
         # In rank 0 alone: the means add up the sums of all ranks.
@@ -304,7 +302,7 @@ def load_all(
         # Without them, as in old checkpoints, a resume reads the whole log files.
         fittings[LOG_MARKS] = Fitting([], partial(_load_marks, trainer, state))
     if options.takes("rng"):
-        fittings["rng"] = _fit_saved(state, "rng", lambda rng: Fitting(find_rng_faults(rng), _nothing))
+        fittings["rng"] = _fit_saved(state, "rng", _fit_rng)
     if options.takes("callbacks"):
         saved_callbacks = state.get("callbacks", {})
         for name, callback in trainer.callbacks.items():
@@ -423,6 +421,10 @@ def _fit_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:
 def _load_marks(trainer: Trainer, state: Mapping[str, Any]) -> None:
     trained_s = float(state["progress"].get("seconds", 0.0))
     trainer.metric_logger.load_state_dict(state.get(LOG_MARKS), trained_s=trained_s)
+
+
+def _fit_rng(saved: Any) -> Fitting:
+    return Fitting([f"{name}: missing in the checkpoint" for name in capture_rng() if name not in saved], _nothing)
 
 
 def _fit_progress(progress: Progress, counts: Any) -> Fitting:

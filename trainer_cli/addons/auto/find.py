@@ -22,7 +22,7 @@ from trainer_cli.data import Loader, as_loader, generators_of
 from trainer_cli.errors import UserError
 from trainer_cli.loads import WHOLE
 from trainer_cli.outputs import ForwardState, modes_kept, read_outputs
-from trainer_cli.state import capture_rng, inner_optimizers, restore_rng
+from trainer_cli.state import inner_optimizers, rng_kept
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer import Trainer, capture, load_all
 
@@ -181,16 +181,6 @@ def _try_batch_size(trainer: Trainer, loader: Loader, size: int, steps: int) -> 
             return False
         raise
     return True
-
-
-@contextmanager
-def rng_kept() -> Iterator[None]:
-    """Restore the random generators after the block."""
-    before = capture_rng()
-    try:
-        yield
-    finally:
-        restore_rng(before)
 
 
 @contextmanager

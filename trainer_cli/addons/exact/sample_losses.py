@@ -14,7 +14,7 @@ from trainer_cli.batches import sample_count, split_batch
 from trainer_cli.dtensor import is_dtensor
 from trainer_cli.errors import UserError, one_line
 from trainer_cli.outputs import ForwardState, OutputKind, make_arguments, modes_kept, read_outputs
-from trainer_cli.state import capture_rng, restore_rng, unwrap
+from trainer_cli.state import rng_kept, unwrap
 
 if TYPE_CHECKING:
     from trainer_cli.trainer import Trainer
@@ -73,23 +73,23 @@ def compute_outcomes(trainer: Trainer, batch: Any, size: int, before: ForwardSta
     if trainer.strategy.world_size > 1 and any(is_dtensor(parameter) for parameter in trainer.model.parameters()):
         raise UserError("--per-sample needs the whole model in each process", cure="Leave it out with parallel=fsdp.")
     model = unwrap(trainer.model)
-    state, rng = ForwardState(model, parameters=True), capture_rng()
+    state = ForwardState(model, parameters=True)
     outcomes: list[float | str] = []
-    try:
-        if before is not None:
-            before.restore()
-        with modes_kept(model), torch.no_grad():
-            model.eval()
-            for sample, _ in split_batch(batch, size, 1):
-                args, kwargs = make_arguments(trainer.model_call, sample)
-                try:
-                    with trainer.precision.autocast(trainer.device) or nullcontext():
-                        outcomes.append(float(read_outputs(model(*args, **kwargs))[0]))
-                except Exception as error:
-                    outcomes.append(one_line(f"{type(error).__name__}: {error}"))
-    finally:
-        state.restore()
-        restore_rng(rng)
+    with rng_kept():
+        try:
+            if before is not None:
+                before.restore()
+            with modes_kept(model), torch.no_grad():
+                model.eval()
+                for sample, _ in split_batch(batch, size, 1):
+                    args, kwargs = make_arguments(trainer.model_call, sample)
+                    try:
+                        with trainer.precision.autocast(trainer.device) or nullcontext():
+                            outcomes.append(float(read_outputs(model(*args, **kwargs))[0]))
+                    except Exception as error:
+                        outcomes.append(one_line(f"{type(error).__name__}: {error}"))
+        finally:
+            state.restore()
     return outcomes
 
 

@@ -32,7 +32,7 @@ from trainer_cli.dtensor import local_of, whole_of
 from trainer_cli.errors import TrainError
 from trainer_cli.outputs import ForwardState, read_evaluation, read_outputs
 from trainer_cli.policy import Occasion
-from trainer_cli.state import capture_rng, name_parameters, restore_rng, unwrap
+from trainer_cli.state import capture_rng, name_parameters, rng_kept, unwrap
 from trainer_cli.torch_compat import foreach_norm
 from trainer_cli.trainer import Callback
 
@@ -258,11 +258,8 @@ class StepTrace(Callback):
 
     @staticmethod
     def _name_samples(entry: dict[str, Any], loader: Any, loop: ValidationLoop) -> dict[str, Any]:
-        rng = capture_rng()
-        try:
+        with rng_kept():
             names = names_in_batch(loader, loop.batch_idx)
-        finally:
-            restore_rng(rng)
         # A `collate_fn` may drop samples.
         is_whole = names is not None and len(names) == entry["samples"]
         return {**entry, "loader": loop.name, "names": names if is_whole else None}
