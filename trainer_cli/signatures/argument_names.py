@@ -18,7 +18,7 @@ _NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
 def unknown_argument(
-    owner: str, name: str, names: Iterable[str], elsewhere: Mapping[str, str] = _NOWHERE
+    owner: str, name: str, names: Iterable[str], elsewhere: Mapping[str, str] = _NOWHERE, *, node: str | None = None
 ) -> ConfigError:
     """The error for an argument that `owner` does not take, with the nearest name, or all if none is near.
 
@@ -26,16 +26,20 @@ def unknown_argument(
         names: what it takes.
         elsewhere: name of an argument of something else -> how it is given, for people. It is suggested for itself and
             for its names in other trainers, and not for a similar name.
+        node: the key of the node of a config that has the argument; None: a program gives it.
     """
     names = list(names)
+    # In a node it may be `_target_` that is misspelt.
+    similar = names if node is None else [*names, "_target_"]
     if find_name(name, names) is None and (match := find_name(name, elsewhere)) is not None:
         question = "" if match == name else did_you_mean(name, [match])
         hint = f"{question} {elsewhere[match]}".strip()
-    elif (match := find_nearest(name, names)) is not None:
+    elif (match := find_nearest(name, similar)) is not None:
         hint = did_you_mean(name, [match]).strip()
     else:
         hint = f"It takes: {', '.join(names)}." if names else "It takes no arguments."
-    return ConfigError(f"{owner} takes no argument '{name}'", location=name, code=Code.argument, hint=hint)
+    location = name if node is None else f"{node}.{name}"
+    return ConfigError(f"{owner} takes no argument '{name}'", location=location, code=Code.argument, hint=hint)
 
 
 def checks_argument_names(label: str, elsewhere: Callable[[], Mapping[str, str]] = dict) -> Callable[[T], T]:

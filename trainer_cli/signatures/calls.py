@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 from trainer_cli.errors import Code, ConfigError
-from trainer_cli.patterns import did_you_mean
 from trainer_cli.signatures.argument_names import unknown_argument
 from trainer_cli.values import ValueKind, kind_of
 
@@ -177,9 +176,7 @@ def find_misfits(
         elif argument in by_name:
             yield from by_name[argument].mistakes(value, key)
         elif inspect.Parameter.VAR_KEYWORD not in kinds:
-            all_arguments = f"It takes: {', '.join(settable)}." if settable else "It takes no arguments."
-            suggestion = did_you_mean(argument, [*settable, *({"_target_"} - {argument})]).strip()
-            yield mistake(f"{name} takes no argument '{argument}'", key, suggestion or all_arguments)
+            yield unknown_argument(name, argument, settable, node=where)
     for index, (parameter, value) in enumerate(zip(by_position, positional, strict=False)):
         if index >= first:
             yield from parameter.mistakes(value, f"{where}._args_.{index - first}")
