@@ -200,7 +200,7 @@ OF_POLICY = {
     ),
     "the newest of all may go": ("checkpoint in (*ordered[:1], *islice(finite, 1))", "checkpoint in islice(finite, 1)"),
     "the newest good one may go": ("checkpoint in (*ordered[:1], *islice(finite, 1))", "checkpoint in ordered[:1]"),
-    "never removes": ("if self.remove is Removal.never:", "if False:"),
+    "never removes": ("return self.remove is Removal.never", "return False"),
     "pins are not heeded": ("        if checkpoint.pinned:\n", "        if False:\n"),
     "fixed steps go": ("        if checkpoint.step in self.fixed_steps:\n", "        if False:\n"),
     "the best go": (

@@ -14,7 +14,7 @@ from trainer_cli.errors import NO_SPACE, NoSpaceError, NotDurableError, SaveErro
 from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy import RetentionRules, Saved
-from trainer_cli.schema import Newer, Removal
+from trainer_cli.schema import Newer
 from trainer_cli.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Retention:
     def retire(self, newest: int | None) -> None:
         """Remove what the policy does not keep. A failure is logged once, and tried again each time."""
         # A listing of thousands takes as long as a small save.
-        if self.rules.remove is Removal.never:
+        if self.rules.keeps_all:
             return
         try:
             _, removable = self._apply_policy(newest)
@@ -192,7 +192,7 @@ class Retention:
             UserError: one is being read.
         """
         for entry in entries:
-            if self.rules.remove is Removal.never:
+            if self.rules.keeps_all:
                 # Nothing is deleted then; under its hidden name no resume chooses it.
                 self.storage.quarantine(entry.name, reason)
             elif not self.storage.remove(entry.name):

@@ -304,6 +304,11 @@ class RetentionRules:
             save_interval=interval("save_interval", settings.save_interval),
         )
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is removed."""
+        return self.remove is Removal.never
+
     def why_keep(self, saved: Sequence[Saved]) -> dict[str, str]:
         """The reason why each checkpoint stays; those not named may go. Newest first."""
         ordered = _newest_first(saved)
@@ -336,6 +341,27 @@ class RetentionRules:
         counted = (*leading.counted, *leading.by_age) if removable else ()
         return removable, [*removable, *leading.newest, *leading.best, *counted]
 
+    def split_settled(self, kept: Sequence[Saved]) -> tuple[list[Saved], list[Saved]]:
+        """Divide checkpoints that stay now, the oldest first, into those that no later save can remove and that count
+        for no other, the newest first, and the rest, the oldest first."""
+        settled: list[Saved] = []
+        rest: list[Saved] = []
+        newest, newest_finite, regulars = True, True, 0
+        # From the newest on: what counts as newest depends on those already seen.
+        for checkpoint in reversed(kept):
+            counted = checkpoint.finite and checkpoint.kind is CheckpointKind.regular
+            regulars += counted
+            in_max_checkpoints = counted and regulars <= (self.max_checkpoints or 0)
+            measured = self.keep_best is not None and bool(checkpoint.metrics)
+            # It counts for the spans of others, also where another rule keeps it.
+            ages = counted and bool(self.keep_by_age)
+            ephemeral = checkpoint.kind is CheckpointKind.ephemeral and not self.keeps_all
+            is_newest = newest or (checkpoint.finite and newest_finite)
+            matters = is_newest or in_max_checkpoints or measured or ephemeral or ages
+            (rest if matters else settled).append(checkpoint)
+            newest, newest_finite = False, newest_finite and not checkpoint.finite
+        return settled, rest[::-1]
+
     def _leading(self, ordered: Sequence[Saved]) -> _Leading:
         """The leading ones of checkpoints that are ordered newest first."""
         finite = (checkpoint for checkpoint in ordered if checkpoint.finite)
@@ -350,7 +376,7 @@ class RetentionRules:
     def _why_stays(self, checkpoint: Saved, leading: _Leading) -> str | None:
         """Why a checkpoint stays, or None."""
         # The strongest reasons first: the one that is returned is logged and shown.
-        if self.remove is Removal.never:
+        if self.keeps_all:
             return "nothing is removed"
         if checkpoint.pinned:
             return "pinned"

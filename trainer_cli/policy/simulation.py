@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from trainer_cli.policy.rules import CheckpointKind, Decision, Moment, RetentionRules, Saved, SaveRules
 from trainer_cli.policy.stopping import Limits, Occasion, Stop
-from trainer_cli.schema import Removal
 from trainer_cli.steps import Interval, Progress, StepCounts, find_first_step
 
 
@@ -285,28 +284,11 @@ class _Run:
         for name, reason in self.setting.retention.why_remove(self.live).items():
             self.line.removals.append(RemovedCheckpoint(name, step, reason))
             self.bytes_on_disk -= self.on_disk.pop(name)
-        self.live = [saved for saved in self.live if saved.name in self.on_disk]
-        self._move_decided()
-
-    def _move_decided(self) -> None:
-        """Move checkpoints that no later save can remove out of `live`, so that each step examines few."""
-        rules, newest, newest_finite, regulars = self.setting.retention, True, True, 0
-        live: list[Saved] = []
-        # From the newest on: what counts as newest depends on those already seen.
-        for saved in reversed(self.live):
-            counted = saved.finite and saved.kind is CheckpointKind.regular
-            regulars += counted
-            in_max_checkpoints = counted and regulars <= (rules.max_checkpoints or 0)
-            measured = rules.keep_best is not None and bool(saved.metrics)
-            # It counts for the spans of others, also where another rule keeps it.
-            ages = counted and bool(rules.keep_by_age)
-            ephemeral = saved.kind is CheckpointKind.ephemeral and rules.remove is not Removal.never
-            if newest or (saved.finite and newest_finite) or in_max_checkpoints or measured or ephemeral or ages:
-                live.append(saved)
-            else:
-                self.decided.append(saved)
-            newest, newest_finite = False, newest_finite and not saved.finite
-        self.live = live[::-1]
+        # Those that no later save can remove are put aside, so that each step examines few.
+        settled, self.live = self.setting.retention.split_settled(
+            [saved for saved in self.live if saved.name in self.on_disk]
+        )
+        self.decided += settled
 
     def _note_peak(self, step: int, count: int, size_bytes: int) -> None:
         count, size_bytes = len(self.on_disk) + count, self.bytes_on_disk + size_bytes

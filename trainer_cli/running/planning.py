@@ -30,7 +30,7 @@ from trainer_cli.running.failures import BestInterval, find_best_interval
 from trainer_cli.running.start import Done, Start, refuse_no_optimizer, start_existing, start_new
 from trainer_cli.running.torch_import import import_torch
 from trainer_cli.runs import RunDir
-from trainer_cli.schema import CheckpointConfig, Compression, Newer, Removal
+from trainer_cli.schema import CheckpointConfig, Compression, Newer
 from trainer_cli.steps import GLOBAL_BATCH_SIZE, Progress, RunStatus, StepCounts
 
 if TYPE_CHECKING:
@@ -391,7 +391,7 @@ def _at_most(setting: Simulation, timeline: Timeline, size: CheckpointSize) -> t
     more = 0
     if best is not None and may_save:
         # One more than the best, because retention runs after the next one is committed.
-        more = may_save if setting.retention.remove is Removal.never else min(may_save, best.count) + 1
+        more = may_save if setting.retention.keeps_all else min(may_save, best.count) + 1
     more += automatic
     return count + more, size_bytes + more * size.at(1)
 
