@@ -291,8 +291,8 @@ OF_COUNT = (
     "tests/callbacks/test_validation_callbacks.py::test_it_is_called_every_nth_time_and_the_last",
 )
 OF_SPARSITY = (
-    "tests/callbacks/test_sparsity.py::test_gmp_has_its_sparsity_at_the_step_at_which_it_stops",
-    "tests/callbacks/test_sparsity.py::test_a_mask_without_a_gradient_when_it_is_due_changes_at_the_next_chance",
+    "tests/addons/sparsity/test_sparsity.py::test_gmp_has_its_sparsity_at_the_step_at_which_it_stops",
+    "tests/addons/sparsity/test_sparsity.py::test_a_mask_without_a_gradient_when_it_is_due_changes_at_the_next_chance",
 )
 ENTERS_TRAIN = 'trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)\n'
 MODES_BEGIN = """\

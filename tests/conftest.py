@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +42,7 @@ _PROCESSES = (
     "tests/config/test_mistakes",
     "tests/config/test_shadowing",
     "tests/config/test_targets",
+    "tests/addons/text/",
     "tests/data/",
     "tests/runs/test_absent_folder",
     "tests/runs/test_bisect",
@@ -52,7 +54,7 @@ _PROCESSES = (
     "tests/runs/test_typed_commands",
     "tests/loggers/test_contract",
     "tests/loggers/test_tensorboard",
-    "tests/loggers/test_trackers",
+    "tests/addons/trackers/test_trackers",
     "tests/parallel/",
     "tests/pages/",
     "tests/peers/test_commands",
@@ -77,18 +79,18 @@ _PROCESSES = (
 )
 """Files that start processes."""
 _HEAVY = (
+    "tests/addons/formats/test_archive_file",
+    "tests/addons/formats/test_export",
+    "tests/addons/formats/test_foreign.py",
+    "tests/addons/formats/test_hostile_files",
+    "tests/addons/sparsity/test_sparsity",
+    "tests/addons/stores/test_machines",
+    "tests/addons/stores/test_object_store",
     "tests/callbacks/test_averages",
     "tests/callbacks/test_checkpointer",
     "tests/callbacks/test_exact_resume",
     "tests/callbacks/test_retention_table",
-    "tests/callbacks/test_sparsity",
-    "tests/checkpoint/test_archive_file",
-    "tests/checkpoint/test_export",
-    "tests/checkpoint/test_foreign.py",
     "tests/checkpoint/test_group_save",
-    "tests/checkpoint/test_hostile_files",
-    "tests/checkpoint/test_machines",
-    "tests/checkpoint/test_object_store",
     "tests/config/test_as_hydra",
     "tests/config/test_choices",
     "tests/config/test_compose",
@@ -188,6 +190,15 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """An empty folder, in memory where the system has such a place."""
+    shared = "/dev/shm"
+    place = shared if os.path.isdir(shared) and os.access(shared, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

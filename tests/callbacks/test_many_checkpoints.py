@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ from trainer_cli.schema.checkpoint_config import Removal
 from trainer_cli.steps.intervals import Duration, Interval
 from trainer_cli.storage.local import LocalStorage
 from trainer_cli.trainer.hooks import Callback
-
-
-@pytest.fixture
-def memory_path() -> Iterator[Path]:
-    """A folder whose fsync takes no time."""
-    shared = "/dev/shm"
-    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 class CallsBefore(Callback):

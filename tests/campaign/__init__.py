@@ -11,7 +11,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 for _folder in (
-    *(TESTS / name for name in ("checkpoint", "faults", "integration", "parallel", "runs", "support")),
+    *(TESTS / name for name in ("integration", "parallel", "runs", "support")),
     ROOT / "scripts/bench",
 ):
     if str(_folder) not in sys.path:

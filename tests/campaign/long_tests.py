@@ -67,7 +67,7 @@ TESTS = (
     LongTest(
         "foreign_files", "50,000 mutations of foreign checkpoints",
         "Files of other programs with random changes are read or refused, and run no code.",
-        "L2 L5", ("tests/checkpoint/test_foreign_fuzz.py",), {"TRAIN_FUZZ": "50000"},
+        "L2 L5", ("tests/addons/formats/test_foreign_fuzz.py",), {"TRAIN_FUZZ": "50000"},
     ),
     LongTest(
         "long_tests", "all tests that are left out for their length", "The tests with the marker `campaign`.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-for _name in ("faults", "integration", "checkpoint"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / _name))
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 # Of the package `campaign`. Last: no name there hides another module.
 sys.path.append(str(Path(__file__).parents[1]))

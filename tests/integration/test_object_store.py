@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,6 @@ import safetensors.torch
 import torch
 from command import SMALL, Result, records, running, train, trained
 from compare import final_state
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
-
 from s3 import new_bucket, s3_server
 
 from trainer_cli.addons.stores import object_client

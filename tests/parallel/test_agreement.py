@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import HERE
+from thread_ranks import ThreadGroup, on_ranks
 
 from trainer_cli.errors import UserError
 from trainer_cli.outputs.metrics import WeightedMeans
@@ -18,9 +17,6 @@ from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.policy.stopping import Stop
 from trainer_cli.trainer.requests import Requests
-
-sys.path.insert(0, str(HERE.parent / "checkpoint"))
-from thread_ranks import ThreadGroup, on_ranks
 
 
 class Others(ProcessGroup):

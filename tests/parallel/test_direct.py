@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import HERE
+from thread_ranks import ThreadGroup, on_ranks
 
 from trainer_cli.parallel.direct import DirectSums, connect
 from trainer_cli.parallel.rendezvous import is_of_peer
-
-sys.path.insert(0, str(HERE.parent / "checkpoint"))
-from thread_ranks import ThreadGroup, on_ranks
 
 
 def _connect(group: ThreadGroup, timeout_s: float = 20.0) -> DirectSums:

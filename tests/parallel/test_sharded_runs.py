@@ -25,7 +25,6 @@ from trainer_cli.parallel.process_group import join_processes
 from trainer_cli.strategies.fsdp import FSDP
 
 sys.path.insert(0, str(HERE.parent / "integration"))
-sys.path.insert(0, str(HERE.parent / "checkpoint"))
 from compare import final_state, metrics
 from s3 import new_bucket, s3_server
 

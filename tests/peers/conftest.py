@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-# The builders beside this file, and the ranks of tests/checkpoint as `thread_ranks`.
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "checkpoint")]
+# The builders beside this file.
+sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

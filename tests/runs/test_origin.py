@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from thread_ranks import on_ranks
 
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
 from trainer_cli.origin.compare import DataAndSource, other_source
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
-from thread_ranks import on_ranks
 
 SAMPLES = {"train": {"0": "a 1.0 0.5"}, "val": {"3": "b"}}
 SOURCE = {"model.py": "1", "data.py": "2"}

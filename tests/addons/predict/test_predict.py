@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from thread_ranks import ThreadGroup, on_ranks
 from tiny import everything, loader, on, same, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
@@ -18,9 +18,6 @@ from trainer_cli.callbacks.ema import EMA
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
 from trainer_cli.strategies.strategy import Single
-
-sys.path.append(str(Path(__file__).parents[1] / "checkpoint"))
-from thread_ranks import ThreadGroup, on_ranks
 
 
 class Numbers(nn.Module):

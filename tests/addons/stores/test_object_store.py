@@ -21,7 +21,7 @@ import torch
 from command import run_program
 from fsspec.implementations.memory import MemoryFileSystem
 from states import same, small_state
-from test_storage import StorageContract
+from storage_contract import StorageContract
 from torch import nn
 
 from trainer_cli.addons.formats.whole_archive import write_archive

@@ -13,7 +13,7 @@ from trainer_cli.config.composing import compose
 from trainer_cli.config.contradictions import check_processes
 from trainer_cli.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(

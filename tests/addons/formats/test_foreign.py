@@ -23,7 +23,7 @@ from torch.distributed.checkpoint._experimental.checkpoint_writer import Checkpo
 from torch.distributed.checkpoint._experimental.types import RankInfo
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
-sys.path.append(str(Path(__file__).parents[1] / "parallel"))
+sys.path.append(str(Path(__file__).parents[2] / "parallel"))
 from ranks import on_ranks
 
 from trainer_cli.addons.formats.read import read_foreign
