@@ -21,7 +21,7 @@ _REMOVED_IN_ORDER = f"{_STORAGES}::test_a_removal_takes_the_manifest_away_first_
 _LOADS, _RANKS = "tests/checkpoint/test_load.py", "tests/checkpoint/test_group_save.py"
 _STORES, _MACHINES = "tests/addons/stores/test_object_store.py", "tests/addons/stores/test_machines.py"
 _CHECKPOINTER = "tests/checkpoint/test_checkpointer.py"
-_FAILED_SAVES = "tests/callbacks/test_failed_saves.py"
+_FAILED_SAVES = "tests/callbacks/test_saves.py"
 _POWER_CUTS = f"{_AT_ANY}::test_a_power_cut_at_any_operation_loses_nothing"
 
 OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
@@ -181,7 +181,7 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "a part that another rank found damaged is taken": (
         "trainer_cli/checkpoint/group_verify.py", "        verify(folder, manifest, bad)\n", "        pass\n",
-        ("tests/checkpoint/test_group_verify.py",),
+        ("tests/checkpoint/test_group_save.py",),
     ),
     # Locks
     "a run directory is not locked": (

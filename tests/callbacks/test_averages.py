@@ -13,8 +13,6 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from trainer_cli.addons.formats.export import ExportFormat
-from trainer_cli.addons.formats.export_run import average, export_one, strip
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
@@ -272,18 +270,6 @@ def test_tied_weights_are_averaged_once_16_bits_in_32_and_frozen_ones_not(tmp_pa
     assert same(everything(straight), everything(again)) == []
 
 
-def test_a_compiled_model_and_a_plain_one_continue_each_others_average(tmp_path: Path) -> None:
-    straight = everything(_fit({"ema": EMA(0.9)}))
-    for length, compiled in ((3, True), (6, False), (8, True)):
-        model = (lambda: torch.compile(Noisy(), backend="eager")) if compiled else Noisy
-        made = _fit({"ema": EMA(0.9)}, tmp_path, model, settings={"max_duration": length})
-    assert made.loaded_step == 6
-    resumed = everything(made)
-    for state in ("model", "optimizer"):
-        assert same(resumed[state], straight[state]) == []
-    assert list(resumed["callbacks"]["ema"]["average"]) == list(straight["callbacks"]["ema"]["average"])
-
-
 def test_an_average_that_does_not_fit_is_in_the_table(tmp_path: Path) -> None:
     class Spoil(Callback):
         def postprocess_checkpoint(self, trainer: Any, state: dict[str, Any]) -> None:
@@ -339,16 +325,24 @@ def test_of_several_averages_the_last_is_evaluated_and_named(tmp_path: Path) -> 
     assert make_sync_checkpointer().manifest(tmp_path / "step4").average == "swa"
 
 
+@pytest.fixture
+def exports() -> Any:
+    """What writes weights alone; the module of an add-on."""
+    return pytest.importorskip("trainer_cli.addons.formats.export_run")
+
+
 @pytest.mark.parametrize("ema", [None, "its own", "none"])
-def test_export_strip_and_average_give_what_was_evaluated(run: tuple[str, Path], tmp_path: Path, ema: str) -> None:
+def test_export_strip_and_average_give_what_was_evaluated(
+    run: tuple[str, Path], tmp_path: Path, ema: str, exports: Any
+) -> None:
     name, folder = run
     source = folder / "step4"
     ema = name if ema == "its own" else ema
     expected = _trained(source) if ema == "none" else _evaluated(source, name)
     assert same(_trained(source), _evaluated(source, name)) != []
-    exported = export_one(source, ExportFormat.torch, tmp_path / "weights.pt", ema=ema)
-    stripped = strip(source, tmp_path / "stripped1", ema=ema)
-    mean = average([source, source], tmp_path / "mean1", ema=ema)
+    exported = exports.export_one(source, exports.ExportFormat.torch, tmp_path / "weights.pt", ema=ema)
+    stripped = exports.strip(source, tmp_path / "stripped1", ema=ema)
+    mean = exports.average([source, source], tmp_path / "mean1", ema=ema)
     assert same(torch.load(tmp_path / "weights.pt"), expected) == []
     for written in ("stripped1", "mean1"):
         assert same(_trained(tmp_path / written), expected) == []
@@ -356,12 +350,14 @@ def test_export_strip_and_average_give_what_was_evaluated(run: tuple[str, Path],
     assert make_sync_checkpointer().manifest(tmp_path / "stripped1").average is None
 
 
-def test_a_mean_of_averages_and_of_trained_weights_is_refused(run: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_mean_of_averages_and_of_trained_weights_is_refused(
+    run: tuple[str, Path], tmp_path: Path, exports: Any
+) -> None:
     _fit({}, tmp_path / "plain", settings={"max_duration": 4})
     both = [run[1] / "step4", tmp_path / "plain" / "step4"]
     with pytest.raises(UserError, match="--ema none"):
-        average(both, tmp_path / "mean1")
-    average(both, tmp_path / "mean1", ema="none")
+        exports.average(both, tmp_path / "mean1")
+    exports.average(both, tmp_path / "mean1", ema="none")
 
 
 @pytest.mark.parametrize("takes_average", [True, False])
@@ -574,7 +570,7 @@ def _spectral_norm(layer: Any) -> float:
 @pytest.mark.parametrize("norm", _NORMS)
 @pytest.mark.parametrize("layer", _LAYERS)
 def test_an_average_has_the_spectral_norm_that_the_model_has(
-    layer: str, norm: str, average: str, tmp_path: Path
+    layer: str, norm: str, average: str, tmp_path: Path, exports: Any
 ) -> None:
     seen: list[float] = []
     weights = Weights()
@@ -603,7 +599,7 @@ def test_an_average_has_the_spectral_norm_that_the_model_has(
     )
     assert same(bare.after, weights.after) == []
     assert_resumes_exactly(fit, tmp_path, 5)
-    export_one(tmp_path / "a/step8", ExportFormat.torch, tmp_path / "weights.pt", ema="average")
+    exports.export_one(tmp_path / "a/step8", exports.ExportFormat.torch, tmp_path / "weights.pt", ema="average")
     assert same(torch.load(tmp_path / "weights.pt"), weights.evaluated[8, "loader"]) == []
 
 
@@ -645,12 +641,12 @@ def test_weight_norms_are_averaged_as_by_torch(kind: str, norm: Any) -> None:
     assert all(ours == pytest.approx(plain, rel=1e-5) for ours, plain in losses)
 
 
-def test_a_mean_of_checkpoints_has_the_spectral_norm_of_its_weights(tmp_path: Path) -> None:
+def test_a_mean_of_checkpoints_has_the_spectral_norm_of_its_weights(tmp_path: Path, exports: Any) -> None:
     def make() -> Normed:
         return Normed(parametrizations.spectral_norm(nn.Linear(8, 8)))
 
     _fit({}, tmp_path, make, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.5))
-    average([tmp_path / f"step{step}" for step in (2, 4, 6, 8)], tmp_path / "mean1")
+    exports.average([tmp_path / f"step{step}" for step in (2, 4, 6, 8)], tmp_path / "mean1")
     model = make()
     model.load_state_dict(_trained(tmp_path / "mean1"))
     assert _spectral_norm(model.eval().layer) == pytest.approx(1.0, abs=1e-3)

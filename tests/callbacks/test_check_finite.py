@@ -12,7 +12,6 @@ import pytest
 import torch
 from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
 
-from trainer_cli.addons.inspect.profiling import DurationProfiler, Throughput
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA, SWA
@@ -199,7 +198,8 @@ def test_a_nan_at_any_step_leaves_no_trace(
     if more == "accumulated":
         settings |= {"max_duration": 6, "eval_interval": 2, "grad_accum_steps": 2}
     finite, logger = CheckFinite(policy), ListLogger()
-    beside = [SWA(1, 1), EMA(0.5), Throughput(), DurationProfiler()]
+    profiling = pytest.importorskip("trainer_cli.addons.inspect.profiling")
+    beside = [SWA(1, 1), EMA(0.5), profiling.Throughput(), profiling.DurationProfiler()]
     made = _fit(
         tmp_path, finite, *beside, plant(PLACES[place]), Evaluated(), logger=logger, settings=settings,
         precision=Precision("fp16", loss_scale=8.0) if more == "fp16" else None,

@@ -19,7 +19,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.catalog.history import Life
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.files.json_lines import read_rows
 from trainer_cli.loads.options import LoadOptions
 from trainer_cli.storage.disk import Disk
@@ -91,24 +91,6 @@ def test_each_rule_leaves_its_checkpoints(tmp_path: Path, rules: dict[str, Any],
     folder = tmp_path / "checkpoints"
     attempt(folder, **rules)
     assert (steps(folder) if folder.exists() else None) == left
-
-
-@pytest.mark.parametrize(
-    ("rules", "after_stops"),
-    [
-        ({"save_interval": 4, "ephemeral_save_interval": 3}, [[0, 4], [0, 4, 7], [0, 4, 8, 10]]),
-        ({"ephemeral_save_interval": 3, "save_final": False}, [[0, 4], [0, 7], [0, 9]]),
-        ({"save_interval": 3, "max_checkpoints": 2}, [[0, 3, 4], [3, 6, 7], [9, 10]]),
-        ({"save_interval": 3, "save_on_stop": False}, [[0, 3], [0, 3, 6], [0, 3, 6, 9, 10]]),
-        ({"pre_train_checkpoint": True}, [[0, 4], [0, 7], [0, 10]]),
-    ],
-)
-def test_the_rules_hold_across_two_resumes(tmp_path: Path, rules: dict[str, Any], after_stops: list[list[int]]) -> None:
-    for stop, left in zip((4, 7, None), after_stops, strict=True):
-        made = attempt(tmp_path, stop=stop, **rules)
-        assert steps(tmp_path) == left
-        assert set(made.checkpoint.kept()) == {f"step{step}" for step in left}
-    assert len({manifest(tmp_path, step)["run_id"] for step in after_stops[-1]}) == 1
 
 
 def test_a_stop_is_saved_as_ephemeral_unless_a_permanent_rule_names_the_step(tmp_path: Path) -> None:
@@ -214,26 +196,6 @@ def test_a_damaged_manifest_is_passed_over_loudly_and_a_partial_folder_silently(
     assert manifest(tmp_path, 8)["step"] == 8
 
 
-def test_where_all_are_damaged_nothing_starts_afresh(tmp_path: Path) -> None:
-    attempt(tmp_path, stop=4, save_interval=2)
-    for file, offset, words in (
-        ("rank0.safetensors", -3, r"(?s)none is valid:\n  step4: .*step2: .*step0: "),
-        ("manifest.json", 30, "none is valid"),
-    ):
-        for path in tmp_path.glob(f"step*/{file}"):
-            flip(path, offset)
-        with pytest.raises(CheckpointError, match=words):
-            attempt(tmp_path, save_interval=2)
-    assert steps(tmp_path) == [0, 2, 4]
-
-
-def test_a_checkpoint_that_was_named_is_never_replaced_by_another(tmp_path: Path) -> None:
-    attempt(tmp_path, stop=4, save_interval=2)
-    flip(tmp_path / "step4" / "rank0.safetensors")
-    with pytest.raises(CheckpointError):
-        make(tmp_path).fit(loader(10, 4), ckpt_path=tmp_path / "step4")
-
-
 def test_weights_that_are_not_finite_are_saved_but_never_chosen_nor_counted(tmp_path: Path) -> None:
     class Explodes(Callback):
         def on_after_optimizer_step(self, trainer: Any, model: Line, optimizer: Any) -> None:
@@ -287,20 +249,6 @@ def test_a_training_that_leaves_the_checkpoints_in_its_folder_behind_is_refused(
         with pytest.raises(UserError, match=r"own holds checkpoints of this run .* step 4"):
             make(tmp_path / "own", save_interval=2).fit(loader(10, 4), ckpt_path=path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-
-
-def test_a_pinned_checkpoint_stays(tmp_path: Path) -> None:
-    attempt(tmp_path, stop=4, save_interval=2)
-    (tmp_path / "step2" / "pinned").touch()
-    attempt(tmp_path, save_interval=2, max_checkpoints=1)
-    assert steps(tmp_path) == [2, 10]
-
-
-def test_ephemerals_of_an_earlier_attempt_go_at_the_next_save_whatever_the_interval_is_now(tmp_path: Path) -> None:
-    attempt(tmp_path, stop=7, save_interval=100, ephemeral_save_interval=3)
-    assert steps(tmp_path) == [0, 7]
-    attempt(tmp_path, save_interval=5)
-    assert steps(tmp_path) == [0, 10]
 
 
 def test_checkpoints_of_another_run_are_neither_taken_nor_removed(tmp_path: Path) -> None:
@@ -411,11 +359,6 @@ def test_an_evaluation_that_enters_the_best_is_saved_and_kept_while_it_is_among_
         "val/score 1 is among the 2 best",
     )
     assert made.checkpoint.kept()["step3"] == "val/score 1 is among the 2 best"
-
-
-def test_large_values_are_best_where_the_config_says_max(tmp_path: Path) -> None:
-    scored(tmp_path, mode="max")
-    assert steps(tmp_path) == [0, 9, 10]
 
 
 def test_a_stop_before_the_evaluation_is_completed_by_the_next_attempt(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 from tiny import ListLogger, Noisy, StopAt, StopInEvaluation, everything, loader, same, trainer
 
-from trainer_cli.addons.sparsity.selective_grad import SelectiveGrad
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyExit, EarlyStopping, ThresholdStopper
 from trainer_cli.callbacks.ema import EMA, SWA
@@ -46,12 +45,16 @@ def _patient(patience: int | str) -> list[Callback]:
     return [EarlyStopping("task/score", "min", patience=patience, check_finite=False), Scores()]
 
 
+def _selective_grad() -> list[Callback]:
+    return [pytest.importorskip("trainer_cli.addons.sparsity.selective_grad").SelectiveGrad(0.25, ["body.0.*"])]
+
+
 ROWS = {
     "an EMA of each step": Row(lambda: [EMA(0.8)]),
     "an EMA of every third step": Row(lambda: [EMA(0.8, every=3)]),
     "an EMA from the second epoch on": Row(lambda: [EMA(0.8, start="1ep", every=2)]),
     "an SWA": Row(lambda: [SWA("1ep", 2)]),
-    "some elements of a matrix": Row(lambda: [SelectiveGrad(0.25, ["body.0.*"])], stops=(4,)),
+    "some elements of a matrix": Row(_selective_grad, stops=(4,)),
     "an evaluation every second time": Row(lambda: [Downstream(2)], stops=(3, 5, 7)),
     "an evaluation every third time": Row(lambda: [Downstream(3)], stops=(3, 5, 7)),
     "early stopping": Row(lambda: _patient(3), ends=8, stops=(1, 3, 5, 6, 7)),

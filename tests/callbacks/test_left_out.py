@@ -10,7 +10,6 @@ import torch
 import yaml
 from tiny import Noisy, loader, trainer
 
-from trainer_cli.addons.exact.attempts import freeze
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
@@ -164,6 +163,7 @@ def test_the_command_plans_refuses_goes_on_evaluates_and_shows(
 
 
 def test_check_resume_checks_the_whole_state(tmp_path: Path) -> None:
+    attempts = pytest.importorskip("trainer_cli.addons.exact.attempts")
     composed = compose([*DIGITS, "checkpoint.leave_out=[optimizer]"])
-    path = freeze(composed, tmp_path, steps=4, plan=tmp_path / "plan")
+    path = attempts.freeze(composed, tmp_path, steps=4, plan=tmp_path / "plan")
     assert yaml.safe_load(path.read_text())["checkpoint"]["leave_out"] == []

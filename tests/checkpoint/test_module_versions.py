@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from trainer_cli import load_checkpoint, load_model, make_sync_checkpointer, save_checkpoint
-from trainer_cli.addons.formats.files import find_weights
 from trainer_cli.commands.command_line import main
 from trainer_cli.loads.options import WHOLE, LoadOptions
 from trainer_cli.state.model_state import capture_model, find_versions, fit_model
@@ -135,7 +134,7 @@ def test_only_versions_other_than_1_are_saved() -> None:
 def test_metadata_of_another_kind_are_no_versions(value: Any) -> None:
     state = _net(First).state_dict()
     state._metadata = value
-    versions = find_weights(state).versions
+    versions = pytest.importorskip("trainer_cli.addons.formats.files").find_weights(state).versions
     assert not versions
     _assert_equal(_fit(_net(First, seed=1), dict(state), versions), state)
 

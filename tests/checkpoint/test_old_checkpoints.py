@@ -100,16 +100,10 @@ def test_an_old_checkpoint_is_verified_loaded_and_evaluated(
     assert "val/loss" in logged[3]
 
 
-@pytest.mark.parametrize("name", ONE_PROCESS)
+@pytest.mark.parametrize("name", [*ONE_PROCESS, *COMPONENTS])
 def test_an_old_run_resumes_as_if_it_had_never_stopped(old: Path, name: str) -> None:
-    fit_alone(name, *ONE_PROCESS[name])
-    assert_resumed(old, name, "straight")
-
-
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_an_old_run_with_components_of_addons_resumes_as_if_it_had_never_stopped(old: Path, name: str) -> None:
-    fit_alone(name, *COMPONENTS[name])
-    assert_resumed(old, name, f"straight_{name}")
+    fit_alone(name, *{**ONE_PROCESS, **COMPONENTS}[name])
+    assert_resumed(old, name, f"straight_{name}" if name in COMPONENTS else "straight")
 
 
 def test_an_old_run_of_two_ranks_resumes_as_if_it_had_never_stopped(old: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from states import same
 from thread_ranks import ThreadGroup, on_ranks
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from trainer_cli import dtensor
 from trainer_cli.checkpoint.checkpointer import SyncCheckpointer, make_sync_checkpointer
 from trainer_cli.dtensor import is_dtensor, local_of, targets_of
 from trainer_cli.format import sharded
@@ -407,3 +409,36 @@ def test_the_states_of_a_parameter_are_for_the_tensors_of_its_name() -> None:
 def test_what_is_not_what_a_rank_saved_for_itself_is_refused(text: bytes) -> None:
     with pytest.raises(Undecodable, match="what a rank saved for itself is not what was written"):
         decode_own(text)
+
+
+# A sharded tensor that no checkpoint can have is refused with the cure.
+
+
+def distributed(placement: Any, *boxes: int) -> Any:
+    chunks = [SimpleNamespace(offsets=(0,), sizes=(size,)) for size in boxes]
+    mesh = SimpleNamespace(mesh=torch.tensor([0, 1]), get_coordinate=lambda: (0,))
+    return SimpleNamespace(placements=(placement,), shape=(4,), device_mesh=mesh, __create_chunk_list__=lambda: chunks)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (distributed(Partial()), "x is a tensor whose ranks hold partial sums"),
+        (distributed(Shard(0), 1, 1), "x is sharded in pieces"),
+    ],
+)
+def test_what_no_checkpoint_can_have_says_how_to_distribute_it(
+    leaf: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtensor, "local_of", lambda _: torch.zeros(2))
+    with pytest.raises(UnsavableState, match=message) as caught:
+        dtensor.part_of("x", leaf)
+    assert "tensor.redistribute(placements=[…])" in str(caught.value)
+
+
+def test_a_part_in_a_format_of_whole_tensors_names_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtensor, "local_of", lambda _: torch.zeros(2))
+    monkeypatch.setattr(dtensor, "is_dtensor", lambda _: True)
+    with pytest.raises(UnsavableState, match="only the formats tensors and archive save parts") as caught:
+        dtensor.undistributed({"x": distributed(Shard(0), 2)})
+    assert caught.value.cure == "Set checkpoint.format=tensors."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +9,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from fake_ranks import form_of, parted, rank_of, save_as
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_formats import FORMATS
 from states import restore_model, same
 from torch.distributed.tensor import Shard
 
-from trainer_cli.addons.formats.archive import ArchiveFormat
-from trainer_cli.addons.formats.export import ExportFormat
-from trainer_cli.addons.formats.export_run import export_one, strip
-from trainer_cli.addons.formats.huggingface import HuggingFaceFormat
-from trainer_cli.addons.formats.torch_file import TorchFileFormat
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, SyncCheckpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.fill_state import move_tensors
 from trainer_cli.checkpoint.snapshot import SnapshotBuffer
-from trainer_cli.commands.ckpt_inspect import compare, opened
 from trainer_cli.dtensor import local_of, targets_of
 from trainer_cli.format.base import Format
 from trainer_cli.format.readable import check_readable
@@ -37,9 +30,7 @@ from trainer_cli.manifest import DamagedCheckpoint
 from trainer_cli.storage.local import LocalStorage
 
 SHARING: dict[str, Format] = {
-    "tensors": TensorsFormat(),
-    "archive": ArchiveFormat(),
-    "torch_file": TorchFileFormat(),
+    **{name: FORMATS[name] for name in ("tensors", "archive none", "torch_file") if name in FORMATS},
     "sharded": ShardedFormat(0, 1),
 }
 
@@ -89,21 +80,6 @@ def test_overlapping_memory_is_stored_once(name: str) -> None:
     assert stored_bytes(**tensors) == 4 * elements
     found = there_and_back(TensorsFormat(), {"model": tensors})["model"]
     assert same(found, {key: tensor.detach() for key, tensor in tensors.items()})
-
-
-def test_a_file_of_torch_holds_each_view_under_its_name(tmp_path: Path) -> None:
-    whole = flat()
-    SyncCheckpointer(format=TorchFileFormat()).save({"model": {"a": whole[:9], "b": whole[5:]}}, tmp_path / "step1")
-    tensors = torch.load(tmp_path / "step1/rank0.pt", weights_only=True)["tensors"]
-    assert torch.equal(tensors["model/b"], whole[5:])
-    assert tensors["model/a"].untyped_storage().data_ptr() == tensors["model/b"].untyped_storage().data_ptr()
-
-
-def test_a_file_for_from_pretrained_holds_each_weight_in_full(tmp_path: Path) -> None:
-    matrix = flat().reshape(4, 5)
-    SyncCheckpointer(format=HuggingFaceFormat()).save({"model": {"w": matrix, "t": matrix.t()}}, tmp_path / "step1")
-    weights = safetensors.torch.load_file(tmp_path / "step1/model.safetensors")
-    assert same(weights, {"w": matrix, "t": matrix.t()})
 
 
 @pytest.mark.parametrize("format", SHARING)
@@ -233,52 +209,6 @@ def test_what_a_rank_saves_for_itself_shares_views() -> None:
     assert found["whole"][1] == -1
 
 
-# The commands
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    matrix = torch.randn(40, 50)
-    model = {"a": matrix[:30], "b": matrix[20:], "t": matrix[:30].t()}
-    path = tmp_path / "run/step1"
-    make_sync_checkpointer().save({"model": model, "callbacks": {"whole": matrix.view(-1)[:1100]}}, path)
-    return path, model
-
-
-@pytest.mark.parametrize("format", ExportFormat)
-def test_an_export_has_each_tensor_in_full(
-    tmp_path: Path, checkpoint: tuple[Path, dict[str, torch.Tensor]], format: ExportFormat
-) -> None:
-    path, model = checkpoint
-    output = export_one(path, format, tmp_path / "export").path
-    if format is ExportFormat.torch:
-        weights = torch.load(output, weights_only=True)
-    else:
-        weights = safetensors.torch.load_file(output if output.is_file() else output / "model.safetensors")
-    assert same(dict(weights), model)
-    for tensor in weights.values():
-        assert tensor.is_contiguous()
-        assert format is not ExportFormat.torch or tensor.untyped_storage().nbytes() == tensor.nbytes
-
-
-def test_strip_and_diff_know_views(tmp_path: Path, checkpoint: tuple[Path, dict[str, torch.Tensor]]) -> None:
-    path, model = checkpoint
-    slim = strip(path, tmp_path / "slim").path
-    assert same(SyncCheckpointer().read(slim)["model"], model)
-    other = {**copy.deepcopy(model), "t": model["t"].clone()}
-    other["b"][0, 0] += 1  # Also in "a".
-    make_sync_checkpointer().save({"model": other}, tmp_path / "run/step2")
-    make_sync_checkpointer(format="torch_file").save({"model": model}, tmp_path / "run/step3")
-    with opened(path) as one, opened(slim) as stripped, opened(tmp_path / "run/step2") as two:
-        assert (compare(one, stripped).same, compare(one, stripped).only_first) == (3, ["callbacks/whole"])
-        difference = compare(stripped, two)
-        assert ({change.name for change in difference.tensors}, difference.same) == ({"model/a", "model/b"}, 1)
-        assert (difference.only_first, difference.only_second) == ([], [])
-        assert set(one.views()) == {"model/a", "model/b", "model/t", "callbacks/whole"}
-        with opened(tmp_path / "run/step3") as of_torch:
-            assert compare(stripped, of_torch).same == 3
-
-
 # Hostile files
 
 
@@ -378,7 +308,7 @@ def expected(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor],
 @given(
     st.lists(a_view, min_size=1, max_size=6),
     st.sampled_from([torch.float32, torch.int16]),
-    st.sampled_from([*SHARING.values(), HuggingFaceFormat()]),
+    st.sampled_from([*SHARING.values(), *(format for name, format in FORMATS.items() if name == "huggingface")]),
     st.booleans(),
 )
 def test_any_views_have_their_values_share_memory_and_are_stored_once(

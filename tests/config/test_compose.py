@@ -307,10 +307,6 @@ def test_the_difference_compares_what_is_written_not_what_it_resolves_to(
     assert diff(config, config) == []
 
 
-def test_a_component_switched_off_takes_the_experiments_settings_with_it() -> None:
-    assert compose(["experiment=digits_mlp", "scheduler=null"]).config.scheduler is None
-
-
 def test_texts_that_look_like_numbers_or_truths_are_written_and_read_again_as_they_are(project: Path) -> None:
     texts = ["0o14", "014", "1,000", "no", "12:30", "inf", "-.5", "2024-01-02", "1e3", "null", "~", "=", "<<", "a: b"]
     listed = ",".join(f"'{text}'" for text in texts)

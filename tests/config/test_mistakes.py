@@ -1,6 +1,6 @@
 """Mistakes that are this program's own to find: the code, the place and the cure of each.
 
-Those that Hydra and OmegaConf refuse too are in test_wrong_lists.py and test_wrong_overrides.py, those of YAML in
+Those that Hydra and OmegaConf refuse too are in test_refused_lines.py, those of YAML in
 test_yaml.py, and whole messages in test_golden_errors.py.
 """
 
@@ -15,7 +15,6 @@ import pytest
 from printed import message
 from wrong_configs import OWN, Wrong, body, check, left_out, line, own, part, shown, typed, value
 
-from trainer_cli import WandbLogger
 from trainer_cli.commands.command_line import main
 from trainer_cli.config.composing import compose
 from trainer_cli.errors import Code, ConfigError, ConfigErrors
@@ -274,7 +273,9 @@ def test_all_mistakes_in_arguments_are_reported_together_before_anything_is_writ
 def test_a_logger_without_its_package_is_refused_before_anything_is_written(
     verb: str, empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WandbLogger, "needs_package", "no_such")
+    monkeypatch.setattr(
+        pytest.importorskip("trainer_cli.addons.trackers.wandb").WandbLogger, "needs_package", "no_such"
+    )
     assert main([verb, "digits_mlp", "loggers=wandb"]) == 2
     text = message(capsys.readouterr().err)
     assert "loggers.wandb needs the package no_such, which is not installed" in text

@@ -1,4 +1,4 @@
-"""Durations and what repeats at them: absolute, exact, and the same whoever asks from where."""
+"""Durations and what repeats at them: absolute, exact, and the same whoever asks from where; progress."""
 
 from __future__ import annotations
 
@@ -306,3 +306,21 @@ def test_the_counts_at_the_start_are_those_that_were_counted_up_to_it() -> None:
 def test_epochs_without_batches_are_counted_by_their_steps() -> None:
     epochs = [StepCounts(steps_per_epoch=3).at(step) for step in range(1, 7)]
     assert [(now.last_epoch, now.epoch) for now in epochs] == [(0, 0), (0, 0), (0, 1), (1, 1), (1, 1), (1, 2)]
+
+
+# Progress: carried whole, or refused.
+
+
+def test_progress_comes_back_as_it_was_saved() -> None:
+    saved = Progress(step=7, epoch=2, batch=1, epoch_samples=4, samples=24, tokens=96, seconds=1.5, last_samples=20)
+    found = Progress()
+    found.load_state_dict(saved.state_dict())
+    assert found == saved
+
+
+@pytest.mark.parametrize("change", [{"era": 3}, {"step": None}])
+def test_a_count_that_is_missing_or_unknown_is_named(change: dict[str, int | None]) -> None:
+    state = {**Progress().state_dict(), **change}
+    state = {name: value for name, value in state.items() if value is not None}
+    with pytest.raises(ValueError, match=next(iter(change))):
+        Progress().load_state_dict(state)

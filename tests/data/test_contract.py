@@ -27,9 +27,6 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from trainer_cli.addons.text.mixture import Mixture
-from trainer_cli.addons.text.text import PackedRows, Sequences
-from trainer_cli.addons.text.tokens import TokenFiles
 from trainer_cli.data.datasets import Digits
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.stream import StreamLoader
@@ -182,12 +179,13 @@ def _both() -> UserLoader:
 
 def _mixture() -> Any:
     sources = {name: SimpleNamespace(train=Drawing(), val=None) for name in ("a", "b")}
-    return Mixture(sources, {"a": 1, "b": 2}, 46).train
+    return pytest.importorskip("trainer_cli.addons.text.mixture").Mixture(sources, {"a": 1, "b": 2}, 46).train
 
 
 def _rows() -> Any:
     tokens = torch.randint(11, (780,), generator=torch.Generator().manual_seed(0))
-    return PackedRows(Sequences(tokens, np.arange(1, 40)), 32)
+    text = pytest.importorskip("trainer_cli.addons.text.text")
+    return text.PackedRows(text.Sequences(tokens, np.arange(1, 40)), 32)
 
 
 @cache
@@ -198,7 +196,8 @@ def _token_folder() -> tempfile.TemporaryDirectory[str]:
 def _tokens() -> Any:
     file = Path(_token_folder().name) / "ids.bin"
     np.arange(LENGTH * 4 + 1, dtype=np.uint16).tofile(file)
-    return TokenFiles(str(file), vocab_size=LENGTH * 4 + 1, context=4, val_fraction=0).train
+    tokens = pytest.importorskip("trainer_cli.addons.text.tokens")
+    return tokens.TokenFiles(str(file), vocab_size=LENGTH * 4 + 1, context=4, val_fraction=0).train
 
 
 def _torchdata() -> UserLoader:

@@ -19,7 +19,6 @@ from torch.utils.data import (
     random_split,
 )
 
-from trainer_cli.addons.text.mixture import MixedDataset
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
 
@@ -137,6 +136,10 @@ class Attribute:
         return iter(self.inner)
 
 
+def _mixed(*arguments: Any) -> Any:
+    return pytest.importorskip("trainer_cli.addons.text.mixture").MixedDataset(*arguments)
+
+
 KINDS: dict[str, Any] = {
     "two, zipped": lambda: Own(_loader(Rows()), _loader(Rows())),
     "two in a mapping": lambda: Own({"a": _loader(Rows()), "b": _loader(Subset(Rows(), [0, 1, 2, 3]))}),
@@ -149,7 +152,7 @@ KINDS: dict[str, Any] = {
     "in a Subset": lambda: Subset(Rows(), [0, 1, 2, 3]),
     "in a random_split": lambda: random_split(Rows(), [4, 0])[0],
     "in a ConcatDataset": lambda: ConcatDataset([Rows(), Subset(Rows(), [0, 1])]),
-    "in a mixture": lambda: MixedDataset({"a": Rows(), "b": Rows()}, [1, 1]),
+    "in a mixture": lambda: _mixed({"a": Rows(), "b": Rows()}, [1, 1]),
     "iterable": Stream,
     "in a wrapper of a user": Chained,
     "in a DataLoader": lambda: _loader(Rows()),

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import json
+import math
 import os
 import random
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from torch import nn
 
+from trainer_cli import CheckpointerCallback, Trainer, TrainingLoop
 from trainer_cli.loggers import tensorboard, text_files
-from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.loggers.base import Logger, Record, RunFacts, Table
+from trainer_cli.loggers.marks import Mark
+from trainer_cli.loggers.media import MEDIA_FILE, MediaLogger
 from trainer_cli.loggers.record_keeper import RecordKeeper
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
-from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger, read_records
+from trainer_cli.loggers.text_files import CsvLogger, FileLogger, JsonlLogger, Line, read_records
 
 
 def _of_jsonl(folder: Path) -> list[int]:
@@ -304,3 +314,336 @@ def test_a_run_that_ends_on_a_full_disk_says_how_many_records_it_lacks(
             keeper.log(a_record(step))
         keeper.close()
     assert "x lacks 3 records" in caplog.text
+
+
+# A resume reads only what a log has gained since the checkpoint, and leaves the same file as one that reads it all.
+
+
+class CountingJsonl(JsonlLogger):
+    """Counts the lines that it reads."""
+
+    lines_read = 0
+
+    def read_line(self, line: bytes, start: int) -> Line | None:
+        self.lines_read += 1
+        return super().read_line(line, start)
+
+
+def a_full_record(step: int, clock: float = 0.0, **metrics: float) -> Record:
+    return Record(step, step / 10, 1e9 + step + clock, {"train/loss": step / 7, **metrics})
+
+
+def logged(run: Path, steps: range, logger: FileLogger | None = None) -> FileLogger:
+    """A started logger that has logged these steps."""
+    logger = JsonlLogger() if logger is None else logger
+    logger.start(RunFacts(run_dir=run))
+    for step in steps:
+        logger.log(a_full_record(step, **{"val/loss": 1 / step}))
+    return logger
+
+
+def resumed(run: Path, state: Mapping[str, Any], step: int) -> CountingJsonl:
+    logger = CountingJsonl()
+    logger.load_state_dict(json.loads(json.dumps(state)))
+    logger.rewind(run, step)
+    return logger
+
+
+@pytest.mark.parametrize("keep", [1000, 999], ids=["after the step", "at a pending evaluation"])
+def test_a_resume_reads_no_record_before_the_one_of_the_checkpoints_step(keep: int, tmp_path: Path) -> None:
+    logger = logged(tmp_path, range(1, 1001))
+    state = logger.state_dict()
+    logger.log(a_full_record(1001))
+    logger.close()
+    second = resumed(tmp_path, state, keep)
+    assert second.lines_read == 2
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, keep + 1))
+    second.start(RunFacts(run_dir=tmp_path))
+    assert second.metric_ranges(tmp_path / "metrics.jsonl") == JsonlLogger.read_ranges(tmp_path / "metrics.jsonl")
+
+
+def test_a_mark_lies_before_all_records_of_its_newest_step(tmp_path: Path) -> None:
+    logger = logged(tmp_path, range(1, 101))
+    logger.log(Record(100, 1.0, 2e9, {"test/loss": 0.5}))
+    second = resumed(tmp_path, logger.state_dict(), 99)
+    logger.close()
+    assert second.lines_read == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([2.0, 1.0, 3.0], (1.0, 2, 3.0, 3, 3.0)),
+        ([1.0, 1.0, 1.0], (1.0, 3, 1.0, 3, 1.0)),
+        ([2.0, -math.inf, math.inf, math.nan], (2.0, 1, 2.0, 1, math.nan)),
+        ([math.nan, 2.0], (2.0, 2, 2.0, 2, 2.0)),
+        ([math.inf], (None, 0, None, 0, math.inf)),
+    ],
+)
+def test_the_newest_of_equal_values_is_best_and_none_that_is_not_finite(
+    values: list[float], expected: tuple[float | None, int, float | None, int, float]
+) -> None:
+    mark = Mark()
+    for step, value in enumerate(values, 1):
+        mark = mark.after(1, step, {"val/loss": value})
+    assert repr(tuple(mark.ranges["val/loss"])) == repr(expected)
+
+
+def test_a_record_that_the_checkpoints_step_got_after_its_save_stays(tmp_path: Path) -> None:
+    logger = logged(tmp_path, range(1, 11))
+    state = logger.state_dict()
+    logger.log(Record(10, 1.0, 2e9, {"test/loss": 0.5}))
+    logger.log(a_full_record(11))
+    logger.close()
+    second = resumed(tmp_path, state, 10)
+    assert (tmp_path / "metrics.jsonl").read_bytes().count(b"test/loss") == 1
+    second.start(RunFacts(run_dir=tmp_path))
+    assert "test/loss" in (second.metric_ranges(tmp_path / "metrics.jsonl") or {})
+
+
+def _edited(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"step": 97,', b'"step": 98,'))
+
+
+def _shortened(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:50]))
+
+
+def _without_a_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:90] + lines[91:]))
+
+
+def _of_another_clock(path: Path) -> None:
+    path.unlink()
+    logger = JsonlLogger()
+    logger.start(RunFacts(run_dir=path.parent))
+    for step in range(1, 111):
+        logger.log(a_full_record(step, clock=0.5, **{"val/loss": 1 / step}))
+    logger.close()
+
+
+@pytest.mark.parametrize("change", [_edited, _shortened, _without_a_line, _of_another_clock])
+def test_a_file_that_is_not_what_was_marked_is_read_whole(change: Callable[[Path], None], tmp_path: Path) -> None:
+    logger = logged(tmp_path, range(1, 101))
+    state = logger.state_dict()
+    for step in range(101, 111):
+        logger.log(a_full_record(step))
+    logger.close()
+    path = tmp_path / "metrics.jsonl"
+    change(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    second = resumed(tmp_path, state, 100)
+    assert second.lines_read == len(lines)
+    assert path.read_bytes() == b"".join(line for line in lines if json.loads(line)["step"] <= 100)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"size_bytes": 3}, {"size_bytes": "x", "step": 1, "ranges": {}, "digest": ""},
+     {"size_bytes": 3, "step": 1, "ranges": {"val/loss": [1.0]}, "digest": ""},
+     {"size_bytes": 3, "step": 1, "ranges": [], "digest": ""}],
+)  # fmt: skip
+def test_a_state_of_another_version_is_no_mark(state: dict[str, Any]) -> None:
+    assert Mark.parse(state) is None
+
+
+def test_a_log_of_another_program_has_no_mark_and_one_that_grows_beside_us_has_none_either(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n')
+    logger = logged(tmp_path, range(2, 4))
+    assert logger.state_dict() == {}
+    logger.close()
+    logger.rewind(tmp_path, 3)
+    logger.start(RunFacts(run_dir=tmp_path))
+    assert logger.state_dict() != {}
+    assert logger.metric_ranges(tmp_path / "metrics.jsonl") is not None
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b"x")
+    assert logger.state_dict() == {}
+    assert logger.metric_ranges(tmp_path / "metrics.jsonl") is None
+
+
+@pytest.mark.parametrize("make", [JsonlLogger, CsvLogger])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_rewind_by_a_mark_leaves_the_bytes_that_one_without_it_leaves(
+    make: type[FileLogger], seed: int, tmp_path: Path
+) -> None:
+    choose = random.Random(seed)
+    path = tmp_path / "run" / make().path
+    logger, step, states = make(), 0, {0: {}}
+    logger.rewind(path.parent, -1)
+    logger.start(RunFacts(run_dir=path.parent))
+    for _ in range(60):
+        event = choose.random()
+        if event < 0.6:
+            step += choose.randrange(3)
+            value = choose.choice([1.0, 2.0, 3.0, math.nan, math.inf])
+            logger.log(a_full_record(step, clock=choose.random(), **{choose.choice(["val/loss", "test/f1"]): value}))
+        elif event < 0.7:
+            # An evaluation outside of a fit, of an earlier or a later checkpoint.
+            logger.log(Record(choose.randrange(step + 5), 0.0, choose.random(), {"val/loss": choose.random()}))
+        elif event < 0.85:
+            states[step] = json.loads(json.dumps(logger.state_dict()))
+        else:
+            logger.close()
+            content = path.read_bytes()
+            # A kill in the middle of a write, behind what the checkpoint has flushed.
+            step = choose.choice(list(states))
+            marked = states[step].get("size_bytes", len(content))
+            content = content[: max(marked, len(content) - choose.randrange(40))]
+            path.write_bytes(content)
+            (tmp_path / "whole").mkdir(exist_ok=True)
+            (tmp_path / "whole" / path.name).write_bytes(content)
+            keep = step - choose.randrange(2)
+            make().rewind(tmp_path / "whole", keep)
+            logger = make()
+            logger.load_state_dict(states[step])
+            logger.rewind(path.parent, keep)
+            assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
+            states = {saved: state for saved, state in states.items() if saved <= step}
+            logger.start(RunFacts(run_dir=path.parent))
+        if isinstance(logger, JsonlLogger):
+            assert repr(logger.metric_ranges(path)) == repr(JsonlLogger.read_ranges(path))
+    logger.close()
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.linear(batch).mean()
+
+
+def a_fit(folder: Path, steps: int, logger: JsonlLogger) -> None:
+    model = Loss()
+    data = [torch.ones(2)] * 8
+    Trainer(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loop=TrainingLoop(max_duration=steps, log_interval=1, eval_interval=4),
+        checkpoint=CheckpointerCallback(folder / "checkpoints", save_interval=10),
+        loggers={"jsonl": logger},
+        run_dir=folder,
+    ).fit(data, data)
+
+
+def test_a_fit_that_resumes_reads_one_record_of_its_log_and_knows_the_metrics_of_all(tmp_path: Path) -> None:
+    a_fit(tmp_path, 20, JsonlLogger())
+    logger = CountingJsonl()
+    a_fit(tmp_path, 30, logger)
+    path = tmp_path / "metrics.jsonl"
+    assert logger.lines_read == 1
+    assert [json.loads(line)["step"] for line in path.read_bytes().splitlines()] == list(range(1, 31))
+    assert logger.metric_ranges(path) == JsonlLogger.read_ranges(path)
+    assert set(JsonlLogger.read_ranges(path)) == {"val/loss"}
+
+
+# What is kept of texts, images, histograms and tables: exactly once, bounded, and readable by others.
+
+
+GREY = np.arange(12, dtype=np.uint8).reshape(3, 4, 1)
+TABLE = Table(("class", "a", "b"), (("a", 3, 1), ("b", 0, 5)), is_matrix=True)
+
+
+def record(step: int, **media: Any) -> Record:
+    return Record(step, step / 10, 1e9 + step, {"train/loss": 0.5}, **(media or {"texts": {"t": f"text {step}"}}))
+
+
+def started(folder: Path, keep: int = -1, **settings: Any) -> MediaLogger:
+    """A logger of an attempt that keeps the records up to a step."""
+    logger = MediaLogger(**settings)
+    logger.rewind(folder, keep)
+    logger.start(RunFacts(run_dir=folder))
+    return logger
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / MEDIA_FILE).read_text().splitlines()]
+
+
+def test_every_kind_is_in_the_line_of_its_step_and_images_are_files_beside_it(tmp_path: Path) -> None:
+    logger = started(tmp_path)
+    histograms = {"h": np.array([0.0, 0.5, 1.0, 1.0]), "empty": np.zeros(0)}
+    logger.log(record(7, texts={"t": "<b>"}, images={"i/1": GREY}, histograms=histograms, tables={"m": TABLE}))
+    logger.log(Record(8, 0.8, 1e9, {"train/loss": 0.5}))
+    logger.close()
+    (line,) = lines(tmp_path)
+    assert line["step"] == 7
+    assert line["texts"] == {"t": "<b>"}
+    assert line["tables"] == {"m": {"columns": ["class", "a", "b"], "rows": [["a", 3, 1], ["b", 0, 5]], "matrix": True}}
+    assert list(line["histograms"]) == ["h"]
+    assert sum(line["histograms"]["h"]["counts"]) == 4
+    assert line["histograms"]["h"]["edges"][::64] == [0, 1]
+    assert "train/loss" not in line
+    assert np.array_equal(np.asarray(Image.open(tmp_path / line["images"]["i/1"])), GREY[..., 0])
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
+def test_images_of_all_channels_are_read_back_bit_for_bit(channels: int, mode: str, tmp_path: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (5, 9, channels)).astype(np.uint8)
+    logger = started(tmp_path)
+    logger.log(record(1, images={"i": image}))
+    content = (tmp_path / lines(tmp_path)[0]["images"]["i"]).read_bytes()
+    logger.close()
+    read = Image.open(io.BytesIO(content))
+    assert read.mode == mode
+    assert np.array_equal(np.asarray(read).reshape(image.shape), image)
+
+
+def test_nothing_is_created_before_the_first_medium(tmp_path: Path) -> None:
+    logger = started(tmp_path)
+    logger.log(Record(1, 0.1, 1e9, {"train/loss": 0.5}))
+    logger.flush(durable=True)
+    logger.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resume_drops_what_is_later_than_its_checkpoint_and_writes_it_once(tmp_path: Path) -> None:
+    logger = started(tmp_path)
+    for step in (1, 2, 3):
+        logger.log(record(step, texts={"t": str(step)}, images={"i": GREY + step}))
+        logger.flush(durable=True)
+        if step == 2:
+            state = logger.state_dict()
+    logger.close()
+    # What a crash tears off, and an image whose line was not written.
+    with open(tmp_path / MEDIA_FILE, "a") as file:
+        file.write('{"step": 4, "te')
+    (tmp_path / "media" / "step4-0123456789abcdef.png").write_bytes(b"torn")
+    (tmp_path / "media" / "mine.png").write_bytes(b"of the user")
+    resumed = MediaLogger()
+    resumed.load_state_dict(state)
+    resumed.rewind(tmp_path, 2)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    assert len(list((tmp_path / "media").glob("step*"))) == 2
+    assert (tmp_path / "media" / "mine.png").exists()
+    resumed.start(RunFacts(run_dir=tmp_path))
+    resumed.log(record(3, texts={"t": "3"}, images={"i": GREY + 3}))
+    resumed.close()
+    assert [line["texts"]["t"] for line in lines(tmp_path)] == ["1", "2", "3"]
+    for line in lines(tmp_path):
+        assert np.array_equal(np.asarray(Image.open(tmp_path / line["images"]["i"])), GREY[..., 0] + line["step"])
+
+
+def test_media_are_bounded_with_one_warning_also_over_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for attempt in (0, 1):
+        logger = started(tmp_path, keep=attempt * 9, most_bytes=2000)
+        for step in range(10 * attempt, 10 * attempt + 10):
+            logger.log(record(step, texts={"t": "x" * 200}))
+        logger.close()
+    size = (tmp_path / MEDIA_FILE).stat().st_size
+    assert 1500 < size <= 2000
+    assert caplog.text.count("are left out of them") == 2, "once in each attempt"
+
+
+def test_an_image_that_cannot_be_written_leaves_no_line(tmp_path: Path) -> None:
+    (tmp_path / "media").write_text("a file where the folder should be")
+    logger = started(tmp_path)
+    with pytest.raises(OSError, match="media"):
+        logger.log(record(1, images={"i": GREY}))
+    assert (tmp_path / MEDIA_FILE).read_bytes() == b""
+    logger.close()

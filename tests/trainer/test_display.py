@@ -1,4 +1,4 @@
-"""What a notebook shows, and where a trainer shows metrics by itself."""
+"""What a notebook shows, where a trainer shows metrics by itself, and the loss for displays."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 
 from trainer_cli.loggers.base import Now, Record, RunFacts
 from trainer_cli.loggers.console import ConsoleLogger
 from trainer_cli.loggers.notebook import NotebookLogger, in_notebook
 from trainer_cli.messages import Logging
+from trainer_cli.outputs.metrics import WeightedMeans
 from trainer_cli.trainer.evaluate import Evaluation, Evaluations, LoaderMetrics
 from trainer_cli.trainer.training_loop import FitResult
 
@@ -119,3 +121,40 @@ def test_what_trainers_return_shows_itself() -> None:
     assert isinstance(trainer.fit(tiny.loader(), tiny.loader()), FitResult)
     assert isinstance(trainer.validate(tiny.loader()), LoaderMetrics)
     assert isinstance(trainer.validate_all(tiny.loader(), [None]), Evaluations)
+
+
+# The loss for displays: the mean since the last log, answered by the thread of the training at the next batch.
+
+
+def test_a_request_is_answered_at_the_next_batch_with_the_mean_since_the_last_log() -> None:
+    means = WeightedMeans(torch.device("cpu"))
+    means.add(torch.tensor(8.0), {}, 1)
+    means.reset()
+    assert means.live_loss.request() is None, "nothing was requested before"
+    means.add(torch.tensor(1.0), {}, 3)
+    means.add(torch.tensor(5.0), {}, 1)
+    assert means.live_loss.request() == 1.0, "as it was at the request"
+    means.add(torch.tensor(2.0), {}, torch.tensor(4.0))
+    assert means.live_loss.request() == (3 + 5 + 8) / 8
+    assert means.means() == {"loss": 2.0}
+
+
+def test_batches_without_weight_leave_the_loss_as_it_was() -> None:
+    means = WeightedMeans(torch.device("cpu"))
+    means.live_loss.request()
+    means.add(torch.tensor(3.0), {}, 2)
+    means.reset()
+    means.live_loss.request()
+    means.add(torch.tensor(7.0), {}, 0)
+    assert means.live_loss.request() == 3.0
+
+
+def test_no_batch_is_read_without_a_request() -> None:
+    means = WeightedMeans(torch.device("cpu"))
+    means.add(torch.tensor(3.0), {}, 1)
+    assert means.live_loss.request() is None
+    reader = threading.Thread(target=means.live_loss.request)
+    reader.start()
+    reader.join()
+    means.add(torch.tensor(5.0), {}, 1)
+    assert means.live_loss.request() == 4.0

@@ -13,7 +13,6 @@ from tiny import ListLogger, Points, StopInEvaluation, assert_resumes_exactly, e
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from trainer_cli.addons.inspect.metrics import Metrics
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
 from trainer_cli.callbacks.validation_callback import ValidationCallback
@@ -313,10 +312,16 @@ class Boxes:
         return sum(self.seen) / len(self.seen)
 
 
+def _boxes() -> Any:
+    """A metric of the predictions, by a callback of an add-on."""
+    metrics = pytest.importorskip("trainer_cli.addons.inspect.metrics")
+    return metrics.Metrics({"box": Boxes()}, predictions=None, targets=1)
+
+
 def _detect(folder: Path, *callbacks: Any, **more: Any) -> Any:
     made = trainer(
         Detector,
-        callbacks=[Metrics({"box": Boxes()}, predictions=None, targets=1), *callbacks],
+        callbacks=[_boxes(), *callbacks],
         checkpoint=CheckpointerCallback(folder, keep_best=KeepBestConfig(metric="val/box", mode="max")),
         settings={"eval_interval": 2, "log_interval": 2},
         **more,
@@ -361,7 +366,7 @@ def test_an_evaluation_needs_a_loss_or_a_metric(returns: Any, metrics: Any) -> N
 
 
 def test_a_metric_that_such_an_evaluation_lacks_is_refused_before_step_1() -> None:
-    made = trainer(Detector, callbacks=[Metrics({"box": Boxes()}, None, 1), EarlyStopping(patience=1)])
+    made = trainer(Detector, callbacks=[_boxes(), EarlyStopping(patience=1)])
     with pytest.raises(UserError, match="'val/loss', which no validation loader or callback reports"):
         made.fit(loader(), loader(5, 2, shuffle=False))
 

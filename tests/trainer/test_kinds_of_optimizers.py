@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 
 from trainer_cli import WarmupCosine, optimizer_factory
-from trainer_cli.addons.auto.find import find_learning_rate
-from trainer_cli.addons.inspect.tensors import Norms
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import UserError
@@ -369,7 +367,7 @@ def test_a_checkpoint_loaded_by_hand_is_evaluated_by_its_evaluated_weights(tmp_p
 def test_a_search_for_a_rate_leaves_an_optimizer_of_two_modes_as_it_was(averaging: Any) -> None:
     made = trainer(optimizer=averaging)
     before = copy.deepcopy(everything(made)["model"])
-    find_learning_rate(made, loader(), steps=4)
+    pytest.importorskip("trainer_cli.addons.auto.find").find_learning_rate(made, loader(), steps=4)
     assert same(before, everything(made)["model"]) == []
     assert not made.optimizer.is_training
 
@@ -408,7 +406,7 @@ class Sparse(Line):
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "norms": {"callbacks": [Norms(weights=True)]},
+    "norms": {},
     "skip": {"callbacks": [CheckFinite("skip")]},
     "go back": {"callbacks": [CheckFinite("roll_back")]},
     "fp16": {"precision": Precision("fp16", loss_scale=8.0)},
@@ -439,6 +437,8 @@ def test_complex_and_sparse_gradients_are_checked_clipped_and_logged(kind: Any, 
         ),
     )
     logger, more = ListLogger(), dict(SETTINGS[setting])
+    if setting == "norms":
+        more["callbacks"] = [pytest.importorskip("trainer_cli.addons.inspect.tensors").Norms(weights=True)]
     made = trainer(
         kind,
         callbacks=[*more.pop("callbacks", []), gradients],

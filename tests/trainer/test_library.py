@@ -199,7 +199,15 @@ def test_metrics_without_a_logger_are_a_warning_once_and_none_in_an_evaluation_t
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("high", "'high'"), (None, "None"), (torch.ones(3), r"a tensor of shape \(3,\)")],
+    [
+        ("high", "'high'"),
+        (None, "None"),
+        ([1.0], r"\[1.0\]"),
+        (10**400, "10*"),
+        (-(10**400), "-10*"),
+        (torch.ones(3), r"a tensor of shape \(3,\)"),
+    ],
+    ids=["text", "none", "list", "large", "small", "tensor"],
 )
 def test_a_metric_that_is_no_number_is_refused_by_its_name(value: Any, message: str) -> None:
     logs = on(on_train_batch_end=lambda trainer, *_: trainer.log_metrics({"mine": value}))

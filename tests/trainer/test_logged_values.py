@@ -349,14 +349,6 @@ def test_a_cell_that_is_no_text_and_no_number_is_refused(cell: Any) -> None:
     assert table_medium("x", ["a"], [[torch.tensor(1.5)], [np.int64(2)]]).value.rows == ((1.5,), (2,))
 
 
-@pytest.mark.parametrize(
-    "value", [10**400, -(10**400), "many", [1.0], torch.ones(2)], ids=["large", "small", "text", "list", "tensor"]
-)
-def test_a_metric_that_is_no_number_is_refused_with_its_name(value: Any) -> None:
-    with pytest.raises(UserError, match=r"the metric 'x' is .*, and no number"):
-        metric_logger.metrics_in({"x": value})
-
-
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3, 4), (8, 8, 3), (1, 1, 3, 3), (0, 5), (3, 0, 4)])
 def test_what_is_no_image_is_refused_with_its_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(

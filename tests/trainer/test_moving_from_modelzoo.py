@@ -18,7 +18,6 @@ from trainer_cli import (
     UserError,
     ValidationLoop,
 )
-from trainer_cli.addons.sparsity.sparse_training import Static
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.errors import NoCheckpointError
 
@@ -54,10 +53,6 @@ def test_a_validation_loop_is_the_loop_of_a_trainer_that_only_validates() -> Non
     assert only.evaluating is loop
     with pytest.raises(UserError, match="loop is a ValidationLoop, so this trainer can only validate"):
         Trainer(model=Line, optimizer=make_sgd, loop=loop, device="cpu").fit(loader())
-
-
-def test_sparsity_may_be_a_function() -> None:
-    assert type(made(sparsity=lambda: Static(0.5)).callbacks["sparsity"]) is Static
 
 
 def test_an_evaluation_takes_what_was_trained_or_loaded_then_the_newest_checkpoint_or_what_was_asked_for(

@@ -18,7 +18,6 @@ import torch
 from tiny import Line, ListLogger, Noisy, StopAt, StopInEvaluation, everything, loader, on, same, trainer
 from torch import Tensor
 
-from trainer_cli.addons.sparsity.sparse_training import Static
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
@@ -413,18 +412,6 @@ def test_a_callback_that_cannot_begin_anew_is_refused() -> None:
     # It was set up for the later one already.
     with pytest.raises(UserError, match=r"made later"):
         fitted(first)
-
-
-def test_the_mask_of_another_model_is_refused() -> None:
-    mask = Static(0.5)
-
-    def sparse(width: int) -> Trainer:
-        model = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 1))
-        return Trainer(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), sparsity=mask, device="cpu")
-
-    sparse(8)
-    with pytest.raises(UserError, match=r"this Static was given to an earlier trainer"):
-        sparse(16)
 
 
 @pytest.mark.parametrize("in_fit", [False, True])

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tiny import Line, ListLogger, Points, loader, trainer
 
 from trainer_cli import CheckpointerCallback
-from trainer_cli.addons.inspect.profiling import DurationProfiler
 from trainer_cli.data.loader import Loader
 from trainer_cli.policy import Occasion
 from trainer_cli.trainer.hooks import Callback
@@ -96,9 +96,10 @@ def test_steps_that_a_training_goes_back_from_are_not_kept(tmp_path: Path) -> No
 
 
 def test_the_duration_profiler_logs_the_seconds_of_saves_and_loads(tmp_path: Path) -> None:
+    profiler = pytest.importorskip("trainer_cli.addons.inspect.profiling").DurationProfiler()
     saving(tmp_path, 2).fit(loader(8, 1))
     logger = ListLogger()
-    saving(tmp_path, 7, log_interval=1, callbacks=[DurationProfiler()], loggers=[logger]).fit(loader(8, 1))
+    saving(tmp_path, 7, log_interval=1, callbacks=[profiler], loggers=[logger]).fit(loader(8, 1))
     seconds = {record.step: record.metrics for record in logger.records}
     # In each record, so that a resumed run has the same names.
     assert logger.steps("train/time/loading") == logger.steps("train/time/saving") == list(seconds) == [3, 4, 5, 6, 7]

@@ -172,12 +172,6 @@ def test_max_time_stops_this_process_to_be_resumed() -> None:
     assert (result.finished, result.reason) == (False, "max_time of 0.02s used up")
 
 
-def test_a_hard_stop_ends_the_run_but_not_what_schedules_see() -> None:
-    trained = trainer(settings={"max_duration": "10ep", "hard_stop": "4st"})
-    assert trained.fit(loader()).reason == "hard_stop at 4 steps"
-    assert trained.loop.total_steps == 30
-
-
 @pytest.mark.parametrize(
     ("interval", "expected"),
     [(2, [2, 4, 6]), ("1ep", [3, 6]), ("0.5ep", [2, 3, 5, 6]), ("8sp", [2, 5, 6]), ("36tok", [4, 6]), (4, [4, 6])],

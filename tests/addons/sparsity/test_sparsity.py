@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ListLogger, StopAt, everything, loader, same, trainer
+from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
 from torch import Tensor, nn
 
+from trainer_cli import Trainer
+from trainer_cli.addons.sparsity.selective_grad import SelectiveGrad
 from trainer_cli.addons.sparsity.sparse_training import GMP, SET, RigL, Static
 from trainer_cli.addons.sparsity.sparsity import Sparsity, cosine, cubic, erdos_renyi_kernel, replaced
 from trainer_cli.callbacks.check_finite import CheckFinite
@@ -301,3 +303,35 @@ def test_what_a_step_holds_is_not_sparse() -> None:
     _fit(Static(0.5), watch, step=step)
     assert "train_step.criterion.weight" in watch.weights[-1]
     assert watch.masks[-1].keys() == SIZES.keys()
+
+
+@pytest.mark.parametrize("init", ["random", "magnitude"])
+def test_only_the_chosen_elements_move(init: str) -> None:
+    before = trainer(Noisy).model.state_dict()
+    made = trainer(Noisy, callbacks=[SelectiveGrad(0.25, ["body.0.*"], init=init)], settings={"max_duration": 8})
+    made.fit(loader())
+    after = made.model.state_dict()
+    moved = (before["body.0.weight"] != after["body.0.weight"]).sum()
+    assert 0 < int(moved) <= 4
+    assert 0 < int((before["body.0.bias"] != after["body.0.bias"]).sum()) <= 2
+    assert (before["body.4.weight"] != after["body.4.weight"]).all(), "others are trained as usual"
+    if init == "magnitude":
+        largest = before["body.0.weight"].abs().flatten().topk(4).indices
+        still = torch.ones(16, dtype=torch.bool).index_fill(0, largest, False)
+        assert torch.equal(before["body.0.weight"].flatten()[still], after["body.0.weight"].flatten()[still])
+
+
+def test_sparsity_may_be_a_function() -> None:
+    assert type(trainer(Wide, sparsity=lambda: Static(0.5)).callbacks["sparsity"]) is Static
+
+
+def test_the_mask_of_another_model_is_refused() -> None:
+    mask = Static(0.5)
+
+    def sparse(width: int) -> Trainer:
+        model = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 1))
+        return Trainer(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), sparsity=mask, device="cpu")
+
+    sparse(8)
+    with pytest.raises(UserError, match=r"this Static was given to an earlier trainer"):
+        sparse(16)
