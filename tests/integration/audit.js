@@ -1,4 +1,5 @@
-// The smallest contrast of texts and of what is drawn, as WCAG 2.2 computes it, each with where it is.
+// The smallest contrast of texts and of what is drawn, as WCAG 2.2 computes it, each with where it is; what has no name for
+// who does not see it, what scrolls and keys do not reach, or has an order of its own, and texts of charts that are cut off.
 (() => {
   const paint = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const parse = (text) => {
@@ -38,5 +39,25 @@
     const tint = tints.find((text) => text !== "none");
     note("drawn", node, ratio(tint, node.closest(".plot, .medium, td")), tint);
   }
-  return least;
+  const isShown = (node) => node.getClientRects().length > 0;
+  const all = (selector, test) => [...document.querySelectorAll(selector)].filter(test)
+    .map((node) => `${node.tagName} ${node.getAttribute("class")} ${node.textContent.slice(0, 40)}`);
+  const isUnnamed = (node) => isShown(node) && node.getAttribute("aria-hidden") !== "true"
+    && !(node.labels && node.labels.length)
+    && ![node.getAttribute("aria-label"), node.alt, node.title, node.textContent.trim()].some(Boolean);
+  const isMisplaced = (node) => {
+    const { overflowX, overflowY } = getComputedStyle(node);
+    const scrolls = (overflowX === "auto" && node.scrollWidth > node.clientWidth + 1)
+      || (overflowY === "auto" && node.scrollHeight > node.clientHeight + 1);
+    return node.tabIndex > 0 || (scrolls && node.tabIndex < 0);
+  };
+  const isCut = (node) => {
+    const [box, around] = [node, node.ownerSVGElement].map((other) => other.getBoundingClientRect());
+    const isBeside = box.left < around.left - 1 || box.right > around.right + 1;
+    return box.width && (isBeside || box.top < around.top - 1 || box.bottom > around.bottom + 1);
+  };
+  return {
+    ...least, unnamed: all("[tabindex='0'], input, select, button, a, svg, img", isUnnamed),
+    misplaced: all("body *", isMisplaced), cut: all("svg text", isCut),
+  };
 })()

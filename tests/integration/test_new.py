@@ -114,7 +114,6 @@ def test_its_other_model_is_chosen_by_name(project: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_its_own_tests_pass(project: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],

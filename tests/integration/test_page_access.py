@@ -38,6 +38,12 @@ FOCUS = """(() => {
   };
 })()"""
 
+CONTRASTS = """Array.from({ length: 100 }, (_, index) => {
+  const light = (text) => luminance(text.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)) + 0.05;
+  const lights = [colour(index), getComputedStyle(document.body).backgroundColor].map(light).sort((a, b) => a - b);
+  return lights[1] / lights[0];
+})"""
+
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
@@ -49,7 +55,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of runs, each of another kind."""
     root = tmp_path_factory.mktemp("kinds")
-    one = make_run(root / "one/run", steps=60, **{"train/odd": lambda n: math.nan if n == 7 else n})
+    few = {"train/none": lambda n: math.nan, "train/constant": lambda n: 3.5, "train/small": lambda n: -n * 1e-8}
+    one = make_run(root / "one/run", steps=60, **{"train/odd": lambda n: math.nan if n == 7 else n}, **few)
     add_media(one)
     machine = [{"step": n, "epoch": 0, "time": BEGAN + n, "cpu_percent": n, "gpu0_memory_bytes": 1e9} for n in range(9)]
     one.system_file.write_text("".join(f"{json.dumps(line)}\n" for line in machine))
@@ -59,8 +66,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for at in range(3):
         named = make_run(root / "long" / f"{LONG}{at}", lr=at + 1, steps=20, **{f"val/{LONG}{at}": float})
         named.config_file.write_text(f"name: {LONG}\nnotes: {'many words ' * 40}\n{LONG}: /{'deep/' * 30}{at}\n")
-    for at in range(100):
-        make_run(root / "hundred" / f"run{at}", lr=at + 1, steps=20)
+    # The table then has a field to find runs, and a tip shows only the first twelve.
+    for at in range(14):
+        make_run(root / "many" / f"run{at}", lr=at + 1, steps=20)
+    make_run(root / "first/run", steps=1, every=1)
     (root / "empty").mkdir()
     began = make_run(root / "began/run", steps=20, status=None)
     began.metrics_file.unlink()
@@ -92,7 +101,7 @@ def add_media(run: RunDir) -> None:
     (run.path / "media.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-KINDS = ("one", "sweep", "long", "hundred", "empty", "began", "damaged")
+KINDS = ("one", "sweep", "long", "many", "first", "empty", "began", "damaged")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,21 +115,42 @@ def test_pages_are_legible_in_both_themes_and_fit_narrow_windows_without_complai
             addresses.append((tmp_path / "report.html").as_uri())
         chromium.complaints.clear()
         for address in addresses:
-            for width, dark in ((1400, False), (900, True), (400, False), (400, True)):
-                # High enough that all charts are in view, and so drawn.
-                chromium.open(address, width=width, height=30_000, dark=dark)
-                chromium.wait_for("byId('made').textContent && [...charts.values()].every((chart) => chart.drawn)")
-                chromium.wait_for("[...charts.values()].every((chart) => chart.plot.childElementCount)")
+            for width, dark in ((1400, False), (400, True)):
+                chromium.open(address, width=width, dark=dark)
+                chromium.wait_for("byId('made').textContent")
                 chromium.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+                # High enough that all charts are in view, and so drawn.
+                chromium.resize(width, 1000 + chromium.run("document.documentElement.scrollHeight"))
+                chromium.wait_for("[...charts.values()].every((chart) => chart.drawn)")
+                chromium.wait_for("[...charts.values()].every((chart) => chart.plot.childElementCount)")
                 if (kind, address) == ("one", server.url):
                     assert chromium.run(f"document.body.textContent.includes('INFO saved {LONG}')"), "the log"
                 found = chromium.run(AUDIT)
                 where = (address, width, dark, found)
+                assert chromium.run("matchMedia('(prefers-color-scheme: dark)').matches") is dark
                 assert found["text"][0] >= 4.5, where
+                assert "drawn" in found or kind in ("empty", "damaged"), where
                 assert "drawn" not in found or found["drawn"][0] >= 3, where
+                assert (found["unnamed"], found["misplaced"]) == ([], []), where
+                # A name of 170 letters is longer than an axis.
+                assert kind == "long" or found["cut"] == [], where
                 assert chromium.run("document.documentElement.scrollWidth - innerWidth") <= 0, where
                 assert chromium.run("byId('problem').textContent") == "", where
+        if kind == "empty":
+            assert chromium.run("byId('made').textContent") == (
+                "No runs are here yet. Each appears by itself once it has begun."
+            )
+        if kind == "sweep":
+            legend = "document.querySelector('.legend').children.length"
+            assert chromium.run(legend) == 6, "a legend of four runs and two metrics"
         assert chromium.complaints == []
+
+
+def test_the_colours_of_a_hundred_curves_can_be_seen_in_both_themes(folder: Path, chromium: Page) -> None:
+    with served(folder / "many") as server:
+        for dark in (False, True):
+            chromium.open(server.url, dark=dark)
+            assert min(chromium.run(CONTRASTS)) >= 3
 
 
 @pytest.mark.parametrize("kind", ["one", "sweep"])

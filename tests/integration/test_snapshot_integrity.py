@@ -220,7 +220,7 @@ def wait_for_checkpoint(started: Running, run: Path, before: int) -> bool:
     return True
 
 
-@pytest.mark.timeout(600 + 60 * KILLS + STEPS)
+@pytest.mark.timeout(1800 + 60 * KILLS + STEPS)
 @pytest.mark.parametrize(
     ("rows", "steps", "kills", "rows_only"),
     [(500, STEPS, KILLS, False), (120_000, 6, 0, False), (120_000, 7, 0, True)],
