@@ -29,6 +29,8 @@ MAIN = f"{PACKAGE}/commands/command_line.py"
 """Imports verbs when they are called, as the `addon.py` of each add-on names them."""
 CONFIGS = f"{PACKAGE}/config/search_path.py"
 """Finds configs by their names."""
+TESTS, CAMPAIGN = "tests/", "scripts/campaign/"
+"""The tests, and the package `campaign`, some trials of which are tests."""
 ALL = ["tests"]
 
 
@@ -37,11 +39,13 @@ class Graph:
 
     def __init__(self, root: Path) -> None:
         python = {
-            str(path.relative_to(root)): path for folder in (PACKAGE, "tests") for path in (root / folder).rglob("*.py")
+            str(path.relative_to(root)): path
+            for folder in (PACKAGE, TESTS, CAMPAIGN)
+            for path in (root / folder).rglob("*.py")
         }
         self._nodes = {file: list(ast.walk(ast.parse(path.read_bytes(), file))) for file, path in python.items()}
         self._strings = {file: _strings(nodes) for file, nodes in self._nodes.items()}
-        self._helpers = {_stem(file): file for file in python if file.startswith("tests/") and not _is_test(file)}
+        self._helpers = {_stem(file): file for file in python if file.startswith(TESTS) and not _is_test(file)}
         self._public = {name: module for module, name in _imported(self._nodes[TOP])}
         self._verbs = {
             verb: module
@@ -76,7 +80,7 @@ class Graph:
     def closure(self, test: str) -> set[str]:
         """All that a test reaches."""
         reached = self._follow({test})
-        words = {word for file in reached if file.startswith("tests/") for word in self._strings[file]}
+        words = {word for file in reached if file.startswith((TESTS, CAMPAIGN)) for word in self._strings[file]}
         if MAIN in reached:
             verbs = {part for word in words for part in word.split()} & self._verbs.keys()
             reached |= self._follow({self._verbs[verb] for verb in verbs})
@@ -99,10 +103,13 @@ class Graph:
     def _naming(self, file: str) -> set[str]:
         """The files with a string that names this one, or one of its folders without modules, in a path."""
         *folders, name = PurePosixPath(file).parts
-        if (not folders and not name.endswith(".md")) or (name.endswith(".py") and folders[0] in (PACKAGE, "tests")):
+        if (not folders and not name.endswith(".md")) or (
+            name.endswith(".py") and file.startswith((f"{PACKAGE}/", TESTS, CAMPAIGN))
+        ):
             return set()
         parts = {name} if "." in name else set()
-        parts |= set(folders) - {folder for module in self._nodes for folder in PurePosixPath(module).parts[:-1]}
+        modules = [PurePosixPath(module) for module in self._nodes if not module.startswith(CAMPAIGN)]
+        parts |= set(folders) - {folder for module in modules for folder in module.parts[:-1]}
         return {
             other
             for other, strings in self._strings.items()
@@ -112,7 +119,7 @@ class Graph:
     def _reached(self, file: str) -> Iterator[str]:
         for module, name in _imported(self._nodes[file]):
             yield from self._files_of(f"{module}.{name}")
-        strings, tested = self._strings[file], file.startswith("tests/")
+        strings, tested = self._strings[file], file.startswith((TESTS, CAMPAIGN))
         for text in () if _names_verbs(file) else strings:
             yield from self._modules_in(text)
             if tested and text.endswith(".py") and _stem(text) in self._helpers:
@@ -129,14 +136,15 @@ class Graph:
         first, _, rest = name.partition(".")
         if first != PACKAGE and first in self._helpers:
             yield self._helpers[first]
-        while name and first == PACKAGE:
-            path = self._public.get(rest, name).replace(".", "/")
+        folder = {PACKAGE: "", "campaign": "scripts/"}.get(first)
+        while name and folder is not None:
+            path = folder + self._public.get(rest, name).replace(".", "/")
             yield from {f"{path}.py", f"{path}/__init__.py"} & self._nodes.keys() - {TOP}
             name = name.rpartition(".")[0]
             rest = name.partition(".")[2]
 
     def _modules_in(self, text: str) -> Iterator[str]:
-        for name in re.findall(rf"\b{PACKAGE}\.[\w.]*\w", text):
+        for name in re.findall(rf"\b(?:{PACKAGE}|campaign)\.[\w.]*\w", text):
             yield from self._files_of(name)
 
     def _configs_in(self, texts: Iterable[str]) -> set[str]:
@@ -153,7 +161,7 @@ def _stem(file: str) -> str:
 
 
 def _is_test(file: str) -> bool:
-    return file.startswith("tests/") and PurePosixPath(file).match("test_*.py")
+    return file.startswith(TESTS) and PurePosixPath(file).match("test_*.py")
 
 
 def _imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:

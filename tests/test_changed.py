@@ -39,6 +39,9 @@ PROJECT = {
     "README.md": "",
     "pyproject.toml": "",
     "scripts/lint": "",
+    "scripts/campaign/__init__.py": "",
+    "scripts/campaign/classes.py": "MODULES = ['campaign.kills']\n",
+    "scripts/campaign/kills.py": "",
     "tests/conftest.py": "PATHS = ['tests/core/test_files.py', 'docs']\n",
     "tests/support/command.py": "COMMAND = ['python', '-m', 'trainer_cli']\n",
     "tests/runs/conftest.py": "from trainer_cli.files.durable import write\n",
@@ -49,6 +52,7 @@ PROJECT = {
     "tests/test_top.py": "import command\ntrain('top')\n",
     "tests/test_names.py": "import trainer_cli\ntrainer_cli.EMA\n",
     "tests/test_tables.py": "from trainer_cli.commands.command_line import listed_verbs\nlisted_verbs()\n",
+    "tests/test_campaign.py": "from campaign import classes\n",
     "tests/test_pages.py": "ROOT / 'docs'\nROOT / 'README.md'\n",
     "tests/test_whole_sources.py": "ROOT.rglob('*.py')\n",
 }
@@ -80,6 +84,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("trainer_cli/commands/top_page.html", ["tests/test_tables.py", "tests/test_top.py"]),
         ("docs/guide.md", ["tests/test_pages.py"]),
         ("README.md", ["tests/test_pages.py"]),
+        ("scripts/campaign/kills.py", ["tests/test_campaign.py"]),
         ("tests/core/test_gone.py", []),
     ],
 )

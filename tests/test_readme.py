@@ -47,7 +47,6 @@ def test_every_page_with_blocks_is_in_the_table() -> None:
     assert [page for page in pages if len(fences[page]) != 2 * len(blocks(page))] == []
 
 
-@pytest.mark.timeout(580)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_as_it_stands(page: str, tmp_path: Path, commands: Path, request: pytest.FixtureRequest) -> None:
     if PAGES[page].trained:

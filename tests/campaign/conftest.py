@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-TESTS = str(Path(__file__).parents[1])
-if TESTS not in sys.path:
+SCRIPTS = str(Path(__file__).parents[2] / "scripts")
+if SCRIPTS not in sys.path:
     # Last: no name there hides another module.
-    sys.path.append(TESTS)
+    sys.path.append(SCRIPTS)

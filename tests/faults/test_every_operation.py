@@ -1,5 +1,5 @@
 """Errors at every single operation of a save and of a removal, in the midst of a real training. For kills there see
-tests/campaign/kill_points.py."""
+scripts/campaign/kill_points.py."""
 
 from __future__ import annotations
 

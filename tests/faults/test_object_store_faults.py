@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from campaign.uploads import Run, make_state, read_store
 from object_store_proxy import FAULTS, Schedule, proxy
 from s3 import new_bucket, s3_server
 
+from campaign.uploads import Run, make_state, read_store
 from trainer_cli.addons.stores.copier import Copier
 from trainer_cli.addons.stores.object_client import ObjectClient
 from trainer_cli.addons.stores.object_store import ObjectStorage
@@ -45,7 +45,7 @@ def store() -> Iterator[tuple[str, str, Schedule]]:
         yield endpoint, address, schedule
 
 
-@pytest.mark.timeout(0 if "TRAIN_STORE_FAULTS" in os.environ else 600)  # A campaign may take as long as it likes.
+@pytest.mark.timeout(0 if "TRAIN_STORE_FAULTS" in os.environ else 1800)  # A campaign may take as long as it likes.
 @pytest.mark.parametrize("batch", range(0, COUNT, BATCH))
 def test_under_seeded_faults_nothing_committed_is_lost_and_nothing_partial_is_accepted(
     batch: int, store: tuple[str, str, Schedule], tmp_path: Path

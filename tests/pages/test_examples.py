@@ -38,7 +38,6 @@ def commands() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.timeout(580)
 @pytest.mark.parametrize("name", SHOWS)
 def test_an_example_runs_by_its_readme(name: str, tmp_path: Path, commands: Path) -> None:
     shutil.copytree(EXAMPLES / name, tmp_path / name)

@@ -19,7 +19,7 @@ from trainer_cli.commands.command_line import main
 sys.path.insert(0, str(HERE.parent / "integration"))
 from compare import metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 BASE = [
     "experiment=digits_mlp", "model.dropout=0", "data.batch_size=4", "data.global_batch_size=16", "scheduler=null",

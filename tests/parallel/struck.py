@@ -15,7 +15,7 @@ from ranks import HERE
 sys.path.insert(0, str(HERE.parent / "integration"))
 from compare import final_state, metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 JOB = [
     "experiment=digits", "parallel=ddp", "model.channels=[8,32,1024,8]", "data.batch_size=16",

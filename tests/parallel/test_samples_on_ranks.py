@@ -18,7 +18,7 @@ from trainer_cli.commands.command_line import main
 sys.path.insert(0, str(HERE.parent / "runs"))
 from test_step_samples import BASE, LINE, PLAIN, TRUST, indices_of, own
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 STREAM = [*LINE, "data={_target_: recording_parts.Stream, batch_size: 4}"]
 STEPS = {"plain": 8, "accumulating": 5, "own": 8, "workers": 8, "stream": 8, "mixed": 14}

@@ -131,7 +131,6 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(before)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("steps", "saved_every", "evaluated_every"),
     [(500, 2, 100), pytest.param(5000, 500, 5000, marks=pytest.mark.campaign)],

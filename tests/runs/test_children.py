@@ -13,7 +13,7 @@ import pytest
 
 from trainer_cli.addons.jobs.supervise import Children
 
-LIMIT_S = 60.0
+LIMIT_S = 500.0
 ENV = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.defpath}
 
 

@@ -17,7 +17,7 @@ import pytest
 from trainer_cli.addons.jobs import launch as module
 from trainer_cli.addons.jobs.launch import RankProcesses, set_rank_variables
 
-LIMIT_S = 60.0
+LIMIT_S = 500.0
 GOES_ON = "sleep 600 & wait"
 SAVES = "trap 'sleep 0.3; touch saved; exit 75' TERM; touch ready; sleep 600 & wait"
 STOPS = "trap 'exit 75' TERM; sleep 600 & wait"

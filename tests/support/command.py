@@ -23,7 +23,7 @@ import trainer_cli
 from trainer_cli.addons.jobs.fork_server import own_command
 
 ROOT = Path(trainer_cli.__file__).resolve().parents[1]
-LIMIT_S = 500.0
+LIMIT_S = 600.0
 """A guard against hanging. It holds on a machine that is busy with other things, and measures nothing."""
 SMALL = (
     "experiment=digits_mlp",

@@ -20,7 +20,7 @@ from pathlib import Path
 from campaign.peers import task
 from campaign.peers.peer_savers import Contender
 
-LIMIT_S = 60.0
+LIMIT_S = 600.0
 """A training that takes longer has hung; undisturbed it takes about a second of a core."""
 _LINE = re.compile(rb"^(?:\d+-\d+-\d+ \d+:\d+:\d+ )?(committed step|resuming at step|end) (\w+)", re.MULTILINE)
 """`train` writes the time before."""

@@ -17,7 +17,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import peers_environment
-from campaign import ROOT, TESTS
+from campaign import ROOT, SCRIPTS
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.verdict import Outcome, Verdict
 
@@ -33,7 +33,7 @@ CONTENDERS = {
     "HF Trainer": "transformers",
 }
 """Names of `peers/peer_savers.py`, each with its distribution."""
-LIMIT_S = 240.0
+LIMIT_S = 600.0
 """Until the workers have imported everything and trained once."""
 _AT_ONCE = 2
 
@@ -48,8 +48,8 @@ class Worker:
         namespace = [] if why_not_mounted(_TMPFS) else ["unshare", "--mount"]
         self._process = subprocess.Popen(
             [*namespace, str(peers_environment.install()), "-m", "campaign.peers.worker", contender, self._folder.name],
-            cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{TESTS}"},
+            cwd=SCRIPTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"},
         )  # fmt: skip
 
     def wait_until_ready(self, until: float) -> None:

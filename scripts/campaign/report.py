@@ -119,7 +119,7 @@ The same command continues an interrupted campaign."""
 
 
 _ABOUT_CONTENDERS = """All run the same training and are resumed as their documentation says
-([peer_savers.py](tests/campaign/peers/peer_savers.py)). torch.save, safetensors, DCP and torch_checkpointing have no
+([peer_savers.py](scripts/campaign/peers/peer_savers.py)). torch.save, safetensors, DCP and torch_checkpointing have no
 training loop, so ours calls them; `train`, Lightning and HF Trainer are used with their own. A save counts as announced
 once its call has returned, with `DCP, async` once its future is done. HARD_FAIL includes a start that ends with an
 error that names the damaged file: no older checkpoint is used, so the run does not continue by itself. PASS includes

@@ -1,4 +1,4 @@
-"""`python tests/campaign`: see campaign.main."""
+"""`python scripts/campaign`: see campaign.main."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from campaign.verdict import Outcome, Verdict
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.layout.naming import parse_step
 
-HANG_S = 120.0
-"""A start that takes longer has hung. A whole training here takes less than a second of a core."""
+HANG_S = 600.0
+"""A start that takes longer has hung. A whole training takes seconds of a core, and a core may be shared by many."""
 EVERY_STEP = (
     "checkpoint.save_interval=1", "checkpoint.ephemeral_save_interval=null", "checkpoint.remove=never",
     "checkpoint.max_checkpoints=null", "checkpoint.save_async=false",
