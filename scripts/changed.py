@@ -27,6 +27,8 @@ TOP = f"{PACKAGE}/__init__.py"
 """Imports the public names when they are used, so that it reaches none by itself."""
 MAIN = f"{PACKAGE}/commands/command_line.py"
 """Imports verbs when they are called, as the `addon.py` of each add-on names them."""
+PARTS = f"{PACKAGE}/parts.py"
+"""Imports parts of add-ons when they are asked for, as the `addon.py` of each add-on names them."""
 CONFIGS = f"{PACKAGE}/config/search_path.py"
 """Finds configs by their names."""
 TESTS, CAMPAIGN = "tests/", "scripts/campaign/"
@@ -43,10 +45,20 @@ class Graph:
             for folder in (PACKAGE, TESTS, CAMPAIGN)
             for path in (root / folder).rglob("*.py")
         }
-        self._nodes = {file: list(ast.walk(ast.parse(path.read_bytes(), file))) for file, path in python.items()}
+        self._nodes = {file: list(_walk(ast.parse(path.read_bytes(), file), file)) for file, path in python.items()}
         self._strings = {file: _strings(nodes) for file, nodes in self._nodes.items()}
         self._helpers = {_stem(file): file for file in python if file.startswith(TESTS) and not _is_test(file)}
         self._public = {name: module for module, name in _imported(self._nodes[TOP])}
+        brought: dict[str, dict[str, str]] = {"names": {}, "parts": {}}
+        for file in filter(_names_verbs, self._nodes):
+            for kind, values in brought.items():
+                values |= table_in(self._nodes[file], kind)
+        self._public |= {name: module for module, names in brought["names"].items() for name in names.split()}
+        self._parts = {
+            constant: brought["parts"][part].partition(":")[0]
+            for constant, part in parts_in(self._nodes.get(PARTS, ())).items()
+            if part in brought["parts"]
+        }
         self._verbs = {
             verb: module
             for file, nodes in self._nodes.items()
@@ -119,6 +131,8 @@ class Graph:
     def _reached(self, file: str) -> Iterator[str]:
         for module, name in _imported(self._nodes[file]):
             yield from self._files_of(f"{module}.{name}")
+            if module == f"{PACKAGE}.parts" and name in self._parts:
+                yield from self._files_of(self._parts[name])
         strings, tested = self._strings[file], file.startswith((TESTS, CAMPAIGN))
         for text in () if _names_verbs(file) else strings:
             yield from self._modules_in(text)
@@ -164,6 +178,14 @@ def _is_test(file: str) -> bool:
     return file.startswith(TESTS) and PurePosixPath(file).match("test_*.py")
 
 
+def _walk(tree: ast.AST, file: str) -> Iterator[ast.AST]:
+    """All nodes, but those for type checkers alone: of the face of a package, these tell what it imports lazily."""
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING") or _stem(file) == "__init__":
+            yield from _walk(child, file)
+
+
 def _imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
     """(module, name) for each name that is imported, or taken from the package as an attribute."""
     for node in nodes:
@@ -190,6 +212,23 @@ def verbs_in(nodes: Iterable[ast.AST]) -> dict[str, str]:
         for table in dicts
         for verb, entry in zip(table.keys, table.values, strict=True)
         if isinstance(verb, ast.Constant) and isinstance(entry, ast.Call) and ast.unparse(entry.func) == "Verb"
+    }
+
+
+def table_in(nodes: Iterable[ast.AST], kind: str) -> dict[str, str]:
+    """The entries of `names` or `parts` of an `AddOn`."""
+    calls = (node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "AddOn")
+    tables = (keyword.value for call in calls for keyword in call.keywords if keyword.arg == kind)
+    return {name: text for table in tables for name, text in ast.literal_eval(table).items()}
+
+
+def parts_in(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """The constants that are parts, with the names of the parts."""
+    return {
+        node.target.id: ast.literal_eval(node.value.args[0])
+        for node in nodes
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "AddOnPart"
     }
 
 

@@ -31,6 +31,16 @@ PROJECT = {
     "trainer_cli/commands/command_line.py": (
         "VERBS = {'fit': Verb('trainer_cli.commands.fit'), 'top': Verb('trainer_cli.commands.top')}\n"
     ),
+    "trainer_cli/parts.py": "SWEEP: AddOnPart = AddOnPart('fit.sweep')\nPLAN: AddOnPart = AddOnPart('fit.plan')\n",
+    "trainer_cli/runs/sweeps.py": (
+        "from trainer_cli.parts import SWEEP\nif TYPE_CHECKING:\n    import trainer_cli.running.fitting\n"
+    ),
+    "trainer_cli/addons/jobs/addon.py": (
+        "ADDON = AddOn(names={'trainer_cli.addons.jobs.job': 'Job'},"
+        " parts={'fit.sweep': 'trainer_cli.addons.jobs.sweep:run'})"
+    ),
+    "trainer_cli/addons/jobs/job.py": "",
+    "trainer_cli/addons/jobs/sweep.py": "",
     "trainer_cli/__main__.py": "from trainer_cli.commands.command_line import main\n",
     "configs/config.yaml": "defaults: [{callbacks: none}]\n",
     "configs/callbacks/none.yaml": "# Not even ema\n",
@@ -51,6 +61,8 @@ PROJECT = {
     "tests/runs/test_plain.py": "import command\ntrain('fit')\nstart(HERE / 'ranks.py')\n",
     "tests/test_top.py": "import command\ntrain('top')\n",
     "tests/test_names.py": "import trainer_cli\ntrainer_cli.EMA\n",
+    "tests/test_job.py": "import trainer_cli\ntrainer_cli.Job\n",
+    "tests/test_sweeps.py": "import trainer_cli.runs.sweeps\n",
     "tests/test_tables.py": "from trainer_cli.commands.command_line import listed_verbs\nlisted_verbs()\n",
     "tests/test_campaign.py": "from campaign import classes\n",
     "tests/test_pages.py": "ROOT / 'docs'\nROOT / 'README.md'\n",
@@ -77,6 +89,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("trainer_cli/commands/top.py", ["tests/test_tables.py", "tests/test_top.py"]),
         ("trainer_cli/commands/command_line.py", [*RUNS, "tests/test_tables.py", "tests/test_top.py"]),
         ("trainer_cli/callbacks/ema.py", ["tests/runs/test_fit.py", "tests/test_names.py"]),
+        # A part of an add-on, for what asks for it, and a public name of one.
+        ("trainer_cli/addons/jobs/sweep.py", ["tests/test_sweeps.py"]),
+        ("trainer_cli/addons/jobs/job.py", ["tests/test_job.py"]),
+        ("trainer_cli/parts.py", ["tests/test_sweeps.py"]),
         ("tests/runs/conftest.py", RUNS),
         ("tests/runs/ranks.py", ["tests/runs/test_plain.py"]),
         # Errors list the configs.

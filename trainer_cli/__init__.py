@@ -7,39 +7,7 @@ from trainer_cli.lazy import add_lazy_names
 # Not from typing, whose import takes as long as the start of Python. Type checkers take the name for true.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.addons.auto.find import find_batch_size as find_batch_size
-    from trainer_cli.addons.auto.find import find_learning_rate as find_learning_rate
-    from trainer_cli.addons.exact.resume import assert_resume_is_exact as assert_resume_is_exact
-    from trainer_cli.addons.inspect.metrics import ConfusionMatrix as ConfusionMatrix
-    from trainer_cli.addons.inspect.metrics import Metrics as Metrics
-    from trainer_cli.addons.inspect.profiling import DurationProfiler as DurationProfiler
-    from trainer_cli.addons.inspect.profiling import MemoryMonitor as MemoryMonitor
-    from trainer_cli.addons.inspect.profiling import Throughput as Throughput
-    from trainer_cli.addons.inspect.profiling import TorchProfiler as TorchProfiler
-    from trainer_cli.addons.inspect.samples import EvalHarness as EvalHarness
-    from trainer_cli.addons.inspect.samples import TextSamples as TextSamples
-    from trainer_cli.addons.inspect.system import SystemMonitor as SystemMonitor
-    from trainer_cli.addons.inspect.tensors import ActivationStatistics as ActivationStatistics
-    from trainer_cli.addons.inspect.tensors import DumpActivations as DumpActivations
-    from trainer_cli.addons.inspect.tensors import Norms as Norms
-    from trainer_cli.addons.inspect.tensors import TensorListener as TensorListener
-    from trainer_cli.addons.predict.prediction_writers import ParquetWriter as ParquetWriter
-    from trainer_cli.addons.predict.prediction_writers import PredictionWriter as PredictionWriter
-    from trainer_cli.addons.sparsity.selective_grad import SelectiveGrad as SelectiveGrad
-    from trainer_cli.addons.sparsity.sparse_training import GMP as GMP
-    from trainer_cli.addons.sparsity.sparse_training import SET as SET
-    from trainer_cli.addons.sparsity.sparse_training import RigL as RigL
-    from trainer_cli.addons.sparsity.sparse_training import Static as Static
-    from trainer_cli.addons.text.gpt import GPT as GPT
-    from trainer_cli.addons.text.lora import lora as lora
-    from trainer_cli.addons.text.mixture import Mixture as Mixture
-    from trainer_cli.addons.text.text import Documents as Documents
-    from trainer_cli.addons.text.text import Packing as Packing
-    from trainer_cli.addons.text.text import Text as Text
-    from trainer_cli.addons.text.tokens import TokenFiles as TokenFiles
-    from trainer_cli.addons.trackers.mlflow import MlflowLogger as MlflowLogger
-    from trainer_cli.addons.trackers.trackio import TrackioLogger as TrackioLogger
-    from trainer_cli.addons.trackers.wandb import WandbLogger as WandbLogger
+    from trainer_cli.addons import *
     from trainer_cli.callbacks.check_finite import AnomalyDetection as AnomalyDetection
     from trainer_cli.callbacks.check_finite import CheckFinite as CheckFinite
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback as CheckpointerCallback
@@ -55,6 +23,7 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState as SaveCheckpointState
     from trainer_cli.callbacks.skip_samples import ScopedFlags as ScopedFlags
     from trainer_cli.callbacks.skip_samples import SkipSamples as SkipSamples
+    from trainer_cli.callbacks.system import SystemMonitor as SystemMonitor
     from trainer_cli.callbacks.validation_callback import ValidationCallback as ValidationCallback
     from trainer_cli.catalog.find import checkpoint_path as checkpoint_path
     from trainer_cli.catalog.find import checkpoint_pattern as checkpoint_pattern
@@ -127,6 +96,7 @@ else:
             "callbacks.momentum_teacher": "MomentumTeacher",
             "callbacks.save_checkpoint_state": "SaveCheckpointState",
             "callbacks.skip_samples": "ScopedFlags SkipSamples",
+            "callbacks.system": "SystemMonitor",
             "callbacks.validation_callback": "ValidationCallback",
             "catalog.find": "checkpoint_path checkpoint_pattern latest_checkpoint",
             "checkpoint.checkpointer": (

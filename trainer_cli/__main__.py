@@ -19,10 +19,10 @@ def main() -> int:
     if sys.argv[1:2] == ["_fork_server"]:
         # Before the imports register theirs: exit handlers run from the last to the first.
         atexit.register(_end_fork)
-        from trainer_cli.addons.jobs import serve_forks
+        from trainer_cli.parts import SERVE_FORKS
 
         # Returns in each fork, as the process of another command.
-        serve_forks(sys.argv[2:])
+        SERVE_FORKS.need("_fork_server")(sys.argv[2:])
         global _fork_code
         _fork_code = _run()
         return _fork_code

@@ -11,10 +11,10 @@ import sys
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _GROUP = "trainer_cli.addons"
 """The package of the shipped add-ons, and the group of entry points of all others."""
@@ -43,12 +43,24 @@ class AddOn(NamedTuple):
     Args:
         verbs: name -> verb.
         names: module, by its whole name -> its public names, separated by spaces. They become names of `trainer_cli`.
-        parts: what other code asks for -> `module:name` of the function or class that is it.
+        parts: what other code asks for (`parts.py`) -> `module:name` of the function or class that is it.
+        components: packages and modules, all of whose public classes a config from disk may name.
+        bases: `module:name` of classes, of whose subclasses in a package that the user trusts the same holds.
     """
 
     verbs: Mapping[str, Verb] = {}
     names: Mapping[str, str] = {}
     parts: Mapping[str, str] = {}
+    components: Sequence[str] = ()
+    bases: Sequence[str] = ()
+
+
+class _HasPosition(Protocol):
+    @property
+    def after(self) -> str | None: ...
+
+
+Listed = TypeVar("Listed", bound=_HasPosition)
 
 
 @cache
@@ -91,20 +103,29 @@ def each_addon() -> Iterator[tuple[str, AddOn]]:
 
 def find_part(name: str) -> Any:
     """The function or class that an add-on brings under this name; None if there is no such add-on."""
+    return next(each_part(name), None)
+
+
+def each_part(name: str) -> Iterator[Any]:
+    """The functions or classes that add-ons bring under this name."""
     for _, addon in each_addon():
         if name in addon.parts:
             module, _, attribute = addon.parts[name].partition(":")
-            return getattr(import_module(module), attribute)
-    return None
+            yield getattr(import_module(module), attribute)
 
 
 def add_verbs(verbs: Mapping[str, Verb]) -> dict[str, Verb]:
     """The verbs with those of all add-ons, in the order in which they are listed."""
-    merged = list(verbs.items())
-    for _, addon in each_addon():
-        for name, verb in addon.verbs.items():
+    return insert_each(verbs, (addon.verbs for _, addon in each_addon()))
+
+
+def insert_each(listed: Mapping[str, Listed], of_addons: Iterable[Mapping[str, Listed]]) -> dict[str, Listed]:
+    """What is listed, with what add-ons add, each entry after the one that its `after` names, or at the end."""
+    merged = list(listed.items())
+    for added in of_addons:
+        for name, entry in added.items():
             words = [word for word, _ in merged]
-            merged.insert(words.index(verb.after) + 1 if verb.after in words else len(words), (name, verb))
+            merged.insert(words.index(entry.after) + 1 if entry.after in words else len(words), (name, entry))
     return dict(merged)
 
 

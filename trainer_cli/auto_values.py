@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trainer_cli.schema import TrainConfig
@@ -16,6 +17,16 @@ KEYS = (BATCH_SIZE, LR)
 """Keys that may be `auto`, in the order in which their values are found."""
 _MOST_SAMPLES = 8192
 _BATCH_SIZE = re.compile(r"auto(?::([1-9]\d*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class AutoDecision:
+    """The value that was found for a key, why it was chosen, and what was measured."""
+
+    value: Any
+    reason: str
+    measured: Mapping[str, Any]
+    """Name -> values of all trials."""
 
 
 def is_auto_batch_size(value: Any) -> bool:

@@ -26,7 +26,7 @@ _IMPORTED = (
     "torch._dynamo", "trainer_cli.running.fitting", "trainer_cli.trainer.trainer", "trainer_cli.addons.text.gpt",
     "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
     "torch.distributed.checkpoint.state_dict_saver", "trainer_cli.config.composing",
-    "trainer_cli.addons.jobs.supervise",
+    "trainer_cli.processes.fit",
 )  # fmt: skip
 """What most commands import."""
 _server: subprocess.Popen[str] | None = None

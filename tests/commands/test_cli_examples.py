@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ NEEDS = {
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    texts = {name: import_module(verb.module).EXAMPLES for name, verb in VERBS.items()} | {"help": main_module.EXAMPLES}
+    texts = {name: parser_of(name, verb).epilog or "" for name, verb in VERBS.items()} | {"help": main_module.EXAMPLES}
     for verb, text in texts.items():
         for line in text.splitlines():
             if match := re.match(r" +(train .*?)(?:  .*)?$", line):

@@ -21,10 +21,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from trainer_cli import Callback, Digits, TrainStep
-from trainer_cli.addons.jobs.supervise import compose_fit
 from trainer_cli.dtensor import whole_of
 from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import join_processes
+from trainer_cli.processes.fit import compose_fit
 from trainer_cli.running.fitting import fit
 
 # Each rank is a program of its own, which no conftest.py has prepared.

@@ -65,7 +65,7 @@ def test_a_killed_child_is_gone() -> None:
 
 CHILD = """
 import os, signal, sys, threading
-from trainer_cli.addons.jobs.supervise import stop_with_parent
+from trainer_cli.processes.child import stop_with_parent
 stopped = []
 signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
 stop_with_parent()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from printed import message
 
-from trainer_cli.addons.jobs.supervise import compose_fit
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
+from trainer_cli.processes.fit import compose_fit
 
 TRAINS_OURS = "# @package _global_\ndefaults:\n  - override /model: line\n  - override /data: points\n"
 

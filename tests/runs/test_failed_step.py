@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from reported import outcome, save, write_metrics
 
+from trainer_cli.addons.exact.step_commands import describe_commands
 from trainer_cli.errors import NotFiniteError, SaveError, UserError
 from trainer_cli.policy.rules import CheckpointKind
-from trainer_cli.running.failed_step import describe_commands, describe_resume, suggest_replay
+from trainer_cli.running.failed_step import describe_resume, suggest_replay
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps.run_status import RunStatus
 

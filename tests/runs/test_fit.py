@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from trainer_cli.addons.jobs import supervise
-from trainer_cli.addons.jobs.supervise import fit_in_processes
 from trainer_cli.config.composing import compose
 from trainer_cli.errors import ConfigError
+from trainer_cli.processes.fit import fit_in_processes
 from trainer_cli.running import fitting as fit
 from trainer_cli.running.ending import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir

@@ -20,8 +20,9 @@ import pytest
 from torch.distributed import TCPStore
 
 from trainer_cli.addons.jobs import fork_server
-from trainer_cli.addons.jobs.fork_server import Forked, Process, ProcessStarter, own_command
+from trainer_cli.addons.jobs.fork_server import Forked, Process, ProcessStarter
 from trainer_cli.config import resolvers
+from trainer_cli.processes.child import own_command
 
 LIMIT_S = 500.0
 PROBE = '''
@@ -65,7 +66,8 @@ STARTS = """
 import os
 Starts = print
 from subprocess import PIPE
-from trainer_cli.addons.jobs.fork_server import ProcessStarter, own_command
+from trainer_cli.addons.jobs.fork_server import ProcessStarter
+from trainer_cli.processes.child import own_command
 
 for _ in range(2):
     starter = ProcessStarter()
@@ -309,7 +311,8 @@ def test_ranks_are_forks_from_the_first_on(tmp_path: Path, monkeypatch: pytest.M
 PARENT = """
 import os, signal, sys, time
 from subprocess import PIPE
-from trainer_cli.addons.jobs.fork_server import ProcessStarter, own_command
+from trainer_cli.addons.jobs.fork_server import ProcessStarter
+from trainer_cli.processes.child import own_command
 starter = ProcessStarter()
 for _ in range(2):
     starter.start(own_command(["--version"]), output=PIPE).wait()

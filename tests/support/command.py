@@ -20,7 +20,7 @@ import warm
 from printed import untimed
 
 import trainer_cli
-from trainer_cli.addons.jobs.fork_server import own_command
+from trainer_cli.processes.child import own_command
 
 ROOT = Path(trainer_cli.__file__).resolve().parents[1]
 LIMIT_S = 600.0

@@ -41,9 +41,10 @@ MODULES = (
     "trainer_cli.models.mlp", "trainer_cli.strategies.strategy", "trainer_cli.running.build",
     "trainer_cli.addons.formats.export_run",
     "trainer_cli.running.fitting", "trainer_cli.running.planning", "trainer_cli.addons.jobs.supervise",
+    "trainer_cli.processes.fit",
     "trainer_cli.data.digest", "trainer_cli.trainer.trainer", "trainer_cli.__main__",
     "antlr4.LL1Analyzer", "encodings.ascii", "encodings.cp437", "numpy.ma", "torch.profiler._cupti_monitor",
-    "trainer_cli.addons.inspect.system", "trainer_cli.addons.view.report_at_end", "trainer_cli.addons.view.report",
+    "trainer_cli.callbacks.system", "trainer_cli.addons.view.report_at_end", "trainer_cli.addons.view.report",
     "trainer_cli.commands.summary_at_end", "trainer_cli.commands.validate", "trainer_cli.running.checkpoint_size",
     "trainer_cli.running.free_space", "trainer_cli.running.plan_view",
 )  # fmt: skip
@@ -143,7 +144,7 @@ def become(request: Mapping[str, Any], streams: list[int], base_path: list[str])
     numpy.random.seed()
     if request["composed"] is not None:
         composed = compose_once(tuple(request["composed"]))
-        sys.modules["trainer_cli.addons.jobs.supervise"].compose_fit = lambda *_, **__: composed  # type: ignore[attr-defined]
+        sys.modules["trainer_cli.processes.fit"].compose_fit = lambda *_, **__: composed  # type: ignore[attr-defined]
     if request["program"] is not None:
         sys.argv = [request["program"], *request["arguments"]]
         sys.path.insert(0, os.path.dirname(request["program"]))
@@ -200,7 +201,7 @@ def open_streams() -> None:
 @cache
 def compose_once(overrides: tuple[str, ...]) -> Any:
     """The config of many equal commands: to compose it would take most of their time."""
-    from trainer_cli.addons.jobs.supervise import compose_fit
+    from trainer_cli.processes.fit import compose_fit
 
     return compose_fit(overrides)
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from trainer_cli.catalog.find import checkpoint_at as checkpoint_at
     from trainer_cli.catalog.find import expanded as expanded
     from trainer_cli.catalog.find import filled as filled
-    from trainer_cli.catalog.find import is_archive as is_archive
     from trainer_cli.catalog.find import path_to_save as path_to_save
     from trainer_cli.catalog.find import paths_of as paths_of
     from trainer_cli.catalog.find import split_existing as split_existing
@@ -48,7 +47,7 @@ else:
         globals(),
         {
             "catalog": "Catalog Check Entry examine newest_of_all verify_and_decode",
-            "find": "checkpoint_at expanded filled is_archive path_to_save paths_of split_existing",
+            "find": "checkpoint_at expanded filled path_to_save paths_of split_existing",
             "foreign_kind": "ForeignKind refuse_foreign",
             "history": "CheckpointHistory Life Spent",
             "path_variables": "rank_variables_in",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.save import SaveJob as SaveJob
     from trainer_cli.checkpoint.save import errors_of_save as errors_of_save
     from trainer_cli.checkpoint.save import library_versions as library_versions
+    from trainer_cli.checkpoint.weights import read_evaluated_weights as read_evaluated_weights
     from trainer_cli.checkpoint.writer_thread import WriterThread as WriterThread
 
     __all__: list[str]
@@ -49,6 +50,7 @@ else:
             "disk_space": "files_of_checkpoint find_shortage FreeSpace NeededSpace",
             "group_verify": "GroupVerifier",
             "save": "CheckpointMetadata errors_of_save InFlightSave library_versions SaveCaller SaveJob",
+            "weights": "read_evaluated_weights",
             "writer_thread": "WriterThread",
         },
     )

@@ -26,8 +26,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from trainer_cli.addons.formats import file_of_rank, read_rank
-from trainer_cli.catalog import checkpoint_at, path_to_save
+from trainer_cli.catalog import ForeignKind, checkpoint_at, path_to_save
 from trainer_cli.checkpoint.fill_state import LoadedState, MapLocation, load_into, move_tensors
 from trainer_cli.checkpoint.group_save import GroupSave, compare_ranks
 from trainer_cli.checkpoint.reading import errors_of_reading, read_valid_manifest
@@ -52,6 +51,7 @@ from trainer_cli.format import CheckpointReader as CheckpointReader
 from trainer_cli.layout import is_plain
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE, ProcessGroup, describe_lone_rank, find_default_group, find_default_ranks
+from trainer_cli.parts import READ_RANK
 from trainer_cli.schema import CheckpointFormat, DigestAlgorithm
 from trainer_cli.storage import ReadableFolder, Storage, open_storage
 from trainer_cli.tensor_files import LiveTensors, verify
@@ -250,8 +250,10 @@ class Checkpointer:
     ) -> dict[str, Any]:
         """Read what this rank saved; without a group given, as a rank of torch's default group."""
         ranks = find_default_ranks()
-        if (file := file_of_rank(Path(path), ranks.rank)) is not None:
-            return read_rank(file, only)
+        if ForeignKind.of(Path(path)) is not None:
+            state = READ_RANK.need(str(path))(Path(path), ranks.rank, only)
+            if state is not None:
+                return state
         # Loaded without a group: each rank of torch's default group reads its own part, without a collective.
         if not self._joined and ranks.world_size > 1 and isinstance(self.reader, CheckpointReader):
             self.reader.sharded = ShardedFormat(ranks.rank, ranks.world_size)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer_cli.addons.formats import read_foreign
 from trainer_cli.catalog import ForeignKind, checkpoint_at, path_to_save
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.errors import MissingStateError, UnfitStateError
@@ -18,6 +17,7 @@ from trainer_cli.layout import step_within
 from trainer_cli.loads import OTHER_MODEL, VERSIONS, WEIGHTS, WHOLE, LoadOptions, LoadReport, list_by_owner
 from trainer_cli.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
 from trainer_cli.parallel import ALONE
+from trainer_cli.parts import READ_FOREIGN
 from trainer_cli.state import Fitting, capture_model, capture_optimizer, find_versions, fit_model, fit_optimizer
 
 _MOVED = ("lr", "momentum", "betas")
@@ -135,7 +135,7 @@ def load_checkpoint(
 
 
 def _read_foreign(path: Path) -> dict[str, Any]:
-    saved = read_foreign(path)
+    saved = READ_FOREIGN.need(str(path))(path)
     return {"model": saved.model, VERSIONS: saved.versions}
 
 

@@ -22,6 +22,7 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from trainer_cli.commands.ckpt import Action as Action
     from trainer_cli.commands.command_line import Parser as Parser
     from trainer_cli.commands.command_line import add_allow_pickle as add_allow_pickle
     from trainer_cli.commands.command_line import add_config_arguments as add_config_arguments
@@ -37,6 +38,7 @@ else:
     add_lazy_names(
         globals(),
         {
+            "ckpt": "Action",
             "command_line": (
                 "add_allow_pickle add_config_arguments add_config_dir add_no_replay add_overrides main Parser"
             ),

@@ -19,6 +19,7 @@ from trainer_cli.elsewhere import normalise, translate_setting
 from trainer_cli.errors import Code, ConfigError, ConfigErrors, UserError
 from trainer_cli.keys import whole_values
 from trainer_cli.layout import CONFIG_FILE, MANIFEST_FILE, in_runs
+from trainer_cli.parts import explain_missing
 from trainer_cli.patterns import did_you_mean, find_nearest
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     if "=" in word and not word.startswith("-"):
         return _refuse_verb(f"{word!r} is not a verb", "train fit", _translate_arguments(arguments, ""))
     names = list(verbs)
+    if (error := explain_missing(f"train {word}", "verbs", word)) is not None:
+        return error
     if word.startswith("-"):
         verb = next((argument for argument in arguments if argument in names), "fit")
         others = [argument for argument in arguments if argument != verb]
@@ -303,6 +306,8 @@ def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> Us
         action = next((argument for argument in arguments if argument in names), None)
         suggestion = cure if action is None else f"Did you mean 'train {verb} {action} {word}'?"
         return UserError(f"{word!r} is not an action of train {verb}", cure=suggestion)
+    if (error := explain_missing(f"train {verb} {word}", "verbs", f"{verb} {word}")) is not None:
+        return error
     return UserError(f"train {verb} has no action {word!r}", cure=did_you_mean(word, names).strip() or cure)
 
 

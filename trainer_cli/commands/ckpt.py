@@ -16,10 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_cli.addons.formats import EXPORT_FLAGS, average_weights, export_weights, strip_weights
+from trainer_cli.addon import insert_each
 from trainer_cli.catalog import Catalog
 from trainer_cli.commands.command_line import Parser
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError, disk_cure
+from trainer_cli.parts import CKPT_ACTIONS
 from trainer_cli.running import showing_import
 from trainer_cli.terminal import (
     beside,
@@ -49,8 +50,6 @@ examples:
   train ckpt diff runs/digits@step180 runs/digits@latest
   train ckpt rm 'runs/digits/checkpoints/step{180,360}' --yes
   train ckpt prune runs/digits --dry-run
-  train ckpt export runs/digits@best --format safetensors --dtype bfloat16
-  train ckpt average 'runs/digits/checkpoints/step*' --output runs/mean
 """
 _DEFAULT_PATTERNS = ("runs/*", "runs/*/sweep/*")
 _MAX_LINES = 40
@@ -59,7 +58,7 @@ _VERIFY_TRIES = 10
 """Times that `verify` lists the checkpoints again after all were removed before they were read."""
 
 
-class _Action(NamedTuple):
+class Action(NamedTuple):
     """An action: its function, arguments, flags and help."""
 
     run: Callable[[argparse.Namespace], int]
@@ -67,16 +66,25 @@ class _Action(NamedTuple):
     """How many checkpoints it takes, as in argparse."""
     metavar: str
     flags: tuple[str, ...]
+    """The names of its flags, in `own_flags` or in a table of those that several actions have; all have --json."""
     summary: str
+    own_flags: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
+    """Name -> option strings, and arguments of `add_argument`."""
+    after: str | None = None
+    """The action after which one of an add-on is listed."""
+    example: str = ""
+    """The example of one of an add-on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a parser for each action."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", parser_class=Parser)
-    for name, action in ACTIONS.items():
+    for name, action in _find_actions().items():
+        if action.example:
+            parser.epilog = f"{parser.epilog}  {action.example}\n"
         summary = action.summary
         description = f"{summary[0].upper()}{summary[1:]}."
-        examples = re.findall(rf"^  train ckpt {name} .*$", EXAMPLES, re.M)
+        examples = re.findall(rf"^  train ckpt {name} .*$", parser.epilog or "", re.M)
         subparser = actions.add_parser(
             name,
             help=summary,
@@ -90,8 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "names", nargs=action.nargs, metavar=action.metavar, help=f"{about}; RUN@latest, RUN@best"
         )
         for flag in (*action.flags, "--json"):
-            if flag in EXPORT_FLAGS:
-                names, settings = EXPORT_FLAGS[flag]
+            if flag in action.own_flags:
+                names, settings = action.own_flags[flag]
                 subparser.add_argument(*names, **settings)
             else:
                 names, text = _FLAGS[flag]
@@ -99,14 +107,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         subparser.set_defaults(action=name)
 
 
+def _find_actions() -> dict[str, Action]:
+    """All actions, in the order in which they are listed."""
+    return insert_each(_ACTIONS, CKPT_ACTIONS.each())
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the action that the command names."""
+    action = _find_actions()[args.action]
     try:
-        if "--no-replay" in ACTIONS[args.action].flags:
-            from trainer_cli.addons.exact import provide_steps
+        if "--no-replay" in action.flags:
+            from trainer_cli.selection import provide_steps
 
             provide_steps(args.names, replays=not args.no_replay)
-        return ACTIONS[args.action].run(args)
+        return action.run(args)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -424,35 +438,17 @@ _FLAGS = {
     "--dry-run": (("-n", "--dry-run"), "only show what would be removed"),
     "--json": (("--json",), "print the answer as JSON"),
 }
-ACTIONS: Mapping[str, _Action] = {
-    "ls": _Action(_ls, "*", "WHAT", (), "show a table of checkpoints, by default of all runs in ./runs"),
-    "show": _Action(
+_ACTIONS: Mapping[str, Action] = {
+    "ls": Action(_ls, "*", "WHAT", (), "show a table of checkpoints, by default of all runs in ./runs"),
+    "show": Action(
         _show, 1, "CKPT", ("--norms", "--states", "--no-replay"), "show where a checkpoint comes from, and its tensors"
     ),
-    "verify": _Action(_verify, "+", "WHAT", ("--no-replay",), "read every byte and compare the digests"),
-    "diff": _Action(_diff, 2, "CKPT", ("--no-replay",), "compare configs, names, shapes and values of two checkpoints"),
-    "pin": _Action(_pin, "+", "WHAT", (), "keep checkpoints, regardless of the retention rules"),
-    "unpin": _Action(_pin, "+", "WHAT", (), "remove the pins of checkpoints"),
-    "rm": _Action(_rm, "+", "WHAT", ("--yes", "--force", "--dry-run"), "remove checkpoints, after asking"),
-    "export": _Action(
-        export_weights,
-        1,
-        "CKPT",
-        (
-            "--format", "--output", "--dtype", "--shard-size", "--ema", "--merge-lora", "--key-mapping", "--hf-config",
-            "--overwrite", "--no-replay",
-        ),
-        "write the weights of a checkpoint for other programs",
-    ),
-    "average": _Action(
-        average_weights,
-        "+",
-        "WHAT",
-        ("--to", "--ema", "--weights"),
-        "save the mean of the weights of several checkpoints",
-    ),
-    "strip": _Action(strip_weights, 1, "CKPT", ("--to", "--ema"), "save the weights of a checkpoint alone"),
-    "prune": _Action(_prune, "+", "WHAT", ("--yes", "--dry-run"), "remove what the rules of the run would remove"),
+    "verify": Action(_verify, "+", "WHAT", ("--no-replay",), "read every byte and compare the digests"),
+    "diff": Action(_diff, 2, "CKPT", ("--no-replay",), "compare configs, names, shapes and values of two checkpoints"),
+    "pin": Action(_pin, "+", "WHAT", (), "keep checkpoints, regardless of the retention rules"),
+    "unpin": Action(_pin, "+", "WHAT", (), "remove the pins of checkpoints"),
+    "rm": Action(_rm, "+", "WHAT", ("--yes", "--force", "--dry-run"), "remove checkpoints, after asking"),
+    "prune": Action(_prune, "+", "WHAT", ("--yes", "--dry-run"), "remove what the rules of the run would remove"),
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from trainer_cli.commands.command_line import add_config_dir
 from trainer_cli.config import PACKAGE, SearchPath, project_root, shipped_folder
 from trainer_cli.environment import git_facts, versions
 from trainer_cli.errors import ConfigError
+from trainer_cli.parts import list_addons
 from trainer_cli.terminal import clear_status
 
 EXAMPLES = """examples:
@@ -74,6 +75,7 @@ def gather(config_dir: Path | None = None) -> dict[str, dict[str, Any]]:
             "current": _tilde(cwd),
             "project_root": _tilde(root),
         },
+        "addons": list_addons(),
         "git": {"project": git_facts(root), **_own_git()},
         "variables": dict(_variables(os.environ)),
     }

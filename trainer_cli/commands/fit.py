@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from trainer_cli.commands.command_line import (
@@ -16,6 +16,7 @@ from trainer_cli.commands.command_line import (
 )
 from trainer_cli.commands.streams import tolerate_lost_output
 from trainer_cli.errors import ExitCode, UserError, one_line
+from trainer_cli.parts import AT_END, RUN_SWEEP
 from trainer_cli.ranks import read_ranks
 
 if TYPE_CHECKING:
@@ -74,16 +75,15 @@ def run(args: argparse.Namespace) -> int:
         if value is not None:
             raise UserError(f"{flag} is for a sweep", cure="Add -m.")
     if args.supervised:
-        from trainer_cli.addons.jobs import stop_with_parent
+        from trainer_cli.processes import stop_with_parent
 
         # Before the imports, which take seconds: the parent may be killed during them.
         stop_with_parent()
-    from trainer_cli.addons.exact import provide_fork
-    from trainer_cli.addons.jobs import compose_fit, fit_in_processes
-    from trainer_cli.addons.view import ReportAtEnd
     from trainer_cli.commands.summary_at_end import SummaryAtEnd
+    from trainer_cli.processes import compose_fit, fit_in_processes, provide_fork
 
-    report, summary = ReportAtEnd(), SummaryAtEnd()
+    # The last one ends first: a program that reads the summary finds all that the others have written.
+    hooks = [*([SummaryAtEnd()] if args.json else []), *(make_hook() for make_hook in AT_END.each())]
 
     def compose() -> Composed:
         composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
@@ -93,13 +93,14 @@ def run(args: argparse.Namespace) -> int:
                 print(f"warning: {one_line(sentence)}", file=sys.stderr)
             # The parent of a supervised process writes it, after the last attempt. Of several ranks the main one
             # composes.
-            report.expect(composed.config)
-            if args.json:
-                summary.expect(composed.config)
+            for hook in hooks:
+                hook.expect(composed.config)
         return composed
 
     child = ["fit", *_child_arguments(args)]
-    with summary if args.json else nullcontext(), report:
+    with ExitStack() as stack:
+        for hook in hooks:
+            stack.enter_context(hook)
         return fit_in_processes(compose, child, supervised=args.supervised, allow_pickle=args.allow_pickle)
 
 
@@ -110,9 +111,7 @@ def _sweep(args: argparse.Namespace) -> int:
         return int(ExitCode.USER)
     if ranks.world_size > 1:
         raise UserError("a sweep is started by one process, not by torchrun or srun", cure="Leave -m out.")
-    from trainer_cli.addons.jobs import run_sweep
-
-    return run_sweep(
+    return RUN_SWEEP.need("-m")(
         args.overrides,
         config_dir=args.config_dir,
         config_name=args.config_name,

@@ -8,6 +8,7 @@ import sys
 
 from trainer_cli.commands.command_line import add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.parts import PLAN_JOBS
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.terminal import clear_status, line_width, show_status, wrapped
 
@@ -49,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
     between_failures_s = _seconds(args.between_failures)
     if args.multirun:
         return _plan_sweep(args, between_failures_s)
-    from trainer_cli.addons.exact import provide_fork
-    from trainer_cli.addons.jobs import compose_fit
+    from trainer_cli.processes import compose_fit, provide_fork
     from trainer_cli.running import describe_plan, plan
 
     composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
@@ -85,12 +85,11 @@ def _seconds(text: str | None) -> float | None:
 
 def _plan_sweep(args: argparse.Namespace, between_failures_s: float | None) -> int:
     """Compose and check every job as `fit -m` does, then print what each would do."""
-    from trainer_cli.addons.jobs import plan_jobs
     from trainer_cli.config import compose
     from trainer_cli.running import describe_plan, plan
 
     plans = {}
-    jobs = plan_jobs(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    jobs = PLAN_JOBS.need("-m")(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     for number, planned in enumerate(jobs, 1):
         show_status(f"planning job {number:,} of {len(jobs):,} …")
         # Composed anew with the directory of the job, in which a run to resume would be.

@@ -16,34 +16,22 @@ import keyword
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Set
+from functools import cache, cached_property
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import trainer_cli
+from trainer_cli.addon import each_addon
 from trainer_cli.components.shadows import refuse_shadows
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.parts import explain_missing
 from trainer_cli.patterns import did_you_mean
 
 OURS = "trainer_cli"
-COMPONENTS = tuple(
-    f"{OURS}.{name}"
-    for name in (
-        "callbacks",
-        "data",
-        "loggers",
-        "models",
-        "optim.schedulers",
-        "optim.warmup",
-        "addons.exact.recorder",
-        "addons.inspect",
-        "addons.predict.prediction_writers",
-        "addons.sparsity",
-        "addons.text",
-        "addons.trackers",
-    )
+_OWN_COMPONENTS = tuple(
+    f"{OURS}.{name}" for name in ("callbacks", "data", "loggers", "models", "optim.schedulers", "optim.warmup")
 )
 TORCH = "torch"
 TORCH_CLASSES = ("torch.nn.modules", "torch.optim")
@@ -59,20 +47,32 @@ _COMPONENT_BASES = _TORCH_BASES | {
     ("trainer_cli.trainer.hooks", "Callback"),
     ("trainer_cli.trainer.train_step", "TrainStep"),
     ("trainer_cli.loggers.base", "Logger"),
-    ("trainer_cli.addons.predict.prediction_writers", "PredictionWriter"),
 }
 """(module, qualified name): compared as text, since torch is imported only if a config names it."""
 _TRANSFORMS = ("torchvision.transforms",)
 """Packages all of whose classes transform samples; most have no base class."""
 _COMPILERS = ("torch.distributed", "torch.fx", "torch.jit")
 """Packages whose modules launch processes or compile code."""
-_PASSAGES = (
-    OURS,
-    *(f"{OURS}.{name}" for name in ("optim", "addons", "addons.exact", "addons.predict")),
-    TORCH,
-    "torch.nn",
-)
-"""Packages that lead to a component's module; their other names are not trusted."""
+
+
+@cache
+def _find_components() -> tuple[str, ...]:
+    """The packages and modules, of this program and of add-ons, whose public classes a config from disk may name."""
+    return (*_OWN_COMPONENTS, *(name for _, addon in each_addon() for name in addon.components))
+
+
+@cache
+def _find_passages() -> frozenset[str]:
+    """The packages that lead to a component's module; their other names are not trusted."""
+    parts = [name.split(".") for name in (*_find_components(), *TORCH_CLASSES)]
+    return frozenset(".".join(path[:depth]) for path in parts for depth in range(1, len(path)))
+
+
+@cache
+def _find_bases() -> frozenset[tuple[str, str]]:
+    """(module, qualified name) of the classes, of this program and of add-ons, whose subclasses are components."""
+    of_addons = (base.partition(":") for _, addon in each_addon() for base in addon.bases)
+    return frozenset({*_COMPONENT_BASES, *((module, name) for module, _, name in of_addons)})
 
 
 class Trust(NamedTuple):
@@ -103,12 +103,11 @@ class Trust(NamedTuple):
         # By text alone: to import a package in order to judge it would already run its code.
         if self.packages is None or top in self.packages:
             return True
+        if path.startswith(tuple(f"{prefix}." for prefix in (*_find_components(), "torch.nn", "torch.optim"))):
+            return True
         if top in (OURS, TORCH):
             # `trainer_cli.MLP`: resolved lazily from the public names.
-            is_public_name = top == OURS and "." not in submodule
-            return is_public_name or path.startswith(
-                tuple(f"{prefix}." for prefix in (*COMPONENTS, "torch.nn", "torch.optim"))
-            )
+            return top == OURS and "." not in submodule
         return self.project is not None and top in find_project_packages(self.project)
 
     def holds(self, module: str) -> bool:
@@ -121,7 +120,7 @@ class Trust(NamedTuple):
         # A module object may claim any name: only the one registered under it counts.
         if sys.modules.get(name) is not module:
             return self.unrestricted
-        return name in _PASSAGES or self.holds(name) or _within(name, (*COMPONENTS, *TORCH_CLASSES))
+        return name in _find_passages() or self.holds(name) or _within(name, (*_find_components(), *TORCH_CLASSES))
 
     def is_of_project(self, module: str) -> bool:
         """Whether a module is the project's own."""
@@ -143,7 +142,7 @@ class Trust(NamedTuple):
             return False
         if inspect.isclass(definition) and _within(module, TORCH_CLASSES):
             return _is_subclass(definition, _TORCH_BASES)
-        if inspect.isclass(definition) and _within(module, COMPONENTS):
+        if inspect.isclass(definition) and _within(module, _find_components()):
             return True
         return self.holds(module) and is_component(definition, module)
 
@@ -161,7 +160,7 @@ def is_component(definition: object, module: str) -> bool:
     if inspect.isclass(definition):
         is_record = "__dataclass_params__" in vars(definition)
         is_transform = _within(module, _TRANSFORMS)
-        return is_record or is_transform or _is_subclass(definition, _COMPONENT_BASES) or _assigns_train(definition)
+        return is_record or is_transform or _is_subclass(definition, _find_bases()) or _assigns_train(definition)
     if not isinstance(definition, FunctionType) or "." in definition.__qualname__:
         return False
     try:
@@ -171,7 +170,7 @@ def is_component(definition: object, module: str) -> bool:
         return False
     classes = typing.get_args(returned) or (returned,)
     return all(
-        inspect.isclass(returned_class) and _is_subclass(returned_class, _COMPONENT_BASES) for returned_class in classes
+        inspect.isclass(returned_class) and _is_subclass(returned_class, _find_bases()) for returned_class in classes
     )
 
 
@@ -196,7 +195,10 @@ def to_public_name(path: str) -> str:
     first, _, rest = path.partition(".")
     name = rest.rpartition(".")[2]
     # Add-ons are looked for only if a module is named, which shipped configs never do.
-    return f"{OURS}.{name}" if first == OURS and name != rest and name in trainer_cli.__all__ else path
+    if first != OURS or name == rest:
+        return path
+    is_public = name in trainer_cli.__all__ or explain_missing(path, "names", name) is not None
+    return f"{OURS}.{name}" if is_public else path
 
 
 def check_path(path: Any, where: str) -> None:
@@ -225,6 +227,9 @@ def resolve(path: str, where: str, trust: Trust) -> object:
         try:
             current = getattr(current, name)
         except AttributeError:
+            missing = explain_missing(f"_target_ {path}", "names", name) if current is trainer_cli else None
+            if missing is not None:
+                raise _target_error(missing.what, where, missing.cure) from None
             if not isinstance(current, ModuleType):
                 raise missing_name_error(path, where, f"{prefix} has no {name!r}", name, dir(current)) from None
             current = _import_submodule(current, prefix, name, path, where)
@@ -358,7 +363,7 @@ def _is_in(project: Path, module: str) -> bool:
     )
 
 
-def _is_subclass(cls: type, bases: set[tuple[str, str]]) -> bool:
+def _is_subclass(cls: type, bases: Set[tuple[str, str]]) -> bool:
     return any((base.__module__, base.__qualname__) in bases for base in cls.__mro__)
 
 

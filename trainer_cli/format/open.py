@@ -6,6 +6,7 @@ from trainer_cli.addon import each_addon, find_part
 from trainer_cli.errors import CheckpointError
 from trainer_cli.format.base import Format
 from trainer_cli.format.sharded import TensorsFormat
+from trainer_cli.parts import explain_missing
 from trainer_cli.schema import CheckpointFormat, Compression
 
 _PART = "format."
@@ -26,6 +27,8 @@ def new_format(name: str, compression: Compression = Compression.none, *, where:
         return TensorsFormat()
     make = find_part(_PART + name)
     if make is None:
+        if (error := explain_missing(f"the format {name!r}", "parts", _PART + name, where)) is not None:
+            raise error
         parts = [part for _, addon in each_addon() for part in addon.parts if part.startswith(_PART)]
         names = ", ".join(map(repr, [TensorsFormat.name, *(part.removeprefix(_PART) for part in parts)]))
         raise CheckpointError(f"the format {name[:40]!r} is unknown; known is {names}", where=where)

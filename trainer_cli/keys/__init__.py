@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainer_cli.keys.config_keys import OF_ONE_COMMAND as OF_ONE_COMMAND
     from trainer_cli.keys.config_keys import OPEN as OPEN
     from trainer_cli.keys.config_keys import SEVERAL as SEVERAL
+    from trainer_cli.keys.config_keys import WITHOUT_EFFECT as WITHOUT_EFFECT
     from trainer_cli.keys.config_keys import ConfigKey as ConfigKey
     from trainer_cli.keys.config_keys import KeyPath as KeyPath
     from trainer_cli.keys.config_keys import check_data_counts as check_data_counts
@@ -42,7 +43,8 @@ else:
         {
             "config_keys": (
                 "check_data_counts ConfigKey DATA_KEYS defaults KeyPath kind_at list_keys OF_ONE_COMMAND OPEN "
-                "sections SEVERAL text_keys unknown_key whole_values why_refused"
+                "sections SEVERAL text_keys unknown_key whole_values why_refused "
+                "WITHOUT_EFFECT"
             ),
             "editor_schema": "json_schema",
             "resume_rules": "matches_any SOURCE why_may_change",

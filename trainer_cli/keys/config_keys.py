@@ -35,6 +35,8 @@ OF_ONE_COMMAND = ("resume", "resume_allow", "trust")
 """Keys that apply to a single command and are not recovered from a config on disk."""
 SEVERAL = ("callbacks", "loggers")
 """Groups of which several options are chosen at once."""
+WITHOUT_EFFECT = ("name", "run_dir", "resume", "resume_allow", "trust", "checkpoint", "loggers", "logging", "restarts")
+"""Sections on which no number of a training depends."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trainer_cli.loads.left_out import find_left_out as find_left_out
     from trainer_cli.loads.left_out import omit_states as omit_states
     from trainer_cli.loads.options import LOG_MARKS as LOG_MARKS
+    from trainer_cli.loads.options import LORA_SCALING as LORA_SCALING
     from trainer_cli.loads.options import STATES as STATES
     from trainer_cli.loads.options import VERSIONS as VERSIONS
     from trainer_cli.loads.options import WEIGHTS as WEIGHTS
@@ -46,7 +47,7 @@ else:
                 "can_resume check_leave_out check_load describe_left_out find_left_out LEAVE_OUT omit_states "
                 "OPTIONAL_STATES"
             ),
-            "options": "check_mapping check_states LoadOptions LOG_MARKS STATES VERSIONS WEIGHTS WHOLE",
+            "options": "check_mapping check_states LoadOptions LOG_MARKS LORA_SCALING STATES VERSIONS WEIGHTS WHOLE",
             "report": "list_by_owner LoadReport OTHER_MODEL",
         },
     )

@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 ALL = "all"
 LOG_MARKS = "log_marks"
 """The key of the loggers' states in a checkpoint's."""
+LORA_SCALING = "lora_scaling"
+"""Name of a buffer of each layer that LoRA has adapted: the scaling factor, and 1 if the layer's weight is transposed,
+else 0."""
 VERSIONS = "model_versions"
 """The key of the versions of a model's modules in a checkpoint's state."""
 STATES: Mapping[str, tuple[str, ...]] = {

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact import earliest_start
 from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.data import LOADING
 from trainer_cli.errors import LOST, NotFiniteError, TrainError
 from trainer_cli.files import read_rows
 from trainer_cli.layout import SWEEP_FOLDER
-from trainer_cli.running.risen_loss import LOSS, find_risen_loss, is_before_rise, read_losses
+from trainer_cli.parts import FAILED_EVALUATION, FAILED_STEP
+from trainer_cli.running.risen_loss import find_risen_loss, is_before_rise, read_losses
 from trainer_cli.runs import RunDir
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer import Callback, Interruption
@@ -85,9 +85,9 @@ def suggest_replay(error: Exception, run: Path, trainer: Trainer) -> None:
         steps = _failed_steps(error, run, trainer.progress.step, trainer.loop.failed_step)
         # A worker's notes are lines of the message.
         is_of_sample = LOADING in "\n".join([str(error), *getattr(error, "__notes__", ())])
-        text = None if steps is None else describe_commands(run, *steps, loads=not is_of_sample)
+        text = None if steps is None else _describe_steps(run, *steps, loads=not is_of_sample)
         if not isinstance(error, TrainError) and _EVALUATING in "\n".join(getattr(error, "__notes__", [])):
-            text = None if is_of_sample else describe_evaluation(run, trainer.progress.step)
+            text = None if is_of_sample else _describe_evaluation(run, trainer.progress.step)
     except (TrainError, OSError) as problem:
         # The run's error must not be replaced by one of its files.
         log.debug("the failed step was not looked up: %s", problem)
@@ -123,36 +123,6 @@ def note_lost(error: BaseException, trainer: Trainer) -> None:
     error.add_note(f"{LOST} {text}")
 
 
-def describe_commands(run: Path, first: int, last: int, *, loads: bool = True) -> str | None:
-    """A sentence with the commands that look at steps of a run; None if they cannot be replayed.
-
-    Several steps are those in which the loss began not to be finite.
-
-    Args:
-        loads: whether the samples can be loaded.
-    """
-    start = earliest_start(RunDir(run))
-    if start is None or start >= last:
-        return None
-    first = max(first, start + 1)
-    name = shlex.quote(str(run))
-    if first < last:
-        # No --show: of many steps it would load and draw each sample.
-        search = f"`train bisect {name} '{LOSS} is not finite'` finds the step and its samples"
-        return f"{search}, and `train replay {name} {first}..{last}` computes these steps again."
-    words = f"{name} {first}"
-    shows = " --show` shows" if loads else "` lists"
-    return f"`train replay {words}` computes the step again, and `train data {words}{shows} the samples."
-
-
-def describe_evaluation(run: Path, step: int) -> str | None:
-    """A sentence with the command that looks at the evaluation after a step; None if it cannot be replayed."""
-    start = earliest_start(RunDir(run))
-    if start is None or start >= step:
-        return None
-    return f"`train replay {shlex.quote(str(run))} {step}` evaluates again, and names the sample."
-
-
 class EvaluationCheck(Callback):
     """Warns of each validation metric the first time that it is not finite, with the command that names the sample."""
 
@@ -171,12 +141,22 @@ class EvaluationCheck(Callback):
             return
         step = trainer.progress.step
         try:
-            command = describe_evaluation(self._run, step) if group.machines == 1 else None
+            command = _describe_evaluation(self._run, step) if group.machines == 1 else None
         except (TrainError, OSError) as problem:
             log.debug("the evaluation was not looked up: %s", problem)
             command = None
         values = ", ".join(f"{name} is {value}" for name, value in new.items())
         log.warning("%s at step %d%s", values, step, "" if command is None else f": {command}")
+
+
+def _describe_steps(run: Path, first: int, last: int, *, loads: bool) -> str | None:
+    describe = FAILED_STEP.find()
+    return None if describe is None else describe(run, first, last, loads=loads)
+
+
+def _describe_evaluation(run: Path, step: int) -> str | None:
+    describe = FAILED_EVALUATION.find()
+    return None if describe is None else describe(run, step)
 
 
 def _failed_steps(error: Exception, run: Path, step: int, failed_step: int | None) -> tuple[int, int] | None:

@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.auto import AutoDecision, decide, write_decisions
 from trainer_cli.addons.stores import configure_downloads
+from trainer_cli.auto_values import AutoDecision, auto_keys
 from trainer_cli.catalog import Entry
 from trainer_cli.checkpoint import GroupVerifier
 from trainer_cli.components import import_from
@@ -39,6 +39,7 @@ from trainer_cli.loggers import JsonlLogger
 from trainer_cli.messages import SILENT, to_console, to_file
 from trainer_cli.origin import DataAndSource, compare_forked, compare_resumed
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
+from trainer_cli.parts import FIND_AUTO
 from trainer_cli.running.disk_failures import explain_disk_failure
 from trainer_cli.running.ending import describe_best, print_already_finished, print_outcome
 from trainer_cli.running.repeated_steps import find_differing_end, repeats_steps
@@ -55,7 +56,7 @@ from trainer_cli.running.start import (
 )
 from trainer_cli.running.torch_import import import_torch
 from trainer_cli.running.trigger_files import TriggerFiles
-from trainer_cli.runs import BestSettings, Outcome, RunDir
+from trainer_cli.runs import BestSettings, Outcome, RunDir, write_json
 from trainer_cli.schema import ANEW, RESUME_WORDS
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Progress, RunStatus
@@ -106,7 +107,7 @@ def fit(
             return ExitCode.DONE
         # An error on one rank is raised on all, so that none waits in a collective.
         # Before they are made: what is `auto` is found with objects of its own.
-        composed, decisions = decide(composed, start, group)
+        composed, decisions = _find_auto(composed, start, group)
         with group.checking("while data and model were made"):
             config_text = stored_config(composed, start.run_id)
             trainer, data, origin = _build(composed, start, group, config_text)
@@ -149,6 +150,15 @@ def fit(
         if group.is_main:
             return _train(composed, start, trainer, data, path, load, step_errors)
         return _train_other_rank(start, trainer, data, path, load, step_errors)
+
+
+def _find_auto(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Composed, dict[str, AutoDecision]]:
+    """The config without `auto`: with the values that the run has found before, or else with those found now."""
+    for key, value in start.stored_values.items():
+        log.info("%s=%s, as in earlier attempts of the run", key, value)
+    composed = composed.with_values(start.stored_values)
+    keys = auto_keys(composed.config)
+    return FIND_AUTO.need(f"{keys[0]}=auto", keys[0])(composed, start, group) if keys else (composed, {})
 
 
 def _accept_requests(run: RunDir, trainer: Trainer, signals: StopSignals, stack: ExitStack) -> None:
@@ -273,7 +283,15 @@ def _open_run(
         stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
         # After the summary says `running`: with a longer config the run must not be read as finished.
         run.write_config(config_text, composed.overrides, sources)
-    write_decisions(run, decisions)
+    _write_decisions(run, decisions)
+
+
+def _write_decisions(run: RunDir, decisions: Mapping[str, AutoDecision]) -> None:
+    """Log the decisions, and write what was measured into the run directory."""
+    for key, decision in decisions.items():
+        log.info("%s=%s: %s", key, decision.value, decision.reason)
+    if decisions:
+        write_json(run.decisions_file, {key: asdict(decision) for key, decision in decisions.items()})
 
 
 @contextmanager

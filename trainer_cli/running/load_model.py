@@ -8,8 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.addons.formats import evaluated_weights
 from trainer_cli.catalog import ForeignKind
+from trainer_cli.checkpoint import read_evaluated_weights
 from trainer_cli.components import needs_data
 from trainer_cli.config import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
@@ -77,7 +77,7 @@ def load_model(
         EvaluatedOrigin(composed, {}).compare(checkpoint)
         builder = Builder(composed.config, composed.trust)
         model = builder.model(builder.data().source if with_data else None)
-    weights, _, versions = evaluated_weights(checkpoint, average)
+    weights, _, versions = read_evaluated_weights(checkpoint, average)
     if versions is None and ForeignKind.of(checkpoint) is None:
         # Saved before versions were, by the classes that the config names.
         versions = find_versions(model)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact import WITHOUT_EFFECT
 from trainer_cli.config import Composed
 from trainer_cli.files import read_last_row
+from trainer_cli.keys import WITHOUT_EFFECT
 from trainer_cli.origin import other_source
 from trainer_cli.running.start import Start
 

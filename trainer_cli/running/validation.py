@@ -22,7 +22,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact import provide_steps
 from trainer_cli.addons.stores import configure_downloads, is_cached
 from trainer_cli.catalog import Catalog, ForeignKind
 from trainer_cli.components import EVALUATED
@@ -36,7 +35,7 @@ from trainer_cli.origin import EvaluatedOrigin, naming_project
 from trainer_cli.running.results import Results
 from trainer_cli.runs import BestSettings, RunDir, ValidationRow
 from trainer_cli.schema import TrainConfig
-from trainer_cli.selection import Holds, Selection, StoredCheckpoint, run_holding, select
+from trainer_cli.selection import Holds, Selection, StoredCheckpoint, provide_steps, run_holding, select
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import clear_status, is_terminal, show_status

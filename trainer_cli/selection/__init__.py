@@ -12,7 +12,7 @@ It promises:
 - A checkpoint that is held (`Holds`) is not removed by the run that saved it.
 
 It reads only, never loads tensors, and does not import torch. A step that only a replay can compute is named here
-(`named_steps`) and computed by `addons.exact`.
+(`named_steps`), and an add-on computes it (`provide_steps`).
 
 Begin with `patterns.select`.
 """
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trainer_cli.selection.patterns import select_one as select_one
     from trainer_cli.selection.patterns import suggest_nearby as suggest_nearby
     from trainer_cli.selection.patterns import suggest_selector as suggest_selector
+    from trainer_cli.selection.provide import provide_steps as provide_steps
     from trainer_cli.selection.stored import StoredCheckpoint as StoredCheckpoint
     from trainer_cli.selection.stored import run_holding as run_holding
 
@@ -50,6 +51,7 @@ else:
                 "best_of ckpt_argument has_step Named named_path named_steps run_of select select_all select_one "
                 "Selection suggest_nearby suggest_selector"
             ),
+            "provide": "provide_steps",
             "stored": "run_holding StoredCheckpoint",
         },
     )

@@ -1,7 +1,7 @@
 """Which checkpoints `ckpt=` names, and their small files.
 
 It names paths, globs, runs, and `RUN@latest`, `RUN@best` or `RUN@step500`: the checkpoint of that step, or the one that
-was replayed. `addons/exact` replays it. RUN may be a glob too.
+was replayed. `provide_steps` has an add-on replay it. RUN may be a glob too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_cli.catalog import Catalog, Entry, ForeignKind, checkpoint_at, filled, is_archive, paths_of, split_existing
+from trainer_cli.catalog import Catalog, Entry, ForeignKind, checkpoint_at, filled, paths_of, split_existing
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import in_runs, parse_step
+from trainer_cli.parts import IS_ARCHIVE
 from trainer_cli.patterns import did_you_mean, expand_braces
 from trainer_cli.runs import BestSettings, RunDir, is_checkpoint, replayed_entries
 from trainer_cli.selection.stored import run_holding
@@ -405,7 +406,9 @@ def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
 
 def _suggest_ckpt(path: Path) -> str | None:
     """The hint for a file or folder that only `ckpt=` reads; None for any other."""
-    kind = "tar archive of a checkpoint" if path.is_file() and is_archive(path) else ForeignKind.of(path)
+    is_archive = IS_ARCHIVE.find()
+    is_one = is_archive is not None and path.is_file() and is_archive(path)
+    kind = "tar archive of a checkpoint" if is_one else ForeignKind.of(path)
     return None if kind is None else f"It is a {kind}, which ckpt= of train fit and train validate reads."
 
 

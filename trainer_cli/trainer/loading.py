@@ -319,11 +319,11 @@ class Loading:
 
 def _read_foreign_state(path: Path, load: LoadOptions, targets: Targets | None) -> dict[str, Any]:
 
-    from trainer_cli.addons.formats import read_foreign
     from trainer_cli.catalog import refuse_foreign
+    from trainer_cli.parts import READ_FOREIGN
 
     refuse_foreign(path, load.states)
-    foreign = read_foreign(path, allow_pickle=load.allow_pickle)
+    foreign = READ_FOREIGN.need(str(path))(path, allow_pickle=load.allow_pickle)
     state: dict[str, Any] = {"model": foreign.model if targets is None else distributed(dict(foreign.model), targets)}
     state[VERSIONS] = foreign.versions
     if foreign.step is not None:

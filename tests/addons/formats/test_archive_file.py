@@ -18,9 +18,9 @@ import torch
 from states import same, small_state
 
 from trainer_cli.addons.formats.archive_file import read_archive
+from trainer_cli.addons.formats.extract import extract_archive, is_archive
 from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.addons.formats.whole_archive import SUFFIXES, write_archive
-from trainer_cli.catalog.find import extract_archive, is_archive
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.without_trainer import load_checkpoint
 from trainer_cli.errors import CheckpointError, UserError

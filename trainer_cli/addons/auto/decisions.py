@@ -9,16 +9,15 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.auto_values import BATCH_SIZE, LR, auto_keys, largest_batch_size, numbers_instead
+from trainer_cli.auto_values import BATCH_SIZE, LR, AutoDecision, auto_keys, largest_batch_size, numbers_instead
 from trainer_cli.config import Composed, batches_of_step
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import Start
-from trainer_cli.runs import RunDir, write_json
 from trainer_cli.schema import CheckpointConfig, TrainConfig
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.terminal import format_bytes, format_count
@@ -56,18 +55,10 @@ def batch_sizes(data: Mapping[str, Any], samples: int, data_size: int) -> list[i
     return sizes or [1]
 
 
-@dataclass(frozen=True, slots=True)
-class AutoDecision:
-    """The value that was found for a key, why it was chosen, and what was measured."""
-
-    value: Any
-    reason: str
-    measured: Mapping[str, Any]
-    """Name -> values of all trials."""
-
-
-def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tuple[Composed, dict[str, AutoDecision]]:
-    """Find the values that are `auto`, unless the run has found them before. Collective.
+def find_values(
+    composed: Composed, start: Start, group: ProcessGroup = ALONE
+) -> tuple[Composed, dict[str, AutoDecision]]:
+    """Find the values that are `auto`. Collective.
 
     Returns:
         The config with the values, and the decision for each key that was `auto`; the same on all ranks.
@@ -76,11 +67,6 @@ def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tup
         UserError: no value was found.
     """
     decisions: dict[str, AutoDecision] = {}
-    for key, value in start.stored_values.items():
-        log.info("%s=%s, as in earlier attempts of the run", key, value)
-    composed = composed.with_values(start.stored_values)
-    if not auto_keys(composed.config):
-        return composed, decisions
     composed.check_targets()
     for key in auto_keys(composed.config):
         log.info("%s is auto: short trials are made and undone", key)
@@ -90,14 +76,6 @@ def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tup
         decisions[key] = decision
         composed = composed.with_values({key: decision.value})
     return composed, decisions
-
-
-def write_decisions(run: RunDir, decisions: Mapping[str, AutoDecision]) -> None:
-    """Log the decisions, and write what was measured into the run directory."""
-    for key, decision in decisions.items():
-        log.info("%s=%s: %s", key, decision.value, decision.reason)
-    if decisions:
-        write_json(run.decisions_file, {key: asdict(decision) for key, decision in decisions.items()})
 
 
 def _decide_batch_size(composed: Composed, group: ProcessGroup, start: Start) -> AutoDecision:

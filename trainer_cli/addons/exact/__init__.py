@@ -4,7 +4,7 @@ A resume is bit-exact, so every step of a run is a checkpoint: the state after a
 from the checkpoint before it. On this rest
 
     train replay        makes steps again, shows what happened in them, and compares them with what the run recorded
-    RUN@stepN           a checkpoint that is replayed when a command names it (`provide_steps`)
+    RUN@stepN           a checkpoint that is replayed when a command names it (`replay_step`)
     train data          the samples of a step, from the position of the step and the order of the epoch
     train bisect        the first step at which a condition holds
     train diverge       the first step at which two runs differ, and what differs first in it
@@ -17,28 +17,5 @@ and keeps no replayed state of which a record or a kept checkpoint differs.
 
 Begin with `replay_plan` (which checkpoint, which steps), `replay` (the fit that makes them) and `step_trace` (the
 callback that looks at steps); `step_samples` for the samples of a step, `diverge` for two runs, `resume` for the check
-of a resume.
+of a resume. No other package takes a name from this one: what the core asks for is a part in `addon.py`.
 """
-
-from __future__ import annotations
-
-from trainer_cli.lazy import add_lazy_names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT as WITHOUT_EFFECT
-    from trainer_cli.addons.exact.replay_plan import earliest_start as earliest_start
-    from trainer_cli.addons.exact.replay_process import provide_fork as provide_fork
-    from trainer_cli.addons.exact.replay_process import provide_steps as provide_steps
-    from trainer_cli.addons.exact.resume import assert_resume_is_exact as assert_resume_is_exact
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "replay_plan": "earliest_start WITHOUT_EFFECT",
-            "replay_process": "provide_fork provide_steps",
-            "resume": "assert_resume_is_exact",
-        },
-    )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.addons.exact.replay_plan import find_step, split_steps
-from trainer_cli.addons.exact.replay_process import provide_steps, replay_in_process
+from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.addons.exact.step_positions import read_records
 from trainer_cli.catalog import Catalog
 from trainer_cli.errors import CheckpointError, TrainError, UserError
@@ -32,6 +32,7 @@ from trainer_cli.files import read_rows
 from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs import Run, RunDir, write_json
+from trainer_cli.selection import provide_steps
 from trainer_cli.steps import RunStatus
 
 if TYPE_CHECKING:

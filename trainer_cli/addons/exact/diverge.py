@@ -29,11 +29,12 @@ from trainer_cli.addons.exact.divergence_report import (
     explain,
     is_below,
 )
-from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, config_of, split_steps
+from trainer_cli.addons.exact.replay_plan import config_of, split_steps
 from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.addons.exact.replay_records import group_by_step, is_clocked
 from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
+from trainer_cli.keys import WITHOUT_EFFECT
 from trainer_cli.layout import parse_step
 from trainer_cli.manifest import Manifest
 from trainer_cli.metric_names import TRAIN_PREFIX

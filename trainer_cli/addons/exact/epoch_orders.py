@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
 
 from trainer_cli.addons.exact.samples import Document, Sample
 from trainer_cli.addons.exact.walk_indices import IndexWalk, has_indices
-from trainer_cli.addons.text import MixedDataset, PackedRows
 from trainer_cli.data import Loader, generators_of
+from trainer_cli.parts import FIND_ORIGIN
 
 
 class KeyOrder:
@@ -28,11 +28,11 @@ class KeyOrder:
         """See `EpochOrder`."""
         keys, _ = self._loader.source.order(epoch, first, end)
         dataset: Any = self._loader.source.dataset
-        samples = (
-            # Of a subset of ours, the index in the project's dataset.
-            locate(dataset.dataset, dataset.indices[key]) if self._is_few else locate(dataset, key)
-            for key in keys
-        )
+        indices = keys
+        if self._is_few:
+            # Of a subset of ours, the indices in the project's dataset.
+            dataset, indices = dataset.dataset, [dataset.indices[key] for key in keys]
+        samples = locate(dataset, indices)
         return [
             replace(sample, key=key, position=position)
             for position, (key, sample) in enumerate(zip(keys, samples, strict=True), first)
@@ -90,10 +90,9 @@ def names_in_batch(loader: Any, number: int) -> list[str] | None:
     return [str(index) for index in IndexWalk(loader, number + 1).read(0)[number]]
 
 
-def locate(dataset: Any, key: Any, sources: tuple[str, ...] = ()) -> Sample:
-    """A sample by the argument of the dataset's `[]`: its source in mixtures, and its documents in packed rows."""
-    if isinstance(dataset, MixedDataset):
-        number, inner_key = key
-        return locate(dataset.datasets[number], inner_key, (*sources, dataset.names[number]))
-    documents = tuple(Document(*piece) for piece in dataset.pieces(key)) if isinstance(dataset, PackedRows) else ()
-    return Sample(key, source="/".join(sources) or None, documents=documents)
+def locate(dataset: Any, keys: Iterable[Any]) -> Iterator[Sample]:
+    """The samples by arguments of the dataset's `[]`: their sources in mixtures, their documents in packed rows."""
+    find_origin = FIND_ORIGIN.find()
+    for key in keys:
+        index, sources, pieces = (key, (), ()) if find_origin is None else find_origin(dataset, key)
+        yield Sample(index, source="/".join(sources) or None, documents=tuple(Document(*piece) for piece in pieces))

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact.replay_plan import WITHOUT_EFFECT, ReplayPlan, bytes_of_config, find_step, plan_replay
+from trainer_cli.addons.exact.replay_plan import ReplayPlan, bytes_of_config, find_step, plan_replay
 from trainer_cli.addons.exact.replay_records import RecordComparison, RecordDifference
 from trainer_cli.addons.stores import configure_downloads
 from trainer_cli.catalog import Catalog
@@ -31,6 +31,7 @@ from trainer_cli.config import Composed, diff, from_yaml
 from trainer_cli.environment import versions
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.files import locked_file
+from trainer_cli.keys import WITHOUT_EFFECT
 from trainer_cli.loads import WHOLE
 from trainer_cli.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.parallel import ALONE, ProcessGroup

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.addons.exact.divergence import BlamedSamples, StepRow
 from trainer_cli.commands import add_config_arguments
 from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.parts import LAUNCH_RANKS
 from trainer_cli.ranks import read_ranks
 from trainer_cli.terminal import format_count, line_width, print_json, wrapped, wrapped_report
 
@@ -62,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the steps in as many processes as the run had."""
     from trainer_cli.addons.exact.replay import compose_replay, plan_replay
-    from trainer_cli.addons.jobs import run_as_rank, stop_with_parent
     from trainer_cli.messages import to_console
+    from trainer_cli.processes import run_as_rank, stop_with_parent
     from trainer_cli.runs import RunDir, split_attempt
 
     if args.supervised:
@@ -92,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if args.pdb and processes > 1:
         raise UserError(f"--pdb is for runs of one process, and {args.run_dir} had {processes}")
     if processes > 1:
-        from trainer_cli.addons.jobs import launch_ranks
-
+        launch_ranks = LAUNCH_RANKS.need(f"the replay of a run of {processes} processes")
         return launch_ranks(["replay", *_child_arguments(args)], processes)
     if composed.config.parallel.strategy == "fsdp":
         # One process needs a group, too.

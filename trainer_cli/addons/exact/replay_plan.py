@@ -18,6 +18,7 @@ from typing import Any
 
 from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.keys import WITHOUT_EFFECT
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.running import import_torch, showing_import
 from trainer_cli.runs import Run, RunDir
@@ -28,8 +29,6 @@ from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
 
-WITHOUT_EFFECT = ("name", "run_dir", "resume", "resume_allow", "trust", "checkpoint", "loggers", "logging", "restarts")
-"""Sections of a config on which no number of a training depends."""
 _MOST_RATES = 50
 """Records whose times are used to estimate the duration of a step."""
 

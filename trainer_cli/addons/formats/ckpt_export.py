@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.catalog import rank_variables_in
+from trainer_cli.commands import Action
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.files import as_path
 from trainer_cli.ranks import read_rank_and_size
@@ -48,7 +50,7 @@ def _output(text: str) -> Path:
     return as_path(text, "--output", local=True)
 
 
-EXPORT_FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+_FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "--format": (("--format",), {"choices": FORMATS, "required": True, "help": "what to write"}),
     "--output": (("-o", "--output"), {"type": _output, "metavar": "PATH", "help": "where (RUN/export/NAME)"}),
     "--to": (("-o", "--output"), {"type": _output, "metavar": "PATH", "required": True, "help": "the new checkpoint"}),
@@ -193,3 +195,34 @@ def _report(args: argparse.Namespace, outcome: str, written: Written) -> int:
                 "--ema none takes the trained weights"
             )
     return ExitCode.DONE
+
+
+ACTIONS: Mapping[str, Action] = {
+    "export": Action(
+        export_weights,
+        1,
+        "CKPT",
+        (
+            "--format", "--output", "--dtype", "--shard-size", "--ema", "--merge-lora", "--key-mapping", "--hf-config",
+            "--overwrite", "--no-replay",
+        ),
+        "write the weights of a checkpoint for other programs",
+        _FLAGS,
+        "rm",
+        "train ckpt export runs/digits@best --format safetensors --dtype bfloat16",
+    ),
+    "average": Action(
+        average_weights,
+        "+",
+        "WHAT",
+        ("--to", "--ema", "--weights"),
+        "save the mean of the weights of several checkpoints",
+        _FLAGS,
+        "export",
+        "train ckpt average 'runs/digits/checkpoints/step*' --output runs/mean",
+    ),
+    "strip": Action(
+        strip_weights, 1, "CKPT", ("--to", "--ema"), "save the weights of a checkpoint alone", _FLAGS, "average"
+    ),
+}  # fmt: skip
+"""The actions of `train ckpt` that this add-on brings."""

@@ -11,9 +11,8 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from trainer_cli.addons.text import SCALING
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.loads import LoadOptions, list_by_owner
+from trainer_cli.loads import LORA_SCALING, LoadOptions, list_by_owner
 from trainer_cli.state import make_state_dict
 from trainer_cli.storage import replacing
 
@@ -38,7 +37,7 @@ def check_loadable(weights: Weights, where: str) -> None:
         CheckpointError: there are adapters in them.
     """
     if is_adapted(weights):
-        merges = any(name.endswith(f".{SCALING}") for name in weights)
+        merges = any(name.endswith(f".{LORA_SCALING}") for name in weights)
         raise CheckpointError(
             "the checkpoint has adapters, and from_pretrained would draw the adapted layers anew",
             where=where,
@@ -53,7 +52,7 @@ def merged_lora(weights: Weights, where: str) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: there are no adapters.
     """
-    layers = [name.removesuffix(f".{SCALING}") for name in weights if name.endswith(f".{SCALING}")]
+    layers = [name.removesuffix(f".{LORA_SCALING}") for name in weights if name.endswith(f".{LORA_SCALING}")]
     if not layers:
         if is_adapted(weights):
             raise CheckpointError(
@@ -65,7 +64,7 @@ def merged_lora(weights: Weights, where: str) -> dict[str, torch.Tensor]:
     result = dict(weights)
     for layer in layers:
         tensors = {name.removeprefix(f"{layer}."): result.pop(name) for name in weights if name.startswith(f"{layer}.")}
-        factor, transposed = tensors[SCALING].tolist()
+        factor, transposed = tensors[LORA_SCALING].tolist()
         # In 32 bits, so that the sum is rounded once, at its end.
         product = tensors["lora_B.default.weight"].float() @ tensors["lora_A.default.weight"].float() * factor
         base = tensors["base_layer.weight"]

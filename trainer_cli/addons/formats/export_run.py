@@ -19,24 +19,21 @@ from trainer_cli.addons.formats.export import (
     merged_lora,
     renamed,
 )
-from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.addons.formats.whole_archive import write_archive
 from trainer_cli.catalog import Catalog, ForeignKind
-from trainer_cli.checkpoint import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint import CheckpointMetadata, make_sync_checkpointer, read_evaluated_weights
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import is_url
-from trainer_cli.layout import CONFIG_FILE, MODEL_CONFIG_FILE, STEP_MODULES
+from trainer_cli.layout import CONFIG_FILE, MODEL_CONFIG_FILE
 from trainer_cli.loads import VERSIONS, LoadOptions
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE
 from trainer_cli.selection import StoredCheckpoint, run_holding
-from trainer_cli.state import find_spectral_vectors, make_metadata, select_weights
+from trainer_cli.state import find_spectral_vectors, make_metadata
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
 
-TRAINED = "none"
-"""Value of --ema for the trained weights."""
 _SUFFIXES = {ExportFormat.huggingface: "", ExportFormat.safetensors: ".safetensors", ExportFormat.torch: ".pt"}
 
 
@@ -79,7 +76,7 @@ def export_one(
         raise UserError("--hf-config is for --format huggingface")
     extra = _model_files(path, hf_config) if format is ExportFormat.huggingface else {}
     weights: Weights
-    weights, callback, versions = evaluated_weights(path, ema)
+    weights, callback, versions = read_evaluated_weights(path, ema)
     if merge_lora:
         weights = merged_lora(weights, str(path))
     new_names = LoadOptions(key_mapping=key_mapping or {}).renamed(weights)
@@ -149,7 +146,7 @@ def average(
     mean, callbacks = Average(), set()
     known = None
     for path, share in zip(paths, shares, strict=True):
-        weights, callback, versions = evaluated_weights(path, ema)
+        weights, callback, versions = read_evaluated_weights(path, ema)
         known = versions if known is None else known
         if versions not in (None, known):
             raise CheckpointError("it was saved by other versions of the modules than those before", where=str(path))
@@ -181,29 +178,8 @@ def strip(path: Path, output: Path, *, ema: str | None = None) -> Written:
         CheckpointError: the checkpoint is damaged or has no such weights.
         UserError: the output exists.
     """
-    weights, callback, versions = evaluated_weights(path, ema)
+    weights, callback, versions = read_evaluated_weights(path, ema)
     return _save(weights, versions, path, output, f"weights of {path}"[:500], callback)
-
-
-def evaluated_weights(
-    path: Path, ema: str | None = None
-) -> tuple[dict[str, torch.Tensor], str | None, Mapping[str, int] | None]:
-    """Read the weights of a checkpoint, the name of the callback whose average they are, and the versions of the
-    modules that have saved them; None: the checkpoint has none.
-
-    Args:
-        ema: see `export_one`.
-    """
-    if ForeignKind.of(path) is not None:
-        if ema not in (None, TRAINED):
-            raise UserError(f"{path} is of another program, which has no averages of --ema")
-        foreign = read_foreign(path)
-        return foreign.model, None, foreign.versions
-    checkpointer = make_sync_checkpointer()
-    callback = checkpointer.manifest(path).average if ema is None else ema
-    callback = None if callback == TRAINED else callback
-    state = checkpointer.read(path, ["model", VERSIONS, *([] if callback is None else ["callbacks"])])
-    return _without_step_modules(select_weights(state, str(path), callback)), callback, state.get(VERSIONS)
 
 
 def _model_files(path: Path, config_file: Path | None = None) -> dict[str, bytes]:
@@ -255,8 +231,3 @@ def _metadata(source: Path, manifest: Manifest | None, reason: str) -> Checkpoin
         source=manifest.source,
         files={**_model_files(source), **({CONFIG_FILE: text.encode()} if text else {})},
     )
-
-
-def _without_step_modules(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of the model alone, without those that the training step of the run held."""
-    return {name: value for name, value in weights.items() if not name.startswith(f"{STEP_MODULES}.")}

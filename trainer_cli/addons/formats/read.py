@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,19 +13,7 @@ from trainer_cli.addons.formats.torch_checkpointer import read_replicated
 from trainer_cli.addons.formats.torch_file import load_torch_file
 from trainer_cli.catalog import ForeignKind
 from trainer_cli.errors import CheckpointError, one_line
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignCheckpoint:
-    """The weights of another program's checkpoint, on the CPU."""
-
-    program: str
-    """What wrote it, as far as its content shows: "Lightning checkpoint", "DCP folder" and so on."""
-    model: dict[str, torch.Tensor]
-    step: int | None = None
-    """The optimizer step at which it was saved, if it says so."""
-    versions: Mapping[str, int] | None = None
-    """The versions of the saved modules by path; None: the checkpoint has none."""
+from trainer_cli.parts import ForeignCheckpoint
 
 
 def read_foreign(path: Path, *, allow_pickle: bool = False) -> ForeignCheckpoint:

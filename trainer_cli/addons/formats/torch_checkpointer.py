@@ -15,21 +15,21 @@ from trainer_cli.errors import CheckpointError, NoCheckpointError
 _NAME = re.compile(r"checkpoint_\d+\.pt")
 
 
-def file_of_rank(path: Path, rank: int) -> Path | None:
-    """The file of this rank in a folder, or the file itself if `path` is one; None for any other path."""
-    kind = ForeignKind.of(path)
-    if kind is ForeignKind.torch_checkpointer:
-        return path / f"checkpoint_{rank}.pt"
-    return path if kind is ForeignKind.torch_file and _NAME.fullmatch(path.name) else None
-
-
-def read_rank(file: Path, only: Collection[str] | None = None) -> dict[str, Any]:
-    """The state in the file of one rank, or its top-level keys in `only`.
+def read_rank(path: Path, rank: int, only: Collection[str] | None = None) -> dict[str, Any] | None:
+    """The state in the file of one rank, or its top-level keys in `only`; None if `path` is neither a folder of such
+    files, of which that of this rank is read, nor such a file.
 
     Raises:
         NoCheckpointError: the file does not exist: fewer ranks saved.
         CheckpointError: the file is damaged, or does not contain a mapping.
     """
+    kind = ForeignKind.of(path)
+    if kind is ForeignKind.torch_checkpointer:
+        file = path / f"checkpoint_{rank}.pt"
+    elif kind is ForeignKind.torch_file and _NAME.fullmatch(path.name):
+        file = path
+    else:
+        return None
     if not file.is_file():
         raise NoCheckpointError(
             f"there is no {file.name}: fewer ranks saved",

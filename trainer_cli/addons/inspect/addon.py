@@ -5,11 +5,11 @@ from __future__ import annotations
 from trainer_cli.addon import AddOn
 
 ADDON = AddOn(
+    components=("trainer_cli.addons.inspect",),
     names={
         "trainer_cli.addons.inspect.metrics": "ConfusionMatrix Metrics",
         "trainer_cli.addons.inspect.profiling": "DurationProfiler MemoryMonitor Throughput TorchProfiler",
         "trainer_cli.addons.inspect.samples": "EvalHarness TextSamples",
-        "trainer_cli.addons.inspect.system": "SystemMonitor",
         "trainer_cli.addons.inspect.tensors": "ActivationStatistics DumpActivations Norms TensorListener",
     },
 )

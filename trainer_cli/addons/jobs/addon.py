@@ -9,4 +9,11 @@ ADDON = AddOn(
         "_job": Verb("trainer_cli.addons.jobs.job"),
         "_store": Verb("trainer_cli.addons.jobs.store"),
     },
+    parts={
+        "fit.in_children": "trainer_cli.addons.jobs.supervise:fit_in_children",
+        "fit.sweep": "trainer_cli.addons.jobs.sweep:run_sweep",
+        "plan.sweep": "trainer_cli.addons.jobs.sweep:plan_jobs",
+        "process.launch_ranks": "trainer_cli.addons.jobs.launch:launch_ranks",
+        "process.serve_forks": "trainer_cli.addons.jobs.fork_server:serve_forks",
+    },
 )

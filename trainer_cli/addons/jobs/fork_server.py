@@ -33,10 +33,9 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module, invalidate_caches
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import trainer_cli
+from trainer_cli.processes import own_command
 from trainer_cli.ranks import LAUNCHED, ON_NCCL_ERROR
 from trainer_cli.signals import STOPPING, exit_early
 
@@ -47,7 +46,7 @@ SERVER = "_fork_server"
 _FOR_RANKS = "for-ranks"
 """A second argument of the server, which then imports what ranks use."""
 _IMPORTED = (
-    "trainer_cli.addons.jobs.supervise", "trainer_cli.running.fitting", "trainer_cli.data.datasets",
+    "trainer_cli.processes.fit", "trainer_cli.running.fitting", "trainer_cli.data.datasets",
     "trainer_cli.data.digest", "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard",
     "trainer_cli.loggers.tensorboard_files",
     "trainer_cli.models.mlp", "numpy.random",
@@ -59,15 +58,6 @@ _VARIABLES = (_MOMENT, *LAUNCHED, ON_NCCL_ERROR)
 """Environment variables that may differ between a server and its forks: no library reads them when it is imported."""
 _REQUEST_BYTES = 1 << 17
 _NUMBER = struct.Struct("i")
-
-
-def own_command(arguments: Sequence[str]) -> list[str]:
-    """The command that starts this program with these arguments."""
-    # -P: like the installed script, import nothing from the current folder unless this package is in it.
-    # Otherwise a file of the user could hide a module.
-    root = Path(trainer_cli.__file__).parents[1]
-    alone = [] if root == Path.cwd() else ["-P"]
-    return [sys.executable, *alone, "-m", "trainer_cli", *arguments]
 
 
 class _Inherited(NamedTuple):

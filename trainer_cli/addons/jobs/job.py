@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,28 +23,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fit with the config in the file; stop when the parent process ends."""
-    from trainer_cli.addons.jobs.supervise import stop_with_parent
     from trainer_cli.addons.jobs.sweep_table import recording_error
     from trainer_cli.config import Composed
+    from trainer_cli.processes import stop_with_parent
 
     stop_with_parent()
     tolerate_lost_output()
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.
-        from trainer_cli.addons.exact import provide_fork
-        from trainer_cli.addons.jobs.supervise import fit_in_processes
-        from trainer_cli.addons.view import ReportAtEnd
+        from trainer_cli.parts import AT_END
+        from trainer_cli.processes import fit_in_processes, provide_fork
 
-        report = ReportAtEnd()
+        hooks = [make_hook() for make_hook in AT_END.each()]
 
         def compose() -> Composed:
             composed = Composed.thaw(args.file, args.overrides, config_dir=args.config_dir)
             provide_fork(composed.config, config_dir=args.config_dir)
             if not args.supervised:
-                report.expect(composed.config)
+                for hook in hooks:
+                    hook.expect(composed.config)
             return composed
 
         flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
         child = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
-        with report:
+        with ExitStack() as stack:
+            for hook in hooks:
+                stack.enter_context(hook)
             return fit_in_processes(compose, child, supervised=args.supervised)

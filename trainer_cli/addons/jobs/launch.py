@@ -18,8 +18,9 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trainer_cli.addons.jobs.fork_server import Process, ProcessStarter, own_command
+from trainer_cli.addons.jobs.fork_server import Process, ProcessStarter
 from trainer_cli.errors import ExitCode
+from trainer_cli.processes import own_command
 from trainer_cli.ranks import ON_NCCL_ERROR, variables_of_rank
 from trainer_cli.signals import STOPPING, SignalHandlers
 

@@ -25,11 +25,10 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from trainer_cli.addons.jobs.fork_server import own_command
 from trainer_cli.addons.jobs.submit import SLURM, Submitted, check_processes, read_submission
 from trainer_cli.addons.jobs.supervise import Children
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
-from trainer_cli.addons.jobs.sweep_jobs import Job, jobs, text_of
+from trainer_cli.addons.jobs.sweep_jobs import Job, jobs
 from trainer_cli.addons.jobs.sweep_table import (
     ERROR,
     JobStatus,
@@ -47,6 +46,7 @@ from trainer_cli.files import replace
 from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.messages import to_console
 from trainer_cli.policy import RecordedEnd
+from trainer_cli.processes import own_command, text_of
 from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimizer, validate_command
 from trainer_cli.runs import BestSettings, RunDir, refuse_nested
 from trainer_cli.schema import ANEW, RESUME_WORDS, CheckpointConfig, ParallelConfig

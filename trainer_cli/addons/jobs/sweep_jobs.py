@@ -26,14 +26,13 @@ from hydra.core.override_parser.types import (
     Glob,
     IntervalSweep,
     Override,
-    Quote,
     QuotedString,
     RangeSweep,
-    Transformer,
 )
 
 from trainer_cli.config import override_error, parse_override, read_overrides, suggest_list
 from trainer_cli.errors import ConfigError, raise_all
+from trainer_cli.processes import text_of
 from trainer_cli.terminal import format_count
 
 MOST_JOBS = 10_000
@@ -100,26 +99,6 @@ def key_of(swept: Mapping[str, Any]) -> str:
     # Of the exact pairs: different values may look the same once they are written as file names.
     digest = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:12]
     return f"{readable[: LONGEST_KEY - 13]}-{digest}"
-
-
-def text_of(value: Any) -> str:
-    """A value in Hydra's grammar, quoted only if necessary; different values are written differently."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        # repr gives the shortest text that reads back as the same float; Hydra's grammar has no e+.
-        return repr(value).replace("e+", "e")
-    if isinstance(value, list):
-        return f"[{','.join(map(text_of, value))}]"
-    if isinstance(value, dict):
-        # The grammar has no quotes for the keys of a mapping.
-        items = (f"{Transformer.str(key)}:{text_of(item)}" for key, item in value.items())
-        return f"{{{','.join(items)}}}"
-    if isinstance(value, str):
-        return value if _is_plain(value) else QuotedString(value, Quote.single).with_quotes()
-    return str(value)
 
 
 def _parsed(argument: str) -> Override | None:
@@ -236,11 +215,3 @@ def _job(arguments: Sequence[str], parsed: Sequence[Override | None], combinatio
             swept[key.lstrip("+")] = value
             overrides.append(f"{key}={text_of(value)}")
     return Job(key_of(swept), tuple(overrides), {key: text_of(value) for key, value in swept.items()})
-
-
-def _is_plain(text: str) -> bool:
-    """Whether Hydra reads a string without quotes as that very string."""
-    if not re.fullmatch(r"[\w./:@%+-]+", text):
-        return False
-    override = parse_override(f"x={text}")
-    return override is not None and override.value() == text

@@ -13,6 +13,8 @@ ADDON = AddOn(
             loads_torch=True,
         ),
     },
+    components=("trainer_cli.addons.predict.prediction_writers",),
+    bases=("trainer_cli.addons.predict.prediction_writers:PredictionWriter",),
     names={
         "trainer_cli.addons.predict.prediction_writers": "ParquetWriter PredictionWriter",
     },

@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_cli.addons.exact import provide_steps
 from trainer_cli.addons.predict.prediction_files import PredictionFile
 from trainer_cli.addons.predict.prediction_writers import PredictionWriter
 from trainer_cli.addons.stores import configure_downloads
@@ -34,7 +33,7 @@ from trainer_cli.origin import EvaluatedOrigin, naming_project
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.ranks import Ranks
 from trainer_cli.running import import_torch, run_or_place
-from trainer_cli.selection import Holds, StoredCheckpoint
+from trainer_cli.selection import Holds, StoredCheckpoint, provide_steps
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:

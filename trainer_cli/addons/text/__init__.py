@@ -4,27 +4,6 @@ A sample is a pure function of the data, the seed and its position: `Text`, `Tok
 any position at once, so a resume takes the same time at any step. What was tokenized or packed is a cache that is made
 again if it is missing.
 
-`PackedRows` and `MixedDataset` tell where a sample comes from; `SCALING` is the buffer by which an export finds the
-layers that `lora` has adapted. Begin with `text.py` for texts, with `tokens.py` for files of token ids.
+Begin with `text.py` for texts, with `tokens.py` for files of token ids; `origin.py` tells where a sample comes from. No
+other package takes a name from this one: what others ask for is a part in `addon.py`.
 """
-
-from __future__ import annotations
-
-from trainer_cli.lazy import add_lazy_names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.addons.text.lora import SCALING as SCALING
-    from trainer_cli.addons.text.mixture import MixedDataset as MixedDataset
-    from trainer_cli.addons.text.text import PackedRows as PackedRows
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "lora": "SCALING",
-            "mixture": "MixedDataset",
-            "text": "PackedRows",
-        },
-    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from trainer_cli.addon import AddOn
 
 ADDON = AddOn(
+    parts={"data.find_origin": "trainer_cli.addons.text.origin:find_origin"},
+    components=("trainer_cli.addons.text",),
     names={
         "trainer_cli.addons.text.gpt": "GPT",
         "trainer_cli.addons.text.lora": "lora",

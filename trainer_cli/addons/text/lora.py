@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.loads import LORA_SCALING
 from trainer_cli.patterns import matches
-
-SCALING = "lora_scaling"
-"""Name of a buffer of each adapted layer: the scaling factor, and 1 if the layer's weight is transposed, else 0."""
 
 
 def lora(
@@ -74,7 +72,7 @@ def lora(
         if isinstance(module, LoraLayer):
             # Saved with the weights, so that an export can merge without the config.
             scaling = [float(module.scaling["default"]), float(module.fan_in_fan_out)]
-            module.register_buffer(SCALING, torch.tensor(scaling, dtype=torch.float32))
+            module.register_buffer(LORA_SCALING, torch.tensor(scaling, dtype=torch.float32))
     for pattern in [train] if isinstance(train, str) else train:
         parameters = [parameter for name, parameter in model.named_parameters() if matches(name, pattern)]
         if not parameters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainer_cli.addon import AddOn
 
 ADDON = AddOn(
+    components=("trainer_cli.addons.trackers",),
     names={
         "trainer_cli.addons.trackers.mlflow": "MlflowLogger",
         "trainer_cli.addons.trackers.trackio": "TrackioLogger",

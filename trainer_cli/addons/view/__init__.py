@@ -10,22 +10,6 @@ It promises:
   that is printed at the start.
 - Nothing in a run's directory is written but `report.html`. A report that fails never fails the fit: it is a warning.
 
-Begin with `report.py`, then `report_sections` for what is shown and `serve_runs` for what is read again.
+Begin with `report.py`, then `report_sections` for what is shown and `serve_runs` for what is read again. No other
+package takes a name from this one: what the core asks for is a part in `addon.py`.
 """
-
-from __future__ import annotations
-
-from trainer_cli.lazy import add_lazy_names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.addons.view.report_at_end import ReportAtEnd as ReportAtEnd
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "report_at_end": "ReportAtEnd",
-        },
-    )

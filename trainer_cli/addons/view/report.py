@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_cli.addons.exact import earliest_start
 from trainer_cli.addons.view.forks import forks_among
 from trainer_cli.addons.view.report_blocks import Block, clock_time
 from trainer_cli.addons.view.report_runs import grouping_keys, groupings
@@ -29,6 +28,7 @@ from trainer_cli.commands import no_run
 from trainer_cli.environment import versions
 from trainer_cli.errors import TrainError, UserError, one_line
 from trainer_cli.files import as_path, replace
+from trainer_cli.parts import EARLIEST_START
 from trainer_cli.runs import Run, RunDir, RunRecord, RunsBelow, ValidationRow, collecting
 from trainer_cli.terminal import format_bytes, format_count
 
@@ -172,9 +172,10 @@ def look_of(record: RunRecord) -> Block:
     """What the page needs for the commands that look at a step: the run in the words of a shell, and its earliest state
     to replay from.
     """
-    start = None
-    with suppress(OSError, TrainError):
-        start = earliest_start(RunDir(record.path))
+    start, find_start = None, EARLIEST_START.find()
+    if find_start is not None:
+        with suppress(OSError, TrainError):
+            start = find_start(RunDir(record.path))
     return {"run": shlex.quote(str(record.path)), "start": start}
 
 

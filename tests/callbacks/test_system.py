@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import tiny
 
-from trainer_cli.addons.inspect import system
-from trainer_cli.addons.inspect.nvml import Nvml
-from trainer_cli.addons.inspect.system import SYSTEM_FILE, SystemMonitor, Usage, open_nvml
+from trainer_cli.callbacks import system
+from trainer_cli.callbacks.nvml import Nvml
+from trainer_cli.callbacks.system import SYSTEM_FILE, SystemMonitor, Usage, open_nvml
 from trainer_cli.errors import ConfigError
 from trainer_cli.files.durable import AppendedFile
 from trainer_cli.loggers.text_files import JsonlLogger

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer_cli.addons.inspect.nvml import Nvml
+from trainer_cli.callbacks.nvml import Nvml
 from trainer_cli.errors import ConfigError
 from trainer_cli.files import AppendedFile, as_path
 from trainer_cli.memory import machine_bytes, resident_bytes

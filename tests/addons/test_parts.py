@@ -1,0 +1,102 @@
+"""The parts that add-ons bring are those that are asked for, with their signatures, and missing ones are named."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_cli import addon as addon_module
+from trainer_cli import parts
+from trainer_cli.addon import AddOn, each_addon, find_part
+from trainer_cli.errors import UserError
+from trainer_cli.parts import AddOnPart, explain_missing, list_addons
+
+ROOT = Path(__file__).parents[2]
+PARTS: Mapping[str, AddOnPart[Any]] = {
+    name: value for name, value in vars(parts).items() if isinstance(value, AddOnPart)
+}
+SPEC = importlib.util.spec_from_file_location("addons", ROOT / "scripts" / "addons.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+script = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(script)
+
+
+def test_every_part_of_the_table_is_brought_and_every_one_that_is_brought_is_in_the_table() -> None:
+    brought = {name for _, addon in each_addon() for name in addon.parts if not name.startswith("format.")}
+    assert {part.name for part in PARTS.values()} == brought
+
+
+PROTOCOLS = {
+    # A string, since what it names is imported for type checkers alone.
+    name: protocol
+    for name in PARTS
+    if (protocol := getattr(parts, parts.__annotations__[name].removeprefix("AddOnPart[").removesuffix("]"), None))
+}
+"""Those of the parts whose type names the arguments."""
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_part_takes_the_arguments_of_its_type(name: str) -> None:
+    protocol = PROTOCOLS[name]
+    wanted = list(inspect.signature(protocol.__call__).parameters.values())[1:]
+    found = inspect.signature(find_part(PARTS[name].name)).parameters.values()
+    assert [(each.name, each.kind) for each in found] == [(each.name, each.kind) for each in wanted]
+    # An argument that has a default in the type may be left out.
+    assert [each.default for each in wanted if each.default is not each.empty] == [
+        other.default for each, other in zip(wanted, found, strict=True) if each.default is not each.empty
+    ]
+
+
+@pytest.mark.parametrize("file", script.FILES, ids=lambda file: file.name)
+def test_what_add_ons_bring_is_written_down(file: Path) -> None:
+    assert file.read_text(encoding="utf-8") == script.FILES[file](), "run: python scripts/addons.py"
+
+
+@pytest.fixture
+def without_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {name: addon for name, addon in each_addon() if name != "exact"}
+    monkeypatch.setattr(addon_module, "_find_shipped", lambda: others)
+
+
+@pytest.mark.usefixtures("without_exact")
+def test_a_part_that_is_missing_is_none_or_an_error_that_names_its_addon() -> None:
+    assert parts.FAILED_STEP.find() is None
+    assert list(parts.FAILED_STEP.each()) == []
+    assert parts.AT_END.find() is not None
+    with pytest.raises(UserError) as caught:
+        parts.REPLAY_STEP.need("runs/x@step4", "ckpt")
+    assert str(caught.value) == (
+        "runs/x@step4 needs the add-on 'exact', which this installation lacks (ckpt). "
+        "Install trainer-cli again, or do without it."
+    )
+    assert list_addons()["exact"] == "missing"
+    assert list_addons()["view"] == "shipped"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "addon"),
+    [
+        ("verbs", "replay", "exact"),
+        ("verbs", "ckpt export", "formats"),
+        ("verbs", "fit", None),
+        ("names", "GPT", "text"),
+        ("names", "MLP", None),
+        ("parts", "format.archive", "formats"),
+    ],
+)
+def test_what_a_missing_addon_would_bring_is_known(kind: str, name: str, addon: str | None) -> None:
+    error = explain_missing("what", kind, name)
+    assert (None if error is None else error.what.split("'")[1]) == addon
+
+
+def test_an_installed_addon_is_asked_after_those_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = AddOn(parts={parts.AT_END.name: "collections:OrderedDict"})
+    monkeypatch.setattr(addon_module, "_find_installed", lambda: {"mine": mine})
+    assert [hook.__name__ for hook in parts.AT_END.each()] == ["ReportAtEnd", "OrderedDict"]  # type: ignore[attr-defined]
+    assert list_addons()["mine"] == "installed"

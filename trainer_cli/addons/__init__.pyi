@@ -1,0 +1,34 @@
+"""The public names that add-ons bring. Written by scripts/addons.py."""
+
+from trainer_cli.addons.auto.find import find_batch_size as find_batch_size
+from trainer_cli.addons.auto.find import find_learning_rate as find_learning_rate
+from trainer_cli.addons.exact.resume import assert_resume_is_exact as assert_resume_is_exact
+from trainer_cli.addons.inspect.metrics import ConfusionMatrix as ConfusionMatrix
+from trainer_cli.addons.inspect.metrics import Metrics as Metrics
+from trainer_cli.addons.inspect.profiling import DurationProfiler as DurationProfiler
+from trainer_cli.addons.inspect.profiling import MemoryMonitor as MemoryMonitor
+from trainer_cli.addons.inspect.profiling import Throughput as Throughput
+from trainer_cli.addons.inspect.profiling import TorchProfiler as TorchProfiler
+from trainer_cli.addons.inspect.samples import EvalHarness as EvalHarness
+from trainer_cli.addons.inspect.samples import TextSamples as TextSamples
+from trainer_cli.addons.inspect.tensors import ActivationStatistics as ActivationStatistics
+from trainer_cli.addons.inspect.tensors import DumpActivations as DumpActivations
+from trainer_cli.addons.inspect.tensors import Norms as Norms
+from trainer_cli.addons.inspect.tensors import TensorListener as TensorListener
+from trainer_cli.addons.predict.prediction_writers import ParquetWriter as ParquetWriter
+from trainer_cli.addons.predict.prediction_writers import PredictionWriter as PredictionWriter
+from trainer_cli.addons.sparsity.selective_grad import SelectiveGrad as SelectiveGrad
+from trainer_cli.addons.sparsity.sparse_training import GMP as GMP
+from trainer_cli.addons.sparsity.sparse_training import RigL as RigL
+from trainer_cli.addons.sparsity.sparse_training import SET as SET
+from trainer_cli.addons.sparsity.sparse_training import Static as Static
+from trainer_cli.addons.text.gpt import GPT as GPT
+from trainer_cli.addons.text.lora import lora as lora
+from trainer_cli.addons.text.mixture import Mixture as Mixture
+from trainer_cli.addons.text.text import Documents as Documents
+from trainer_cli.addons.text.text import Packing as Packing
+from trainer_cli.addons.text.text import Text as Text
+from trainer_cli.addons.text.tokens import TokenFiles as TokenFiles
+from trainer_cli.addons.trackers.mlflow import MlflowLogger as MlflowLogger
+from trainer_cli.addons.trackers.trackio import TrackioLogger as TrackioLogger
+from trainer_cli.addons.trackers.wandb import WandbLogger as WandbLogger
