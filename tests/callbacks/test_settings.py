@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny import Line, Noisy, loader, trainer
+from tiny import Line, loader, trainer
 
 import trainer_cli
 import trainer_cli as t
@@ -57,39 +57,18 @@ MADE: list[tuple[Callable[[], Any], str]] = [
     (partial(t.SaveCheckpointState, states="all"), "states"),
     (partial(t.SaveCheckpointState, states=[]), "states"),
     (partial(t.SaveCheckpointState, every="often"), "every"),
-    (partial(t.TextSamples, length=0), "length is 0"),
-    (partial(t.TextSamples, temperature=-0.5), r"temperature is -0\.5"),
-    (partial(t.TextSamples, every=0), "every is 0"),
     (partial(type("Evaluates", (ValidationCallback,), {}), 0), "every is 0"),
-    (partial(t.TensorListener, statistics=["median"]), "'median' is not a statistic"),
-    (partial(t.DumpActivations, ["*"], every=0), "every is 0"),
-    (partial(t.Throughput, peak_tflops=-1), "peak_tflops is -1"),
-    (partial(t.TorchProfiler, active=0), "active is 0"),
     (partial(t.ParameterTable, -1), "depth is -1"),
-    (partial(t.SelectiveGrad, 1.5), r"share is 1\.5, but it must be above 0 and at most 1"),
     (partial(t.ScopedFlags, fit={"os.sep": "x"}), "'os.sep' is not an attribute of torch"),
     (partial(t.ScopedFlags, fit={f"{FLAG}s": True}), f"there is no '{FLAG}s'"),
     (partial(t.ScopedFlags, fit={"torch.nowhere.flag": True}), "there is no 'torch.nowhere.flag'"),
     (partial(t.ScopedFlags, fit={"torch.load": 1}), "is a function or a class"),
     (partial(t.ScopedFlags, fit={FLAG: 1}), "is False, so it cannot be 1"),
-    (partial(t.Static, 1.0), r"sparsity is 1\.0"),
-    (partial(t.Static, 0.5, init="first"), "init is 'first'"),
-    (partial(t.Static, 0.5, distribution="even"), "distribution is 'even'"),
-    (partial(t.Static, {"*": 0.5}, distribution="erk"), "needs one number"),
-    (partial(t.SET, 0.5, drop_fraction=1.5), r"drop_fraction is 1\.5"),
-    (partial(t.SET, 0.5, every=0), "every: 0 is not a duration"),
 ]
 USED: list[tuple[Callable[[], Any], str]] = [
     (lambda: _fit(callbacks=[t.EMA(start="10s")]), r"start is 10s, which is not a number of steps"),
     (lambda: _fit(callbacks=[t.SaveCheckpointState()]), "this trainer saves none"),
-    (lambda: _attach(t.ActivationStatistics(["nowhere.*"])), "no module matches"),
     (lambda: _attach(t.LearningRateMonitor("rate")), "no parameter group has 'rate'"),
-    (lambda: _attach(t.TorchProfiler(), t.TorchProfiler()), "there are two TorchProfilers"),
-    (lambda: _fit(Noisy, sparsity=t.Static(0.5, parameters=["*.bias"])), "no parameter has a mask"),
-    (lambda: _fit(Noisy, sparsity=t.Static({"body.0.*": 0.5})), r"no glob of sparsity matches body\.4\.weight"),
-    (lambda: _fit(Noisy, sparsity=t.GMP(0.5, stop="30min")), r"sparsity\.stop is needed as a number of steps"),
-    (lambda: _fit(Noisy, sparsity=t.GMP(0.5, start=4, stop=4)), "stops changing at step 4"),
-    (lambda: _fit(sparsity=t.Static(0.5), callbacks={"sparsity": t.EMA()}), "two callbacks are called 'sparsity'"),
 ]  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.addons.jobs.sweep_jobs import jobs
 from trainer_cli.config.composing import compose
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.errors import Code, ConfigError
@@ -227,7 +226,8 @@ def _compose(words: Sequence[str], name: str) -> None:
         return
     search = SearchPath.of(None, name, None)
     arguments = [word for word in words if word != "-m"]
-    for job in jobs(arguments, lambda group: list(search.options(group)) if search.is_group(group) else None):
+    sweep = pytest.importorskip("trainer_cli.addons.jobs.sweep_jobs")
+    for job in sweep.jobs(arguments, lambda group: list(search.options(group)) if search.is_group(group) else None):
         compose(job.overrides, config_name=name)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+import trainer_cli as t
 from trainer_cli.addons.inspect.metrics import ConfusionMatrix, Metrics
 from trainer_cli.addons.inspect.samples import TextSamples
 from trainer_cli.addons.text.gpt import GPT
@@ -207,3 +210,23 @@ def test_what_has_no_cell_is_named(predicted: Any, targets: Any, message: str) -
 )
 def test_what_has_a_cell_is_counted(predicted: Any, targets: Any, total: int) -> None:
     assert int(count(predicted, targets).counts.sum()) == total
+
+
+# The call, and words of its error.
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (partial(t.TextSamples, length=0), "length is 0"),
+    (partial(t.TextSamples, temperature=-0.5), r"temperature is -0\.5"),
+    (partial(t.TextSamples, every=0), "every is 0"),
+    (partial(t.TensorListener, statistics=["median"]), "'median' is not a statistic"),
+    (partial(t.DumpActivations, ["*"], every=0), "every is 0"),
+    (partial(t.Throughput, peak_tflops=-1), "peak_tflops is -1"),
+    (partial(t.TorchProfiler, active=0), "active is 0"),
+    (lambda: trainer(callbacks=[t.ActivationStatistics(["nowhere.*"])]), "no module matches"),
+    (lambda: trainer(callbacks=[t.TorchProfiler(), t.TorchProfiler()]), "there are two TorchProfilers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_a_wrong_setting_is_refused_by_name(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises((ConfigError, UserError), match=words):
+        call()

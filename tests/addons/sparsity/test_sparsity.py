@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import torch
 from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
 from torch import Tensor, nn
 
+import trainer_cli as t
 from trainer_cli import Trainer
 from trainer_cli.addons.sparsity.selective_grad import SelectiveGrad
 from trainer_cli.addons.sparsity.sparse_training import GMP, SET, RigL, Static
 from trainer_cli.addons.sparsity.sparsity import Sparsity, cosine, cubic, erdos_renyi_kernel, replaced
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.errors import UserError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.train_step import TrainStep
@@ -335,3 +337,30 @@ def test_the_mask_of_another_model_is_refused() -> None:
     sparse(8)
     with pytest.raises(UserError, match=r"this Static was given to an earlier trainer"):
         sparse(16)
+
+
+def _train(**more: Any) -> None:
+    trainer(Noisy, **more).fit(loader(12))
+
+
+# The call, and words of its error.
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (partial(t.SelectiveGrad, 1.5), r"share is 1\.5, but it must be above 0 and at most 1"),
+    (partial(t.Static, 1.0), r"sparsity is 1\.0"),
+    (partial(t.Static, 0.5, init="first"), "init is 'first'"),
+    (partial(t.Static, 0.5, distribution="even"), "distribution is 'even'"),
+    (partial(t.Static, {"*": 0.5}, distribution="erk"), "needs one number"),
+    (partial(t.SET, 0.5, drop_fraction=1.5), r"drop_fraction is 1\.5"),
+    (partial(t.SET, 0.5, every=0), "every: 0 is not a duration"),
+    (lambda: _train(sparsity=t.Static(0.5, parameters=["*.bias"])), "no parameter has a mask"),
+    (lambda: _train(sparsity=t.Static({"body.0.*": 0.5})), r"no glob of sparsity matches body\.4\.weight"),
+    (lambda: _train(sparsity=t.GMP(0.5, stop="30min")), r"sparsity\.stop is needed as a number of steps"),
+    (lambda: _train(sparsity=t.GMP(0.5, start=4, stop=4)), "stops changing at step 4"),
+    (lambda: _train(sparsity=t.Static(0.5), callbacks={"sparsity": t.EMA()}), "two callbacks are called 'sparsity'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_a_wrong_setting_is_refused_by_name(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises((ConfigError, UserError), match=words):
+        call()
