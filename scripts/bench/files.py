@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import disk
-import ours
+import own_checkpointers
 from settings import Settings
 from state import flat, gpt_state, size_bytes
 from table import Column, Row, Table
@@ -47,7 +47,7 @@ def _contenders(tree: dict, folder: Path) -> dict[str, Callable[[Path], object]]
 
     tensors = flat(tree)
     checkpoint = folder / "step1"
-    keeper = ours.sync_checkpointer()
+    keeper = own_checkpointers.sync_checkpointer()
     keeper.save(tree, checkpoint)
     file = checkpoint / "rank0.safetensors"
     return {

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ours
+import own_checkpointers
 from killed import Stamp, fit
 from replayed import TRAIN
 from settings import Settings
@@ -163,7 +163,7 @@ def tensors(count: int, folder: Path) -> dict[str, dict[str, float]]:
     def trainer(steps: int) -> Trainer:
         return Trainer(
             model=Many, optimizer=lambda model: torch.optim.AdamW(model.parameters(), fused=True),
-            checkpoint=ours.checkpoint_callback(folder / "checkpoints", asynchronous=False),
+            checkpoint=own_checkpointers.checkpoint_callback(folder / "checkpoints", asynchronous=False),
             loop=TrainingLoop(max_duration=steps, eval_interval=None), seed=0, device="cpu",
             logging=Logging(level="error", console="off"),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import disk
-import ours
+import own_checkpointers
 from settings import Settings
 from state import Tree, flat, gpt_state, size_bytes
 from table import Column, Row, Table
@@ -32,7 +32,7 @@ def loaders(tree: Tree, folder: Path) -> dict[str, tuple[Path, Load]]:
 
     tensors = flat(tree)
     pickled, safe, shards, own = (folder / name for name in ("torch.pt", "safe", "shards", "step1"))
-    keeper = ours.sync_checkpointer()
+    keeper = own_checkpointers.sync_checkpointer()
     torch.save(tensors, pickled)
     safetensors.torch.save_file(tensors, safe)
     dcp_save(tree, checkpoint_id=shards, no_dist=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import disk
-import ours
+import own_checkpointers
 from savers import torch_checkpointing
 from settings import Settings
 from state import Tree, flat, gpt_state, size_bytes
@@ -32,7 +32,7 @@ def savers(tree: Tree) -> dict[str, Save]:
 
     tensors = flat(tree)
     image = disk.Image(size_bytes(tree))
-    keeper = ours.sync_checkpointer()
+    keeper = own_checkpointers.sync_checkpointer()
 
     def torch_save(path: Path) -> None:
         torch.save(tree, path)
@@ -57,7 +57,7 @@ def savers(tree: Tree) -> dict[str, Save]:
         "DCP, sync": lambda path: dcp_save(tree, checkpoint_id=path, no_dist=True),
         "train, sync": partial(keeper.save, tree),
     }
-    behind = ours.async_checkpointer()
+    behind = own_checkpointers.async_checkpointer()
 
     def awaited(path: Path) -> None:
         behind.save(tree, path).written.result()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import disk
-import ours
+import own_checkpointers
 from state import size_bytes
 from timing import Skipped, require
 
@@ -142,7 +142,7 @@ def torch_checkpointing(kind: str) -> Saver:
 
 
 def train_sync() -> Saver:
-    keeper = ours.sync_checkpointer()
+    keeper = own_checkpointers.sync_checkpointer()
 
     def save(state: Any, path: Path) -> Handed:
         keeper.save(state, path)
@@ -152,7 +152,7 @@ def train_sync() -> Saver:
 
 
 def train_async() -> Saver:
-    keeper = ours.async_checkpointer()
+    keeper = own_checkpointers.async_checkpointer()
 
     def save(state: Any, path: Path) -> Handed:
         # As the Trainer's callback does: the finiteness of the weights is examined, too.

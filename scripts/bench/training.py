@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import disk
-import ours
+import own_checkpointers
 from savers import SAVERS, TRAIN, TRAIN_SYNC, Handed, Saver, done
 from state import CONTEXT, VOCABULARY, Tree
 from timing import Skipped, seconds
@@ -174,7 +174,7 @@ def _by_trainer(training: Training, steps: int, every: int, folder: Path, saver:
         def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
             times.append(time.perf_counter())
 
-    callback = ours.checkpoint_callback(
+    callback = own_checkpointers.checkpoint_callback(
         folder, asynchronous=saver == TRAIN, enabled=every > 0, save_interval=None,
         ephemeral_save_interval=every or None, fixed_steps=_WARM_SAVES if every else (),
         pre_train_checkpoint=False, save_final=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -38,6 +39,17 @@ def test_no_module_of_the_benchmarks_has_the_name_of_a_helper_of_the_tests() -> 
         if path.parent != Path(__file__).parent and not path.with_name("__init__.py").exists()
     }  # fmt: skip
     assert scripts & helpers == {"conftest"} & scripts
+
+
+def test_no_module_of_the_benchmarks_has_the_name_of_a_project_that_a_test_writes() -> None:
+    # It would be imported in place of the project's, in a process that runs the tests of both.
+    scripts = {path.stem for path in (ROOT / "scripts" / "bench").glob("*.py")}
+    written = {
+        name for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r'/ "(\w+)\.py"\)\.write_text', path.read_text(encoding="utf-8"))
+    }  # fmt: skip
+    assert len(written) > 20
+    assert scripts & written == set()
 
 
 def test_a_ratio_is_taken_in_each_round() -> None:
