@@ -29,6 +29,7 @@ _LONG = (
     "test_fuzz",
 )
 _PROCESSES = (
+    "tests/addons/test_example",
     "tests/bench",
     "tests/commands/",
     "tests/checkpoint/test_async_checkpointer",

@@ -493,7 +493,7 @@ def test_a_report_loads_neither_torch_nor_hydra(tmp_path: Path) -> None:
     assert not _loaded_after(made + _verb("report", "x"), tmp_path) & {"torch", "hydra", "omegaconf"}
 
 
-LONGEST = {"step": 8, "save": 10, "command": 10, "resume": 10, "evaluation": 8}
+LONGEST = {"step": 8, "save": 10, "command": 10, "resume": 10, "evaluation": 8, "stop": 6}
 """The modules that a reader may have to open for each walk, at most."""
 
 
@@ -516,7 +516,7 @@ def _walks() -> dict[str, tuple[Walk, set[str]]]:
 
 @pytest.fixture(scope="module")
 def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Walk, set[str]]]:
-    """The walks, traced in a training that saves and evaluates, and in one that resumes it."""
+    """The walks, traced in a training that saves and evaluates, in one that resumes it, and in one that is stopped."""
     walks = _walks()
     fit = [
         "fit",
@@ -526,11 +526,14 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Walk, set
         "checkpoint.save_interval=2",
         "checkpoint.save_async=true",
     ]
-    resumes = {"resume": walks["resume"][0]}
-    with traced({name: walk for name, (walk, _) in walks.items() if name not in resumes}):
+    resume, stop = {"resume": walks["resume"][0]}, {"stop": walks["stop"][0]}
+    with traced({name: walk for name, (walk, _) in walks.items() if name not in {*resume, *stop}}):
         assert main([*fit, "loop.max_duration=4"]) == 0
-    with traced(resumes):
+    with traced(resume):
         assert main([*fit, "loop.max_duration=5"]) == 0
+    with traced(stop):
+        sender = "+callbacks.sender={_target_: walk.make_signal_sender, step: 2}"
+        assert main([*fit, "loop.max_duration=4", sender, f"run_dir={tmp_path_factory.mktemp('stopped')}"]) == 75
     return walks
 
 

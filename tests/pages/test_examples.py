@@ -63,15 +63,15 @@ def test_the_gan_learns_to_draw_digits(tmp_path: Path, monkeypatch: pytest.Monke
 def test_every_example_is_run_and_is_in_the_table() -> None:
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     folders = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
-    # tests/pages/test_recipes.py runs the recipes.
+    # tests/pages/test_recipes.py runs the recipes, tests/addons/test_example.py the add-on.
     assert (
         folders
-        == sorted([*SHOWS, "recipes"])
+        == sorted([*SHOWS, "addon", "recipes"])
         == sorted(re.findall(r"^\| \[([\w-]+)\]\(\1/README\.md\)", text, re.MULTILINE))
     )
 
 
-@pytest.mark.parametrize("name", SHOWS)
+@pytest.mark.parametrize("name", [*SHOWS, "addon"])
 def test_an_example_is_short(name: str) -> None:
     sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (EXAMPLES / name).rglob("*.*")}
     assert max(sizes.values()) <= 70

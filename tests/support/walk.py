@@ -5,6 +5,7 @@ The definition of a walk is that of docs/architecture.md.
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -94,6 +95,18 @@ class _Tracer:
                 return names + self._submitted.get(id(frame.f_locals["job"]), [])
             frame = frame.f_back
         return names
+
+
+def make_signal_sender(step: int) -> Any:
+    """A callback that sends SIGTERM to this process in a step, which is counted from 1."""
+    from trainer_cli import Callback, Trainer
+
+    class SignalSender(Callback):
+        def on_train_step_end(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.progress.step == step - 1:
+                signal.raise_signal(signal.SIGTERM)
+
+    return SignalSender()
 
 
 def _add(walk: Walk, station: str, stack: list[str], beginnings: Collection[str]) -> None:

@@ -1,0 +1,1 @@
+"""An add-on of trainer-cli: where the loss of a run rose."""
