@@ -85,9 +85,14 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(
     r"^```yaml\n(callbacks:\n.*?)^```$", (ROOT / "docs/callbacks.md").read_text(encoding="utf-8"), re.M | re.S
 )
-ROWS = [node for block in BLOCKS for node in yaml.safe_load(block)["callbacks"].values()]
-
-OPTIONS = [path.stem for path in sorted((ROOT / "configs/callbacks").glob("*.yaml")) if path.stem != "default"]
+NODES = [node for block in BLOCKS for node in yaml.safe_load(block)["callbacks"].values()]
+ROWS = [node for node in NODES if node["_target_"].rpartition(".")[2] in trainer_cli.__all__]
+"""Examples of the callbacks that are there: those of an add-on may have been deleted."""
+OPTIONS = [
+    path.stem
+    for path in sorted((ROOT / "configs/callbacks").glob("*.yaml"))
+    if path.stem != "default" and set(re.findall(r"trainer_cli\.(\w+)", path.read_text())) <= {*trainer_cli.__all__}
+]
 
 
 def _shipped() -> dict[str, type]:

@@ -297,7 +297,7 @@ def test_another_format_is_reported_apart(tmp_path):
     foreign = SyncCheckpointer(format=Foreign())
     foreign.save({}, tmp_path / "step1")
     assert foreign.load(tmp_path / "step1") == {"foreign": 1}
-    with pytest.raises(CheckpointError, match="the format 'zarr' is unknown; known is 'tensors', "):
+    with pytest.raises(CheckpointError, match="the format 'zarr' is unknown; known is 'tensors'"):
         make_sync_checkpointer().load(tmp_path / "step1")
 
 
@@ -314,7 +314,7 @@ def test_a_checkpoint_is_read_by_the_format_that_its_manifest_names(tmp_path, mo
         addon, "_find_installed", lambda: {"more": addon.AddOn(parts={"format.other": f"{__name__}:Other"})}
     )
     assert make_sync_checkpointer().load(tmp_path / "step2") == {"a": 2}
-    with pytest.raises(CheckpointError, match=r"'nothing' is unknown; known is 'tensors', .*, 'other'"):
+    with pytest.raises(CheckpointError, match=r"'nothing' is unknown; known is 'tensors'.*, 'other'"):
         make_sync_checkpointer(format="nothing")
 
 
@@ -397,6 +397,7 @@ def test_a_save_is_none_or_the_pair_of_its_futures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [make_sync_checkpointer, make_async_checkpointer])
 def test_format_and_digest_are_those_that_were_set(tmp_path: Path, make: type) -> None:
+    pytest.importorskip("trainer_cli.addons.formats")
     checkpointer = make(digest="sha256", format="torch_file")
     checkpointer.save({"x": torch.ones(2)}, tmp_path / "step1")
     checkpointer.close()
@@ -460,6 +461,7 @@ def test_fine_tuning_loads_the_model_alone_from_epoch_0(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "step1", *other.parts, finetune=True) == (0, {"note": "x"})
     assert all(torch.equal(*pair) for pair in zip(one.model.parameters(), other.model.parameters(), strict=True))
     assert not other.optimizer.state
+    pytest.importorskip("trainer_cli.addons.formats")
     torch.save({"model": one.model.state_dict()}, tmp_path / "x.pt")
     assert load_checkpoint(tmp_path / "x.pt", Training(seed=2).model, finetune=True) == (0, {})
     with pytest.raises(UserError, match=r"only its weights can be loaded\. Add finetune=True"):

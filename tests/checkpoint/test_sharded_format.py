@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fake_ranks import form_of, parted, rank_of, save_as
+from known_formats import OF_RANKS
 from states import same
 from thread_ranks import ThreadGroup, on_ranks
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -97,7 +98,7 @@ def manifest_of(path: Path) -> Manifest:
     return Manifest.parse((path / "manifest.json").read_bytes())
 
 
-@pytest.mark.parametrize("format", ["tensors", "archive"])
+@pytest.mark.parametrize("format", OF_RANKS)
 def test_a_state_keeps_its_bits_from_one_rank_to_two_to_four_to_three_to_one(tmp_path: Path, format: str) -> None:
     make_sync_checkpointer(format=format).save(state(), tmp_path / "of1")
     before = "of1"
@@ -131,7 +132,7 @@ def state_order(like: Mapping[str, Any]) -> dict[str, Any]:
     return {key: state()[key] for key in like}
 
 
-@pytest.mark.parametrize("format", ["tensors", "archive"])
+@pytest.mark.parametrize("format", OF_RANKS)
 @pytest.mark.parametrize(("saved", "reading", "ranks"), [(2, 2, None), (2, 3, [0, 1]), (1, 2, [])])
 def test_a_rank_gets_what_it_saved_for_itself_or_among_others_what_each_saved(
     tmp_path: Path, saved: int, reading: int, ranks: list[int] | None, format: str
@@ -192,6 +193,7 @@ def test_a_rank_reads_either_format_whichever_it_saves(tmp_path: Path, saved: st
         checkpointer.join(group)
         return checkpointer.read(tmp_path / "step1")
 
+    pytest.importorskip("trainer_cli.addons.formats")
     save_as(tmp_path, [2], state, format=saved)
     for rank, found in enumerate(on_ranks(2, read)):
         assert same(found, state(rank=rank))

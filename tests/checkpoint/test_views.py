@@ -13,7 +13,7 @@ import torch
 from fake_ranks import form_of, parted, rank_of, save_as
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_formats import FORMATS
+from known_formats import FORMATS, OF_RANKS
 from states import restore_model, same
 from torch.distributed.tensor import Shard
 
@@ -169,7 +169,7 @@ def rank_tree(mesh: Any, rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("format", ["tensors", "archive"])
+@pytest.mark.parametrize("format", OF_RANKS)
 def test_several_ranks_store_a_view_once_and_load_it(tmp_path: Path, format: str) -> None:
     manifest = save_as(tmp_path, [2], rank_tree, format=format)
     if format == "tensors":

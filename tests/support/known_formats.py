@@ -19,6 +19,8 @@ KNOWN = [name for name in CheckpointFormat if name is CheckpointFormat.tensors o
 FORMATS: dict[str, Format] = {str(name): new_format(name) for name in KNOWN if name is not CheckpointFormat.archive}
 if CheckpointFormat.archive in KNOWN:
     FORMATS |= {f"archive {how.value}": new_format(CheckpointFormat.archive, how) for how in Compression}
+OF_RANKS = [str(name) for name in KNOWN if not name.one_process]
+"""Those that save the parts of several ranks."""
 
 
 def state() -> dict[str, Any]:
