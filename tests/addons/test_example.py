@@ -51,7 +51,7 @@ def test_a_run_that_names_the_callback_is_evaluated_without_trust(train_with_add
 def test_help_lists_the_verb_and_its_mistakes_are_those_of_train(train_with_addon: Command) -> None:
     assert "  rises     list the steps at which the loss rose most" in train_with_addon("--help").out
     refused = train_with_addon("rises", "runs/none")
-    assert (refused.code, refused.err.splitlines()[0]) == (1, "error: runs/none/metrics.jsonl does not exist")
+    assert (refused.code, refused.err.splitlines()[0]) == (2, "error: runs/none/metrics.jsonl does not exist")
 
 
 def test_the_verb_is_unknown_without_the_example(tmp_path: Path) -> None:

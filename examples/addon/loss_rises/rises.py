@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the steps, the largest rise first."""
     file = args.run / "metrics.jsonl"
     if not file.is_file():
-        raise UserError(f"{file} does not exist", hint="Name a run that was logged with loggers=default.")
+        raise UserError(f"{file} does not exist", cure="Name a run that was logged with loggers=default.")
     records = [json.loads(line) for line in file.read_text().splitlines()]
     # A loss that is not finite is written as text.
     losses = [(record["step"], float(record["train/loss"])) for record in records if "train/loss" in record]
