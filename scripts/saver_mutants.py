@@ -7,7 +7,7 @@ from __future__ import annotations
 
 _LOCAL, _FOLDER = "trainer_cli/storage/local.py", "trainer_cli/storage/folder.py"
 _SAVE, _GROUP = "trainer_cli/checkpoint/save.py", "trainer_cli/checkpoint/group_save.py"
-_STORE, _RANK_FOLDER = "trainer_cli/addons/stores/object_store.py", "trainer_cli/addons/stores/rank_folder.py"
+_FOLDERS, _MIRROR = "trainer_cli/addons/stores/object_folders.py", "trainer_cli/addons/stores/mirror.py"
 _CATALOG, _VERIFIED = "trainer_cli/catalog/catalog.py", "trainer_cli/tensor_files/verified_file.py"
 _MANIFEST, _LOCKS = "trainer_cli/manifest.py", "trainer_cli/storage/manifest_lock.py"
 _RETENTION, _SAVER = "trainer_cli/callbacks/retention.py", "trainer_cli/callbacks/state_saver.py"
@@ -20,6 +20,7 @@ _SAVED_IN_ORDER = f"{_STORAGES}::test_everything_is_at_rest_before_the_folder_ge
 _REMOVED_IN_ORDER = f"{_STORAGES}::test_a_removal_takes_the_manifest_away_first_and_for_good"
 _LOADS, _RANKS = "tests/checkpoint/test_load.py", "tests/checkpoint/test_group_save.py"
 _STORES, _MACHINES = "tests/addons/stores/test_object_store.py", "tests/addons/stores/test_machines.py"
+_MIRRORS = "tests/addons/stores/test_mirror.py"
 _CHECKPOINTER = "tests/checkpoint/test_checkpointer.py"
 _FAILED_SAVES = "tests/callbacks/test_saves.py"
 _POWER_CUTS = f"{_AT_ANY}::test_a_power_cut_at_any_operation_loses_nothing"
@@ -81,12 +82,13 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         (_SAVED_IN_ORDER,),
     ),
     "the manifest is sent before the files": (
-        _STORE, "            run_in_parallel(\n                [partial(self.client.upload,",
-        '            self.client.put_new(f"{name}/{MANIFEST_FILE}", manifest)\n'
-        "            run_in_parallel(\n                [partial(self.client.upload,", (_STORES,),
+        _FOLDERS, "        _run_in_parallel([partial(self._send,",
+        '        self.client.put_new(f"{name}/{MANIFEST_FILE}", manifest)\n'
+        "        _run_in_parallel([partial(self._send,",
+        (_MIRRORS, _STORES),
     ),
     "ranks send the manifest when it is made": (
-        _RANK_FOLDER, "                self._manifest = (self.path / file).read_bytes()\n",
+        _FOLDERS, "                self._manifest = (self.path / file).read_bytes()\n",
         "                self._manifest = (self.path / file).read_bytes()\n                self._put_manifest()\n",
         (_MACHINES,),
     ),
@@ -99,18 +101,41 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         (_REMOVED_IN_ORDER,),
     ),
     "a removal in a store deletes the manifest last": (
-        _STORE, '            self.client.delete(f"{name}/{MANIFEST_FILE}")\n            self._forget(name)\n'
-        "            delete_objects(self.client, name, self.run_id)\n",
-        "            delete_objects(self.client, name, self.run_id)\n"
-        '            self.client.delete(f"{name}/{MANIFEST_FILE}")\n            self._forget(name)\n',
-        (_MACHINES,),
+        _FOLDERS, '        self.client.delete(f"{name}/{MANIFEST_FILE}")\n        self._delete_objects(name)\n',
+        '        self._delete_objects(name)\n        self.client.delete(f"{name}/{MANIFEST_FILE}")\n', (_MACHINES,),
     ),
-    "a sweep of a store leaves no marker before it looks for a manifest": (
-        _STORE, "        self.client.put(marker, str(self.attempt).encode())\n", "", (_STORES,),
+    "a sweep of a store leaves no claim before it looks for a manifest": (
+        _FOLDERS, "        self._put_claim(name)\n        if self.read_manifest(name) is not None:\n",
+        "        if self.read_manifest(name) is not None:\n", (_STORES,),
     ),
     "a sweep of a store trusts its listing": (
-        _STORE, "        is_sent = self.client.get(f\"{name}/{MANIFEST_FILE}\") is not None\n",
-        "        is_sent = False\n", (_STORES,),
+        _FOLDERS, "        if self.read_manifest(name) is not None:\n            self.client.delete",
+        "        if False:\n            self.client.delete", (_STORES,),
+    ),
+    "a manifest is sent without a look at the claim": (
+        _FOLDERS, "        if self._claim_of(name) != self._claim:\n            raise lost\n", "", (_MIRRORS,),
+    ),
+    "a sender does not look at the claim after the manifest": (
+        _FOLDERS, "        if claim not in (None, self._claim) or any(", "        if False and any(", (_STORES,),
+    ),
+    "two processes of a run share a claim": (
+        _FOLDERS, "        self._claim = _Claim(run_id, attempt, secrets.token_hex(8))\n",
+        '        self._claim = _Claim(run_id, attempt, "")\n', (_MIRRORS,),
+    ),
+    "a file that is sent late replaces one of a later attempt": (
+        _FOLDERS, '        if not self.client.upload_new(f"{name}/{file}", path):\n',
+        '        if self.client.upload(f"{name}/{file}", path):\n', (_MIRRORS, _MACHINES),
+    ),
+    "a file is sent without a look at its digest": (
+        _FOLDERS, "        verify(source, manifest, [file])\n", "", (_MIRRORS,),
+    ),
+    "a manifest that is amended while its checkpoint is sent is not sent": (
+        _MIRROR, "                    if self._queue.get(name) is waiting:\n", "                    if True:\n",
+        (_MIRRORS,),
+    ),
+    "a checkpoint of another run is replaced by a copy": (
+        _MIRROR, "        if there.run_id != own.run_id:\n", "        if False:\n",
+        ("tests/addons/stores/test_copier.py::test_another_runs_checkpoint_is_not_replaced",),
     ),
     "the old one is deleted before it is replaced": (
         _LOCAL, "            old = self._swap(staging, name)\n",

@@ -74,7 +74,7 @@ class Run:
     def kill(self) -> None:
         """Nothing of this process reaches the store any more."""
         self.client.killed = True
-        self.storage.uploader.wait()
+        self.storage.mirror.wait()
 
     def start(self, at: int | None = None) -> None:
         """Start a process, the first or another, which is killed before request number `at`."""

@@ -194,6 +194,7 @@ class TestLocalStorage(StorageContract):
     @pytest.mark.parametrize("at", range(1, 30))
     def test_an_amendment_that_fails_midway_leaves_a_checkpoint_that_can_be_read_amended_and_removed(self, storage, at):
         put(storage, "step1", a=b"a")
+        saved = storage.peek("step1", "manifest.json")
         storage.disk = FaultyDisk(at)
         try:
             storage.amend("step1", b"new")
@@ -201,7 +202,7 @@ class TestLocalStorage(StorageContract):
             assert storage.disk.struck
         storage.disk = Disk()
         with storage.reading("step1"):
-            assert storage.peek("step1", "manifest.json") in (b"{}", b"new")
+            assert storage.peek("step1", "manifest.json") in (saved, b"new")
             assert not storage.remove("step1")
         storage.amend("step1", b"newer")
         assert set(storage.sizes("step1")) == {"a", "manifest.json"}
@@ -299,7 +300,7 @@ class TestLocalStorage(StorageContract):
     def test_a_pipe_instead_of_a_file_is_refused_without_waiting(self, storage):
         put(storage, "step1")
         os.mkfifo(storage.root / "step1" / "a")
-        assert storage.sizes("step1") == {"manifest.json": 2}
+        assert set(storage.sizes("step1")) == {"manifest.json"}
         with pytest.raises(OSError, match="Not a plain file"):
             storage.peek("step1", "a")
 

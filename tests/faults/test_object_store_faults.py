@@ -16,7 +16,7 @@ from object_store_proxy import FAULTS, Schedule, proxy
 from s3 import new_bucket, s3_server
 
 from campaign.uploads import Run, make_state, read_store
-from trainer_cli.addons.stores.copier import Copier
+from trainer_cli.addons.stores.copies import Copies
 from trainer_cli.addons.stores.object_client import ObjectClient
 from trainer_cli.addons.stores.object_store import ObjectStorage
 from trainer_cli.callbacks.retention import Retention
@@ -88,11 +88,11 @@ def test_copies_wait_for_a_store_that_is_away_and_the_next_start_sends_them(
     def client(address: str) -> ObjectClient:
         return ObjectClient(url, wait=lambda seconds: None, attempts=2, options={"endpoint_url": address})
 
-    def begun(reached: ObjectClient) -> Copier:
+    def begun(reached: ObjectClient) -> Copies:
         storage = ObjectStorage(url, cache=tmp_path / "cache", run_id="run", client=reached)
-        copier = Copier(own, storage, as_path(url), "run", every=1, raises=raises)
-        copier.start(Retention(own.root, own, "run"), 2, Newer.refuse)
-        return copier
+        copies = Copies(own, storage, as_path(url), "run", every=1, raises=raises)
+        copies.start(Retention(own.root, own, "run"), 2, Newer.refuse)
+        return copies
 
     def save(step: int) -> None:
         metadata = CheckpointMetadata(run_id="run", step=step, number=step)
@@ -103,15 +103,15 @@ def test_copies_wait_for_a_store_that_is_away_and_the_next_start_sends_them(
     nowhere = client("http://127.0.0.1:9")
     with pytest.raises(SaveError, match="could not be copied") if raises else nullcontext():
         begun(nowhere)
-    copier = begun(client(store[0]))
-    copier.storage.client = nowhere  # type: ignore[attr-defined]
+    copies = begun(client(store[0]))
+    copies.storage.remote.client = nowhere  # type: ignore[attr-defined]
     for step in (1, 2):
         save(step)
-        copier.copy(f"step{step}")
-        copier._thread.drain(20)
-        copier.raise_failure()  # That the store is away fails nothing yet.
+        copies.copy(f"step{step}")
+        copies.mirror.wait(600)
+        copies.raise_failure()  # That the store is away fails nothing yet.
     with pytest.raises(SaveError, match="the copies step1, step2 could not be sent") if raises else nullcontext():
-        copier.finish(Retention(own.root, own, "run"))
+        copies.finish(Retention(own.root, own, "run"))
     assert ("could not be sent" in caplog.text) is not raises
     assert read_store(url, tmp_path / "other") == {}
     begun(client(store[0])).finish(Retention(own.root, own, "run"))

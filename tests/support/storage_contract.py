@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import pytest
 
-from trainer_cli.manifest import new_digest
+from trainer_cli.manifest import FileEntry, Manifest, new_digest
+from trainer_cli.policy import CheckpointKind
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm
 from trainer_cli.storage.base import Storage
+from trainer_cli.storage.folder import StagedFolder
+
+
+def manifest_of(files: Mapping[str, FileEntry], loss: float = 0.0) -> bytes:
+    return Manifest(
+        run_id="run1", attempt=3, step=1, epoch=0, kind=CheckpointKind.regular, reason="a test",
+        metrics={"loss": loss}, files=files,
+    ).to_bytes()  # fmt: skip
 
 
 def put(storage: Storage, name: str, **files: bytes) -> None:
     with storage.writing(name) as folder:
-        for file, content in {**files, "manifest.json": b"{}"}.items():
+        for file, content in files.items():
             with folder.create(file) as writer:
                 writer.write(content)
-        folder.publish()
+        publish(folder)
+
+
+def publish(folder: StagedFolder) -> None:
+    content = manifest_of(folder.files)
+    with folder.create("manifest.json") as writer:
+        writer.write(content)
+    folder.publish()
+
+
+def amended(storage: Storage, name: str, loss: float) -> bytes:
+    """The manifest after an evaluation."""
+    return manifest_of(Manifest.parse(storage.peek(name, "manifest.json") or b"").files, loss)
 
 
 class StorageContract:
@@ -31,7 +53,8 @@ class StorageContract:
     def test_a_written_folder_is_there_with_its_files(self, storage):
         put(storage, "step1", a=b"alpha", b=b"")
         assert storage.names() == ["step1"]
-        assert storage.sizes("step1") == {"a": 5, "b": 0, "manifest.json": 2}
+        manifest = storage.peek("step1", "manifest.json")
+        assert storage.sizes("step1") == {"a": 5, "b": 0, "manifest.json": len(manifest)}
         assert storage.peek("step1", "a") == b"alpha"
         with storage.reading("step1") as folder, folder.open("a") as source:
             assert source.size_bytes == 5
@@ -44,7 +67,7 @@ class StorageContract:
         for publishes in (False, True):
             with storage.writing("step1") as folder:
                 with folder.create("manifest.json") as writer:
-                    writer.write(b"{}")
+                    writer.write(manifest_of({}))
                 assert storage.names() == []
                 assert storage.peek("step1", "manifest.json") is None
                 if publishes:
@@ -73,10 +96,8 @@ class StorageContract:
             with folder.create("a") as writer:
                 for piece in pieces:
                     writer.write(memoryview(piece))
-            with folder.create("manifest.json"):
-                pass
             entry = folder.files["a"]
-            folder.publish()
+            publish(folder)
         digest = new_digest(algorithm)
         digest.update(b"".join(pieces))
         assert (entry.size_bytes, entry.digest) == (sum(map(len, pieces)), f"{algorithm.value}:{digest.hexdigest()}")
@@ -128,21 +149,23 @@ class StorageContract:
 
     def test_an_amended_manifest_takes_the_place_of_the_old_one(self, storage):
         put(storage, "step1", a=b"a")
-        storage.amend("step1", b"new")
-        storage.amend("step1", b"newer")
-        assert storage.peek("step1", "manifest.json") == b"newer"
+        storage.amend("step1", amended(storage, "step1", 1.0))
+        newer = amended(storage, "step1", 2.0)
+        storage.amend("step1", newer)
+        assert storage.peek("step1", "manifest.json") == newer
         assert set(storage.sizes("step1")) == {"a", "manifest.json"}
 
     def test_a_reader_keeps_its_files_though_the_manifest_is_replaced_meanwhile(self, storage):
         put(storage, "step1", a=b"alpha")
         with storage.reading("step1") as folder:
-            storage.amend("step1", b"new")
-            storage.amend("step1", b"newer")
+            storage.amend("step1", amended(storage, "step1", 1.0))
+            newer = amended(storage, "step1", 2.0)
+            storage.amend("step1", newer)
             assert not storage.remove("step1")
             with folder.open("a") as source:
                 assert source.size_bytes == 5
             with storage.reading("step1"):
-                assert storage.peek("step1", "manifest.json") == b"newer"
+                assert storage.peek("step1", "manifest.json") == newer
         assert storage.remove("step1")
         assert storage.names() == []
 

@@ -82,7 +82,7 @@ class CheckpointerCallback(Callback):
         # Also where saves are synchronous: removed checkpoints are deleted by it.
         thread = thread or WriterThread("checkpoint-writer")
         self.saver = StateSaver(self.folder, self.settings, self.identity, thread, keeps_settings=identity is None)
-        self.storage, self.checkpointer, self.copier = self.saver.storage, self.saver.checkpointer, self.saver.copier
+        self.storage, self.checkpointer, self.copies = self.saver.storage, self.saver.checkpointer, self.saver.copies
         self.retention = self.saver.retention
         self._in_flight_requested = False
         """Whether the save in flight was requested by the user; if it fails, it is requested again."""
@@ -143,7 +143,7 @@ class CheckpointerCallback(Callback):
         return None if newest is None else newest[0].folder / newest[1].name
 
     def _catalogs(self) -> list[Catalog]:
-        copies = [] if self.copier is None else [self.copier.retention.catalog]
+        copies = [] if self.copies is None else [self.copies.retention.catalog]
         return reachable(self.retention.catalog, copies, self.identity.run_id)
 
     def newest_finite(self) -> Path | None:
@@ -229,9 +229,9 @@ class CheckpointerCallback(Callback):
         self.retention.leave_branch(trainer.progress.step, self.settings.newer)
         self._last_saved_step = _step_of(self.retention.newest(trainer.progress.step))
         self.retention.retire(self._last_saved_step)
-        if self.copier is not None:
-            self.copier.on_failure = trainer.interrupt
-            self.copier.start(self.retention, trainer.progress.step, self.settings.newer)
+        if self.copies is not None:
+            self.copies.on_failure = trainer.interrupt
+            self.copies.start(self.retention, trainer.progress.step, self.settings.newer)
 
     def next_step(self, trainer: Trainer) -> int | None:
         if not self.settings.enabled or self._rules is None:
@@ -257,8 +257,8 @@ class CheckpointerCallback(Callback):
         assert self._rules is not None
         if self._compares_later is not None and trainer.progress.step > 0:
             self._compares_later()
-        if self.copier is not None:
-            self.copier.raise_failure()
+        if self.copies is not None:
+            self.copies.raise_failure()
         with self._tolerating_save_errors():
             self._poll(trainer, wait=self._depends_on_save_in_flight(trainer, occasion))
         decision = self._why_save(trainer, occasion)
@@ -343,8 +343,8 @@ class CheckpointerCallback(Callback):
             with self._tolerating_save_errors(last=True):
                 self.retention.finish_uploads()
                 self.retention.retire(self._newest_step)
-            if self.copier is not None:
-                self.copier.finish(self.retention)
+            if self.copies is not None:
+                self.copies.finish(self.retention)
                 self.retention.retire(self._newest_step)
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
@@ -353,8 +353,8 @@ class CheckpointerCallback(Callback):
             return
         if isinstance(exception, KeyboardInterrupt):
             self.saver.checkpointer.interrupt()
-            if self.copier is not None:
-                self.copier.abandon()
+            if self.copies is not None:
+                self.copies.abandon()
         if trainer.strategy.world_size > 1:
             # The other ranks may be elsewhere, or gone: a save in flight is not committed.
             self.saver.in_flight = None
@@ -378,8 +378,8 @@ class CheckpointerCallback(Callback):
     def finalize(self) -> None:
         if not self.saver.close(_DELETING_S):
             log.warning("removed checkpoints in %s are still being deleted; the next start continues", self.folder)
-        if self.copier is not None and not self.copier.close(_DELETING_S):
-            log.warning("a copy in %s is not finished; the next start copies it again", self.copier.folder)
+        if self.copies is not None and not self.copies.close(_DELETING_S):
+            log.warning("a copy in %s is not finished; the next start copies it again", self.copies.folder)
 
     def save(self, trainer: Trainer, decision: Decision, *, finished: str | None = None) -> Path:
         """Save this step, durably, and remove what may go now. Returns the checkpoint's path.
@@ -510,14 +510,14 @@ class CheckpointerCallback(Callback):
             manifest = replace(manifest, kind=decision.kind, reason=decision.reason)
         whole = replace(manifest, metrics=metrics, finished=finished or manifest.finished)
         self.retention.complete(entry, whole)
-        if self.copier is not None:
-            self.copier.on_amended(entry.name)
+        if self.copies is not None:
+            self.copies.on_amended(entry.name)
         self.retention.retire(self._last_saved_step)
 
     def _resumes_from_folder(self, trainer: Trainer) -> bool:
         """Whether the training resumes a checkpoint of the folder, or a copy of one, with all its state."""
         source = trainer.loaded_from
-        folders = [self.folder] if self.copier is None else [self.folder, self.copier.folder]
+        folders = [self.folder] if self.copies is None else [self.folder, self.copies.folder]
         is_own = source is not None and source.absolute().parent in [folder.absolute() for folder in folders]
         return trainer.resumed and is_own
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trainer_cli.addons.stores import Copier, check_copies
+from trainer_cli.addons.stores import Copies, check_copies
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.catalog import Catalog, CheckpointHistory, Spent
 from trainer_cli.checkpoint import (
@@ -114,7 +114,7 @@ class StateSaver(SaveCaller):
         self.storage = self._new_storage(folder)
         self.history = CheckpointHistory(identity.history_file)
         self.retention = Retention(folder, self.storage, identity.run_id, self.history)
-        self.copier = self._new_copier(settings)
+        self.copies = self._new_copies(settings)
         format = new_format(settings.format, settings.compression)
         self.checkpointer = Checkpointer(format=format, storage=self._storage_at, digest=settings.digest, thread=thread)
         self.in_background = saves_in_background(settings.save_async)
@@ -186,7 +186,7 @@ class StateSaver(SaveCaller):
             self.identity.describe(trainer, decision.kind, decision.reason),
             finished=finished,
             left_out=self._left_out(),
-            number=None if self.copier is None or progress.step == 0 else self.copier.next_number,
+            number=None if self.copies is None or progress.step == 0 else self.copies.next_number,
             spent=Spent(trainer.metric_logger.time.seconds(), trainer.metric_logger.time.kept_s()),
         )
 
@@ -240,9 +240,9 @@ class StateSaver(SaveCaller):
         name, metadata = job.name, job.metadata
         SAVES.info("committed step %d (%s)", metadata.step, metadata.reason)
         self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason, metadata.spent)
-        if self.copier is not None:
+        if self.copies is not None:
             # Before any removal: a checkpoint that waits for its copy is held.
-            self.copier.on_committed(name, metadata)
+            self.copies.on_committed(name, metadata)
         if self._links_latest:
             point_latest_link(self.folder, name)
         self.retention.retire(metadata.step)
@@ -364,17 +364,17 @@ class StateSaver(SaveCaller):
         return self.thread.close(timeout_s)
 
     def _storage_at(self, root: Path) -> Storage:
-        if self.copier is not None and root == self.copier.folder.absolute():
-            return self.copier.storage
+        if self.copies is not None and root == self.copies.folder.absolute():
+            return self.copies.storage
         return self.storage if root == self.folder.absolute() else self._new_storage(root)
 
-    def _new_copier(self, settings: CheckpointConfig) -> Copier | None:
+    def _new_copies(self, settings: CheckpointConfig) -> Copies | None:
         if settings.copy_to.folder is None:
             return None
         folder, local, identity = as_path(settings.copy_to.folder), self.identity.local_folder, self.identity
         check_copies(self.folder, folder)
         cache = None if local is None else local / COPIES_CACHE
-        return Copier(
+        return Copies(
             self.storage,
             open_storage(folder, cache=cache, run_id=identity.run_id, attempt=identity.attempt),
             folder,

@@ -60,7 +60,7 @@ from trainer_cli.runs import BestSettings, Outcome, RunDir, write_json
 from trainer_cli.schema import ANEW, RESUME_WORDS
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Progress, RunStatus
-from trainer_cli.storage import check_store
+from trainer_cli.storage import open_storage
 from trainer_cli.terminal import LOADING_TORCH, clear_status, show_status
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _open_run(
     if start.is_new:
         if config.checkpoint.enabled and config.checkpoint.folder is not None:
             # Before the directory: a store without such a bucket, or without permission, must leave none.
-            check_store(config.checkpoint.folder, start.run_id)
+            open_storage(config.checkpoint.folder, run_id=start.run_id).check_writable()
         # Only now: until here an error leaves the run where it is.
         moved_to = run.move_to_trash() if config.resume == ANEW and run.exists_as_run() else None
         stack.enter_context(

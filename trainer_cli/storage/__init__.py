@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trainer_cli.storage.base import Storage as Storage
     from trainer_cli.storage.base import UnsyncedError as UnsyncedError
     from trainer_cli.storage.base import WritableFolder as WritableFolder
+    from trainer_cli.storage.copying import write_copy as write_copy
     from trainer_cli.storage.disk import Bytes as Bytes
     from trainer_cli.storage.disk import Disk as Disk
     from trainer_cli.storage.disk import delete_tree as delete_tree
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
     from trainer_cli.storage.hidden_names import REMOVED_PREFIX as REMOVED_PREFIX
     from trainer_cli.storage.hidden_names import Hidden as Hidden
     from trainer_cli.storage.hidden_names import HiddenName as HiddenName
-    from trainer_cli.storage.hidden_names import removed_marker as removed_marker
     from trainer_cli.storage.local import LocalStorage as LocalStorage
-    from trainer_cli.storage.open import check_store as check_store
     from trainer_cli.storage.open import open_storage as open_storage
 
     __all__: list[str]
@@ -49,10 +48,11 @@ else:
         globals(),
         {
             "base": "FileWriter ReadableFolder Storage UnsyncedError WritableFolder",
+            "copying": "write_copy",
             "disk": "Bytes delete_tree Disk",
             "folder": "LocalFileWriter LocalReadableFolder point_latest_link replacing StagedFolder",
-            "hidden_names": "Hidden HiddenName removed_marker REMOVED_PREFIX",
+            "hidden_names": "Hidden HiddenName REMOVED_PREFIX",
             "local": "LocalStorage",
-            "open": "check_store open_storage",
+            "open": "open_storage",
         },
     )

@@ -91,6 +91,13 @@ class Storage(Protocol):
         """
         ...
 
+    def receive(self, name: str, manifest: bytes, source: ReadableFolder) -> None:
+        """Copy a checkpoint, each file compared with its digest, the manifest last. An error leaves none.
+
+        FileExistsError if there is one of that name.
+        """
+        ...
+
     def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
         """The folder that rank 0 is writing, for this rank's files. Rank 0 publishes or removes it."""
         ...
@@ -151,6 +158,15 @@ class Storage(Protocol):
 
     def fsync_names(self) -> None:
         """Return once the names of all folders survive a power cut. UnsyncedError if they may not."""
+        ...
+
+    def check_writable(self) -> None:
+        """Check that folders can be written, where that is not known to a user: in an object store.
+
+        Raises:
+            UserError: there is no such bucket, or the store refuses.
+            StoreAwayError: it does not answer.
+        """
         ...
 
     def sweep(self) -> list[str]:

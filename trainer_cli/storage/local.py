@@ -17,7 +17,8 @@ from pathlib import Path
 from trainer_cli.files import REFUSED
 from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, is_plain, is_run_id
 from trainer_cli.schema import DigestAlgorithm
-from trainer_cli.storage.base import UnsyncedError
+from trainer_cli.storage.base import ReadableFolder, UnsyncedError
+from trainer_cli.storage.copying import copy_folder
 from trainer_cli.storage.disk import READ_ONLY, Disk, delete_tree, exists, is_folder, is_same_file
 from trainer_cli.storage.folder import LATEST_LINK, LocalReadableFolder, StagedFolder, open_source, write_file
 from trainer_cli.storage.hidden_names import REPLACED_PREFIX, Hidden, HiddenName, removed_marker
@@ -111,6 +112,9 @@ class LocalStorage:
             if staging.name in self._staged:
                 self._try_to_delete(staging)
                 self._staged.discard(staging.name)
+
+    def receive(self, name: str, manifest: bytes, source: ReadableFolder) -> None:
+        copy_folder(self, name, manifest, source)
 
     def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
         hidden = HiddenName.parse(hidden_name)
@@ -265,6 +269,9 @@ class LocalStorage:
             self.disk.fsync_dir(self.root)
         except OSError as error:
             raise UnsyncedError(error.errno, error.strerror, str(self.root)) from error
+
+    def check_writable(self) -> None:
+        """Nothing: the first write says so."""
 
     def leftovers(self) -> list[str]:
         """The folders that `sweep` would remove."""

@@ -27,16 +27,3 @@ def open_storage(root: Path | str, *, cache: Path | None = None, **identity: Any
     from trainer_cli.addons.stores import ObjectStorage
 
     return ObjectStorage(root, cache=cache, **identity)
-
-
-def check_store(root: str, run_id: str) -> None:
-    """Check that a folder of checkpoints can be written if it is in an object store.
-
-    Raises:
-        UserError: there is no such bucket, or the store refuses.
-        StoreAwayError: it does not answer.
-    """
-    if is_url(root):
-        from trainer_cli.addons.stores import ObjectClient
-
-        ObjectClient(root).check_writable(run_id)

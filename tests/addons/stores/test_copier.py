@@ -16,7 +16,8 @@ import torch
 from faulty_disk import FaultyDisk
 from tiny import ListLogger, StopAt, loader, trainer
 
-from trainer_cli.addons.stores.copier import Copier
+from trainer_cli.addons.stores.copies import Copies
+from trainer_cli.addons.stores.mirror import Mirror
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.catalog.catalog import Catalog
@@ -34,9 +35,9 @@ class Patient(Callback):
 
     def on_train_step_start(self, trainer: Trainer, *arguments: object) -> None:
         assert isinstance(trainer.checkpoint, CheckpointerCallback)
-        assert trainer.checkpoint.copier is not None
+        assert trainer.checkpoint.copies is not None
         trainer.checkpoint.drain()
-        trainer.checkpoint.copier._thread.drain(20)
+        trainer.checkpoint.copies.mirror.wait(600)
 
 
 class Run:
@@ -238,9 +239,9 @@ def test_python_writes_the_runs_name_itself(tmp_path: Path) -> None:
 
 
 def _copies(checkpoint: CheckpointerCallback) -> LocalStorage:
-    assert checkpoint.copier is not None
-    assert isinstance(checkpoint.copier.storage, LocalStorage)
-    return checkpoint.copier.storage
+    assert checkpoint.copies is not None
+    assert isinstance(checkpoint.copies.storage, LocalStorage)
+    return checkpoint.copies.storage
 
 
 class Strikes(Disk):
@@ -300,6 +301,23 @@ def test_a_failed_copy_follows_on_save_error_and_leaves_nothing_that_is_read(
     assert run.copied[-1] == 6
 
 
+def test_while_copies_fail_no_more_checkpoints_are_held_than_the_rules_would_keep(run: Run) -> None:
+    seen: list[list[str]] = []
+
+    class Look(Callback):
+        def on_train_step_end(self, trainer: Trainer, *results: object) -> None:
+            seen.append(sorted(name for name in os.listdir(run.own) if not name.startswith(".")))
+
+    run.prepare = lambda checkpoint: setattr(_copies(checkpoint), "disk", Strikes(fill, run.own))
+    settings: dict[str, Any] = {"max_checkpoints": 1, "on_save_error": "warn", "max_save_errors": 0}
+    run.fit(7, Patient(), Look(), every=1, save_async=False, **settings)
+    # The newest, and the one before, which was let go after the last removal.
+    assert max(map(len, seen)) <= 2, seen
+    run.prepare = lambda checkpoint: None
+    run.fit(8, Patient(), every=1, save_async=False, **settings)
+    assert run.copied == [8]
+
+
 @pytest.mark.parametrize("failure", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
 def test_a_failure_that_only_ends_a_thread_is_one_of_the_copy(
     run: Run, failure: BaseException, monkeypatch: pytest.MonkeyPatch
@@ -307,7 +325,7 @@ def test_a_failure_that_only_ends_a_thread_is_one_of_the_copy(
     def fail(*args: Any, **more: Any) -> None:
         raise failure
 
-    monkeypatch.setattr(Copier, "_copy", fail)
+    monkeypatch.setattr(Mirror, "_send", fail)
     with pytest.raises(SaveError, match=f"could not be copied: {failure or type(failure).__name__}"):
         run.fit(3)
 
@@ -343,12 +361,12 @@ def test_a_copy_that_ends_at_any_operation_is_whole_or_not_there(tmp_path: Path)
     save(tmp_path / "own")
     source, folder = LocalStorage(tmp_path / "own", run_id="ours"), tmp_path / "copies"
 
-    def copy(disk: Disk) -> Copier:
+    def copy(disk: Disk) -> Copies:
         storage = LocalStorage(folder, disk=disk, run_id="ours")
-        copier = Copier(source, storage, folder, "ours", every=1, raises=False)
-        copier.copy("step3")
-        copier.close(20)
-        return copier
+        copies = Copies(source, storage, folder, "ours", every=1, raises=False)
+        copies.copy("step3")
+        copies.close(20)
+        return copies
 
     counting = FaultyDisk()
     copy(counting)

@@ -127,9 +127,11 @@ def test_the_training_waits_for_few_requests_of_a_save(machines: Machines) -> No
     machines.save(4)
     requests = machines.clients[0].requests
     assert requests[: requests.index("put step4/.writing")] == [
-        "list", "get step2/manifest.json", "get step4/manifest.json", "get step4/manifest.json"
+        "list", "get step2/manifest.json", "get step4/manifest.json", "get step4/manifest.json", "get step4/.writing"
     ]  # fmt: skip
-    assert requests[-2:] == ["put step4/manifest.json", "delete step4/.writing"]
+    assert requests[-4:] == [
+        "get step4/.writing", "put step4/manifest.json", "get step4/.writing", "delete step4/.writing"
+    ]  # fmt: skip
 
 
 def test_each_machine_downloads_what_all_have_sent(machines: Machines, tmp_path: Path) -> None:
@@ -149,8 +151,8 @@ def test_a_checkpoint_of_several_machines_is_removed_with_the_parts_of_all_and_t
     machines.writes.clear()
     assert machines.storage(0, attempt=2).remove("step2")
     assert machines.objects() == []
-    # The marker, then the manifest: a crash later leaves a partial checkpoint, not a damaged one.
-    assert machines.writes[:2] == ["rank 0 put step2/.removed.run", "rank 0 delete step2/manifest.json"]
+    # The claim, then the manifest: a crash later leaves a partial checkpoint, not a damaged one.
+    assert machines.writes[:2] == ["rank 0 put step2/.writing", "rank 0 delete step2/manifest.json"]
 
 
 def test_a_rank_that_cannot_send_fails_the_save_on_all_and_the_next_save_succeeds(machines: Machines) -> None:

@@ -27,9 +27,9 @@ from torch import nn
 from trainer_cli.addons.formats.whole_archive import write_archive
 from trainer_cli.addons.stores import object_client
 from trainer_cli.addons.stores.download import fetch
+from trainer_cli.addons.stores.mirror import Mirror
 from trainer_cli.addons.stores.object_client import ObjectClient, explain_refusal
 from trainer_cli.addons.stores.object_store import ObjectStorage
-from trainer_cli.addons.stores.uploader import Uploader
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_async_checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands import ckpt_remove as ckpt_admin
@@ -52,13 +52,17 @@ class Sent(ObjectStorage):
             yield folder
         assert self.finish_uploads() == []
 
+    def amend(self, name: str, manifest: bytes) -> None:
+        super().amend(name, manifest)
+        assert self.finish_uploads() == []
+
 
 class Waiting(ObjectStorage):
     """Sends nothing: all that is saved waits on the local disk."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.uploader.add = lambda name: None  # type: ignore[method-assign]
+        self.mirror.add = lambda name, **how: []  # type: ignore[method-assign]
 
 
 class TestObjectStorage(StorageContract):
@@ -86,7 +90,7 @@ def load(storage: ObjectStorage, step: int) -> dict[str, Any]:
 def test_the_manifest_is_sent_last_and_nothing_else_stays(tmp_path: Path, url: str) -> None:
     storage = ObjectStorage(url, cache=tmp_path, run_id="r")
     order: list[str] = []
-    for name in ("upload", "put", "put_new", "delete"):
+    for name in ("upload_new", "put", "put_new", "delete"):
         usual = getattr(storage.client, name)
 
         def recorded(key: str, *args: Any, usual: Any = usual, name: str = name) -> Any:
@@ -97,7 +101,7 @@ def test_the_manifest_is_sent_last_and_nothing_else_stays(tmp_path: Path, url: s
     save(storage, 3)
     assert storage.finish_uploads() == []
     assert order[0] == "put_new step3/.writing"
-    assert sorted(order[1:3]) == ["upload step3/rank0.json", "upload step3/rank0.safetensors"]
+    assert sorted(order[1:3]) == ["upload_new step3/rank0.json", "upload_new step3/rank0.safetensors"]
     assert order[3:] == ["put_new step3/manifest.json", "delete step3/.writing"]
     assert objects(url) == ["step3/manifest.json", "step3/rank0.json", "step3/rank0.safetensors"]
 
@@ -147,7 +151,7 @@ def test_a_checkpoint_that_is_sent_during_a_listing_is_listed(tmp_path: Path, ur
 
     def listed_before_it_was_sent(folder: str = "") -> Any:
         objects_then = listing(folder)
-        Uploader.add(writer.uploader, "step3")
+        Mirror.add(writer.mirror, "step3")
         assert writer.finish_uploads() == []
         return objects_then
 
@@ -274,9 +278,9 @@ def test_a_checkpoint_that_a_later_attempt_has_swept_is_sent_again_before_its_lo
 
     earlier.client.put_new = put_after_the_sweep  # type: ignore[method-assign]
     save(earlier, 3)
-    assert earlier.uploader.wait() == ["step3"]
+    assert earlier.mirror.wait() == ["step3"]
     assert "step3/manifest.json" not in objects(url), "no reader takes what is left for a checkpoint"
-    assert "rank0.json was deleted by a later attempt of the run" in caplog.text
+    assert "it was deleted by a later attempt of the run" in caplog.text
     assert earlier.finish_uploads() == []
     save(earlier, 4)
     assert earlier.finish_uploads() == []
@@ -309,7 +313,7 @@ def test_a_checkpoint_that_is_sent_while_a_later_attempt_sweeps_is_not_lost(tmp_
         content = usual_get(key)
         if key == "step3/manifest.json" and later.client.is_training:
             looked.set()
-            earlier.uploader.wait()
+            earlier.mirror.wait()
         return content
 
     save(earlier, 3)
@@ -332,7 +336,7 @@ def test_a_sweep_leaves_a_checkpoint_whose_manifest_came_after_the_listing(tmp_p
     def mark_after_the_manifest(key: str, content: bytes) -> None:
         if key.startswith("step3/"):
             listed.set()
-            assert earlier.uploader.wait() == []
+            assert earlier.mirror.wait() == []
         usual_put(key, content)
 
     save(earlier, 3)
@@ -348,7 +352,7 @@ def test_what_an_interrupted_removal_left_hinders_no_later_save_of_that_name(tmp
     ObjectClient(url).put("step3/.removed.r", b"")
     storage = ObjectStorage(url, cache=tmp_path, run_id="r")
     save(storage, 3)
-    assert storage.uploader.wait() == []
+    assert storage.mirror.wait() == []
     assert same(load(storage, 3), small_state(3))
 
 
@@ -360,9 +364,11 @@ def test_a_checkpoint_of_another_run_is_never_replaced_in_the_store(
         make_sync_checkpointer(storage=lambda root, storage=storage: storage).save(
             {"who": storage.run_id}, f"{url}/step1"
         )
-    ours._send("step1")
-    with pytest.raises(FileExistsError):
-        theirs._send("step1")
+    Mirror.add(ours.mirror, "step1")
+    assert ours.finish_uploads() == []
+    Mirror.add(theirs.mirror, "step1")
+    assert theirs.finish_uploads() == ["step1"]
+    assert "another checkpoint of that name exists there" in caplog.text
     assert dict(make_sync_checkpointer().load(f"{url}/step1")) == {"who": "ours"}
 
 

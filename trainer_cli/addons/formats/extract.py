@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer_cli.addons.formats.archive_file import Member, read_archive
-from trainer_cli.addons.stores import cache_of, write_copy
+from trainer_cli.addons.stores import cache_of
 from trainer_cli.errors import CheckpointError
 from trainer_cli.layout import MANIFEST_FILE, is_plain
 from trainer_cli.manifest import Manifest, ManifestError
-from trainer_cli.storage import LocalStorage, replacing
+from trainer_cli.storage import LocalStorage, replacing, write_copy
 from trainer_cli.terminal import format_count
 
 COMPOSER_FILE = "composer_states.pt"

@@ -1,15 +1,220 @@
-"""The folders that hold checkpoints of a run: its own, and that of its copies."""
+"""The copies of a run's checkpoints in a second folder: which are due, which go, and what a failure means."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from trainer_cli.addons.stores.mirror import Mirror
+from trainer_cli.callbacks import Retention
 from trainer_cli.catalog import Catalog
-from trainer_cli.errors import CheckpointError, ConfigError
+from trainer_cli.checkpoint import CheckpointMetadata
+from trainer_cli.errors import CheckpointError, ConfigError, SaveError, StoreAwayError, TrainError, disk_cure
+from trainer_cli.loggers import SAVES
+from trainer_cli.manifest import Manifest
+from trainer_cli.schema import Newer
+from trainer_cli.storage import Storage
 
 log = logging.getLogger(__name__)
+
+_ABANDON_S = 1.0
+"""How long an interrupted training waits for a copy that is left unfinished."""
+
+
+class Copies:
+    """Has every k-th committed checkpoint of a run copied, and applies the rules of removal to the copies. A checkpoint
+    is held against removal until it is copied.
+
+    One checkpoint is copied at a time. If another is due meanwhile, it waits; if a third is, that one takes the place
+    of the second, so that a slow folder does not fill the local disk. One that fails waits for another try, until the
+    rules would remove it. Rank 0 copies.
+
+    Args:
+        source: the storage of the checkpoints.
+        storage: that of the copies.
+        folder: of the copies.
+        every: copies each checkpoint whose number is a multiple of this.
+        raises: whether a failure ends the training; else it is logged once, until a copy succeeds.
+    """
+
+    def __init__(
+        self, source: Storage, storage: Storage, folder: Path, run_id: str, *, every: int, raises: bool
+    ) -> None:
+        self.source, self.storage, self.folder, self.every, self.raises = source, storage, folder, every, raises
+        self.retention = Retention(folder, storage, run_id)
+        self.mirror = Mirror(
+            source,
+            storage,
+            on_sent=self._on_sent,
+            on_failed=self._on_failed,
+            prepare=self._open,
+        )
+        self.on_failure: Callable[[], object] = lambda: None
+        """Called from the mirror's thread after a failure."""
+        self._own = Catalog(source)
+        self._number = 0
+        self._failure: SaveError | None = None
+        self._reported = False
+        self._begun_at = 0
+        self._opened = False
+        self._abandoned = False
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next checkpoint to be committed. That of step 0 has none, so that the copies are of round
+        steps."""
+        return self._number + 1
+
+    def start(self, source_retention: Retention, step: int, newer: Newer) -> None:
+        """Begin a training at this step, as `CheckpointerCallback` does in its own folder, and make up for copies that
+        an earlier attempt did not finish.
+
+        Raises:
+            UserError: there are newer copies, and they may not go.
+            SaveError: as in `raise_failure`.
+        """
+        self.retention.rules, self._begun_at = source_retention.rules, step
+        self._opened, self._abandoned, self._reported = False, False, False
+        # Numbering continues from the resumed checkpoint, and from copies whose originals were removed.
+        before = (entry for entry in source_retention.own() if entry.step <= step)
+        self._number = max((_number(entry.manifest) for entry in before), default=0)
+        newest = 0
+        try:
+            self._open()
+            self.retention.leave_branch(step, newer)
+            copied = self.retention.own()
+            self._number = max([self._number, *(_number(entry.manifest) for entry in copied)])
+            newest = max((entry.step for entry in copied), default=0)
+        except OSError as error:
+            self._failure = self._failed(self.folder, error)
+            self.raise_failure()
+        for entry in source_retention.own():
+            number = _number(entry.manifest)
+            if newest <= entry.step <= step and number and number % self.every == 0:
+                self.copy(entry.name, gives_way=False)
+        self._drop_removable()
+
+    def on_committed(self, name: str, metadata: CheckpointMetadata) -> None:
+        """Copy this checkpoint if it is due; called in the thread that committed it, before any removal."""
+        if metadata.number is not None:
+            self._number = metadata.number
+            if metadata.number % self.every == 0:
+                self.copy(name)
+
+    def copy(self, name: str, *, gives_way: bool = True) -> None:
+        """Copy a checkpoint, or make an older copy of it equal; nothing if it is equal already."""
+        # Held from now on, not from when the thread comes to it: retention may run before.
+        hold = ExitStack()
+        try:
+            hold.enter_context(self.source.reading(name))
+        except OSError as error:
+            self._keep(name, error)
+            return
+        for other in self.mirror.add(name, hold, gives_way=gives_way):
+            log.warning("%s is not copied: %s is due before an earlier copy has ended", other, name)
+
+    def on_amended(self, name: str) -> None:
+        """The manifest of a checkpoint was replaced: its copy, if there is one, gets it too."""
+        self.mirror.add(name, is_amended=True)
+
+    def raise_failure(self) -> None:
+        """Raise the failure of a copy, or log it, as configured.
+
+        Raises:
+            SaveError: a checkpoint could not be copied.
+        """
+        # Taken away, so that a failure is raised or logged once.
+        failure, self._failure = self._failure, None
+        if failure is None:
+            return
+        if self.raises:
+            raise failure
+        if not self._reported:
+            log.error("%s Training continues, and later checkpoints are copied.", failure)
+        self._reported = True
+
+    def finish(self, source_retention: Retention) -> None:
+        """Copy the newest checkpoint, and wait until all copies are in their folder.
+
+        Raises:
+            SaveError: as in `raise_failure`.
+        """
+        # One that is older than the copy that was resumed is no news.
+        newest = source_retention.newest()
+        if newest is not None and newest.step >= self._begun_at:
+            self.copy(newest.name)
+        self.mirror.retry()
+        waiting = self.mirror.wait()
+        self.raise_failure()
+        # Also those that an earlier version of this program copied for a store, and has not sent.
+        waiting += self.storage.finish_uploads()
+        if waiting:
+            message = f"the copies {', '.join(waiting)} could not be sent"
+            self._failure = SaveError(
+                message,
+                where=str(self.folder),
+                cure="Run the same command again to send what is still on this machine.",
+            )
+            self.raise_failure()
+        elif self._opened:
+            self.retention.retire(None)
+
+    def abandon(self) -> None:
+        """Leave the copy in progress unfinished."""
+        self._abandoned = True
+
+    def close(self, timeout_s: float) -> bool:
+        """End the copying. False if a copy is still being made after `timeout_s` seconds."""
+        return self.mirror.close(_ABANDON_S if self._abandoned else timeout_s)
+
+    def _open(self) -> None:
+        """Make the folder ready, once it can be reached."""
+        if not self._opened:
+            self.storage.sweep()
+            self._opened = True
+
+    def _on_sent(self, name: str, manifest: bytes, is_new: bool) -> None:
+        if is_new:
+            self._reported = False
+            SAVES.info("copied step %d to %s", Manifest.parse(manifest).step, self.folder)
+            self.retention.retire(None)
+
+    def _on_failed(self, name: str, error: BaseException) -> None:
+        """Keep a failure for `raise_failure`; of a store that does not answer only that at the end counts."""
+        if isinstance(error, StoreAwayError):
+            self.mirror.warn(name, error)
+        else:
+            self._keep(name, error)
+        self._drop_removable()
+
+    def _drop_removable(self) -> None:
+        """Let those go that wait, and that are not valid or would be removed at once: they take space until then."""
+        waiting = {name: self._own.entry(name) for name in self.mirror.waiting()}
+        try:
+            copied = [entry for entry in self.retention.catalog.remembered() if entry.name not in waiting]
+        except OSError:
+            copied = []
+        removable = self.retention.why_removable([*copied, *waiting.values()])
+        for name, entry in waiting.items():
+            if name in removable or not entry.valid:
+                self.mirror.drop(name)
+
+    def _keep(self, name: str, error: BaseException) -> None:
+        self._failure = self._failed(self.folder / name, error)
+        self.on_failure()
+
+    @staticmethod
+    def _failed(path: Path, error: BaseException) -> SaveError:
+        if isinstance(error, TrainError):
+            return SaveError(f"the checkpoint could not be copied: {error.what}", where=str(path), cure=error.cure)
+        why, cure = str(error) or type(error).__name__, "The checkpoint itself is not changed."
+        if isinstance(error, OSError) and error.errno is not None:
+            why, cure = str(error.strerror), f"{cure} {disk_cure(error)}"
+        failure = SaveError(f"the checkpoint could not be copied: {why}", where=str(path), cure=cure)
+        failure.__cause__ = error
+        return failure
 
 
 def check_copies(folder: Path, copies: Path) -> None:
@@ -50,3 +255,7 @@ def reachable(primary: Catalog, copies: Sequence[Catalog], run_id: str | None) -
         else:
             catalogs.append(catalog)
     return catalogs
+
+
+def _number(manifest: Manifest | None) -> int:
+    return 0 if manifest is None or manifest.number is None else manifest.number

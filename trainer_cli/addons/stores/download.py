@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,8 @@ from urllib.parse import unquote
 from trainer_cli.addons.stores.object_client import ObjectClient, ObjectInfo
 from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.files import locked_file
-from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.schema import DigestAlgorithm
-from trainer_cli.storage import Bytes, Disk, LocalStorage, ReadableFolder, Storage, delete_tree
+from trainer_cli.storage import Disk, LocalStorage, delete_tree, write_copy
 from trainer_cli.terminal import COLOURS, format_count, is_terminal
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_BYTES = 4 * 1024 * 1024
 _REPORT_S = 10.0
 
 
@@ -46,57 +43,6 @@ _settings = _Settings()
 def configure_downloads(settings: LoadConfig) -> None:
     """Set the size of the requests of each later download of this process, and whether its progress is reported."""
     _settings.part_bytes, _settings.progress = settings.chunk_size, settings.progress
-
-
-def write_copy(
-    into: Storage, name: str, manifest: bytes, files: Iterable[tuple[str, Iterable[Bytes]]], where: str
-) -> None:
-    """Write the files of a checkpoint, compare each with its entry in the manifest, and write the manifest last.
-
-    An error, also one of the iterator `files`, leaves no copy.
-
-    Args:
-        files: file names of the manifest, each with its content in blocks.
-        where: location of the original, for messages.
-
-    Raises:
-        DamagedCheckpoint: a file differs from its entry in the manifest, or is missing.
-        OSError: the disk is full.
-    """
-    entries = Manifest.parse(manifest).files
-    digest = DigestAlgorithm(next((entry.algorithm for entry in entries.values()), DigestAlgorithm.xxh3_128))
-    with into.writing(name, digest=digest) as folder:
-        for file, blocks in files:
-            with folder.create(file) as writer:
-                for block in blocks:
-                    writer.write(block)
-            # Before the next file: a damaged copy ends early, and never gets a manifest.
-            if folder.files[file] != entries[file]:
-                raise damaged(f"{file} is not what was written: the digest differs", where)
-        if missing := entries.keys() - folder.files.keys():
-            raise damaged(f"{min(missing)} is missing", where)
-        with folder.create(MANIFEST_FILE) as writer:
-            writer.write(manifest)
-        folder.publish()
-
-
-def read_blocks(folder: ReadableFolder, file: str, size_bytes: int) -> Iterator[memoryview]:
-    """The first `size_bytes` of a file in blocks, each valid until the next.
-
-    Raises:
-        OSError: the file is missing or shorter.
-    """
-    buffer = memoryview(bytearray(min(size_bytes, _BLOCK_BYTES)))
-    with folder.open(file) as source:
-        for offset in range(0, size_bytes, _BLOCK_BYTES):
-            block = buffer[: size_bytes - offset]
-            source.read_at([block], offset)
-            yield block
-
-
-def damaged(why: str, where: str) -> DamagedCheckpoint:
-    """The error of a copy that differs from its manifest."""
-    return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=where)
 
 
 def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorage, where: str) -> None:
@@ -118,7 +64,8 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
                     yield block
                     advance(len(block))
             except FileNotFoundError:
-                raise damaged(f"{file} is missing", where) from None
+                why = f"a file of the checkpoint is damaged: {file} is missing"
+                raise DamagedCheckpoint(why, where=where) from None
 
         files = ((file, read_object(file, entry.size_bytes)) for file, entry in entries.items())
         write_copy(into, name, manifest, files, where)

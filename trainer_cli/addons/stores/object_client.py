@@ -121,6 +121,8 @@ class ObjectClient:
             max_concurrency=_PARTS_AT_ONCE if self.scheme in _S3 else None,
         )
         self._only_new = _accepted_arguments(self._files, "put_file", mode="create")
+        self._is_conditional = True
+        """Whether the store knows the condition that an object must not exist, as far as was tried."""
 
     def list(self, folder: str = "") -> dict[str, ObjectInfo]:
         """Every object under the URL, or under one folder of it, by its key relative to that.
@@ -240,7 +242,8 @@ class ObjectClient:
         """Write a small object that must not exist yet; False if it exists with another content."""
         return self._create(
             key,
-            lambda: self._files.pipe_file(self._path(key), content, mode="create"),
+            lambda condition: self._files.pipe_file(self._path(key), content, **condition),
+            {"mode": "create"},
             lambda: self.get(key) == content,
         )
 
@@ -255,7 +258,8 @@ class ObjectClient:
         """
         return self._create(
             key,
-            lambda: self._send_file(key, path, {**self._upload_settings, **self._only_new}),
+            lambda condition: self._send_file(key, path, {**self._upload_settings, **condition}),
+            self._only_new,
             lambda: self._holds(key, path),
         )
 
@@ -273,21 +277,37 @@ class ObjectClient:
         with path.open("rb") as file:
             return all(file.read(len(block)) == block for block in self.blocks(key, size_bytes))
 
-    def _create(self, key: str, write: Callable[[], object], is_written: Callable[[], bool]) -> bool:
+    def _create(
+        self,
+        key: str,
+        write: Callable[[Mapping[str, Any]], object],
+        condition: Mapping[str, Any],
+        is_written: Callable[[], bool],
+    ) -> bool:
         """Send a conditional write until it succeeds; False if an object exists that is not what it writes."""
 
         def create() -> bool:
-            try:
-                write()
-            except FileExistsError:
-                return is_written()
-            except OSError as error:
-                # The reply may have been lost, or a rejected condition may have raised another error.
-                if is_written():
+            if self._is_conditional:
+                try:
+                    write(condition)
+                except FileExistsError:
+                    return is_written()
+                except OSError as error:
+                    # The reply may have been lost, or a rejected condition may have raised another error.
+                    if is_written():
+                        return True
+                    if error.errno is None and "Precondition" in str(error):
+                        return False
+                    if _reply_of(error)[1] != _NOT_IMPLEMENTED:
+                        raise
+                    logger.debug("%s knows no conditions: %s", self.url, error)
+                    self._is_conditional = False
+                else:
                     return True
-                if error.errno is None and "Precondition" in str(error):
-                    return False
-                raise
+            # Less than the condition, as another process may write between the two.
+            if self.info(key) is not None:
+                return is_written()
+            write({})
             return True
 
         return self._repeat(f"put {key}", create)
@@ -349,12 +369,7 @@ def explain_refusal(error: Exception) -> tuple[str, str] | None:
     # The client of S3 follows a redirect that names no region for ever.
     if isinstance(error, RecursionError):
         return "redirects each request", _CHECK_REGION
-    # s3fs raises an OSError from the one of botocore, which has the reply.
-    # Clients of other stores have a response of another kind, of which nothing is known.
-    response = getattr(error.__cause__, "response", None)
-    reply = response if isinstance(response, dict) else {}
-    code = (reply.get("Error") or {}).get("Code", "")
-    status = (reply.get("ResponseMetadata") or {}).get("HTTPStatusCode", 0)
+    code, status = _reply_of(error)
     reason = getattr(error, "strerror", None) or str(error)
     if code in _OTHER_REGION:
         return f"expects another region: {reason}", _CHECK_REGION
@@ -366,6 +381,16 @@ def explain_refusal(error: Exception) -> tuple[str, str] | None:
     if not is_final or status in (*_TEMPORARY, *_OF_OBJECT) or code in _PASSING:
         return None
     return f"refuses the request: {reason}", "Check the region, the credentials and the address of the store."
+
+
+def _reply_of(error: Exception) -> tuple[str, int]:
+    """Code and status of the reply of S3 behind an error; empty and 0 if there is none."""
+    # s3fs raises an OSError from the one of botocore, which has the reply.
+    # Clients of other stores have a response of another kind, of which nothing is known.
+    response = getattr(error.__cause__, "response", None)
+    reply = response if isinstance(response, dict) else {}
+    code = (reply.get("Error") or {}).get("Code", "")
+    return code, (reply.get("ResponseMetadata") or {}).get("HTTPStatusCode", 0)
 
 
 def _to_object_info(info: Mapping[str, Any]) -> ObjectInfo:

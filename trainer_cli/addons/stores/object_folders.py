@@ -1,0 +1,478 @@
+"""The folders of checkpoints in an object store, without their local copies: claimed, sent, listed, changed, removed.
+
+    send     claim the name -> files, none of which replaces an object -> manifest, if none exists -> is it still ours?
+    remove   claim -> manifest -> files -> claim
+
+A checkpoint exists if its manifest does. The claim says which process sends or removes a folder. A later attempt of the
+run writes its own claim before it looks for a manifest, and a sender looks at the claim after it has sent one: so one
+of them notices the other, whoever is first.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer_cli.addons.stores.object_client import ObjectClient
+from trainer_cli.errors import StoreAwayError, UserError
+from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, is_plain
+from trainer_cli.manifest import Manifest, ManifestError
+from trainer_cli.schema import DigestAlgorithm
+from trainer_cli.storage import (
+    REMOVED_PREFIX,
+    Disk,
+    Hidden,
+    HiddenName,
+    LocalFileWriter,
+    ReadableFolder,
+    StagedFolder,
+    delete_tree,
+)
+from trainer_cli.tensor_files import verify
+from trainer_cli.terminal import format_count
+
+logger = logging.getLogger(__name__)
+
+CLAIM_FILE = ".writing"
+"""Object that names the process which sends or removes a checkpoint, until that is done."""
+_FILES_AT_ONCE = 4
+_PAUSE_S = 60.0
+"""How long a store that did not answer during training is not listed again, unless something was sent to it."""
+
+
+class _Folder(NamedTuple):
+    """The last known content of one folder."""
+
+    sizes: dict[str, int]
+    manifest: bytes | None
+    tag: str
+    """Tag of the manifest, which changes with it; empty if unknown."""
+
+
+_last_listing: tuple[str, dict[str, _Folder]] = ("", {})
+"""URL and folders of the last listing of this process: a command opens the same store many times."""
+
+
+class _Claim(NamedTuple):
+    """The content of a claim. Earlier versions of this program wrote the run alone."""
+
+    run_id: str
+    attempt: int
+    process: str
+    """Drawn by each process: an attempt whose directory was lost may be numbered like one that is still alive."""
+
+    def to_bytes(self) -> bytes:
+        return f"{self.run_id} {self.attempt} {self.process}".encode()
+
+    @classmethod
+    def parse(cls, content: bytes) -> _Claim:
+        run_id, attempt, process, *_ = [*content.decode(errors="replace").split(" "), "", ""]
+        return cls(run_id, int(attempt) if attempt.isdecimal() else -1, process)
+
+
+class ObjectFolders:
+    """The folders below the URL of a client.
+
+    Args:
+        run_id, attempt: of the process that sends and removes.
+
+    Attributes:
+        is_training: whether a run owns the folders; it then tolerates a store that does not answer.
+    """
+
+    def __init__(self, client: ObjectClient, run_id: str, attempt: int) -> None:
+        self.client = client
+        self._claim = _Claim(run_id, attempt, secrets.token_hex(8))
+        self.is_training = False
+        self._known: dict[str, _Folder] | None = None
+        self._away_until: float | None = None
+        """When a store that did not answer is listed again; None: it answers."""
+
+    def location(self, name: str) -> str:
+        """The URL of a folder."""
+        return f"{self.client.url}/{_check_plain(name)}"
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the store did not answer a run, and has not since."""
+        return self._away_until is not None
+
+    def names(self) -> list[str]:
+        """The folders with a plain name, listed now."""
+        self._refresh()
+        return list(self._known or {})
+
+    def exists(self, name: str) -> bool:
+        """Whether a folder has a manifest, as last known."""
+        return self.peek(name, MANIFEST_FILE) is not None
+
+    def peek(self, name: str, file: str) -> bytes | None:
+        """The content of a small file, of a manifest as last known; None if it does not exist."""
+        if file == MANIFEST_FILE:
+            folder = self._folder(name)
+            return None if folder is None else folder.manifest
+        return self.client.get(f"{_check_plain(name)}/{file}")
+
+    def read_manifest(self, name: str) -> bytes | None:
+        """The manifest as it is now, or None if there is none."""
+        return self.client.get(f"{_check_plain(name)}/{MANIFEST_FILE}")
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The files of a folder and their sizes in bytes."""
+        folder = self._folder(name)
+        return {} if folder is None else {file: size for file, size in folder.sizes.items() if file != CLAIM_FILE}
+
+    def sweep(self, unsent: Collection[str]) -> list[str]:
+        """Make the folders those of this run, and delete what its earlier attempts have sent or removed in part.
+
+        Args:
+            unsent: names that are sent again, and stay.
+        """
+        # The first access of a run: a missing bucket or credential ends it now, not after the first save.
+        self.client.check_writable(self._claim.run_id)
+        self._refresh()
+        self.is_training = self.client.is_training = True
+        return [
+            name
+            for name, folder in list((self._known or {}).items())
+            if folder.manifest is None
+            and name not in unsent
+            and self._is_left_behind(name, folder.sizes)
+            and self.clear(name)
+        ]
+
+    def receive(self, name: str, manifest: bytes, source: ReadableFolder) -> None:
+        """Send a local folder: its files, each verified by its digest, then the manifest.
+
+        Raises:
+            FileExistsError: another process has sent or is sending a checkpoint of that name.
+            DamagedCheckpoint: a file is not what was written.
+            OSError: the store does not answer. What was sent stays for the next try.
+        """
+        began, whole = time.monotonic(), Manifest.parse(manifest)
+        self._take(name)
+        _run_in_parallel([partial(self._send, name, file, source, whole) for file in whole.files])
+        self.commit(name, manifest)
+        size_bytes = len(manifest) + sum(entry.size_bytes for entry in whole.files.values())
+        logger.info(
+            "sent %s (%s, %.1f s)", self.location(name), format_count(size_bytes, "byte"), time.monotonic() - began
+        )
+
+    def _send(self, name: str, file: str, source: ReadableFolder, manifest: Manifest) -> None:
+        verify(source, manifest, [file])
+        self.send_file(name, file, source.path / file)
+
+    def send_file(self, name: str, file: str, path: Path) -> None:
+        """Send a local file. FileExistsError if there is another one."""
+        if not self.client.upload_new(f"{name}/{file}", path):
+            raise _taken("another file of that name is in the store", f"{self.location(name)}/{file}")
+
+    @contextmanager
+    def writing(self, name: str, folder: RankFolder) -> Iterator[RankFolder]:
+        """Claim a name for a checkpoint that several machines send; for rank 0 with its own folder.
+
+        On exit all that the ranks have sent is deleted, unless the manifest was sent.
+
+        Raises:
+            FileExistsError: another process has sent or is sending a checkpoint of that name.
+        """
+        # Before any other object: by it a later attempt of this run finds what was left.
+        self._take(name)
+        try:
+            yield folder
+        except GeneratorExit:
+            # The save was never ended, as another rank was lost: a request could hang while the interpreter shuts down.
+            raise
+        except BaseException:
+            self._give_up(name)
+            raise
+        if not folder.is_published:
+            self._give_up(name)
+
+    def amend(self, name: str, manifest: bytes) -> None:
+        """Replace a manifest. FileNotFoundError if there is no such checkpoint."""
+        # Asked of the store, not of the listing: another process may have removed it, and a put would make half of it
+        # again.
+        if self.read_manifest(name) is None:
+            raise FileNotFoundError(errno.ENOENT, "There is no such checkpoint", self.location(name))
+        self.client.put(f"{name}/{MANIFEST_FILE}", manifest)
+        self._remember(name, {MANIFEST_FILE: len(manifest)}, manifest)
+
+    def pin(self, name: str, *, pinned: bool) -> None:
+        """Pin a folder, or unpin it."""
+        key = f"{_check_plain(name)}/{PINNED_FILE}"
+        if pinned:
+            self.client.put(key, b"")
+        else:
+            self.client.delete(key)
+        self._remember(name, {PINNED_FILE: 0 if pinned else None})
+
+    def remove(self, name: str) -> bool:
+        """Remove a checkpoint; False if there is none."""
+        if not self.exists(name):
+            return False
+        # The claim first, so that a later attempt knows whose half-removed folder this is. The manifest before the
+        # other objects: a crash midway leaves a partial checkpoint, not a damaged one.
+        self._put_claim(name)
+        self.client.delete(f"{name}/{MANIFEST_FILE}")
+        self._delete_objects(name)
+        return True
+
+    def clear(self, name: str) -> bool:
+        """Delete a folder that had no manifest when it was listed. False if it has one by now."""
+        self._put_claim(name)
+        if self.read_manifest(name) is not None:
+            self.client.delete(f"{name}/{CLAIM_FILE}")
+            self.forget(name)
+            return False
+        self._delete_objects(name)
+        return True
+
+    def quarantine(self, name: str, hidden: str, why: str) -> None:
+        """Give a folder another name."""
+        folder = self._folder(name)
+        if folder is None:
+            return
+        # The manifest goes first, so that a crash midway leaves a partial checkpoint.
+        files = {*folder.sizes, *self.client.list(name)}
+        for file in sorted(files, key=lambda file: file != MANIFEST_FILE):
+            self.client.copy(f"{name}/{file}", f"{hidden}/{file}")
+            self.client.delete(f"{name}/{file}")
+        self.forget(name)
+        logger.warning("%s is quarantined as %s: %s", self.location(name), hidden, why)
+
+    def forget(self, name: str) -> None:
+        """Read a folder anew when it is asked for."""
+        if self._known is not None:
+            self._known.pop(name, None)
+
+    def _take(self, name: str) -> None:
+        """Claim a name, and delete what this run has left there."""
+        # The caller has just looked for a manifest.
+        folder, claim = self._folder(name) if self._known is None else self._known.get(name), self._claim_of(name)
+        is_own = claim is not None and claim.run_id == self._claim.run_id
+        # The sweep of an attempt takes those of all others, as it owns the folders; a sender only earlier ones.
+        if claim not in (None, self._claim) and not (is_own and claim.attempt < self._claim.attempt):
+            other = "attempt of the run" if is_own else "run"
+            raise _taken(f"another {other} sends a checkpoint of that name", self.location(name))
+        if claim is not None or (folder is not None and self._is_left_behind(name, folder.sizes)):
+            if not self.clear(name):
+                raise _taken("A checkpoint of that name exists", self.location(name))
+        elif folder is not None and folder.manifest is None:
+            hidden = HiddenName(Hidden.quarantined, name, self._claim.run_id, self._claim.attempt)
+            self.quarantine(name, str(hidden), "it has no manifest")
+        if not self.client.put_new(f"{name}/{CLAIM_FILE}", self._claim.to_bytes()):
+            raise _taken("another run sends a checkpoint of that name", self.location(name))
+
+    def _claim_of(self, name: str) -> _Claim | None:
+        content = self.client.get(f"{name}/{CLAIM_FILE}")
+        return None if content is None else _Claim.parse(content)
+
+    def _put_claim(self, name: str) -> None:
+        self.client.put(f"{_check_plain(name)}/{CLAIM_FILE}", self._claim.to_bytes())
+
+    def commit(self, name: str, manifest: bytes) -> None:
+        """Send the manifest: from here on the checkpoint exists.
+
+        Raises:
+            FileExistsError: there is another one.
+            FileNotFoundError: a later attempt of the run has deleted what was sent, or is about to.
+        """
+        lost = FileNotFoundError(errno.ENOENT, "it was deleted by a later attempt of the run", self.location(name))
+        if self._claim_of(name) != self._claim:
+            raise lost
+        if not self.client.put_new(f"{name}/{MANIFEST_FILE}", manifest):
+            raise _taken("another checkpoint of that name is in the store", self.location(name))
+        claim = self._claim_of(name)
+        # None where the later attempt has seen the manifest, and has left the files.
+        files = [] if claim == self._claim else Manifest.parse(manifest).files
+        if claim not in (None, self._claim) or any(self.client.info(f"{name}/{file}") is None for file in files):
+            self.client.delete(f"{name}/{MANIFEST_FILE}")
+            raise lost
+        # One that stays beside a manifest means nothing.
+        with suppress(StoreAwayError):
+            self.client.delete(f"{name}/{CLAIM_FILE}")
+        self._away_until = None
+        if self._known is not None:
+            sizes = {file: entry.size_bytes for file, entry in Manifest.parse(manifest).files.items()}
+            self._known[name] = _Folder({**sizes, MANIFEST_FILE: len(manifest)}, manifest, "")
+
+    def _give_up(self, name: str) -> None:
+        """Delete what the ranks have sent without a manifest, and the claim."""
+        try:
+            # A write of the manifest that was given up may have reached the store: then its files are there, too.
+            if self._claim_of(name) == self._claim:
+                self.clear(name)
+        except (OSError, UserError) as error:
+            logger.debug("%s is cleared by a later attempt: %s", self.location(name), error)
+
+    def _is_left_behind(self, name: str, files: Collection[str]) -> bool:
+        """Whether this run has sent or removed a folder in part."""
+        # Earlier versions of this program left the marker where a removal was interrupted.
+        if f"{REMOVED_PREFIX}{self._claim.run_id}" in files:
+            return True
+        claim = self._claim_of(name) if CLAIM_FILE in files else None
+        return claim is not None and claim.run_id == self._claim.run_id
+
+    def _delete_objects(self, name: str) -> None:
+        """Delete the objects of a folder without a manifest."""
+        self.forget(name)
+        files = [file for file in self.client.list(name) if file != CLAIM_FILE]
+        _run_in_parallel([partial(self.client.delete, f"{name}/{file}") for file in files])
+        # Last: by it a later attempt of this run finds a folder that was deleted in part.
+        self.client.delete(f"{name}/{CLAIM_FILE}")
+
+    def _refresh(self) -> None:
+        """List the store. During training the last listing is used while the store does not answer."""
+        # A listing would wait for a time-out each time.
+        if self._away_until is not None and time.monotonic() < self._away_until:
+            return
+        global _last_listing
+        before = self._known
+        if before is None:
+            before = _last_listing[1] if _last_listing[0] == self.client.url else {}
+        try:
+            listed: dict[str, dict[str, int]] = {}
+            tags: dict[str, str] = {}
+            for key, info in self.client.list().items():
+                name, slash, file = key.partition("/")
+                if slash and "/" not in file and is_plain(name):
+                    sizes = listed.setdefault(name, {})
+                    if info.size_bytes is not None:
+                        sizes[file] = info.size_bytes
+                    if file == MANIFEST_FILE:
+                        tags[name] = info.tag
+            known = {}
+            for name in {*listed, *before}:
+                # A listing may be older than the last read or write, so a manifest is read unless its tag is the same.
+                last = before.get(name)
+                if last is not None and last.manifest is not None and last.tag and last.tag == tags.get(name):
+                    known[name] = last._replace(sizes=listed[name])
+                elif (folder := self._read_folder(name, listed.get(name, {}), tags.get(name, ""))) is not None:
+                    known[name] = folder
+            self._known, self._away_until = known, None
+            _last_listing = self.client.url, dict(known)
+        except StoreAwayError as error:
+            if not self.is_training:
+                raise
+            if self._away_until is None:
+                logger.warning("%s cannot be listed, so its checkpoints stay as they are: %s", self.client.url, error)
+            self._away_until = time.monotonic() + _PAUSE_S
+
+    def _read_folder(self, name: str, sizes: dict[str, int], tag: str) -> _Folder | None:
+        """Read the manifest of a folder, and correct the listed sizes by it; None if nothing exists."""
+        manifest = self.read_manifest(name)
+        if manifest is None:
+            sizes = {file: size for file, size in sizes.items() if file != MANIFEST_FILE}
+            return _Folder(sizes, None, "") if sizes else None
+        sizes = {**sizes, MANIFEST_FILE: len(manifest)}
+        with suppress(ManifestError):
+            for file, entry in Manifest.parse(manifest).files.items():
+                if sizes.get(file) != entry.size_bytes and (info := self.client.info(f"{name}/{file}")) is not None:
+                    # Some stores give no size; a wrong one is noticed when the file is read.
+                    sizes[file] = entry.size_bytes if info.size_bytes is None else info.size_bytes
+        return _Folder(sizes, manifest, tag)
+
+    def _folder(self, name: str) -> _Folder | None:
+        """A folder as last known, or read now if no listing has it; None if it does not exist."""
+        _check_plain(name)
+        if self._known is None:
+            if self.client.read_only:
+                self._known = {}  # The pages of a web server are listed only for a glob or a folder.
+            else:
+                self._refresh()
+        known = self._known if self._known is not None else {}
+        if name not in known and not self.is_away:
+            try:
+                folder = self._read_folder(name, {}, "")
+            except StoreAwayError:
+                if not self.is_training:
+                    raise
+                folder = None
+            if folder is not None:
+                known[name] = folder
+        return known.get(name)
+
+    def _remember(self, name: str, sizes: Mapping[str, int | None], manifest: bytes | None = None) -> None:
+        """Note a change that was made before a listing shows it. Size None: the object was deleted."""
+        last = (self._known or {}).get(name)
+        if self._known is None or last is None:
+            return
+        existing = {file: size for file, size in {**last.sizes, **sizes}.items() if size is not None}
+        self._known[name] = _Folder(existing, manifest or last.manifest, last.tag if manifest is None else "")
+
+
+class RankFolder(StagedFolder):
+    """The files of one of several machines. Each is sent when it is complete, so that only one at a time is on the
+    local disk. Rank 0 sends the manifest after all.
+
+    Args:
+        path: a local folder of this rank alone.
+        name: of the checkpoint.
+
+    Attributes:
+        is_published: whether the manifest is in the store.
+    """
+
+    def __init__(self, path: Path, name: str, folders: ObjectFolders, disk: Disk, digest: DigestAlgorithm) -> None:
+        super().__init__(path, disk, digest, self._put_manifest)
+        self.name, self.folders = _check_plain(name), folders
+        self.is_published = False
+        self._manifest = b""
+
+    @property
+    def hidden_name(self) -> str:
+        return self.name
+
+    @contextmanager
+    def create(self, file: str) -> Iterator[LocalFileWriter]:
+        """A new file; on clean exit it is in `files` and in the store. The manifest waits for `publish`."""
+        # A process that was killed may have left its last file.
+        delete_tree(self._disk, self.path)
+        self._disk.mkdir(self.path)
+        try:
+            with super().create(file) as writer:
+                yield writer
+            if file == MANIFEST_FILE:
+                self._manifest = (self.path / file).read_bytes()
+            else:
+                self.folders.send_file(self.name, file, self.path / file)
+        finally:
+            delete_tree(self._disk, self.path)
+
+    def _put_manifest(self) -> None:
+        self.folders.commit(self.name, self._manifest)
+        self.is_published = True
+
+
+def _run_in_parallel(calls: list[Callable[[], object]]) -> None:
+    """Make the calls in threads. Raises the first exception once all calls that began have ended."""
+    if not calls:
+        return
+    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(calls)), "checkpoint-transfer") as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            # Calls that have not begun are pointless after an error; those in progress end before the files are closed.
+            pool.shutdown(cancel_futures=True)
+
+
+def _check_plain(name: str) -> str:
+    if not is_plain(name):
+        raise ValueError(f"{name!r} is not a plain name of a checkpoint")
+    return name
+
+
+def _taken(message: str, where: str) -> FileExistsError:
+    """The error of an object or a checkpoint that exists, and must not be replaced."""
+    return FileExistsError(errno.EEXIST, message, where)
