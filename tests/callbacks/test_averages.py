@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ListLogger, Noisy, assert_resumes_exactly, everything, loader, on, same, trainer
+from tiny import BodyAndHead, ListLogger, Noisy, assert_resumes_exactly, everything, loader, on, same, trainer
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -400,18 +400,6 @@ def test_a_copy_of_states_has_the_metrics_of_the_weights_that_are_in_it(
     assert (manifest.average == "ema", "val/loss" in manifest.metrics) == (named, measured)
 
 
-class Parts(nn.Module):
-    """Two parts; the body is trained at first or not."""
-
-    def __init__(self, trained: bool) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(2, 4), nn.Linear(4, 1)
-        self.body.requires_grad_(trained)
-
-    def forward(self, batch: Any) -> Any:
-        return (self.head(self.body(batch[0]).tanh()).squeeze(-1) - batch[1]).square().mean()
-
-
 def _all(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -470,7 +458,7 @@ def _fit_changing(folder: Path, *callbacks: Callback, change: str, average: Any,
     more = {**more, "step": more["step"]()} if "step" in more else more
     parts = {str(number): callback for number, callback in enumerate(callbacks)}
     made = trainer(
-        lambda: Parts(trained),
+        lambda: BodyAndHead(trained),
         callbacks={**({"change": on(**hooks)} if act else {}), "average": average(), **parts},
         settings={"max_duration": steps, "eval_interval": 3},
         checkpoint=CheckpointerCallback(folder, save_async=False),
@@ -521,10 +509,10 @@ def test_an_average_of_changing_parts_is_exact_after_a_stop(change: str, kind: s
 
     for stop in (4, 7):
         straight, _ = assert_resumes_exactly(fit, tmp_path / str(stop), stop)
-    fresh = trainer(lambda: Parts(CHANGES[change][0]), optimizer=None, callbacks={"average": _KINDS[kind][0]()})
+    fresh = trainer(lambda: BodyAndHead(CHANGES[change][0]), optimizer=None, callbacks={"average": _KINDS[kind][0]()})
     (row,) = fresh.validate_all(loader(6, shuffle=False), tmp_path / "7/straight/step8")
     assert row.metrics["loss"] == straight.loading.last_metrics()["val/loss"]
-    forked = trainer(lambda: Parts(True), callbacks={"average": _KINDS[kind][0]()})
+    forked = trainer(lambda: BodyAndHead(True), callbacks={"average": _KINDS[kind][0]()})
     forked.load_checkpoint(tmp_path / "7/straight/step8", LoadOptions(states=["model", "callbacks"]))
     assert same(straight.callbacks["average"].state_dict(), forked.callbacks["average"].state_dict()) == []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tiny import Noisy, loader, trainer
+from tiny import Counts, Noisy, loader, trainer
 
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
@@ -23,23 +23,9 @@ DIGITS = ["+experiment=digits_mlp", "loop.max_duration=2", "loop.limit_train_bat
 REST = ("model", "schedulers", "progress", "callbacks", "rng")
 
 
-class Counter(Callback):
-    def __init__(self) -> None:
-        self.count = 0
-
-    def on_train_batch_end(self, *arguments: Any) -> None:
-        self.count += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
-
-
 def _trainer(folder: Path, steps: int = 3, callbacks: Any = (), **saver: Any) -> Any:
     return trainer(
-        Noisy, callbacks=callbacks or {"first": Counter(), "second": Counter(), "stateless": Callback()},
+        Noisy, callbacks=callbacks or {"first": Counts(), "second": Counts(), "stateless": Callback()},
         settings={"max_duration": steps}, optimizer=lambda model: torch.optim.Adam(model.parameters(), 0.01),
         checkpoint=CheckpointerCallback(folder, pre_train_checkpoint=False, **saver),
     )  # fmt: skip
@@ -105,7 +91,7 @@ def test_a_state_that_was_left_out_is_refused_by_name_also_where_it_is_chosen(tm
         ({"ema": EMA()}, {"leave_out": ["callbacks.ema"]}, "callbacks.ema, which evaluations see"),
         ({"ema": EMA()}, {"leave_out": ["*"]}, "callbacks.ema, which evaluations see"),
         ({"finite": CheckFinite("roll_back")}, {"leave_out": ["optimizer"]}, "roll_back, and checkpoints lack states"),
-        ({"first": Counter()}, {"leave_out": ["callbacks.frist"]}, "names 'callbacks.frist'"),
+        ({"first": Counts()}, {"leave_out": ["callbacks.frist"]}, "names 'callbacks.frist'"),
     ],
 )
 def test_a_training_that_needs_the_state_is_refused_before_its_first_step(

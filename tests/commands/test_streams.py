@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from printed import Terminal
 
 from trainer_cli.commands.command_line import main
 from trainer_cli.commands.streams import prepare_streams
@@ -88,13 +89,6 @@ def test_a_stream_that_cannot_show_a_letter_ends_no_verb(
     assert code == (2 if verb in _FAIL else 0), text
     assert "UnicodeEncodeError" not in text
     assert "Traceback" not in text
-
-
-class Terminal(io.StringIO):
-    """A terminal that keeps what is written to it."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 LOADING = {

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from printed import Terminal
 
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
 from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, JobStatus
@@ -17,11 +18,6 @@ from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.terminal import cell_width
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def status_of(key: str, state: str, run: RunDir, **facts: object) -> JobStatus:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from printed import Terminal
 
 from trainer_cli import messages
 from trainer_cli.errors import UserError
@@ -29,11 +30,6 @@ from trainer_cli.schema.checkpoint_config import KeepBestConfig
 from trainer_cli.terminal import cell_width
 
 FACTS = RunFacts(name="digits", total_steps=500, start_time=100.0)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class GoneTerminal(Terminal):

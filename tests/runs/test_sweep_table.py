@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from printed import Terminal
 
 from trainer_cli.addons.jobs.sweep_table import (
     JobStatus,
@@ -21,11 +21,6 @@ from trainer_cli.addons.jobs.sweep_table import (
 from trainer_cli.errors import ConfigError
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import RunDir, write_json
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def job(folder: Path, *statuses: str, **facts: Any) -> RunDir:

@@ -1,13 +1,21 @@
-"""Errors as the command prints them, read back as the messages that they are in logs and in Python."""
+"""What is printed: streams to print to, and errors read back as the messages that they are in logs and in Python."""
 
 from __future__ import annotations
 
+import io
 import re
 
 from trainer_cli.errors import ConfigError, ConfigErrors, TrainError
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?!(INFO|WARNING|ERROR|DEBUG|METRICS) )")
 PLACE, HELP = "  --> ", "help: "
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal, and keeps what is written to it."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def message(printed: str) -> str:

@@ -36,6 +36,13 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """True where two states of a model have the same names, types and values."""
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return (
         tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

@@ -63,6 +63,18 @@ class Noisy(nn.Module):
         return error.square().mean(), {"mae": error.abs().mean(), "parts/first": error[0]}
 
 
+class BodyAndHead(nn.Module):
+    """Two layers, of which the body is trained at first or not."""
+
+    def __init__(self, trained: bool) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 4), nn.Linear(4, 1)
+        self.body.requires_grad_(trained)
+
+    def forward(self, batch: Any) -> Any:
+        return (self.head(self.body(batch[0]).tanh()).squeeze(-1) - batch[1]).square().mean()
+
+
 class ListLogger(Logger):
     """Keeps records in a list, across attempts when it is given to each of them."""
 
@@ -94,6 +106,22 @@ class ListLogger(Logger):
 
 def without_clock(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metrics.items() if key not in ("train/samples_per_s", "time")}
+
+
+class Counts(Callback):
+    """Counts its steps, over resumes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
 
 
 class StopAt(Callback):

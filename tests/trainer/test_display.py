@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from printed import Terminal
 
 from trainer_cli.loggers.base import Now, Record, RunFacts
 from trainer_cli.loggers.console import ConsoleLogger
@@ -19,13 +20,6 @@ from trainer_cli.messages import Logging
 from trainer_cli.outputs.metrics import WeightedMeans
 from trainer_cli.trainer.evaluate import Evaluation, Evaluations, LoaderMetrics
 from trainer_cli.trainer.training_loop import FitResult
-
-
-class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def as_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Noisy, StopAt, StopInEvaluation, assert_resumes_exactly, everything, loader, on, same, trainer
+from tiny import (
+    BodyAndHead,
+    Noisy,
+    StopAt,
+    StopInEvaluation,
+    assert_resumes_exactly,
+    everything,
+    loader,
+    on,
+    same,
+    trainer,
+)
 from torch import Tensor, nn
 
 from trainer_cli import WarmupCosine
@@ -289,18 +300,6 @@ def test_deterministic_covers_cublas_cudnn_and_the_compiler(monkeypatch: pytest.
 ADDED_AT = 4
 
 
-class Frozen(nn.Module):
-    """Its body is not trained at first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(2, 4), nn.Linear(4, 1)
-        self.body.requires_grad_(False)
-
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return (self.head(self.body(batch[0]).relu()).squeeze(-1) - batch[1]).square().mean()
-
-
 def _unfreeze(trainer: Any, model: Any, *_: Any) -> None:
     """Adds the body's weight, and its bias as a group of its own that stays untrained, at a step."""
     if trainer.progress.step == ADDED_AT:
@@ -311,7 +310,7 @@ def _unfreeze(trainer: Any, model: Any, *_: Any) -> None:
 
 def _fit(folder: Path, *callbacks: Callback, kind: Any = torch.optim.Adam, schedule: bool = False, **more: Any) -> Any:
     made = trainer(
-        Frozen,
+        lambda: BodyAndHead(trained=False),
         optimizer=lambda m: kind([p for p in m.parameters() if p.requires_grad], lr=0.05),
         schedulers=(lambda o: WarmupCosine(o, 10, warmup=2)) if schedule else None,
         callbacks=[on(on_train_batch_end=_unfreeze), *callbacks],
@@ -346,7 +345,7 @@ def test_going_back_to_before_a_group_was_added_removes_it(tmp_path: Path) -> No
 def test_a_config_with_fewer_groups_is_refused_as_before(tmp_path: Path) -> None:
     def fit(groups: int) -> None:
         trainer(
-            lambda: Frozen().requires_grad_(True),
+            lambda: BodyAndHead(trained=True),
             optimizer=lambda m: torch.optim.SGD([{"params": [p]} for p in list(m.parameters())[:groups]], lr=0.1),
             checkpoint=CheckpointerCallback(tmp_path, save_async=False),
         ).fit(loader())

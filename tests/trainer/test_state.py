@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tiny import Noisy, Points, assert_resumes_exactly, everything, loader, same, trainer
+from tiny import Counts, Noisy, Points, assert_resumes_exactly, everything, loader, same, trainer
 from torch import Tensor, nn
 
 from trainer_cli import WarmupCosine
@@ -414,22 +414,6 @@ def test_of_another_run_an_optimizer_that_does_not_fit_can_be_left_out(of_three_
     with pytest.raises(UserError, match=r"(?s)optimizer  .*or less of it: load\.states=\[model\]\.") as caught:
         made.fit(loader(), ckpt_path=of_three_classes["own"])
     assert "name=OTHER" not in str(caught.value)
-
-
-class Counts(Callback):
-    """Counts its steps."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.count += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
 
 
 def _with_two_counts() -> Trainer:

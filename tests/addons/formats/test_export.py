@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from command import run_program
+from states import same_tensors
 
 from trainer_cli.addons.formats.export import Average, ExportFormat, export, renamed, replacing
 from trainer_cli.addons.formats.export_run import export_one, strip
@@ -30,20 +31,14 @@ def weights() -> dict[str, torch.Tensor]:
     }
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
-    )
-
-
 def test_each_format_loads_as_what_it_was(tmp_path: Path) -> None:
     for format in ExportFormat:
         assert export(weights(), tmp_path / format, format) > 0
     loaded = torch.load(tmp_path / "torch", weights_only=True)
-    assert same(loaded, weights())
+    assert same_tensors(loaded, weights())
     assert loaded["emb.weight"].data_ptr() == loaded["head.weight"].data_ptr()
-    assert same(safetensors.torch.load_file(tmp_path / "safetensors"), weights())
-    assert same(safetensors.torch.load_file(tmp_path / "huggingface/model.safetensors"), weights())
+    assert same_tensors(safetensors.torch.load_file(tmp_path / "safetensors"), weights())
+    assert same_tensors(safetensors.torch.load_file(tmp_path / "huggingface/model.safetensors"), weights())
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -73,7 +68,7 @@ def test_shards_are_no_larger_than_asked_for_and_the_index_names_them(tmp_path: 
             name: safetensors.torch.load_file(tmp_path / "out" / file)[name]
             for name, file in index["weight_map"].items()
         }
-        assert same(found, weights())
+        assert same_tensors(found, weights())
     assert all(
         sum(one.nbytes for one in safetensors.torch.load_file(file).values()) <= max(limit, 96) for file in files
     )

@@ -18,6 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from states import same_tensors
 from torch import nn
 from torch.distributed.checkpoint._experimental.checkpoint_writer import CheckpointWriter, CheckpointWriterConfig
 from torch.distributed.checkpoint._experimental.types import RankInfo
@@ -46,12 +47,6 @@ def weights() -> dict[str, torch.Tensor]:
         "norm.empty": torch.zeros(0, 3),
         "norm.mask": torch.tensor([True, False]),
     }
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
-    )
 
 
 LIGHTNING = {
@@ -110,7 +105,7 @@ def test_a_pickled_module_needs_the_flag(tmp_path: Path) -> None:
     torch.save(model, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=r"torch\.nn\.modules\.container\.Sequential.*add --allow-pickle"):
         read_foreign(tmp_path / "x.pt")
-    assert same(read_foreign(tmp_path / "x.pt", allow_pickle=True).model, model.state_dict())
+    assert same_tensors(read_foreign(tmp_path / "x.pt", allow_pickle=True).model, model.state_dict())
 
 
 def _tensors() -> dict[str, torch.Tensor]:
@@ -189,7 +184,7 @@ def test_the_weights_that_another_program_saved_are_read_bit_for_bit(tmp_path: P
     assert ForeignKind.of(tmp_path / "any.name") is kind
     found = read_foreign(tmp_path / "any.name")
     assert (found.program, found.step) == (program, step)
-    assert same(found.model, weights())
+    assert same_tensors(found.model, weights())
 
 
 @pytest.mark.parametrize(
@@ -248,7 +243,7 @@ def test_the_shards_of_two_ranks_are_put_together(tmp_path: Path) -> None:
     script.write_text(SHARDED)
     ends = on_ranks(2, script, str(tmp_path / "step4"))
     assert [code for code, _ in ends] == [0, 0], ends
-    assert same(read_foreign(tmp_path / "step4").model, torch.load(tmp_path / "step4.pt"))
+    assert same_tensors(read_foreign(tmp_path / "step4").model, torch.load(tmp_path / "step4.pt"))
 
 
 def test_own_checkpoints_and_other_files_are_of_no_other_program(tmp_path: Path) -> None:
