@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from trainer_cli.config.changes import changed_env_values, diff, line_of_digests
 from trainer_cli.config.composing import Composed, compose, from_yaml
-from trainer_cli.config.resolvers import MOMENT, share_moment
+from trainer_cli.config.resolvers import TIME_VARIABLE, share_time
 from trainer_cli.errors import ConfigError
 
 Write = Callable[[str, str], Path]
@@ -21,7 +21,7 @@ LINES = ["+experiment=small", 'optimizer.lr="${mul:${seed},0.5}"', "seed=3"]
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    return lambda time: monkeypatch.setenv(MOMENT, f"2031-04-05T{time}")
+    return lambda time: monkeypatch.setenv(TIME_VARIABLE, f"2031-04-05T{time}")
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_format_that_is_an_interpolation_is_refused_by_name(project: Path) -> 
 
 
 def test_a_command_and_what_it_starts_have_one_time(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(MOMENT, raising=False)
-    with share_moment():
+    monkeypatch.delenv(TIME_VARIABLE, raising=False)
+    with share_time():
         first, second = (compose(["+experiment=small", "name='${now:%f}'"]).config.name for _ in range(2))
         assert first == second
     assert compose(["+experiment=small", "name='${now:%f}'"]).config.name != first

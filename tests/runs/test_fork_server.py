@@ -205,8 +205,8 @@ def test_a_fork_starts_processes_as_forks_of_its_own_server(project: Path, start
         said = output(process)
         assert process.wait(LIMIT_S) == 0, said
     assert said[0].split() == ["Forked", "7", "Forked", "7"], said
-    inner, moment = json.loads((project / "exit-inner.json").read_text()), fork_server._MOMENT
-    assert (inner["folder"], moment) == (str(project), resolvers.MOMENT)
+    inner, variable = json.loads((project / "exit-inner.json").read_text()), fork_server._TIME_VARIABLE
+    assert (inner["folder"], variable) == (str(project), resolvers.TIME_VARIABLE)
     # It has ended, and others are forked as before.
     test_nothing_is_left_of_a_fork(project, starter)
 

@@ -26,6 +26,7 @@ def check_auto(config: TrainConfig) -> Iterator[ConfigError]:
 
 
 def _check_rate(config: TrainConfig) -> Iterator[ConfigError]:
+    """Refuse what contradicts `optimizer.lr=auto`."""
     for pattern, settings in config.param_groups.items():
         if isinstance(settings, Mapping) and "lr" in settings:
             yield ConfigError(
@@ -48,6 +49,7 @@ def _check_rate(config: TrainConfig) -> Iterator[ConfigError]:
 
 
 def _check_batch_size(config: TrainConfig) -> Iterator[ConfigError]:
+    """Refuse what contradicts `data.batch_size=auto`."""
     if config.loop.microbatch is not None:
         yield ConfigError(
             "data.batch_size is auto, and loop.microbatch splits each batch, so every size would fit",

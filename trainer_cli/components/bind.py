@@ -36,7 +36,7 @@ from trainer_cli.signatures import OPTIMIZER, Parameter, find_misfits, names_opt
 from trainer_cli.steps import Duration
 from trainer_cli.values import MISSING
 
-_NAMED = ("optimizer", "scheduler")
+_NAMED_NODES = ("optimizer", "scheduler")
 """Sections that hold one node, or several by name."""
 _TEXTS = str | list[str]
 _OPTIMIZER_KINDS = {"params": (_TEXTS, "It takes a glob of parameter names, or a list of them.")}
@@ -48,7 +48,7 @@ _SCHEDULER_KINDS = {
 _SAVER_KEYS = (*(field.name for field in fields(CheckpointConfig)), "folder", "identity")
 """Arguments that a CheckpointerCallback gets besides those of its node."""
 
-_SOMETHING = object()
+_LATER = object()
 """Stands for an argument that is known only when the object is built."""
 
 
@@ -61,9 +61,9 @@ def check_components(
     project's root must be on `sys.path` then.
     """
     checker = _Checker(trust, imports=imports)
-    errors_of_sections = [checker.section(name, getattr(config, name)) for name in sections]
+    errors_of_sections = [checker.check_section(name, getattr(config, name)) for name in sections]
     if "optimizer" in sections:
-        errors_of_sections += [checker.groups(config.optimizer, config.param_groups), check_auto(config)]
+        errors_of_sections += [checker.check_groups(config.optimizer, config.param_groups), check_auto(config)]
     yield from chain.from_iterable(errors_of_sections)
 
 
@@ -86,8 +86,8 @@ def _no_target_error(node: Mapping[Any, Any], where: str) -> ConfigError:
     return ConfigError(f"{where} has no _target_", location=location, code=Code.target, hint=hint)
 
 
-def _in_steps(value: Any) -> bool:
-    """Whether a schedule's argument is a duration such as `1ep`, which is turned into steps."""
+def _is_duration(value: Any) -> bool:
+    """Whether an argument of a schedule is a duration such as `1ep`, which is converted to a number of steps."""
     if not isinstance(value, str):
         return False
     try:
@@ -107,32 +107,32 @@ class _Checker:
         self.trust = trust
         self.imports = imports
 
-    def section(self, name: str, value: Any) -> Iterator[ConfigError]:
+    def check_section(self, name: str, value: Any) -> Iterator[ConfigError]:
         """Check one section."""
         match name:
             case "model":
-                yield from self._component(name, value, elsewhere=(MISSING, FROM_DATA))
+                yield from self._check_component(name, value, placeholders=(MISSING, FROM_DATA))
             case "data":
-                yield from self._data(value)
+                yield from self._check_data(value)
             case "optimizer":
                 for where, node in list_optimizers(value).items():
-                    yield from self._optimizer(where, node)
+                    yield from self._check_optimizer(where, node)
             case "step" | "sparsity":
-                yield from self._component(name, value)
+                yield from self._check_component(name, value)
             case "scheduler":
                 for where, node in list_schedules(value):
-                    yield from self._schedule(where, node)
+                    yield from self._check_schedule(where, node)
             case "callbacks" | "loggers":
                 for key, node in value.items():
-                    named = _SAVER_KEYS if (name, key) == ("callbacks", SAVER) else ()
-                    yield from self._component(f"{name}.{key}", node, named_elsewhere=named)
+                    supplied = _SAVER_KEYS if (name, key) == ("callbacks", SAVER) else ()
+                    yield from self._check_component(f"{name}.{key}", node, supplied=supplied)
 
-    def groups(self, optimizer: Any, groups: Mapping[str, Any]) -> Iterator[ConfigError]:
+    def check_groups(self, optimizer: Any, groups: Mapping[str, Any]) -> Iterator[ConfigError]:
         """Check the settings of parameter groups: torch's optimizers ignore unknown ones without a warning."""
         nodes = list(list_optimizers(optimizer).values())
         # With several optimizers it is not known here which one a group belongs to.
         single_node = nodes[0] if len(nodes) == 1 and is_node(nodes[0]) else None
-        target = self._target(single_node["_target_"], "optimizer")[0] if single_node else None
+        target = self._find_target(single_node["_target_"], "optimizer")[0] if single_node else None
         parameters = None if target is None else read_parameters(target)
         if target is None or parameters is None or not target.__module__.startswith("torch.optim"):
             return  # Other optimizers may accept settings that their constructor does not; checked when they are built.
@@ -140,15 +140,14 @@ class _Checker:
             if isinstance(settings, Mapping):
                 arguments = {str(key): value for key, value in settings.items() if key not in ("tag", "lr_scale")}
                 where = f"param_groups.{pattern}"
-                yield from find_misfits(
-                    where, _name(target), parameters, [_SOMETHING], arguments, first=1, partial=True
-                )
+                yield from find_misfits(where, _name_of(target), parameters, [_LATER], arguments, first=1, partial=True)
 
-    def _optimizer(self, where: str, node: Any) -> Iterator[ConfigError]:
+    def _check_optimizer(self, where: str, node: Any) -> Iterator[ConfigError]:
+        """Check the single optimizer, or one of several with names, which has the key `params` too."""
         if where == "optimizer" or not isinstance(node, Mapping):
             if is_node(node) and node.get("lr") == AUTO:
-                node = {**node, "lr": _SOMETHING}
-            yield from self._component(where, node, positional_count=1)
+                node = {**node, "lr": _LATER}
+            yield from self._check_component(where, node, positional_count=1)
             return
         name = where.partition(".")[2]
         if not name.isidentifier():
@@ -156,68 +155,73 @@ class _Checker:
                 f"optimizer has the name {name!r}, but a name has only letters, digits and _", location=where
             )
         yield from check_kinds(node, where, _OPTIMIZER_KINDS)
-        yield from self._component(
+        yield from self._check_component(
             where, {key: value for key, value in node.items() if key != "params"}, positional_count=1
         )
 
-    def _schedule(self, where: str, node: Any) -> Iterator[ConfigError]:
+    def _check_schedule(self, where: str, node: Any) -> Iterator[ConfigError]:
+        """Check a schedule: the keys that the trainer reads, then the arguments."""
         if not isinstance(node, Mapping):
-            yield from self._component(where, node, positional_count=1, schedule=True)
+            yield from self._check_component(where, node, positional_count=1, is_schedule=True)
             return
         yield from check_kinds(node, where, _SCHEDULER_KINDS)
         arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
-        yield from self._component(where, arguments, positional_count=1, schedule=True)
+        yield from self._check_component(where, arguments, positional_count=1, is_schedule=True)
 
-    def _data(self, node: Any) -> Iterator[ConfigError]:
+    def _check_data(self, node: Any) -> Iterator[ConfigError]:
+        """Check the data: the keys of our loaders, then the arguments of its class."""
         if not is_node(node):
-            yield from self._component("data", node)
+            yield from self._check_component("data", node)
             return
-        target, _ = self._target(node["_target_"], "data._target_")
-        takes = (target is not None and read_parameters(target)) or ()
-        of_loader = [parameter.name for parameter in takes if parameter.required and parameter.name in DATA_KEYS]
-        for key in of_loader:
+        target, _ = self._find_target(node["_target_"], "data._target_")
+        parameters = (target is not None and read_parameters(target)) or ()
+        required = [parameter.name for parameter in parameters if parameter.required]
+        loader_keys = [name for name in required if name in DATA_KEYS]
+        for key in loader_keys:
             assert target is not None
             yield ConfigError(
-                f"{_name(target)} requires '{key}', but data.{key} is for the loader and is not passed to it",
+                f"{_name_of(target)} requires '{key}', but data.{key} is for the loader and is not passed to it",
                 location="data._target_",
                 code=Code.argument,
                 hint=f"Remove the argument and give datasets, not loaders; or rename it, such as my_{key}.",
             )
         arguments = {key: value for key, value in node.items() if key not in DATA_KEYS}
-        yield from self._component("data", arguments, named_elsewhere=of_loader)
+        # Reported above: not again as missing arguments.
+        yield from self._check_component("data", arguments, supplied=loader_keys)
         yield from check_data_counts(node)
         yield from check_kinds(node, "data", {"drop_last": (bool, "")})
         collate, where = node.get("collate_fn"), "data.collate_fn"
         if isinstance(collate, str):
-            yield from self._target(collate, where)[1]
+            yield from self._find_target(collate, where)[1]
         else:
-            yield from self._inside(where, collate)
+            yield from self._check_inside(where, collate)
 
-    def _component(self, where: str, node: Any, **supplied: Any) -> Iterator[ConfigError]:
+    def _check_component(self, where: str, node: Any, **options: Any) -> Iterator[ConfigError]:
+        """Check what a key of the config has as component, with the `options` of `_check_node`."""
         if is_node(node):
-            yield from self._node(where, node, **supplied)
+            yield from self._check_node(where, node, **options)
         elif isinstance(node, Mapping) and (node or "." in where):
             yield _no_target_error(node, where)
 
-    def _node(
+    def _check_node(
         self,
         where: str,
         node: Mapping[str, Any],
         *,
         positional_count: int = 0,
-        named_elsewhere: Sequence[str] = (),
-        elsewhere: tuple[str, ...] = (MISSING,),
-        schedule: bool = False,
+        supplied: Sequence[str] = (),
+        placeholders: tuple[str, ...] = (MISSING,),
+        is_schedule: bool = False,
     ) -> Iterator[ConfigError]:
         """Check a node and the nodes inside it.
 
-        The trainer supplies the first `positional_count` arguments, those in `named_elsewhere`, and those whose value
-        is one of `elsewhere`.
+        The trainer supplies the first `positional_count` arguments, those named in `supplied`, and those whose value is
+        one of the `placeholders`.
         """
         key_errors = list(check_keys(node, where))
         yield from key_errors
-        target, target_errors = self._target(node["_target_"], f"{where}._target_")
-        takes = None if target is None else read_parameters(target)
+        target, target_errors = self._find_target(node["_target_"], f"{where}._target_")
+        parameters = None if target is None else read_parameters(target)
         yield from target_errors
         package = getattr(target, "needs_package", "")
         if package and sys.modules.get(package) is None and find_spec(package) is None:
@@ -227,41 +231,42 @@ class _Checker:
         arguments = {str(key): value for key, value in node.items() if key not in SPECIAL}
         # After wrong special keys, further errors of the call would only follow from them.
         positional = [] if key_errors else list(node.get("_args_", []))
-        if target is not None and takes is not None and not key_errors:
-            named_arguments = {**dict.fromkeys(named_elsewhere, _SOMETHING), **arguments}
-            named_arguments = {
-                key: _SOMETHING if value in elsewhere else value for key, value in named_arguments.items()
-            }
+        if target is not None and parameters is not None and not key_errors:
+            named = {**dict.fromkeys(supplied, _LATER), **arguments}
+            named = {key: _LATER if value in placeholders else value for key, value in named.items()}
             # A duration becomes a number of steps, and total_steps is supplied, when the schedule is built.
-            if schedule:
-                if names_optimizer(takes):
-                    positional_count, named_arguments = 0, {OPTIMIZER: _SOMETHING, **named_arguments}
-                named_arguments = {key: 1 if _in_steps(value) else value for key, value in named_arguments.items()}
-                if any(parameter.name == "total_steps" and parameter.by_name for parameter in takes):
-                    named_arguments.setdefault("total_steps", _SOMETHING)
+            if is_schedule:
+                if names_optimizer(parameters):
+                    positional_count, named = 0, {OPTIMIZER: _LATER, **named}
+                named = {key: 1 if _is_duration(value) else value for key, value in named.items()}
+                if any(parameter.name == "total_steps" and parameter.by_name for parameter in parameters):
+                    named.setdefault("total_steps", _LATER)
             partial = bool(node.get("_partial_"))
-            values = [*[_SOMETHING] * positional_count, *positional]
+            values = [*[_LATER] * positional_count, *positional]
             for error in find_misfits(
-                where, _name(target), takes, values, named_arguments, first=positional_count, partial=partial
+                where, _name_of(target), parameters, values, named, first=positional_count, partial=partial
             ):
-                _add_merge(error, where, arguments)
-                yield _or_duration(error, takes) if schedule else error
+                _explain_merge(error, where, arguments)
+                yield _mention_duration(error, parameters) if is_schedule else error
         for key, value in arguments.items():
-            yield from self._inside(f"{where}.{key}", value, elsewhere)
-        yield from self._inside(f"{where}._args_", positional, elsewhere)
+            yield from self._check_inside(f"{where}.{key}", value, placeholders)
+        yield from self._check_inside(f"{where}._args_", positional, placeholders)
 
-    def _inside(self, where: str, value: Any, elsewhere: tuple[str, ...] = (MISSING,)) -> Iterator[ConfigError]:
+    def _check_inside(
+        self, where: str, value: Any, placeholders: tuple[str, ...] = (MISSING,)
+    ) -> Iterator[ConfigError]:
+        """Check the nodes in an argument, which may be one, or a list or mapping with nodes in it."""
         if is_node(value):
-            yield from self._node(where, value, elsewhere=elsewhere)
+            yield from self._check_node(where, value, placeholders=placeholders)
         elif isinstance(value, Mapping):
             for key, item in value.items():
-                yield from self._inside(f"{where}.{key}", item, elsewhere)
+                yield from self._check_inside(f"{where}.{key}", item, placeholders)
         elif isinstance(value, list | tuple):
             for index, item in enumerate(value):
-                yield from self._inside(f"{where}.{index}", item, elsewhere)
+                yield from self._check_inside(f"{where}.{index}", item, placeholders)
 
-    def _target(self, path: Any, where: str) -> tuple[Callable[..., Any] | None, list[ConfigError]]:
-        """The target, if targets are imported, and the mistakes in it."""
+    def _find_target(self, path: Any, where: str) -> tuple[Callable[..., Any] | None, list[ConfigError]]:
+        """The class or function at a path, None unless targets are imported; and the mistakes in the path."""
         if path == MISSING:
             return None, []
         try:
@@ -274,27 +279,27 @@ class _Checker:
         return None, []
 
 
-def _add_merge(error: ConfigError, where: str, arguments: Mapping[str, Any]) -> None:
-    """Add the cure where several named nodes are merged into the default one, as for `optimizer: {a: …, b: …}`."""
+def _explain_merge(error: ConfigError, where: str, arguments: Mapping[str, Any]) -> None:
+    """Set the cure of an error that follows from named nodes, `optimizer: {a: …, b: …}`, merged into the default."""
     section, _, name = (error.location or "").rpartition(".")
-    if error.code is Code.argument and section == where in _NAMED and is_node(arguments.get(name)):
+    is_named_node = section == where and where in _NAMED_NODES and is_node(arguments.get(name))
+    if error.code is Code.argument and is_named_node:
         error.cure = (
             f"They are merged into the default node: write `defaults: [{{override /{where}: null}}]` in their file, or "
             f"add `- override /{where}: null` to its defaults."
         )
 
 
-def _or_duration(error: ConfigError, parameters: Sequence[Parameter]) -> ConfigError:
+def _mention_duration(error: ConfigError, parameters: Sequence[Parameter]) -> ConfigError:
     """Add the hint that a number of steps may also be written as a duration."""
     name = (error.location or "").rpartition(".")[2]
-    kinds = next(
-        (parameter.kind.names for parameter in parameters if parameter.name == name and parameter.kind is not None),
-        frozenset(),
-    )
-    if error.code is Code.wrong_type and error.hint is None and kinds == {"int"}:
+    kind = next((parameter.kind for parameter in parameters if parameter.name == name), None)
+    takes_int = kind is not None and kind.names == {"int"}
+    if error.code is Code.wrong_type and error.hint is None and takes_int:
         error.cure = "Or a duration, such as 500st or 1ep."
     return error
 
 
-def _name(target: Callable[..., Any]) -> str:
+def _name_of(target: Callable[..., Any]) -> str:
+    """The name of a class or function; of any other callable the name of its class."""
     return getattr(target, "__name__", type(target).__name__)

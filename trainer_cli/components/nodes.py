@@ -35,7 +35,7 @@ def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
 
 
 def check_kinds(node: Mapping[str, Any], where: str, kinds: Mapping[str, tuple[Any, str]]) -> Iterator[ConfigError]:
-    """Check values that no constructor gets: of each key the annotation, and what it means."""
+    """Check the types of values that no constructor gets. `kinds`: key -> its annotation, and a hint if it is wrong."""
     for key, (annotation, hint) in kinds.items():
         value, kind = node.get(key), kind_of(annotation)
         assert kind is not None
@@ -61,24 +61,27 @@ def as_node(value: Any, where: str) -> Mapping[str, Any]:
 
 def list_optimizers(optimizer: Any) -> dict[str, Any]:
     """Key and node of each optimizer: `optimizer` is null, a node, or a mapping of names to nodes."""
-    is_mapping_of_names = (
-        isinstance(optimizer, Mapping) and not is_node(optimizer) and not is_node(optimizer.get("optimizer"))
-    )
-    if not is_mapping_of_names or not any(map(is_node, optimizer.values())):
-        return {} if optimizer is None else {"optimizer": optimizer}
+    if optimizer is None:
+        return {}
+    # `optimizer: {optimizer: {_target_: …}}` is a misplaced node, and reported as such.
+    is_mapping = isinstance(optimizer, Mapping) and not is_node(optimizer) and not is_node(optimizer.get("optimizer"))
+    has_names = is_mapping and any(map(is_node, optimizer.values()))
+    if not has_names:
+        return {"optimizer": optimizer}
     return {f"optimizer.{name}": node for name, node in optimizer.items() if node is not None}
 
 
 def list_schedules(scheduler: Any) -> list[tuple[str, Any]]:
     """Key and node of each schedule: `scheduler` is null, a node, or a mapping of names to nodes or such mappings."""
-    return list(_schedules("scheduler", scheduler))
+    return list(_walk_schedules("scheduler", scheduler))
 
 
-def _schedules(where: str, value: Any) -> Iterator[tuple[str, Any]]:
-    nested = isinstance(value, Mapping) and (where == "scheduler" or any(map(is_node, value.values())))
-    if nested and not is_node(value):
+def _walk_schedules(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Key and node of each schedule in the value of the key `where`."""
+    is_mapping = isinstance(value, Mapping) and not is_node(value)
+    if is_mapping and (where == "scheduler" or any(map(is_node, value.values()))):
         for name, node in value.items():
-            yield from _schedules(f"{where}.{name}", node)
+            yield from _walk_schedules(f"{where}.{name}", node)
     elif value is not None:
         yield where, value
 
@@ -86,13 +89,13 @@ def _schedules(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 def list_metric_intervals(scheduler: Any) -> Iterator[SchedulerInterval]:
     """What the schedules that follow a metric wait for: an evaluation, or a record of training."""
     for _, node in list_schedules(scheduler):
-        if isinstance(node, Mapping):
-            if str(node.get("metric")).startswith(TRAIN_PREFIX):
-                yield SchedulerInterval.log
-            elif node.get("interval") == SchedulerInterval.evaluation or str(node.get("_target_")).endswith(
-                ".ReduceLROnPlateau"
-            ):
-                yield SchedulerInterval.evaluation
+        if not isinstance(node, Mapping):
+            continue
+        is_plateau = str(node.get("_target_")).endswith(".ReduceLROnPlateau")
+        if str(node.get("metric")).startswith(TRAIN_PREFIX):
+            yield SchedulerInterval.log
+        elif is_plateau or node.get("interval") == SchedulerInterval.evaluation:
+            yield SchedulerInterval.evaluation
 
 
 def needs_data(model: Any) -> bool:
@@ -103,7 +106,7 @@ def needs_data(model: Any) -> bool:
 
 
 def fill_from_data(node: Any, source: Any, where: str) -> Any:
-    """A part of a model's node, with attributes of the data object in place of `from_data`.
+    """The node of a model, or a value in it, with attributes of the data object, `source`, in place of `from_data`.
 
     Raises:
         ConfigError: the data object has no such attribute.

@@ -26,7 +26,7 @@ def refuse_shadows(root: Path) -> None:
     Raises:
         ConfigError: naming each module.
     """
-    if shadows := sorted(_shadows(root)):
+    if shadows := sorted(_describe_shadows(root)):
         raise ConfigError(
             "; ".join(shadows),
             location=str(root),
@@ -34,7 +34,8 @@ def refuse_shadows(root: Path) -> None:
         )
 
 
-def _shadows(root: Path) -> Iterator[str]:
+def _describe_shadows(root: Path) -> Iterator[str]:
+    """A sentence for each module in a project's root that hides a library or is hidden by one."""
     package = Path(__file__).parents[1]
     try:
         paths = list(root.iterdir())
@@ -42,14 +43,16 @@ def _shadows(root: Path) -> Iterator[str]:
         return  # Nothing is imported from a folder that cannot be listed.
     for path in paths:
         name, is_package = path.stem, not path.suffix and (path / "__init__.py").is_file()
+        is_module = path.suffix == ".py" or is_package
         of_python = name in sys.stdlib_module_names - _UNUSED
-        if not (path.suffix == ".py" or is_package) or not (of_python or name in _LIBRARIES):
+        if not is_module or not (of_python or name in _LIBRARIES):
             continue
         if is_package and name == package.name:
             continue  # a checkout of this program
         # A library that is imported already stays in use, so that the project's module cannot be reached.
         loaded = sys.modules.get(name)
         file = getattr(loaded, "__file__", None)
-        is_own = file is not None and Path(file) in (path, path / "__init__.py")
+        is_loaded_from_here = file is not None and Path(file) in (path, path / "__init__.py")
+        verb = "hides" if loaded is None or is_loaded_from_here else "is hidden by"
         shadowed = f"Python's module {name}" if of_python else f"the library {name}"
-        yield f"{path.name} {'hides' if loaded is None or is_own else 'is hidden by'} {shadowed}"
+        yield f"{path.name} {verb} {shadowed}"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trainer_cli.config.overrides import parse_override as parse_override
     from trainer_cli.config.overrides import read_overrides as read_overrides
     from trainer_cli.config.overrides import suggest_list as suggest_list
-    from trainer_cli.config.resolvers import share_moment as share_moment
+    from trainer_cli.config.resolvers import share_time as share_time
     from trainer_cli.config.search_path import PACKAGE as PACKAGE
     from trainer_cli.config.search_path import SearchPath as SearchPath
     from trainer_cli.config.search_path import project_root as project_root
@@ -50,7 +50,7 @@ else:
             "composing": "compose Composed from_yaml",
             "contradictions": "batches_of_step check_strategy",
             "overrides": "given_value hint_on_setting override_error parse_override read_overrides suggest_list",
-            "resolvers": "share_moment",
+            "resolvers": "share_time",
             "search_path": "PACKAGE project_root SearchPath shipped_folder",
             "yaml": "read_values",
         },

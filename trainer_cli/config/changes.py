@@ -26,12 +26,13 @@ from trainer_cli.values import to_yaml_line
 
 _RESOLVER = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict))[\w.]+\s*:")
 """An interpolation with a resolver other than OmegaConf's own: its value can change while its text stays the same."""
-_OF_VARS = re.compile(r"\$\{\s*vars[.\[]([^{}:\s]+?)\s*\}")
-_MOST_NESTED = 20
-_LINE = "# digests of values from the environment: "
+_VARS_REFERENCE = re.compile(r"\$\{\s*vars[.\[]([^{}:\s]+?)\s*\}")
+"""A reference such as `${vars.width}` to a value of the section `vars`; its group is the name of that value."""
+_MAX_NESTING = 20
+_DIGESTS_PREFIX = "# digests of values from the environment: "
 _BY_GLOBAL_BATCH_SIZE = ("data.batch_size", "loop.grad_accum_steps")
 """Keys that may change if `data.global_batch_size` fixes the samples per step."""
-_DEFAULTS_OF_OPEN: Mapping[KeyPath, Any] = {("data", "global_batch_size"): None, ("data", "drop_last"): False}
+_OPEN_DEFAULTS: Mapping[KeyPath, Any] = {("data", "global_batch_size"): None, ("data", "drop_last"): False}
 """Keys of open sections that a config may lack -> the value that equals that."""
 _NULL_IF_EMPTY = (("freeze",),)
 """Keys that are null by default, and were an empty list in older configs."""
@@ -82,8 +83,10 @@ class Change(NamedTuple):
             interval in list_metric_intervals(config.scheduler)
             for interval in (SchedulerInterval.evaluation, SchedulerInterval.log)
         )
-        is_schedules = (by_evaluation and key.startswith("loop.eval_")) or (by_log and key == "loop.log_interval")
-        if is_schedules and not matches_any(key, allowed):
+        changes_scheduler_steps = (by_evaluation and key.startswith("loop.eval_")) or (
+            by_log and key == "loop.log_interval"
+        )
+        if changes_scheduler_steps and not matches_any(key, allowed):
             return None
         if (config.data or {}).get(GLOBAL_BATCH_SIZE) is not None and key in _BY_GLOBAL_BATCH_SIZE:
             return "data.global_batch_size fixes a step's samples"
@@ -106,73 +109,84 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 def _with_vars(values: Mapping[str, Any]) -> dict[str, Any]:
     """A config's values with those of `vars`, unresolved, in place of the references to them."""
-    own = values.get("vars")
-    return _fill(values, own, 0) if own else dict(values)
+    variables = values.get("vars")
+    return _fill_vars(values, variables, 0) if variables else dict(values)
 
 
-def _fill(value: Any, own: Any, depth: int) -> Any:
+def _fill_vars(value: Any, variables: Any, depth: int) -> Any:
+    """A value with each `${vars.NAME}` in it replaced, also within `variables`; a reference to nothing stays."""
     if isinstance(value, dict):
-        return {key: _fill(item, own, depth) for key, item in value.items()}
+        return {key: _fill_vars(item, variables, depth) for key, item in value.items()}
     if isinstance(value, list):
-        return [_fill(item, own, depth) for item in value]
+        return [_fill_vars(item, variables, depth) for item in value]
     # Values of `vars` may refer to others; a circle has been refused, except in a run that is only read.
-    if not isinstance(value, str) or depth > _MOST_NESTED:
+    if not isinstance(value, str) or depth > _MAX_NESTING:
         return value
-    if (whole := _OF_VARS.fullmatch(value)) is not None:
-        referred = _referred(whole[1], own)
-        return value if referred is ABSENT else _fill(referred, own, depth + 1)
-    filled = _OF_VARS.sub(lambda match: str(_referred(match[1], own, match[0])), value)
-    return filled if filled == value else _fill(filled, own, depth + 1)
+    # A value that is one reference takes the type of the variable; within a longer text it becomes text.
+    if (reference := _VARS_REFERENCE.fullmatch(value)) is not None:
+        referred = _find_variable(reference[1], variables)
+        return value if referred is ABSENT else _fill_vars(referred, variables, depth + 1)
+    filled = _VARS_REFERENCE.sub(lambda match: str(_find_variable(match[1], variables, match[0])), value)
+    return filled if filled == value else _fill_vars(filled, variables, depth + 1)
 
 
 def vars_in(raw: Mapping[str, Any], path: KeyPath) -> list[KeyPath]:
     """The keys of `vars` that the value at a path refers to."""
     value: Any = raw
-    for part in path:
-        value = value.get(part) if isinstance(value, dict) else None
-    return [("vars", *_parts_of(match[1])) for match in _OF_VARS.finditer(str(value))]
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return [("vars", *_split_name(match[1])) for match in _VARS_REFERENCE.finditer(str(value))]
 
 
-def _parts_of(name: str) -> list[str]:
+def _split_name(name: str) -> list[str]:
+    """The keys of a variable's name: `a.b[0]` is `["a", "b", "0"]`."""
     return re.split(r"[.\[\]]+", name.rstrip("]"))
 
 
-def _referred(name: str, own: Any, default: Any = ABSENT) -> Any:
-    for part in _parts_of(name):
-        if isinstance(own, list) and part.isdecimal() and int(part) < len(own):
-            own = own[int(part)]
-        elif isinstance(own, dict) and (key := next((key for key in own if str(key) == part), ABSENT)) is not ABSENT:
-            own = own[key]
-        else:
+def _find_variable(name: str, variables: Any, default: Any = ABSENT) -> Any:
+    """The value of a variable, which may be nested in mappings and lists; `default` if there is none."""
+    value = variables
+    for key in _split_name(name):
+        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+            continue
+        # A key of a mapping may be a number, of which a name has only the text.
+        mapping = value if isinstance(value, dict) else {}
+        matches = [child for written_key, child in mapping.items() if str(written_key) == key]
+        if not matches:
             return default
-    return own
+        value = matches[0]
+    return value
 
 
 def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterator[Change]:
+    """The changes below `path`, at which the configs have the mappings `old` and `new`."""
     # In the order of the new config, which the reader has before them.
     for key in [*new, *(key for key in old if key not in new)]:
         key_path = (*path, str(key))
         before, after = old.get(key, ABSENT), new.get(key, ABSENT)
-        if key_path in _DEFAULTS_OF_OPEN:
-            before, after = (_DEFAULTS_OF_OPEN[key_path] if value is ABSENT else value for value in (before, after))
+        if key_path in _OPEN_DEFAULTS:
+            before, after = (_OPEN_DEFAULTS[key_path] if value is ABSENT else value for value in (before, after))
         if key_path in _NULL_IF_EMPTY:
             before, after = before or None, after or None
         if key == "mode":
             before, after = (_mode(section, value) for section, value in ((old, before), (new, after)))
         if isinstance(before, dict) and isinstance(after, dict):
             yield from _changes(before, after, key_path)
+            continue
         # True == 1 in Python, but they are different values in YAML.
-        elif before != after or isinstance(before, bool) is not isinstance(after, bool):
+        is_other_type = isinstance(before, bool) is not isinstance(after, bool)
+        if before != after or is_other_type:
             yield Change(key_path, before, after)
 
 
 def _mode(section: dict[Any, Any], value: Any) -> Any:
-    """The value of `mode`; that of the metric's name where a section of a metric has none."""
+    """The value of `mode` in a section with a metric; without one, the mode that the metric's name suggests."""
     if "metric" not in section or value not in (ABSENT, None, Mode.auto):
         return value
     # Without a metric a mode has no effect, and older configs have min.
-    usual = Mode.min if section["metric"] is None else find_usual_mode(str(section["metric"]))
-    return value if usual is None else usual.value
+    usual_mode = Mode.min if section["metric"] is None else find_usual_mode(str(section["metric"]))
+    return value if usual_mode is None else usual_mode.value
 
 
 def shown(value: Any) -> str:
@@ -181,22 +195,22 @@ def shown(value: Any) -> str:
 
 
 def line_of_digests(raw: Mapping[str, Any], salt: str) -> str:
-    """A comment line for the end of a frozen config: digests of the values from resolvers (else empty)."""
+    """The last line of a stored config: a comment with digests of values from resolvers. Empty if it has none."""
     digests = {".".join(path): digest for path, digest, _ in _digests(raw, salt)}
-    return f"{_LINE}{json.dumps(digests, ensure_ascii=False)}\n" if digests else ""
+    return f"{_DIGESTS_PREFIX}{json.dumps(digests, ensure_ascii=False)}\n" if digests else ""
 
 
-def changed_env_values(frozen: str, raw: Mapping[str, Any], salt: str) -> list[Change]:
-    """The values from resolvers that differ from the digests in a frozen config while their text is the same."""
+def changed_env_values(stored: str, raw: Mapping[str, Any], salt: str) -> list[Change]:
+    """The values from resolvers that differ from the digests in a stored config while their text is the same."""
     # A config without digests (an older one, or one without resolvers) shows no change.
-    before: Any = {}
-    for line in frozen.splitlines():
-        if line.startswith(_LINE):
-            before = json.loads(line.removeprefix(_LINE))
+    old_digests: Any = {}
+    for line in stored.splitlines():
+        if line.startswith(_DIGESTS_PREFIX):
+            old_digests = json.loads(line.removeprefix(_DIGESTS_PREFIX))
     return [
         Change(path, text, f"{text}, which has another value now")
         for path, digest, text in _digests(raw, salt)
-        if before.get(".".join(path), digest) != digest
+        if old_digests.get(".".join(path), digest) != digest
     ]
 
 
@@ -222,15 +236,16 @@ SECTIONS = (
 def hparams(raw: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Dotted key -> value that differs from its default; a list as one text. Nulls and interpolations are left out."""
     # An interpolation may be a secret from the environment, and a logger would publish it.
-    usual = dict(whole_values(defaults()))
+    default_values = dict(whole_values(defaults()))
     return {
         ".".join(path): _plain(value)
         for path, value in whole_values(_with_vars(raw))
-        if path[0] in SECTIONS and value is not None and value != usual.get(path) and "${" not in str(value)
+        if path[0] in SECTIONS and value is not None and value != default_values.get(path) and "${" not in str(value)
     }
 
 
 def _plain(value: Any) -> bool | int | float | str:
+    """The value as loggers take it: numbers and strings as they are, other values as one line of YAML."""
     # JSON, which loggers write, has no infinity and no NaN.
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -56,14 +56,16 @@ from trainer_cli.values import (
 
 NODE = "a node with `_target_`, or null"
 _BY_NAME = ("param_groups", "callbacks", "loggers")
+"""Sections that are mappings of names to nodes."""
 _NO_VALUE = object()
+"""In place of a value that is wrong or missing; None is a value."""
 _INT64 = range(-(2**63), 2**63)
 """torch's whole numbers have 64 bits."""
-_TRUTH = dict.fromkeys(("true", "yes", "on", "y", "1"), True) | dict.fromkeys(("false", "no", "off", "n", "0"), False)
+_BOOLS = dict.fromkeys(("true", "yes", "on", "y", "1"), True) | dict.fromkeys(("false", "no", "off", "n", "0"), False)
 
 
 def restore_texts(root: Node) -> None:
-    """Replace `nan` and `inf`, which are read as numbers, by strings where a key takes strings and no numbers."""
+    """Replace `nan` and `inf`, which YAML reads as numbers, by their text where a key takes only strings."""
     for path in text_keys():
         node = root.at(path)
         if node is not None and isinstance(node.value, float) and not math.isfinite(node.value):
@@ -73,7 +75,7 @@ def restore_texts(root: Node) -> None:
 def validate(tree: ConfigTree, *, missing_ok: bool = False) -> tuple[TrainConfig, list[ConfigError]]:
     """The config, interpolations resolved, and all mistakes in it. `missing_ok`: values may still be `???`."""
     validation = _Validation(tree, missing_ok)
-    config = validation.section(TrainConfig, tree.root)
+    config = validation.check_section(TrainConfig, tree.root)
     assert isinstance(config, TrainConfig)
     return config, validation.mistakes
 
@@ -89,35 +91,31 @@ class _Validation:
         # What refers to a value that is `auto` is computed with a number here, and again once the value is found.
         self._resolving = OmegaConf.create(replace_auto(tree.root.plain()))
 
-    def section(self, section: type, node: Node, path: KeyPath = ()) -> Any:
-        """Check a section and build its dataclass."""
-        before = len(self.mistakes)
+    def check_section(self, section: type, node: Node, path: KeyPath = ()) -> Any:
+        """Check the section at `path` and build its dataclass `section`, with defaults in place of wrong values."""
+        mistakes_before = len(self.mistakes)
         known_fields = {config_field.name: config_field for config_field in dataclasses.fields(section)}
         for name, child in node.value.items():
             if str(name) not in known_fields:
-                key_path = (*path, str(name))
-                rest, leaf = next(((below, leaf) for below, leaf in child.walk() if not leaf.is_mapping), ((), child))
-                mistake = unknown_key_error(
-                    key_path, [*known_fields], self._tree.source(key_path), to_yaml_line(leaf.plain()), rest
-                )
-                self.mistakes.append(self._misplaced(key_path, mistake))
+                self._add_unknown_key((*path, str(name)), child, [*known_fields])
         # Only what is right: the dataclass fills in its default for the rest, and the checks continue.
         converted: dict[str, Any] = {}
         for name, config_field in known_fields.items():
             if (child := node.value.get(name)) is None:
                 continue
             key_path = (*path, name)
-            if not (isinstance(config_field.type, type) and dataclasses.is_dataclass(config_field.type)):
-                if (resolved := self._value(config_field, child, key_path)) is not _NO_VALUE:
-                    converted[name] = resolved
+            kind = config_field.type
+            if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+                if (value := self._check_value(config_field, child, key_path)) is not _NO_VALUE:
+                    converted[name] = value
             elif child.is_mapping:
-                converted[name] = self.section(config_field.type, child, key_path)
+                converted[name] = self.check_section(kind, child, key_path)
             else:
-                first = f"{'.'.join(key_path)}.{dataclasses.fields(config_field.type)[0].name}"
+                first = f"{'.'.join(key_path)}.{dataclasses.fields(kind)[0].name}"
                 is_switch = isinstance(child.value, bool) and first.endswith(".enabled")
                 hint = f"Write {first}={str(child.value).lower()}." if is_switch else f"Set its keys, such as {first}."
                 self._refuse(key_path, child.plain(), SECTION, hint)
-        if path and len(self.mistakes) > before:
+        if path and len(self.mistakes) > mistakes_before:
             return section()  # Contradictions between values are checked only if each value is right.
         try:
             return section(**converted)
@@ -125,8 +123,16 @@ class _Validation:
             self._add(tuple((error.location or "").split(".")), error)
             return section()
 
-    def _misplaced(self, path: KeyPath, mistake: ConfigError) -> ConfigError:
-        """The error for an unknown key that is the package of a chosen option: point to the choice."""
+    def _add_unknown_key(self, path: KeyPath, node: Node, known_fields: list[str]) -> None:
+        """Report a key that its section does not have, with the first value below it as example."""
+        leaves = ((subpath, leaf) for subpath, leaf in node.walk() if not leaf.is_mapping)
+        subpath, leaf = next(leaves, ((), node))
+        source, value = self._tree.source(path), to_yaml_line(leaf.plain())
+        mistake = unknown_key_error(path, known_fields, source, value, subpath)
+        self.mistakes.append(self._explain_misplaced(path, mistake))
+
+    def _explain_misplaced(self, path: KeyPath, mistake: ConfigError) -> ConfigError:
+        """The error for an unknown key: if it is the package of a chosen option, the error points to the choice."""
         choice = self._tree.choices.get(path)
         if choice is None:
             return mistake
@@ -141,7 +147,7 @@ class _Validation:
             hint = f"Say where it belongs: write '{correction}'."
         return ConfigError(mistake.message, location=mistake.location, source=source, code=mistake.code, hint=hint)
 
-    def _value(self, config_field: dataclasses.Field[Any], node: Node, path: KeyPath) -> Any:
+    def _check_value(self, config_field: dataclasses.Field[Any], node: Node, path: KeyPath) -> Any:
         """The resolved value of one key, of its type; _NO_VALUE where it is wrong or still to be given."""
         if node.value == MISSING:
             self._require(path)
@@ -150,12 +156,13 @@ class _Validation:
         # The schema declares these as Any or as mappings, so that their shape is checked here.
         if path[0] in (*OPEN, "ckpt"):
             self._check_shape(path[0], node.plain())
-        resolved = self._resolved(node, path)
+        resolved = self._resolve(node, path)
         if kind is not None and path not in self._wrong:
-            resolved = self._converted(kind, node.plain(), resolved, path)
+            resolved = self._convert(kind, node.plain(), resolved, path)
             for mistake in kind.mistakes(resolved, ".".join(path)):
-                self._add_of_type(path, mistake, kind, resolved)
-        if node.is_interpolation and any(f"${{{'.'.join(wrong)}}}" in node.value for wrong in self._wrong):
+                self._add_wrong_type(path, mistake, kind, resolved)
+        wrong_references = [f"${{{'.'.join(wrong)}}}" for wrong in self._wrong]
+        if node.is_interpolation and any(reference in node.value for reference in wrong_references):
             return _NO_VALUE  # The default `runs/${name}` is not to blame for a wrong name.
         if path not in self._wrong:
             try:
@@ -167,14 +174,14 @@ class _Validation:
         # By the member's name, which is what a config writes.
         return config_field.type[resolved] if isinstance(config_field.type, EnumMeta) else resolved
 
-    def _resolved(self, node: Node, path: KeyPath) -> Any:
+    def _resolve(self, node: Node, path: KeyPath) -> Any:
         """A value with interpolations resolved. Wrong items of a mapping or list are left out."""
         if isinstance(node.value, dict):
-            items = {key: self._resolved(child, (*path, str(key))) for key, child in node.value.items()}
+            items = {key: self._resolve(child, (*path, str(key))) for key, child in node.value.items()}
             return {key: item for key, item in items.items() if (*path, str(key)) not in self._wrong}
         if isinstance(node.value, list):
             children = [((*path, str(index)), child) for index, child in enumerate(node.value)]
-            pairs = [(child_path, self._resolved(child, child_path)) for child_path, child in children]
+            pairs = [(child_path, self._resolve(child, child_path)) for child_path, child in children]
             return [item for child_path, item in pairs if child_path not in self._wrong]
         # OmegaConf keeps the value of an earlier file where a later one asks for it by `???`.
         if node.text == MISSING or node.value == MISSING:
@@ -194,8 +201,11 @@ class _Validation:
             self._check_number(leaf_path, leaf)
         return value
 
-    def _converted(self, kind: ValueKind, value: Any, resolved: Any, path: KeyPath) -> Any:
-        """Convert whole numbers to strings or floats, and strings from interpolations to the type of the key."""
+    def _convert(self, kind: ValueKind, value: Any, resolved: Any, path: KeyPath) -> Any:
+        """Convert whole numbers to strings or floats, and strings from interpolations to the type of the key.
+
+        `value` is the value before interpolations were resolved.
+        """
         if name_of(resolved) is None and path[0] not in OPEN:
             self._refuse(path[:-1] if path[-1].isdecimal() else path, resolved, str(kind))
             return resolved
@@ -205,7 +215,7 @@ class _Validation:
             if item is None or item.has_types(resolved):
                 return resolved
             return [
-                self._converted(item, written_item, resolved_item, (*path, str(index)))
+                self._convert(item, written_item, resolved_item, (*path, str(index)))
                 for index, (written_item, resolved_item) in enumerate(zip(written, resolved, strict=True))
             ]
         if type(resolved) is int and "int" not in kind.names:
@@ -215,7 +225,7 @@ class _Validation:
                 self._check_written(path, resolved)
                 return str(resolved)
         if isinstance(resolved, str) and resolved is not value and "str" not in kind.names:
-            for name, convert in (("int", int), ("float", float), ("bool", lambda text: _TRUTH[text.lower()])):
+            for name, convert in (("int", int), ("float", float), ("bool", lambda text: _BOOLS[text.lower()])):
                 if name in kind.names:
                     with suppress(ValueError, KeyError):
                         return convert(resolved)
@@ -269,6 +279,7 @@ class _Validation:
                     self._refuse((key, str(name)), node, "a mapping of settings" if key == "param_groups" else NODE)
 
     def _check_number(self, path: KeyPath, value: Any) -> None:
+        """Report a number that is not finite or exceeds 64 bits."""
         key = ".".join(path)
         if isinstance(value, float) and not math.isfinite(value):
             self._report(path, f"{key} is {value}, but it must be finite")
@@ -282,7 +293,7 @@ class _Validation:
             key = ".".join(path)
             self._report(path, f"{key} must be given", f"Add {key}=VALUE to the command line.", code=Code.not_given)
 
-    def _add_of_type(self, path: KeyPath, mistake: ConfigError, kind: ValueKind, value: Any) -> None:
+    def _add_wrong_type(self, path: KeyPath, mistake: ConfigError, kind: ValueKind, value: Any) -> None:
         """Report a wrong type; the hint on quotes depends on where the value was written."""
         source = self._tree.source(path)
         hint = mistake.hint
@@ -296,11 +307,13 @@ class _Validation:
         self._report(path, mistake.message, hint or "", code=mistake.code)
 
     def _refuse(self, path: KeyPath, value: Any, kind: str, hint: str = "") -> None:
+        """Report a value that is not of the described `kind`."""
         self._report(
             path, f"{'.'.join(path)} is {show_value(value)}, but it must be {kind}", hint, code=Code.wrong_type
         )
 
     def _add(self, path: KeyPath, error: ConfigError) -> None:
+        """Report an error that a check of values raised, with a hint that can be typed on the command line."""
         hint, key = error.hint or "", ".".join(path)
         node = self._tree.root.at(path)
         is_list = node is not None and isinstance(node.value, list)
@@ -388,13 +401,14 @@ def find_wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tupl
             message = f"{append.line}: {group} is a group, and no list"
             yield append.line, override_error(message, f"Choose one with {group}=NAME.")
         elif unknown := unknown_key(append.path):
-            yield append.line, _no_key(search, append.path, append.line, *unknown)
+            yield append.line, _unknown_key_error(search, append.path, append.line, *unknown)
         else:
             for mistake in _misleading(append.path, append.quoted, is_open=append.path[0] in OPEN):
                 yield append.line, mistake
 
 
 def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
+    """The mistake in an override: what it names does not exist or cannot be set so."""
     key, path, line = override.key_or_group, path_of(override), line_of(override)
     if key == "experiment" and not search.is_group(key):
         yield override_error(
@@ -418,7 +432,7 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
             hint = f"Parts of a key are joined by dots: '{line.replace(key, '.'.join(parts), 1)}'."
         yield override_error(f"there is no group '{key}'", hint, Code.unknown_option)
     elif unknown := unknown_key(path):
-        yield _no_key(search, path, line, *unknown)
+        yield _unknown_key_error(search, path, line, *unknown)
     elif path[0] in OPEN and line == f"{key}=":
         hint = f"Write {key}=VALUE, {key}=null for none, or {key}={as_text('')} for the empty string."
         yield override_error(f"{line} has no value", hint)
@@ -426,18 +440,22 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
         yield from _misleading(path, value_in_quotes(override), is_open=path[0] in OPEN)
 
 
-def _no_key(search: SearchPath, path: KeyPath, line: str, unknown: KeyPath, known_keys: list[str]) -> ConfigError:
-    names = [name for name in (search.groups() if len(unknown) == 1 else []) if name not in known_keys]
+def _unknown_key_error(
+    search: SearchPath, path: KeyPath, line: str, unknown: KeyPath, known_keys: list[str]
+) -> ConfigError:
+    """The error for an override of a key that does not exist; at the top level it may name a group instead."""
+    groups = search.groups() if len(unknown) == 1 else []
+    choices = [*known_keys, *(group for group in groups if group not in known_keys)]
     _, equals, value = line.partition("=")
     text = strip_quotes(value) if equals else None
-    return unknown_key_error(unknown, [*known_keys, *names], COMMAND_LINE, text, path[len(unknown) :])
+    return unknown_key_error(unknown, choices, COMMAND_LINE, text, path[len(unknown) :])
 
 
 def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigError]:
     """Refuse strings without quotes that look like null or, in an open section, like a number, true or false."""
     key = ".".join(path)
     if value == PYTHONS_NULL and not isinstance(value, QuotedString):
-        yield _text_not(key, PYTHONS_NULL, "not null", "null")
+        yield _string_error(key, PYTHONS_NULL, "not null", "null")
     elif isinstance(value, dict):
         if None in value:
             yield override_error(f"{key} has the key null, but keys are strings", code=Code.wrong_type)
@@ -453,12 +471,13 @@ def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigE
         yield override_error(f"{key}: {text!r} is not an interpolation: {why}", "Write ${key}.")
     elif is_open and not in_quotes:
         if plain := TRUTH_WORDS.get(text.lower()):
-            yield _text_not(key, text, f"not {plain}", plain)
+            yield _string_error(key, text, f"not {plain}", plain)
         elif (number := looks_like_number(text)) is not None:
-            yield _text_not(key, text, "no number", instead_of(text, number))
+            yield _string_error(key, text, "no number", instead_of(text, number))
 
 
-def _text_not(key: str, text: str, difference: str, plain: str) -> ConfigError:
+def _string_error(key: str, text: str, difference: str, plain: str) -> ConfigError:
+    """The error for a value that is a string, although it looks like null, a number or a truth value."""
     hint = f"Write {plain}, or {as_text(text)} for the string."
     return override_error(f"{key}: {text} is a string here, and {difference}", hint, Code.wrong_type)
 
@@ -493,12 +512,12 @@ def find_wrong_choice(search: SearchPath, override: Override) -> Iterator[Config
             hint = "Leave it out." if closed or key == "experiment" else f"For none write {key}=null."
             yield override_error(f"there is no {key} called {option!r}", hint, Code.unknown_option)
         elif option is not None and str(option).removesuffix(".yaml") not in known_options:
-            yield _not_read(search, key, str(option)) or unknown_option_error(
+            yield _unread_option_error(search, key, str(option)) or unknown_option_error(
                 key, str(option), known_options, COMMAND_LINE, line
             )
 
 
-def _not_read(search: SearchPath, group: str, option: str) -> ConfigError | None:
+def _unread_option_error(search: SearchPath, group: str, option: str) -> ConfigError | None:
     """The error for an option whose file exists, but is called `.yml` or is in a folder of another name."""
     file = next((file for folder in search.dirs if (file := folder / group / f"{option}.yml").is_file()), None)
     if file is not None:

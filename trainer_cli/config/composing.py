@@ -29,7 +29,7 @@ from trainer_cli.config.contradictions import check_processes, find_contradictio
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles, find_choices, find_overruled, split_package
 from trainer_cli.config.hydra_errors import translate_error
-from trainer_cli.config.overrides import Append, CommandLine, line_of, mend_choice, override_error, parse_overrides
+from trainer_cli.config.overrides import Append, CommandLine, correct_choice, line_of, override_error, parse_overrides
 from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import (
     SearchPath,
@@ -57,7 +57,7 @@ class Composed(NamedTuple):
     config_dirs: list[Path]
     tree: ConfigTree
     trust: Trust
-    of_the_moment: Sequence[str] = ()
+    time_dependent_keys: Sequence[str] = ()
     """Keys whose values contain the time of the command."""
 
     @property
@@ -71,14 +71,14 @@ class Composed(NamedTuple):
         return self.tree.source(tuple(key.split(".")))
 
     def _where_with_overrides(self, key: str) -> str:
-        """`where`, with the overrides that set keys below it, of which none sets it whole."""
+        """`where`; for a section that several overrides set, with these overrides."""
         node, source = self.tree.root.at(tuple(key.split("."))), self.where(key)
-        leaves = [] if node is None else [leaf.origin for path, leaf in node.walk() if path]
-        words = dict.fromkeys(origin.words for origin in leaves if origin.source == COMMAND_LINE)
-        return f"{COMMAND_LINE}: {' '.join(words)}" if words and source == COMMAND_LINE else source
+        origins = [] if node is None else [leaf.origin for path, leaf in node.walk() if path]
+        overrides = dict.fromkeys(origin.words for origin in origins if origin.source == COMMAND_LINE)
+        return f"{COMMAND_LINE}: {' '.join(overrides)}" if overrides and source == COMMAND_LINE else source
 
     def naming_again(self, text: str) -> str:
-        """A text about the same command, given again: there `resume=anew` would move the run away once more."""
+        """A text that advises to repeat the command: repeated with `resume=anew`, it would move the run away again."""
         if any(override.lstrip("+") == f"resume={ANEW}" for override in self.overrides):
             change = f"without resume={ANEW}"
         elif self.config.resume == ANEW:
@@ -221,11 +221,13 @@ def _check_components(
 ) -> Iterator[ConfigError]:
     """The mistakes in components, each with its source."""
     for error in check_components(config, trust, sections, imports=imports):
-        section, *rest = key = tuple((error.location or "").split("."))
+        key = tuple((error.location or "").split("."))
+        section, *argument = key
         error_with_source = error.at(tree.source(key))
+        is_argument = error.code is Code.argument and len(argument) == 1 and argument[0] != "_target_"
         # The command line sets another `_target_`, and an argument that a file sets does not fit it.
-        is_of_other = len(rest) == 1 and rest[0] != "_target_" and error.code is Code.argument
-        if is_of_other and tree.source((section, "_target_")) == COMMAND_LINE != error_with_source.source:
+        is_in_file = error_with_source.source != COMMAND_LINE
+        if is_argument and is_in_file and tree.source((section, "_target_")) == COMMAND_LINE:
             target = getattr(config, section)["_target_"]
             error_with_source.cure = (
                 f"To replace the whole {section}, write {section}=null '{section}={{_target_: {target}}}'."
@@ -288,9 +290,9 @@ def from_yaml(
     neither for a `trusted` file, such as that of a run that is only compared.
     """
     search = _open_search(config_dir, config_name, cwd)
-    line = parse_overrides(overrides)
+    command = parse_overrides(overrides)
     # An experiment sets keys of every section: merged into recovered values, it would leave a mixture of two runs.
-    if any(override.key_or_group == "experiment" for override in line.overrides):
+    if any(override.key_or_group == "experiment" for override in command.overrides):
         return compose(
             overrides,
             config_dir=config_dir,
@@ -300,7 +302,7 @@ def from_yaml(
             sections=sections,
         )
     tree, name, mistakes = _load(source, search.cwd)
-    if swaps := [override for override in line.overrides if search.is_choice(override)]:
+    if swaps := [override for override in command.overrides if search.is_choice(override)]:
         fresh = _compose_draft(search, CommandLine(swaps))
         mistakes += fresh.mistakes
         for override in swaps:
@@ -311,9 +313,9 @@ def from_yaml(
                 continue
             tree.choices |= {key: choice for key, choice in fresh.tree.choices.items() if key == path}
     # The choices are applied; what is left sets values, in the sections that they chose too.
-    values_line = replace(line, overrides=[override for override in line.overrides if override not in swaps])
-    checked = _check_line(search, values_line)
-    draft = _apply_overrides(_Draft(tree, mistakes + checked.mistakes, checked.whole), checked, search)
+    values_command = replace(command, overrides=[override for override in command.overrides if override not in swaps])
+    line = _check_line(search, values_command)
+    draft = _apply_overrides(_Draft(tree, mistakes + line.mistakes, line.is_whole), line, search)
     # A run that is only compared may name classes that no longer exist.
     sections = () if trusted else sections
     recovered = None if trusted else name
@@ -333,11 +335,12 @@ def _replace_section(recovered: Node, fresh: Node, path: KeyPath) -> bool:
 
 
 class _Draft(NamedTuple):
-    """A composition before validation. Unless it is `whole`, only the command line can be checked."""
+    """A composition before validation."""
 
     tree: ConfigTree
     mistakes: list[ConfigError]
-    whole: bool
+    is_whole: bool
+    """False if a file or a choice could not be read: then only what the command line says can be checked."""
 
 
 def _check_draft(
@@ -357,7 +360,7 @@ def _check_draft(
     tree = draft.tree
     restore_texts(tree.root)
     # Before validation, which judges the value that `${now:…}` comes to.
-    of_the_moment, untimely = substitute_now(tree.root)
+    time_dependent_keys, time_mistakes = substitute_now(tree.root)
     config, mistakes = validate(tree, missing_ok=missing_ok)
     wrong_keys = [mistake.location or "" for mistake in mistakes]
     trust = Trust()
@@ -370,14 +373,15 @@ def _check_draft(
         # A wrong value has been replaced by its default, of which arguments need no report.
         if not any(f"{mistake.location}.".startswith(f"{key}.") for key in wrong_keys):
             mistakes.append(mistake)
-    reported = {mistake.source for mistake in draft.mistakes} - {COMMAND_LINE}
+    reported_sources = {mistake.source for mistake in draft.mistakes} - {COMMAND_LINE}
     # If a file cannot be read, everything that it sets is missing: report only what the command line says wrong.
-    typed = [mistake for mistake in mistakes if mistake.source == COMMAND_LINE and mistake.code is not Code.not_given]
-    mistakes = [mistake for mistake in (mistakes if draft.whole else typed) if mistake.source not in reported]
+    if not draft.is_whole:
+        mistakes = [error for error in mistakes if error.source == COMMAND_LINE and error.code is not Code.not_given]
+    mistakes = [error for error in mistakes if error.source not in reported_sources]
     # A directory of this name holds the files of the run, and commands name it.
     show_values_in(config.name, config.run_dir)
-    raise_all([*draft.mistakes, *untimely, *mistakes])
-    return Composed(config, list(overrides), search.root, search.dirs, tree, trust, of_the_moment)
+    raise_all([*draft.mistakes, *time_mistakes, *mistakes])
+    return Composed(config, list(overrides), search.root, search.dirs, tree, trust, time_dependent_keys)
 
 
 def _is_given(tree: ConfigTree, recovered: str, key: str) -> bool:
@@ -412,25 +416,30 @@ class _Line(NamedTuple):
     command: CommandLine
     appends: list[Append]
     mistakes: list[ConfigError]
-    whole: bool
+    is_whole: bool
     """Whether every choice of a group could be read."""
 
 
 def _check_line(search: SearchPath, line: CommandLine) -> _Line:
+    """Sort the overrides of a command line, and replace misspelt options by the nearest that exist."""
     mistakes_by_line = list(find_wrong_overrides(search, line))
     mistakes = [*line.mistakes, *(mistake for _, mistake in mistakes_by_line)]
     refused_lines = {text for text, _ in mistakes_by_line}
     choices = [override for override in line.overrides if search.is_choice(override)]
-    kept = [override for override in choices if line_of(override) not in refused_lines]
-    # In place of an option that does not exist the one that is meant, so that the keys below it are checked too.
-    refused = [override for override in choices if override not in kept]
-    mended = [mend_choice(override, list(search.options(override.key_or_group))) for override in refused]
-    kept += [override for override in mended if override is not None and not any(find_wrong_choice(search, override))]
+    valid_choices = [override for override in choices if line_of(override) not in refused_lines]
+    # A misspelt option is replaced by the nearest one, so that overrides of its keys are checked too.
+    refused = [override for override in choices if override not in valid_choices]
+    corrected = [correct_choice(override, list(search.options(override.key_or_group))) for override in refused]
+    valid_choices += [
+        override for override in corrected if override is not None and not any(find_wrong_choice(search, override))
+    ]
     values = [
         override for override in line.overrides if override not in choices and line_of(override) not in refused_lines
     ]
     appends = [override for override in line.appends if override.line not in refused_lines]
-    return _Line(kept, values, line, appends, mistakes, not line.mistakes and len(kept) == len(choices))
+    return _Line(
+        valid_choices, values, line, appends, mistakes, not line.mistakes and len(valid_choices) == len(choices)
+    )
 
 
 def _compose_draft(search: SearchPath, command: CommandLine) -> _Draft:
@@ -442,18 +451,18 @@ def _compose_draft(search: SearchPath, command: CommandLine) -> _Draft:
     except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:
         mistakes = [*line.mistakes, *files.mistakes]
         # A reason of Hydra's may be a consequence of a mistake that is reported already.
-        if line.whole and not files.broken:
+        if line.is_whole and not files.broken:
             mistakes.append(translate_error(error, search, command, files.read))
         raise_all(mistakes)
         raise
     tree = ConfigTree(root, find_choices(files, listed, line.choices))
-    draft = _Draft(tree, [*line.mistakes, *files.mistakes], line.whole and not files.broken)
+    draft = _Draft(tree, [*line.mistakes, *files.mistakes], line.is_whole and not files.broken)
     experiments = [merged.name for merged in listed if merged.name.startswith("experiment/")]
     draft = _apply_overrides(draft, line, search, experiments)
-    if draft.whole and experiments:
+    if draft.is_whole and experiments:
         overruled_choices = list(find_overruled(line.choices, listed, files, draft.tree))
         # Further mistakes in such a mixture of two components follow from this one.
-        draft = draft._replace(mistakes=draft.mistakes + overruled_choices, whole=not overruled_choices)
+        draft = draft._replace(mistakes=draft.mistakes + overruled_choices, is_whole=not overruled_choices)
     return draft
 
 
@@ -468,11 +477,11 @@ def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments
         tree.root.put(("ckpt",), Node.of(ckpt, ValueOrigin(COMMAND_LINE, f"ckpt={ckpt}")))
     name = tree.root.get("name") or Node(None)
     if name.value is None:
-        last = experiments[-1].rpartition("/")[2].removesuffix(".yaml") if experiments else "default"
-        tree.root.put(("name",), Node(last, name.origin, name.text))
+        default_name = experiments[-1].rpartition("/")[2].removesuffix(".yaml") if experiments else "default"
+        tree.root.put(("name",), Node(default_name, name.origin, name.text))
     # Before the appends: they may extend a list that only the schema has.
     tree.root = fill_defaults(tree.root)
-    for addition in line.appends:
-        if (mistake := override_values.append(tree.root, addition)) is not None:
+    for append in line.appends:
+        if (mistake := override_values.append(tree.root, append)) is not None:
             mistakes.append(mistake)
-    return draft._replace(mistakes=draft.mistakes + (mistakes if draft.whole else []))
+    return draft._replace(mistakes=draft.mistakes + (mistakes if draft.is_whole else []))

@@ -83,8 +83,8 @@ def _check_format(config: TrainConfig, world_size: int) -> None:
         ConfigError: it stores the state of one process only.
     """
     # A CheckpointerCallback under `callbacks` overrides the section.
-    subclass = config.callbacks.get(SAVER) or {}
-    format = subclass.get("format", config.checkpoint.format)
+    callback = config.callbacks.get(SAVER) or {}
+    format = callback.get("format", config.checkpoint.format)
     if world_size > 1 and format in [choice for choice in CheckpointFormat if choice.one_process]:
         formats = CheckpointFormat.names_where(lambda choice: not choice.one_process)
         raise ConfigError(
@@ -120,20 +120,17 @@ def _check_resume_allow(allowed: Iterable[str]) -> Iterator[ConfigError]:
 
 
 def _may_match(pattern: str) -> bool:
+    """Whether a key or glob without braces can match a key of a config."""
     glob = re.search(r"[*?\[]", pattern)
     if glob is None:
         parts = tuple(pattern.split("."))
         return all(parts) and unknown_key(parts) is None
     # A star also matches dots, so a glob that reaches into an open section may match an unknown key there.
     start = pattern[: glob.start()]
-    return any(
-        fnmatchcase(config_key.key, pattern)
-        or (
-            config_key.key in OPEN
-            and (f"{config_key.key}.".startswith(start) or start.startswith(f"{config_key.key}."))
-        )
-        for config_key in list_keys()
-    )
+    keys = [config_key.key for config_key in list_keys()]
+    open_prefixes = [f"{key}." for key in keys if key in OPEN]
+    reaches_open = any(prefix.startswith(start) or start.startswith(prefix) for prefix in open_prefixes)
+    return reaches_open or any(fnmatchcase(key, pattern) for key in keys)
 
 
 def _check_left_out(config: TrainConfig) -> Iterator[ConfigError]:

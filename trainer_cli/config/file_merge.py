@@ -34,22 +34,23 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
     Raises:
         HydraException, ValueError, RecursionError: the defaults list cannot be computed.
     """
-    for_hydra = [_for_hydra(choice) for choice in choices]
+    hydra_choices = [_for_hydra(choice) for choice in choices]
     repository = hydra_compat.repository(files)
-    listed = hydra_compat.defaults_list(repository, search.primary, for_hydra)
+    defaults_list = hydra_compat.defaults_list(repository, search.primary, hydra_choices)
     # Which experiments are listed is known only now, and they may remove groups: compute the list again.
-    if replaced := [*_replaced_groups(search, listed, choices, files)]:
-        for_hydra += parse_overrides([f"~{group}" for group in replaced]).overrides
-        listed = hydra_compat.defaults_list(repository, search.primary, for_hydra)
+    if replaced := [*_replaced_groups(search, defaults_list, choices, files)]:
+        hydra_choices += parse_overrides([f"~{group}" for group in replaced]).overrides
+        defaults_list = hydra_compat.defaults_list(repository, search.primary, hydra_choices)
     # Without the schema's types: the merge keeps what was written, and `validate` explains what does not fit.
     tree = Node({})
-    for entry in listed.merged:
+    for entry in defaults_list.merged:
         node = Node.of(defaults()) if entry.name == SCHEMA else Node({})
         file = search.find(entry.name)
         if file is not None and not files[file].broken:
             # In the root, `hydra` has settings of Hydra's own; in a package it is a key like any other.
             hidden = ("defaults",) if entry.package else ("defaults", "hydra")
             node = Node({key: child for key, child in files[file].tree.value.items() if key not in hidden})
+        # The values of a file go below the keys of its package.
         for name in reversed(entry.package.split(".")) if entry.package else ():
             node = Node({name: node})
         # Interpolations stay as they are written, since later files may change what they refer to.
@@ -67,7 +68,7 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
     for choice in choices:
         if switches_off(choice):
             tree.value[choice.key_or_group] = Node(None)
-    return tree, listed.merged
+    return tree, defaults_list.merged
 
 
 def _for_hydra(choice: Override) -> Override:
@@ -87,15 +88,18 @@ def _for_hydra(choice: Override) -> Override:
 
 
 def _replaced_groups(
-    search: SearchPath, listed: DefaultsList, choices: Sequence[Override], files: ConfigFiles
+    search: SearchPath, defaults_list: DefaultsList, choices: Sequence[Override], files: ConfigFiles
 ) -> Iterator[str]:
     """The groups whose default choice is replaced by a component that an experiment writes out."""
-    files_of_experiments = [search.find(entry.name) for entry in listed.merged if entry.name.startswith("experiment/")]
+    files_of_experiments = [
+        search.find(entry.name) for entry in defaults_list.merged if entry.name.startswith("experiment/")
+    ]
     documents = [files[file].values for file in files_of_experiments if file is not None]
-    kept = {choice.key_or_group for choice in choices if choice.package is None}
-    kept.update(group for document in documents for group in read_chosen_groups(document))
+    chosen_groups = {choice.key_or_group for choice in choices if choice.package is None}
+    chosen_groups.update(group for document in documents for group in read_chosen_groups(document))
     for group in COMPONENTS:
         nodes = [document.get(group) for document in documents]
-        written_out = any(isinstance(node, Mapping) and is_component(group, node) for node in nodes)
-        if written_out and group not in kept and listed.chosen.get(group) is not None:
+        is_written_out = any(isinstance(node, Mapping) and is_component(group, node) for node in nodes)
+        has_default = defaults_list.chosen.get(group) is not None
+        if is_written_out and has_default and group not in chosen_groups:
             yield group

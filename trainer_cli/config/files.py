@@ -41,11 +41,11 @@ def check_defaults_list(tree: Node, group: str, groups: Sequence[str]) -> Iterat
         first = next(iter(defaults.value.values()), defaults) if defaults.is_mapping else defaults
         yield _mistake(first, "'defaults' must be a list", hint)
         return
-    selves = [entry for entry in defaults.value if entry.value == "_self_"]
-    for entry in selves[1:]:
-        line = selves[0].origin.source.rpartition(":")[2]
+    self_entries = [entry for entry in defaults.value if entry.value == "_self_"]
+    for entry in self_entries[1:]:
+        line = self_entries[0].origin.source.rpartition(":")[2]
         yield _mistake(entry, f"_self_ is given twice, first in line {line}", "Remove one of them.")
-    # Hydra requires overrides at the end of the list: the first of those that stand before another entry is reported.
+    # Hydra requires overrides at the end of the list: the first one before another entry is reported.
     override: tuple[str, Node] | None = None
     for entry in defaults.value:
         key = str(next(iter(entry.value), "")) if entry.is_mapping else str(entry.value)
@@ -65,6 +65,7 @@ def check_defaults_list(tree: Node, group: str, groups: Sequence[str]) -> Iterat
 
 
 def _mistake(node: Node, message: str, hint: str = _ENTRY_FORMS) -> ConfigError:
+    """An error in a defaults list, at the line of a node."""
     return ConfigError(message, source=node.origin.source, code=Code.defaults_list, hint=hint)
 
 
@@ -85,7 +86,7 @@ def _check_config(entry: Node) -> Iterator[ConfigError]:
 
 
 def _check_choice(key: str, option: Node, group: str, groups: Sequence[str]) -> Iterator[ConfigError]:
-    """Check one `- group: option`."""
+    """Check one `- group: option`, listed by a file in the folder `group`."""
     *words, last = key.split() or [""]
     chosen, at_sign, package = last.partition("@")
     resolved = chosen[1:] if chosen.startswith("/") else f"{group}/{chosen}".lstrip("/")
@@ -107,17 +108,17 @@ def _check_choice(key: str, option: Node, group: str, groups: Sequence[str]) -> 
         if at_sign:
             yield from _check_package(option, package)
     elif plain_name in groups:
-        problem = f"looked for below {group}/" if not chosen.startswith((".", "/")) else "no group of the root"
-        correction = (
-            str(option.value) if plain_name == group else write_entry(plain_name, str(option.value), at_sign + package)
-        )
+        is_relative = not chosen.startswith((".", "/"))
+        problem = f"looked for below {group}/" if is_relative else "no group of the root"
+        correction = str(option.value)
+        if plain_name != group:
+            correction = write_entry(plain_name, correction, at_sign + package)
         yield _mistake(option, f"{chosen} is {problem}", f"Write '- {correction}'.")
     elif "optional" not in words:
         hint = f"Available: {', '.join(groups)}."
         if (suggestion := find_nearest(plain_name, groups)) is not None:
-            correction = write_entry(
-                suggestion, str(option.value), at_sign + package, words if words or not group else None
-            )
+            given_words = words if words or not group else None
+            correction = write_entry(suggestion, str(option.value), at_sign + package, given_words)
             hint += f" Did you mean '- {correction}'?" if isinstance(option.value, str) else f" '{suggestion}'?"
         yield _mistake(option, f"there is no group '{resolved}'", hint)
 
@@ -131,8 +132,8 @@ def write_entry(group: str, option: str, package: str = "", words: Sequence[str]
     is_known = unknown_key(tuple(group.split("/"))) is None
     if words is None:
         words = ["override"] if is_known and not package else []
-    at = package or ("" if is_known else "@KEY")
-    return f"{' '.join([*words, '/' + group])}{at}: {option}"
+    suffix = package or ("" if is_known else "@KEY")
+    return f"{' '.join([*words, '/' + group])}{suffix}: {option}"
 
 
 def _check_option(chosen: str, option: Node) -> Iterator[ConfigError]:
@@ -195,8 +196,8 @@ class DefaultsEntry(NamedTuple):
         group, _, package = key.partition("@")
         # The package of an entry in another folder depends on where its file is merged, which is not known here.
         at_root = self.config.partition("/")[0] in (self.config, "experiment")
-        own_package = self.package or self.group.replace("/", ".")
-        return self.group == group and (not at_root or own_package == (package or group.replace("/", ".")))
+        entry_package = self.package or self.group.replace("/", ".")
+        return self.group == group and (not at_root or entry_package == (package or group.replace("/", ".")))
 
 
 def find_choices(
@@ -208,11 +209,13 @@ def find_choices(
     entries = [
         entry for name, path in paths.items() for entry in read_entries(files[path].tree, name) if entry.is_choice
     ]
-    # The first entry that names a file counts, as in Hydra; so overrides go before the entries that they override.
+    # Hydra takes the first entry that names a file; overrides are sorted before the entries that they override.
     entries.sort(key=lambda entry: not entry.is_override)
-    typed = [override for override in overrides if search.is_choice(override)]
+    chosen_by_line = [override for override in overrides if search.is_choice(override)]
     # experiment=x was rewritten to +experiment=x.
-    typed_lines = {name: line_of(override).removeprefix("+") for override in typed for name in _chosen_files(override)}
+    typed_lines = {
+        name: line_of(override).removeprefix("+") for override in chosen_by_line for name in _chosen_files(override)
+    }
     chosen: dict[KeyPath, ChosenOption] = {}
     for config in merged:
         group = config.name.rpartition("/")[0]
@@ -223,7 +226,7 @@ def find_choices(
         if origin is not None:
             chosen[split_package(config.package or group)] = ChosenOption(origin, search.label(path))
     # Overrides and entries that merged no file chose null, or removed the group.
-    for override in typed:
+    for override in chosen_by_line:
         chosen.setdefault(
             split_package(override.key_or_group), ChosenOption(ValueOrigin(COMMAND_LINE, line_of(override)))
         )
@@ -283,13 +286,10 @@ _IDENTITY_KEYS = (("_target_",), ("dtype",))
 
 def is_component(section: str, node: Mapping[str, Any]) -> bool:
     """Whether a node is a whole component: it has a target, or is a mapping of names to schedulers."""
-    components = [child for child in node.values() if isinstance(child, Mapping) and "_target_" in child]
-    are_schedulers = (
-        section == "scheduler"
-        and bool(components)
-        and all(child is None or child in components for child in node.values())
-    )
-    return "_target_" in node or are_schedulers
+    if "_target_" in node or section != "scheduler":
+        return "_target_" in node
+    schedulers = [child for child in node.values() if isinstance(child, Mapping) and "_target_" in child]
+    return bool(schedulers) and all(child is None or child in schedulers for child in node.values())
 
 
 def read_chosen_groups(document: Mapping[str, Any]) -> list[str]:
@@ -319,14 +319,15 @@ def find_overruled(
         file_values = {key: value for key, value in files[file].values.items() if key != "defaults"}
         option_values = {(*section, *path): value for path, value in whole_values(file_values)}
         # Compared by value: an experiment that repeats the option's own value takes nothing away from it.
-        lost = [
+        overwritten = [
             path
             for path, value in option_values.items()
             if _plain_at(tree, path) != value and tree.exact(path).source != COMMAND_LINE
         ]
-        lost_identity = [path for path in lost if path[len(section) :] in _IDENTITY_KEYS]
-        if section and (lost_identity or (lost and len(lost) == len(option_values))):
-            key = (lost_identity or lost)[0]
+        overwritten_identity = [path for path in overwritten if path[len(section) :] in _IDENTITY_KEYS]
+        is_all_overwritten = overwritten and len(overwritten) == len(option_values)
+        if section and (overwritten_identity or is_all_overwritten):
+            key = (overwritten_identity or overwritten)[0]
             source = tree.exact(key).source
             line = line_of(override).removeprefix("+")
             yield override_error(
@@ -396,6 +397,7 @@ class ConfigFiles:
         return self.read[path]
 
     def _read(self, path: Path) -> Reading:
+        """Read a file and check what can be checked without the other files."""
         name = self.search.label(path)
         reading = read_file(path, name)
         group, _, option = self.search.name_of(path).rpartition("/")

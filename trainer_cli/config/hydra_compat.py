@@ -75,12 +75,12 @@ def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Ov
     # Hydra reads its compatibility level from global state, which another user of Hydra may have set.
     version.setbase("1.3")
     # Without Hydra's own config: its settings of logging and job folders have no effect here.
-    listed = create_defaults_list(repository, primary, overrides, prepend_hydra=False, skip_missing=False)
+    hydra_list = create_defaults_list(repository, primary, overrides, prepend_hydra=False, skip_missing=False)
     merged = [
         Merged(entry.config_path or "", "" if entry.package == "_global_" else entry.package or "")
-        for entry in listed.defaults
+        for entry in hydra_list.defaults
     ]
-    return DefaultsList(merged, listed.overrides.known_choices)
+    return DefaultsList(merged, hydra_list.overrides.known_choices)
 
 
 def register_hydras_resolvers() -> None:
@@ -93,6 +93,7 @@ def register_hydras_resolvers() -> None:
 
 
 def _read_environment(name: str, *default: str | None) -> str | None:
+    """The resolver `oc.env`, which also notes the value as a secret that messages do not show."""
     value = env(name, *default)
     if name in os.environ:
         keep_secret(os.environ[name], f"${{oc.env:{name}}}")
@@ -110,6 +111,8 @@ def value_in_quotes(override: Override) -> Any:
 
 
 class _Source(ConfigSource):
+    """The one source of configs that Hydra asks: files by name, as `ConfigFiles` reads them."""
+
     def __init__(self, configs: ConfigFiles) -> None:
         super().__init__("main", f"{self.scheme()}://")
         self._configs = configs
@@ -119,8 +122,9 @@ class _Source(ConfigSource):
         return "train"
 
     def load_config(self, config_path: str) -> ConfigResult:
+        """The keys of a config with its whole defaults list, but without other values."""
         loaded = self._configs.load(config_path.removesuffix(".yaml")) or Loaded({}, None)
-        # Without the values, which take time: of those Hydra asks only whether there are any.
+        # Copying the values takes time, and Hydra asks only whether there are any.
         keys = {
             key: type(value)() if key != "defaults" and isinstance(value, dict | list) else value
             for key, value in loaded.values.items()
@@ -153,14 +157,16 @@ class _Repository(ConfigRepository):
             loaded = self._loaded[config_path] = super().load_config(config_path)
             entries = loaded.defaults_list or [] if loaded is not None else []
             # Without `experiment: null`, `+experiment=x` on the command line is the first choice, not a second one.
-            entries[:] = [entry for entry in entries if "/" in config_path or not _no_experiment(entry)]
-            if not all(entry.is_override() for entry in entries) and not any(entry.is_self() for entry in entries):
+            entries[:] = [entry for entry in entries if "/" in config_path or not _is_null_experiment(entry)]
+            has_choices = not all(entry.is_override() for entry in entries)
+            if has_choices and not any(entry.is_self() for entry in entries):
                 # A file's own values are merged last. Hydra does the same, but warns.
                 entries.append(ConfigDefault(path="_self_"))
         return self._loaded[config_path]
 
 
-def _no_experiment(entry: InputDefault) -> bool:
+def _is_null_experiment(entry: InputDefault) -> bool:
+    """Whether an entry of a defaults list is `experiment: null`."""
     if not isinstance(entry, GroupDefault) or entry.override:
         return False
     return entry.group is not None and entry.group.lstrip("/") == "experiment" and entry.value is None

@@ -60,12 +60,12 @@ def apply(
                 merge(tree.root, node, path)
                 current.origin, current.text = node.origin, node.text
             except MergeError as error:
-                mistakes.append(_kinds_differ(error.path, error.old.value, error.new.value, override))
+                mistakes.append(_kind_error(error.path, error.old.value, error.new.value, override))
     return mistakes
 
 
 def _names_components(override: Override) -> bool:
-    """Whether an override is `callbacks={NAME: {_target_: …}}` or the same of loggers, which may be new ones."""
+    """Whether an override gives whole callbacks or loggers, which may be new: `callbacks={NAME: {_target_: …}}`."""
     if override.type is not OverrideType.CHANGE or path_of(override) not in [(group,) for group in SEVERAL]:
         return False
     value = override.value()
@@ -80,39 +80,40 @@ def _why_refused(root: Node, override: Override, search: SearchPath, switches: M
     for depth, name in enumerate(path[:-1], start=1):
         parent = None if parent is None else parent.get(name)
         if parent is not None and isinstance(parent.value, list):
-            return _of_a_list(line, ".".join(path[:depth]))
+            return _list_item_error(line, ".".join(path[:depth]))
         if parent is not None and parent.is_interpolation:
-            return _of_an_interpolation(line, ".".join(path[:depth]), parent.value)
+            return _interpolation_error(line, ".".join(path[:depth]), parent.value)
     if override.is_delete():
-        return _no_removal(root, parent, path, value, has_value="=" in line)
+        return _why_not_removed(root, parent, path, value, has_value="=" in line)
     section = root.get(path[0])
-    if not adds and path[0] in switches and len(path) > 1 and (section is None or section.value is None):
+    is_switched_off = path[0] in switches and (section is None or section.value is None)
+    if not adds and is_switched_off and len(path) > 1:
         message = f"{line} has no effect: {switches[path[0]]} on this command line removes the {path[0]}"
         return override_error(message, f"Leave out '{switches[path[0]]}', or '{line}'.", Code.no_effect)
-    if not adds and (problem := _no_value(root, path, line, search)) is not None:
+    if not adds and (problem := _why_no_key(root, path, line, search)) is not None:
         return problem
     current = parent.value.get(path[-1]) if parent is not None and parent.is_mapping else None
     if current is None:
         return None
     if isinstance(value, dict) and current.is_interpolation:
-        return _of_an_interpolation(line, key, current.value)
+        return _interpolation_error(line, key, current.value)
     if override.is_add() and current.value not in (None, MISSING) and not isinstance(value, dict | list):
         return override_error(f"{key} exists already", "Leave out the '+'.")
-    return _no_merge(current, value, path, override)
+    return _why_not_merged(current, value, path, override)
 
 
-def _no_merge(current: Node, value: Any, path: KeyPath, override: Override) -> ConfigError | None:
+def _why_not_merged(current: Node, value: Any, path: KeyPath, override: Override) -> ConfigError | None:
     """The mistake if a mapping or list does not merge into the current value: its kind differs, or a key is new."""
     key, line = ".".join(path), line_of(override)
     if {type(current.value), type(value)} == {dict, list}:
-        return _kinds_differ(path, current.value, value, override)
+        return _kind_error(path, current.value, value, override)
     # A mapping without keys takes any, as null does.
     if not current.is_mapping or not isinstance(value, dict) or not current.value:
         return None
     for name, item in value.items():
         mistake = None
         if name in current.value:
-            mistake = _no_merge(current.value[name], item, (*path, str(name)), override)
+            mistake = _why_not_merged(current.value[name], item, (*path, str(name)), override)
         elif not (override.is_add() or override.is_force_add()):
             hint = hint_on_setting(f"{key}.{name}", str(item)) if isinstance(item, str) else ""
             near = did_you_mean(f"{key}.{name}", [f"{key}.{other_kind}" for other_kind in current.value]).strip()
@@ -125,7 +126,7 @@ def _no_merge(current: Node, value: Any, path: KeyPath, override: Override) -> C
     return None
 
 
-def _kinds_differ(path: KeyPath, current: Any, value: Any, override: Override) -> ConfigError:
+def _kind_error(path: KeyPath, current: Any, value: Any, override: Override) -> ConfigError:
     """Refuse a list in the place of a mapping, and the reverse."""
     key, line = ".".join(path), line_of(override)
     message = f"{line}: {key} is {name_kind(current)}, and {name_kind(value)} does not merge into it"
@@ -133,36 +134,36 @@ def _kinds_differ(path: KeyPath, current: Any, value: Any, override: Override) -
     return override_error(message, f"Remove it first: '~{key}'{again}.", Code.wrong_type)
 
 
-def append(root: Node, addition: Append) -> ConfigError | None:
+def append(root: Node, append: Append) -> ConfigError | None:
     """Add values to the end of a list; null counts as an empty list. The mistake if that fails, or None."""
-    key, list_text = ".".join(addition.path), f"[{','.join(map(str, addition.values))}]"
+    key, list_text = ".".join(append.path), f"[{','.join(map(str, append.values))}]"
     node = root
-    for depth, name in enumerate(addition.path):
+    for depth, name in enumerate(append.path):
         if not isinstance(node.value, dict | list):
             shown = "null" if node.value is None else "no mapping"
-            return override_error(f"{addition.line}: {'.'.join(addition.path[:depth])} is {shown}")
+            return override_error(f"{append.line}: {'.'.join(append.path[:depth])} is {shown}")
         child = node.get(name)
         if child is None:
             names = node.value if node.is_mapping else range(len(node.value))
-            prefix = ".".join(addition.path[:depth])
+            prefix = ".".join(append.path[:depth])
             suggestion = did_you_mean(key, [f"{prefix}.{name}" for name in names]).strip()
             hint = f"{suggestion} To make the list, write '+{key}={list_text}'.".strip()
             return override_error(f"there is no key '{key}'", hint, Code.unknown_key)
         node = child
     if node.value is not None and not isinstance(node.value, list):
         shown = "has no value yet" if node.value == MISSING else f"is {node.plain()!r}, and no list"
-        single = node.value != MISSING and not node.is_mapping and len(addition.values) == 1
+        is_one_value = node.value != MISSING and not node.is_mapping and len(append.values) == 1
         return override_error(
-            f"{addition.line}: {key} {shown}", f"Write {key}={addition.values[0] if single else list_text}."
+            f"{append.line}: {key} {shown}", f"Write {key}={append.values[0] if is_one_value else list_text}."
         )
-    text, line = addition.line.partition("=")[2], addition.line
-    added = [Node.of(value, ValueOrigin(COMMAND_LINE, line), text) for value in addition.values]
+    text, line = append.line.partition("=")[2], append.line
+    added = [Node.of(value, ValueOrigin(COMMAND_LINE, line), text) for value in append.values]
     words = line if node.origin == ValueOrigin() else f"{line}, after {node.origin}"
     node.value, node.origin, node.text = [*(node.value or ()), *added], ValueOrigin(COMMAND_LINE, words), text
     return None
 
 
-def _no_value(root: Node, path: KeyPath, line: str, search: SearchPath) -> ConfigError | None:
+def _why_no_key(root: Node, path: KeyPath, line: str, search: SearchPath) -> ConfigError | None:
     """The error for `key=value` where the values have no such key."""
     if path[0] not in root.value:
         message = f"{search.primary}.yaml does not begin with the schema, so {path[0]!r} is not in it"
@@ -171,42 +172,52 @@ def _no_value(root: Node, path: KeyPath, line: str, search: SearchPath) -> Confi
     for depth, name in enumerate(path):
         prefix = ".".join(path[:depth])
         if isinstance(node.value, list):
-            return _of_a_list(line, prefix)
+            return _list_item_error(line, prefix)
         if not node.is_mapping:
             is_null = node.value is None
             hint = f"Choose one first, as in {prefix}=NAME." if is_null and depth == 1 else f"Write {prefix}=VALUE."
             return override_error(f"{line}: {prefix} is {'null' if is_null else 'not a mapping'}", hint)
         if name not in node.value:
-            meant = _suggest_key(path, depth, node, line.partition("=")[2])
-            # A setting of another section, or in the notation of its value; a name that is near here counts more.
-            setting = hint_on_setting(".".join(path), line.partition("=")[2])
-            is_same_key = setting.partition("=")[0] == meant.partition("=")[0].removesuffix("'?")
-            if not meant.startswith("Did") or is_same_key:
-                meant = setting or meant
-            hint = f"{meant} To add it, write '+{line}'.".strip() if _may_add(node, path[:depth], meant) else meant
-            target = node.value.get("_target_")
-            if path == ("data", "shuffle"):
-                hint = "Training is always shuffled, by the seed: for an order of your own give a DataLoader."
-            elif hint != meant and meant.startswith(f"{prefix} has") and target is not None:
-                hint = f"{hint.removesuffix('.')}, if {target.value} takes it."
-            if depth == 1 and prefix in SEVERAL and len(path) > 2:
-                key, value = ".".join(path[2:]), line.partition("=")[2]
-                node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"
-                hint = f"Say what to make: '+{prefix}.{name}={{{node_text}}}'."
-            if depth == 1 and name in search.options(prefix):
-                is_mapping_of_components = prefix in SEVERAL
-                hint = f"Choose it first, as in {prefix}={f'[default,{name}]' if is_mapping_of_components else name}."
+            hint = _hint_on_missing(node, path, depth, line, search)
             return override_error(f"there is no key '{'.'.join(path)}'", hint, Code.unknown_key)
         node = node.value[name]
     return None
 
 
-def _may_add(node: Node, path: KeyPath, meant: str) -> bool:
-    """Whether a key that a node lacks may be an argument of its class: of torch's and our own classes the configs and
-    the table of other trainers name the usual ones, so what is `meant` is likelier."""
+def _hint_on_missing(node: Node, path: KeyPath, depth: int, line: str, search: SearchPath) -> str:
+    """What to write instead of `line`, whose name at `depth` of the path is not a key of `node`."""
+    prefix, name, value = ".".join(path[:depth]), path[depth], line.partition("=")[2]
+    if depth == 1 and name in search.options(prefix):
+        return f"Choose it first, as in {prefix}={f'[default,{name}]' if prefix in SEVERAL else name}."
+    if depth == 1 and prefix in SEVERAL and len(path) > 2:
+        key = ".".join(path[2:])
+        node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"
+        return f"Say what to make: '+{prefix}.{name}={{{node_text}}}'."
+    if path == ("data", "shuffle"):
+        return "Training is always shuffled, by the seed: for an order of your own give a DataLoader."
+    suggestion = _suggest_key(path, depth, node, value)
+    # A setting of another section, or in the notation of its value; a similar key of this section counts more.
+    setting = hint_on_setting(".".join(path), value)
+    is_same_key = setting.partition("=")[0] == suggestion.partition("=")[0].removesuffix("'?")
+    if not suggestion.startswith("Did") or is_same_key:
+        suggestion = setting or suggestion
+    if not _may_add(node, path[:depth], suggestion):
+        return suggestion
+    hint = f"{suggestion} To add it, write '+{line}'.".strip()
+    target = node.value.get("_target_")
+    if suggestion.startswith(f"{prefix} has") and target is not None:
+        hint = f"{hint.removesuffix('.')}, if {target.value} takes it."
+    return hint
+
+
+def _may_add(node: Node, path: KeyPath, suggestion: str) -> bool:
+    """Whether the key that the node at `path` lacks may be a further argument of its class.
+
+    The configs name the usual arguments of torch's and our own classes, so for these a `suggestion` is likelier.
+    """
     target = node.get("_target_")
-    is_own = target is None or not str(target.value).startswith(("torch.", "trainer_cli."))
-    return is_own or not meant or meant.startswith(f"{'.'.join(path)} has ")
+    is_users_class = target is None or not str(target.value).startswith(("torch.", "trainer_cli."))
+    return is_users_class or not suggestion or suggestion.startswith(f"{'.'.join(path)} has ")
 
 
 def _suggest_key(path: KeyPath, depth: int, node: Node, value: str) -> str:
@@ -220,20 +231,22 @@ def _suggest_key(path: KeyPath, depth: int, node: Node, value: str) -> str:
     names = [str(name) for name in node.value]
     names += [name for name in DATA_KEYS if path[:depth] == ("data",) and name not in names]
     prefix = ".".join(path[:depth])
-    # Of the last name alone: a common beginning makes any two keys of a section alike.
+    # Only the last names are compared: with their common section any two keys would look alike.
     if (near := find_nearest(path[depth], names)) is not None:
         return did_you_mean_override(".".join((*path[:depth], near, *path[depth + 1 :])), value)
     listed = [name for name in names if name != "_target_"]
     return f"{prefix} has {', '.join(listed)}." if prefix and 0 < len(listed) <= _MAX_LISTED else ""
 
 
-def _no_removal(root: Node, parent: Node | None, path: KeyPath, value: Any, *, has_value: bool) -> ConfigError | None:
-    """The mistake if `~key` names no key of `parent`, or `~key=value` another value, or None."""
+def _why_not_removed(
+    root: Node, parent: Node | None, path: KeyPath, value: Any, *, has_value: bool
+) -> ConfigError | None:
+    """The mistake if `~key` or `~key=value` does not match `parent`, which lacks the key or has another value."""
     key = ".".join(path)
     node = parent.value.get(path[-1]) if parent is not None and parent.is_mapping else None
     if node is None:
-        above = parent.value if parent is not None and parent.is_mapping else ()
-        names = [".".join((*path[:-1], str(name))) for name in above]
+        siblings = parent.value if parent is not None and parent.is_mapping else ()
+        names = [".".join((*path[:-1], str(name))) for name in siblings]
         return override_error(f"there is no '{key}' to remove", did_you_mean(key, names).strip() or "Leave it out.")
     try:
         current = resolve(OmegaConf.create(root.plain()), path) if node.is_interpolation else node.plain()
@@ -248,12 +261,12 @@ def _no_removal(root: Node, parent: Node | None, path: KeyPath, value: Any, *, h
     return None
 
 
-def _of_an_interpolation(line: str, key: str, text: str) -> ConfigError:
+def _interpolation_error(line: str, key: str, text: str) -> ConfigError:
     """Refuse a key below an interpolation: it would be set in the node that the interpolation refers to."""
     return override_error(f"{line}: {key} is {text}, and what it names has that key", "Set the key there.")
 
 
-def _of_a_list(line: str, above: str) -> ConfigError:
+def _list_item_error(line: str, list_key: str) -> ConfigError:
     """Refuse an item of a list by its index, which would name another item after the list changes."""
-    hint = f"Write the whole list, {above}=[...], or add to its end, {above}+=ITEM."
-    return override_error(f"{line}: {above} is a list, whose items are not set singly", hint)
+    hint = f"Write the whole list, {list_key}=[...], or add to its end, {list_key}+=ITEM."
+    return override_error(f"{line}: {list_key} is a list, whose items are not set singly", hint)

@@ -30,14 +30,14 @@ from trainer_cli.keys import DATA_KEYS, OPEN, SEVERAL, KeyPath, kind_at, section
 from trainer_cli.layout import parse_step
 from trainer_cli.patterns import find_key, find_name, find_nearest
 
-_USUAL = ("optimizer.lr", "optimizer.weight_decay", "data.batch_size", "data.num_workers")
+_USUAL_KEYS = ("optimizer.lr", "optimizer.weight_decay", "data.batch_size", "data.num_workers")
 """Keys of open sections that most components have, for suggestions."""
 _TORCH_OPTIMIZERS = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop",
     "Rprop", "SGD", "SparseAdam",
 )  # fmt: skip
 """Classes of torch.optim, by name: importing it takes seconds."""
-_MAX_KNOWN = 16
+_MAX_LISTED = 16
 """Keys that a hint lists."""
 
 
@@ -73,80 +73,89 @@ def override_error(message: str, hint: str | None = None, code: Code = Code.over
 
 
 def unknown_key_error(
-    path: KeyPath, known_keys: Sequence[str], source: str, value: str | None = None, rest: KeyPath = ()
+    path: KeyPath, known_keys: Sequence[str], source: str, value: str | None = None, subpath: KeyPath = ()
 ) -> ConfigError:
-    """The error for a key that does not exist, with what is meant as it is written at `source`.
+    """The error for a key that does not exist, with the key that was probably meant, written as at `source`.
 
     Args:
         path: up to the first unknown name.
         value: its value as text, or that of the key below it.
-        rest: the names below `path`.
+        subpath: the names below `path`.
     """
     # On the command line the whole key, so that two of one section do not read alike; in a file all below it is wrong.
-    key = ".".join((*path, *rest) if source == COMMAND_LINE else path)
+    key = ".".join((*path, *subpath) if source == COMMAND_LINE else path)
     # A section with a misspelt name is no section of another program.
-    typo = get_close_matches(path[-1], known_keys, n=1, cutoff=0.8) if rest else []
-    hint = "" if typo else hint_on_setting(".".join((*path, *rest)), value, source=source)
-    meant = ".".join((*path[:-1], *typo, *rest)) if typo else _find_meant(path, rest, known_keys, source)
-    if not hint and meant:
-        hint = did_you_mean_override(meant, value if source == COMMAND_LINE else None)
+    similar = get_close_matches(path[-1], known_keys, n=1, cutoff=0.8) if subpath else []
+    intended: str | None
+    if similar:
+        hint, intended = "", ".".join((*path[:-1], *similar, *subpath))
+    else:
+        hint = hint_on_setting(".".join((*path, *subpath)), value, source=source)
+        intended = _find_intended_key(path, subpath, known_keys, source)
+    if not hint and intended:
+        hint = did_you_mean_override(intended, value if source == COMMAND_LINE else None)
     if not hint:
         section = ".".join(path[:-1])
         hint = f"Known here: {', '.join(known_keys)}."
-        if len(known_keys) > _MAX_KNOWN:
-            own = "" if section else ", and `train config NAME` the arguments of your own classes"
-            hint = f"`train config --fields{section and f' {section}'}` lists the keys{own}."
+        if len(known_keys) > _MAX_LISTED:
+            arguments = "" if section else ", and `train config NAME` the arguments of your own classes"
+            hint = f"`train config --fields{section and f' {section}'}` lists the keys{arguments}."
     return ConfigError(f"there is no key '{key}'", location=key, source=source, code=Code.unknown_key, hint=hint)
 
 
 def did_you_mean_override(key: str, value: str | None) -> str:
-    """The question that suggests a key, with the value that was given where the key takes it."""
+    """The question that suggests a key, with the value if the key takes it and a shell needs no other quotes."""
     line = f"{key}={value}"
-    # What a group may be is not known here, and a section takes no value.
-    is_read = value and parse_override(line) is not None and shlex.quote(line) in (line, f"'{line}'")
+    can_be_read = value and parse_override(line) is not None and shlex.quote(line) in (line, f"'{line}'")
+    # The options of a group are not known here, and a section takes no value.
     takes_value = key not in OPEN and tuple(key.split(".")) not in sections()
-    return f"Did you mean '{line if takes_value and is_read and _why_refused(line) is None else key}'?"
+    is_valid = takes_value and can_be_read and _why_refused(line) is None
+    return f"Did you mean '{line if is_valid else key}'?"
 
 
-def _find_meant(path: KeyPath, rest: KeyPath, known_keys: Sequence[str], source: str) -> str | None:
-    """The key that is meant by one that does not exist."""
+def _find_intended_key(path: KeyPath, subpath: KeyPath, known_keys: Sequence[str], source: str) -> str | None:
+    """The key that was probably meant by one that does not exist; None if no key is similar.
+
+    `path` ends in the first unknown name, in place of which `known_keys` exist; `subpath` is below it.
+    """
     names = [*known_keys]
     if len(path) == 1 and source != COMMAND_LINE:
         names.append("defaults")  # Hydra's own, which no schema knows.
     prefix = path[:-1]
     if (section := find_name(path[-1], names)) is not None:
-        below = rest if unknown_key((*prefix, section, *rest)) is None else ()
-        return ".".join((*prefix, section, *below))
+        valid_subpath = subpath if unknown_key((*prefix, section, *subpath)) is None else ()
+        return ".".join((*prefix, section, *valid_subpath))
     # For a key without its section, such as `lr`, or in another one.
     nested = (
         ".".join((*section, schema_field.name)) for section, kind in sections().items() for schema_field in fields(kind)
     )
-    if (elsewhere := find_key((*path, *rest)[-1], [*_USUAL, *nested])) is not None:
-        return elsewhere
-    # Of the last name alone: a common beginning makes any two keys of a section alike.
-    near = find_nearest(path[-1], names)
-    return None if near is None else ".".join((*prefix, near, *rest))
+    if (key_of_section := find_key((*path, *subpath)[-1], [*_USUAL_KEYS, *nested])) is not None:
+        return key_of_section
+    # Only the last names are compared: with their common section any two keys would look alike.
+    similar = find_nearest(path[-1], names)
+    return None if similar is None else ".".join((*prefix, similar, *subpath))
 
 
 def writer(source: str) -> Callable[[str], str]:
-    """What writes overrides for a source: as they are for the command line, for a file as YAML."""
+    """A function that writes overrides as a source has them: unchanged for the command line, as YAML for a file."""
 
-    def in_file(overrides: str) -> str:
-        pairs = (override.lstrip("+").partition("=") for override in overrides.split(" "))
-        return ", ".join(
-            f"- override /{key}: {value}"
-            if "." not in key and (key in OPEN or (key,) in sections())
-            else f"{key}: {value}"
-            for key, _, value in pairs
-        )
+    def write_yaml(overrides: str) -> str:
+        lines = []
+        for override in overrides.split(" "):
+            key, _, value = override.lstrip("+").partition("=")
+            is_group = "." not in key and (key in OPEN or (key,) in sections())
+            lines.append(f"- override /{key}: {value}" if is_group else f"{key}: {value}")
+        return ", ".join(lines)
 
-    return str if source == COMMAND_LINE else in_file
+    return str if source == COMMAND_LINE else write_yaml
 
 
 def hint_on_setting(word: str, value: str | None, *, source: str = COMMAND_LINE, below: bool = True) -> str:
     """The hint on a setting of other trainers (`hint_on`), without suggestions that the schema refuses."""
     hint = hint_on(word, value, below=below, written=writer(source), refused=_why_refused if value else lambda _: None)
-    return _suggest_going_back(value) if value and f"resume={value}" in hint and _has_newer(Path(value)) else hint
+    if value and f"resume={value}" in hint and _has_newer(Path(value)):
+        return _suggest_going_back(value)
+    return hint
 
 
 def _has_newer(checkpoint: Path) -> bool:
@@ -168,7 +177,7 @@ def _suggest_going_back(checkpoint: str) -> str:
 
 
 def _why_refused(overrides: str) -> str | None:
-    """Why a suggestion of one or several overrides is refused by the schema, whatever the config; None if it is not."""
+    """Why the schema refuses a suggested override, or one of several joined by spaces; None if it accepts them."""
     for word in re.split(r" (?=[\w.]+=)", overrides):
         override = None if word[0] in "+-" else parse_override(word)
         if override is None or override.is_sweep_override() or _is_choice_of_group(override):
@@ -181,6 +190,7 @@ def _why_refused(overrides: str) -> str | None:
 
 
 def _is_choice_of_group(override: Override) -> bool:
+    """Whether an override sets a whole section, and so may choose an option of its group."""
     return override.key_or_group in OPEN or (override.key_or_group,) in sections()
 
 
@@ -192,16 +202,16 @@ def unknown_option_error(
     Args:
         line: the override that names it, if one does.
     """
-    near = _near_option(group, option, known_options)
-    target = _torch_optimizer(group, option) if near is None and source == COMMAND_LINE else None
+    similar = _find_similar_option(group, option, known_options)
+    target = _find_torch_optimizer(group, option) if similar is None and source == COMMAND_LINE else None
     if target is not None:
         suggestion = f"torch has it: write optimizer=null 'optimizer={{_target_: {target}, lr: 0.001}}'."
-    elif near is not None:
-        suggestion = f"Did you mean '{_with_option(line, option, near) or near}'?"
+    elif similar is not None:
+        suggestion = f"Did you mean '{_replace_option(line, option, similar) or similar}'?"
     else:
         suggestion = hint_on_setting(group, option, below=False, source=source)
     hint = f"{suggestion} Available: {', '.join(known_options) or 'none'}.".strip()
-    if suggestion.startswith("Did you mean") and near is None and f"{group}=" not in suggestion:
+    if suggestion.startswith("Did you mean") and similar is None and f"{group}=" not in suggestion:
         hint = suggestion  # It is no option of this group.
     is_closed = (group,) in sections()
     if not suggestion and option.isidentifier() and not is_closed:
@@ -210,30 +220,33 @@ def unknown_option_error(
     return ConfigError(f"there is no {noun} called {option!r}", source=source, code=Code.unknown_option, hint=hint)
 
 
-def mend_choice(override: Override, known_options: Sequence[str]) -> Override | None:
-    """The choice that is meant by one of options that do not exist; None if no option is near."""
+def correct_choice(override: Override, known_options: Sequence[str]) -> Override | None:
+    """A choice with each option that does not exist replaced by the most similar one; None if none is similar."""
     line, value = line_of(override), override.value()
     for option in map(str, value if isinstance(value, list) else [value]):
-        near = None if option in known_options else _near_option(override.key_or_group, option, known_options)
-        line = line if near is None else _with_option(line, option, near)
+        similar = (
+            None if option in known_options else _find_similar_option(override.key_or_group, option, known_options)
+        )
+        line = line if similar is None else _replace_option(line, option, similar)
     return parse_override(line) if line != line_of(override) else None
 
 
-def _torch_optimizer(group: str, option: str) -> str | None:
-    """The class of torch that is an optimizer of this name, whatever its case; None if there is none."""
-    names = {normalise(name): name for name in _TORCH_OPTIMIZERS} if group == "optimizer" else {}
-    return f"torch.optim.{names[normalise(option)]}" if normalise(option) in names else None
+def _find_torch_optimizer(group: str, option: str) -> str | None:
+    """The optimizer of torch that an option names in upper or lower case; None for any other option."""
+    classes = {normalise(name): name for name in _TORCH_OPTIMIZERS} if group == "optimizer" else {}
+    name = classes.get(normalise(option))
+    return None if name is None else f"torch.optim.{name}"
 
 
-def _near_option(group: str, option: str, known_options: Sequence[str]) -> str | None:
-    if (same := find_name(option, known_options)) is not None or _torch_optimizer(group, option) is not None:
+def _find_similar_option(group: str, option: str, known_options: Sequence[str]) -> str | None:
+    """The option of a group that a misspelt one probably means; None if none is similar, or torch has the optimizer."""
+    if (same := find_name(option, known_options)) is not None or _find_torch_optimizer(group, option) is not None:
         return same
-    return find_nearest(option, known_options) or find_nearest(
-        option.removesuffix(".yaml").rpartition("/")[2], known_options
-    )
+    file_name = option.removesuffix(".yaml").rpartition("/")[2]
+    return find_nearest(option, known_options) or find_nearest(file_name, known_options)
 
 
-def _with_option(line: str, option: str, other: str) -> str:
+def _replace_option(line: str, option: str, other: str) -> str:
     """An override that chooses `other` in place of `option`."""
     return re.sub(rf"(?<=[=,\[]){re.escape(option)}(?![^,\]])", other, line)
 
@@ -249,9 +262,12 @@ def path_of(override: Override) -> KeyPath:
 
 
 def given_value(arguments: Sequence[str], key: str) -> str | None:
-    """The value that overrides give a key last, as text without quotes; None if they give none."""
-    pairs = (argument.lstrip("+").partition("=") for argument in arguments)
-    return next((strip_quotes(value) for name, equals, value in reversed([*pairs]) if equals and name == key), None)
+    """The value of the last override of a key, as text without quotes; None if no override sets the key."""
+    for argument in reversed(arguments):
+        name, equals, value = argument.lstrip("+").partition("=")
+        if equals and name == key:
+            return strip_quotes(value)
+    return None
 
 
 def read_overrides(arguments: Sequence[str]) -> CommandLine:
@@ -270,19 +286,20 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
 
     The result has a mistake for each argument that cannot be read.
     """
-    line = CommandLine()
-    patterns: list[str] = []
+    command = CommandLine()
+    ckpt_patterns: list[str] = []
     ckpt_given, ckpt_is_single = False, True
-    # One for all arguments: each builds a table of Hydra's functions.
+    # One parser for all arguments: to make one takes a table of Hydra's functions.
     parser = OverridesParser.create()
     for argument in join_split(arguments):
         if " " in argument and argument not in arguments:
             message = f"the shell has split {argument!r} at its spaces"
-            line.mistakes.append(override_error(message, f"Put it in quotes: {shlex.quote(argument)}."))
+            command.mistakes.append(override_error(message, f"Put it in quotes: {shlex.quote(argument)}."))
             continue
         if not _is_text(argument):
             message = f"{argument!r} holds bytes that are not characters of {sys.getfilesystemencoding()}"
-            line.mistakes.append(override_error(message, "Write it in UTF-8, under a locale such as LC_ALL=C.UTF-8."))
+            hint = "Write it in UTF-8, under a locale such as LC_ALL=C.UTF-8."
+            command.mistakes.append(override_error(message, hint))
             continue
         key, equals, value = argument.partition("=")
         if equals and key.lstrip("+").rstrip("+") == "ckpt":
@@ -290,72 +307,74 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
             try:
                 new_patterns, is_list = _parse_ckpt(value, argument)
             except ConfigError as error:
-                line.mistakes.append(error)
+                command.mistakes.append(error)
                 continue
             ckpt_is_single = ckpt_is_single and not is_list and not key.endswith("+")
-            patterns += new_patterns
+            ckpt_patterns += new_patterns
             continue
-        appends = bool(equals) and key.endswith("+")
-        if appends and key.startswith(("+", "~")):
+        is_append = bool(equals) and key.endswith("+")
+        if is_append and key.startswith(("+", "~")):
             hint = f"To add to the end of a list, write '{key.strip('+~')}+={value}'."
-            line.mistakes.append(override_error(f"cannot read the override {argument!r}", hint))
+            command.mistakes.append(override_error(f"cannot read the override {argument!r}", hint))
             continue
         # Hydra's grammar has no `+=`: the value is parsed as that of `key=value`.
-        plain_argument = f"{key[:-1]}={value}" if appends else argument
+        plain_argument = f"{key[:-1]}={value}" if is_append else argument
         try:
             sign = _implied_sign(key) if equals else ""
             override = parser.parse_override(f"{sign}{plain_argument}")
             if sign == "++":
                 # Messages and provenance show the key as it is documented.
                 override.input_line = argument
-            is_too_deep = not override.is_sweep_override() and _depth(override.value()) > DEEPEST
+            is_too_deep = not override.is_sweep_override() and _nesting_depth(override.value()) > DEEPEST
         except (HydraException, ValueError, RecursionError):
             message = f"cannot read the override {argument!r}" if equals else f"{argument!r} is not an override"
-            line.mistakes.append(override_error(message, hint_on_syntax(argument)))
+            command.mistakes.append(override_error(message, hint_on_syntax(argument)))
             continue
         if is_too_deep:
-            line.mistakes.append(override_error(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
+            command.mistakes.append(override_error(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
         elif override.is_sweep_override():
-            line.mistakes.append(_several_values_error(argument, override.value(), arguments))
+            command.mistakes.append(_several_values_error(argument, override.value(), arguments))
         elif _has_sweep(override.value()):
             hint = f"Give whole values instead: '{override.get_key_element()}=[A],[B]', with -m (train fit -m)."
-            line.mistakes.append(override_error(f"{argument!r} has values to sweep inside of another", hint))
-        elif appends:
+            command.mistakes.append(override_error(f"{argument!r} has values to sweep inside of another", hint))
+        elif is_append:
             parsed_value: Any = override.value()
             values = parsed_value if isinstance(parsed_value, list) else [parsed_value]
-            line.appends.append(Append(path_of(override), values, argument, value_in_quotes(override)))
+            command.appends.append(Append(path_of(override), values, argument, value_in_quotes(override)))
         else:
-            line.overrides.append(override)
+            command.overrides.append(override)
             # Overrides apply before all appends, so an append that was written before its list is replaced must go.
-            line.appends[:] = [append for append in line.appends if not _replaces(override, append.path)]
+            command.appends[:] = [append for append in command.appends if not _replaces(override, append.path)]
     # A single name stays a string, as a config file has it.
-    ckpt = patterns if not ckpt_is_single or len(patterns) > 1 else (patterns[0] if patterns else None)
-    return CommandLine(line.overrides, ckpt, ckpt_given, line.appends, line.mistakes)
+    is_list = len(ckpt_patterns) > 1 or not ckpt_is_single
+    ckpt = ckpt_patterns if is_list else ckpt_patterns[0] if ckpt_patterns else None
+    return CommandLine(command.overrides, ckpt, ckpt_given, command.appends, command.mistakes)
 
 
 def join_split(arguments: Sequence[str]) -> list[str]:
     """The arguments, with the parts of a list or mapping that a shell has split at its spaces joined again."""
     joined: list[str] = []
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if "=" in word and _OPENING.match(word.partition("=")[2]) and _is_text(word) and _is_open(word):
-            # The shortest that can be read: the words after it are arguments of their own.
-            lengths = (length for length in range(1, len(rest) + 1) if not _is_open(" ".join([word, *rest[:length]])))
-            length = next(lengths, 0)
-            text = " ".join([word, *rest[:length]])
-            if length and parse_override(text) is not None:
-                word, rest = text, rest[length:]
+    remaining = list(arguments)
+    while remaining:
+        word = remaining.pop(0)
+        starts_value = _OPENS_BRACKET.match(word.partition("=")[2]) is not None
+        if "=" in word and starts_value and _is_text(word) and _is_open(word):
+            # Up to the word that closes the bracket: those after it are arguments of their own.
+            texts = [" ".join([word, *remaining[:length]]) for length in range(len(remaining) + 1)]
+            length = next((length for length, text in enumerate(texts) if not _is_open(text)), 0)
+            if length and parse_override(texts[length]) is not None:
+                word, remaining = texts[length], remaining[length:]
         joined.append(word)
     return joined
 
 
 def _is_open(text: str) -> bool:
+    """Whether a bracket of the text is not closed."""
     return _with_closed_brackets(text) != text
 
 
 def _implied_sign(key: str) -> str:
-    """The sign that an override may leave out: a choice for the root, and keys that every `data` may have."""
+    """The sign that an override may leave out: `+` for an experiment, `++` for keys that every `data` may have."""
     if key in ("experiment", "debug"):
         return "+"
     section, _, name = key.partition(".")
@@ -377,9 +396,10 @@ def _replaces(override: Override, key: KeyPath) -> bool:
     return True
 
 
-def _depth(value: Any) -> int:
+def _nesting_depth(value: Any) -> int:
+    """How deep lists and mappings are nested in a value; 0 for a scalar."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if items is None else 1 + max(map(_depth, items), default=0)
+    return 0 if items is None else 1 + max(map(_nesting_depth, items), default=0)
 
 
 def _parse_ckpt(value: str, argument: str) -> tuple[list[str], bool]:
@@ -422,15 +442,15 @@ def _several_values_error(argument: str, sweep: Any, arguments: Sequence[str]) -
     words = [word.removeprefix("experiment=") for word in arguments]
     command = f"To run each: `train fit -m {shlex.join(words)}`."
     if re.match(r"\w+\(", value):
-        others = {"str": f"For a string write {text}."}
+        readings = {"str": f"For a string write {text}."}
     else:
         list_text = shlex.quote(f"{key}=[{value}]")
-        others = {"list": f"For a list write {list_text}.", "str": f"For a string write {text}."}
+        readings = {"list": f"For a list write {list_text}.", "str": f"For a string write {text}."}
     if (number := looks_like_number(value)) is not None:
         command = f"For a number write '{key}={instead_of(value, number)}'. {command}"
     kind = kind_at(key)
-    taken = [other for name, other in others.items() if kind is None or name in kind.names]
-    return override_error(message, " ".join([command, *taken]))
+    accepted = [hint for kind_name, hint in readings.items() if kind is None or kind_name in kind.names]
+    return override_error(message, " ".join([command, *accepted]))
 
 
 def _has_sweep(value: Any) -> bool:
@@ -439,8 +459,8 @@ def _has_sweep(value: Any) -> bool:
     return any(isinstance(item, Sweep) or _has_sweep(item) for item in items)
 
 
-_PLAIN = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
-_OPENING = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")
+_NEEDS_NO_QUOTES = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
+_OPENS_BRACKET = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _QUOTED_KEY = re.compile(r"([{,]\s*)(?:'([^'\\]*)'|\"([^\"\\]*)\")(\s*:)")
 
@@ -463,8 +483,9 @@ def as_text(text: str) -> str:
 
 def strip_quotes(text: str) -> str:
     """A string without the one pair of quotes around it, where it has one."""
-    quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" and text[0] not in text[1:-1]
-    return text[1:-1] if quoted else text
+    has_quotes = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
+    is_one_pair = has_quotes and text[0] not in text[1:-1]
+    return text[1:-1] if is_one_pair else text
 
 
 def split_at_commas(text: str) -> list[str]:
@@ -510,12 +531,10 @@ def hint_on_syntax(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals:
         key, equals, value = argument.partition(":")
+        # Such as `key: value`, copied from a file.
         suggestion = f"{key.strip()}={value.strip()}"
-        return (
-            f"Did you mean {shlex.quote(suggestion)}?"
-            if equals and value.strip() and parse_override(suggestion)
-            else HOW_TO_OVERRIDE
-        )
+        is_pair = equals and value.strip() and parse_override(suggestion)
+        return f"Did you mean {shlex.quote(suggestion)}?" if is_pair else HOW_TO_OVERRIDE
     if not key.strip("+~"):
         return HOW_TO_OVERRIDE
     if match := re.fullmatch(r"([\w.]+)\[\d+\](.*)", key):
@@ -524,22 +543,19 @@ def hint_on_syntax(argument: str) -> str:
     if key.count("@") > 1:
         group, _, *packages = key.split("@")
         return f"A group takes one package: '{group}@{packages[-1]}={value}'."
-    if (nested := _in_braces(key, value)) is not None:
+    if (nested := _write_in_braces(key, value)) is not None:
         return f"A name with * is written in braces: '{nested}'."
     if re.search(r"[^\w.\-/@+~]|\.\.|^[.-]|\.$", key, re.ASCII):
         suggestion = f"{_plain_key(key)}={value}"
-        question = (
-            f" Did you mean {shlex.quote(suggestion)}?"
-            if suggestion != argument and parse_override(suggestion) is not None
-            else ""
-        )
+        is_valid = suggestion != argument and parse_override(suggestion) is not None
+        question = f" Did you mean {shlex.quote(suggestion)}?" if is_valid else ""
         return f"{key!r} is not a key: keys are words joined by dots.{question}"
     if value.startswith("~"):
         return f"Write the whole path, such as {key}=$HOME{value[1:]}."
-    if (corrected := _corrected(key, value)) is not None:
+    if (corrected := _suggest_correction(key, value)) is not None:
         return corrected
     as_string = f"as a string {in_quotes(key, value)}"
-    if _OPENING.match(value) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
+    if _OPENS_BRACKET.match(value) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
         return f"{_OPEN_BRACKET}: {as_string}."
     if value[:1] in ("[", "{") and closes_at_end(value.rstrip()):
         return _WITHIN_BRACKETS.format(key)
@@ -550,19 +566,20 @@ def hint_on_syntax(argument: str) -> str:
         return f"It is written {usage}; for a string, write {in_quotes(key, value)}."
     if "${" in value and why_no_interpolation(strip_quotes(value)) is not None:
         return "An interpolation is written ${KEY}, and closed."
-    if not _PLAIN.fullmatch(value):
+    if not _NEEDS_NO_QUOTES.fullmatch(value):
         quote_is_open = value[:1] in ("'", '"') and value.count(value[0]) == 1
-        problem = (
-            "The quote is not closed; a string needs two pairs"
-            if quote_is_open
-            else ("A string with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes")
-        )
+        problem = "A string with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes"
+        if quote_is_open:
+            problem = "The quote is not closed; a string needs two pairs"
         return f"{problem}: {in_quotes(key, value[quote_is_open:])}."
     return HOW_TO_OVERRIDE
 
 
-def _corrected(key: str, value: str) -> str | None:
-    """The hint of the first correction, or else of two after another, with which the override can be read."""
+def _suggest_correction(key: str, value: str) -> str | None:
+    """The hint on the first of `_CORRECTIONS`, or on two in succession, after which the override can be read.
+
+    None if no correction helps.
+    """
     for first, second in product((None, *_CORRECTIONS), _CORRECTIONS):
         before = value if first is None else first.rewrite(value)
         after = second.rewrite(before)
@@ -570,10 +587,10 @@ def _corrected(key: str, value: str) -> str | None:
         if after == before or parse_override(text) is None:
             continue
         reasons = second.reason if first is None else f"{first.reason}. {second.reason}"
-        shown = f"'{text}'" if "'" not in text else shlex.quote(text)
+        quoted_text = f"'{text}'" if "'" not in text else shlex.quote(text)
         if "'" in text and not re.search(r'["$`\\!]', text):
-            shown = f'"{text}"'
-        return f"{reasons}: {shown}{f', or as a string {in_quotes(key, value)}' if second.may_be_string else ''}."
+            quoted_text = f'"{text}"'
+        return f"{reasons}: {quoted_text}{f', or as a string {in_quotes(key, value)}' if second.may_be_string else ''}."
     return None
 
 
@@ -606,16 +623,20 @@ def _without_quoted(value: str) -> str:
 
 
 def _without_stray_commas(value: str) -> str:
+    """The value without commas outside of quotes that separate nothing."""
     stray = {match.end() - 1 for match in _STRAY_COMMA.finditer(_without_quoted(value))}
     return "".join(letter for index, letter in enumerate(value) if index not in stray)
 
 
 def _with_square_brackets(value: str) -> str:
-    bare, square = _without_quoted(value), {"(": "[", ")": "]"}
-    return "".join(square.get(plain, letter) for plain, letter in zip(bare, value, strict=True))
+    """The value with `[` and `]` for `(` and `)` outside of quotes."""
+    square = {"(": "[", ")": "]"}
+    pairs = zip(_without_quoted(value), value, strict=True)
+    return "".join(square.get(unquoted, letter) for unquoted, letter in pairs)
 
 
 def _with_colons(value: str) -> str:
+    """A mapping with `key: ` for `key=`."""
     return re.sub(r"([{,]\s*[\w.*?-]+)\s*=\s*", r"\1: ", value) if value.startswith("{") else value
 
 
@@ -641,8 +662,9 @@ def _unquoted_keys(value: str) -> str:
 
 
 def _can_be_key(name: str) -> bool:
-    read = parse_override(f"x={{{name}:1}}")
-    value = read.value() if read is not None and not read.is_sweep_override() else None
+    """Whether Hydra's grammar reads a key without quotes as this very name."""
+    override = parse_override(f"x={{{name}:1}}")
+    value = override.value() if override is not None and not override.is_sweep_override() else None
     number = int(name) if re.fullmatch(r"-?(0|[1-9]\d*)", name) else None
     return isinstance(value, dict) and list(value) in ([name], [number])
 
@@ -674,7 +696,7 @@ def parse_override(text: str) -> Override | None:
         return None
 
 
-def _in_braces(key: str, value: str) -> str | None:
+def _write_in_braces(key: str, value: str) -> str | None:
     """An override of a key with a glob, written as Hydra's grammar accepts it: `+a={*b:{c:value}}`. Else None."""
     names = re.sub(r"['\"]", "", key.lstrip("+")).split(".")
     first = next((index for index, name in enumerate(names) if "*" in name), 0)

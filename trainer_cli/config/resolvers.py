@@ -34,7 +34,7 @@ from trainer_cli.keys import list_keys
 from trainer_cli.values import kind_of
 
 FILE = "resolvers.py"
-MOMENT = "TRAIN_MOMENT"
+TIME_VARIABLE = "TRAIN_MOMENT"
 """Environment variable with the time at which the command began, for the processes that it starts."""
 _MODULE = "_resolvers_of_the_configs"
 _NOW = re.compile(r"\$\{\s*now\s*:([^{}]*)\}")
@@ -66,18 +66,24 @@ def register_resolvers(dirs: Sequence[Path], root: Path) -> None:
     name = label(file, root)
     for function, value in _functions(file, name):
         if function in resolver_names():
-            raise _wrong(f"{name} defines {function!r}, which is a resolver already", name, "Give it another name.")
+            raise _resolver_error(
+                f"{name} defines {function!r}, which is a resolver already", name, "Give it another name."
+            )
         OmegaConf.register_new_resolver(function, value)
         _registered[function] = value
     _read[:] = content
 
 
 def _functions(file: Path, name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public functions that a file defines itself."""
+    """Execute a file, called `name` in messages. Yields the names and functions that it defines itself.
+
+    Raises:
+        ConfigError: it fails, or registers resolvers of its own.
+    """
     spec = spec_from_file_location(_MODULE, file)
     assert spec is not None
     module = module_from_spec(spec)
-    before = resolver_names()
+    names_before = resolver_names()
     sys.modules[_MODULE] = module  # Dataclasses and pickle look up a module by name.
     try:
         # From its text: a cached bytecode file with the same size and time may be of an older text.
@@ -86,36 +92,37 @@ def _functions(file: Path, name: str) -> Iterator[tuple[str, Callable[..., Any]]
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         line = error.lineno if isinstance(error, SyntaxError) else (frames[-1].lineno if frames else None)
         message = f"{name} fails: {type(error).__name__}: {error}"
-        raise _wrong(message, f"{name}:{line}" if line else name) from error
+        raise _resolver_error(message, f"{name}:{line}" if line else name) from error
     finally:
-        added = sorted(resolver_names() - before)
+        added = sorted(resolver_names() - names_before)
         for resolver in added:
             OmegaConf.clear_resolver(resolver)
     if added:
         # It could register any function, such as eval, which a recovered config could then call.
         message = f"{name} registers {', '.join(added)} by OmegaConf.register_new_resolver"
-        raise _wrong(message, name, f"Define a function instead: def {added[0]}(…).")
+        raise _resolver_error(message, name, f"Define a function instead: def {added[0]}(…).")
     # Its own functions: an imported one, such as os.system, must not become a resolver.
     for function, value in vars(module).items():
         if not function.startswith("_") and isroutine(value) and value.__module__ == _MODULE:
             yield function, value
 
 
-def _wrong(message: str, where: str, hint: str | None = None) -> ConfigError:
+def _resolver_error(message: str, where: str, hint: str | None = None) -> ConfigError:
+    """An error in a `resolvers.py`."""
     return ConfigError(message, source=where, code=Code.unresolved, hint=hint)
 
 
 @contextmanager
-def share_moment() -> Iterator[None]:
+def share_time() -> Iterator[None]:
     """Within it, every composition takes `${now:…}` from one time, also in processes that are started."""
-    outer = os.environ.get(MOMENT)
+    outer = os.environ.get(TIME_VARIABLE)
     # In the environment, so that ranks and restarts that this process starts use the same time.
-    os.environ.setdefault(MOMENT, datetime.now().isoformat())
+    os.environ.setdefault(TIME_VARIABLE, datetime.now().isoformat())
     try:
         yield
     finally:
         if outer is None:
-            del os.environ[MOMENT]
+            del os.environ[TIME_VARIABLE]
 
 
 def substitute_now(root: Node) -> tuple[list[str], list[ConfigError]]:
@@ -123,11 +130,11 @@ def substitute_now(root: Node) -> tuple[list[str], list[ConfigError]]:
 
     The value is written to the run's config, so that a run and its resumes have the same one.
     """
-    text = os.environ.get(MOMENT)
-    moment = datetime.fromisoformat(text) if text else datetime.now()
+    resolved = os.environ.get(TIME_VARIABLE)
+    time = datetime.fromisoformat(resolved) if resolved else datetime.now()
     keys: list[str] = []
     mistakes: list[ConfigError] = []
-    numbers = {
+    number_keys = {
         described.path
         for described in list_keys()
         if (kind := kind_of(described.kind)) is not None and _is_number(kind.names)
@@ -136,8 +143,8 @@ def substitute_now(root: Node) -> tuple[list[str], list[ConfigError]]:
         if not node.is_interpolation or "now" not in node.value:
             continue
         key = ".".join(path)
-        text = _NOW.sub(lambda match: moment.strftime(match[1].strip().strip("'\"")), node.value)
-        if re.search(r"\$\{\s*now\s*:", text):
+        resolved = _NOW.sub(lambda match: time.strftime(match[1].strip().strip("'\"")), node.value)
+        if re.search(r"\$\{\s*now\s*:", resolved):
             message, hint = (
                 f"{key}: the format in {node.value} is an interpolation itself",
                 "Write it out, such as ${now:%Y-%m-%d}.",
@@ -145,11 +152,14 @@ def substitute_now(root: Node) -> tuple[list[str], list[ConfigError]]:
             mistakes.append(
                 ConfigError(message, location=key, source=node.origin.source, code=Code.unresolved, hint=hint)
             )
-        elif text != node.value:
+        elif resolved != node.value:
             keys.append(key)
-        node.value = int(text) if text != node.value and path in numbers and text.isdecimal() else text
+        # A year alone, for a key that takes a number.
+        is_number = resolved != node.value and path in number_keys and resolved.isdecimal()
+        node.value = int(resolved) if is_number else resolved
     return keys, mistakes
 
 
 def _is_number(names: frozenset[str]) -> bool:
+    """Whether a key of these types takes numbers and no strings."""
     return bool(names & {"int", "float"}) and "str" not in names

@@ -82,8 +82,12 @@ class SearchPath(NamedTuple):
 
     def every_group(self) -> list[str]:
         """Names of all groups, nested ones as `folder/group`, sorted."""
-        names = {name.rpartition("/")[0] for folder in self.dirs for name in configs(folder)}
-        return sorted({"/".join(name.split("/")[:depth]) for name in names for depth in range(1, 9)} - {""})
+        parents = {name.rpartition("/")[0] for folder in self.dirs for name in configs(folder)}
+        groups: set[str] = set()
+        for parent in parents:
+            words = parent.split("/")
+            groups.update("/".join(words[:depth]) for depth in range(1, 9))
+        return sorted(groups - {""})
 
     def is_group(self, name: str) -> bool:
         """Whether any of the folders has a subfolder of this name (with `/` for a nested one)."""
@@ -123,12 +127,13 @@ class SearchPath(NamedTuple):
 
     def advise_project_above(self) -> str:
         """How to get to the nearest project above the current folder, with its experiments; empty without one."""
-        for above in self.cwd.parents:
-            folder = (above / FOLDER).resolve()
-            if folder != _shipped() and (names := list(self._replace(dirs=[folder]).options("experiment"))):
-                return (
-                    f"The project above (cd {shlex.quote(os.path.relpath(above, self.cwd))}) has {list_names(names)}. "
-                )
+        for parent in self.cwd.parents:
+            folder = (parent / FOLDER).resolve()
+            if folder == _shipped():
+                continue
+            if experiments := list(self._replace(dirs=[folder]).options("experiment")):
+                path = shlex.quote(os.path.relpath(parent, self.cwd))
+                return f"The project above (cd {path}) has {list_names(experiments)}. "
         return ""
 
     def is_choice(self, override: Override) -> bool:
@@ -190,8 +195,8 @@ def list_names(names: Sequence[str]) -> str:
 def configs(folder: Path) -> Iterator[str]:
     """Names, with `/` and without `.yaml`, of all configs in a folder and below it, in no order."""
     # Real paths, so that a link back to a folder above ends the walk.
-    real = os.path.realpath(folder)
-    return (f"{above}{name}" for above, name in _below(str(folder), "", real, frozenset({real})))
+    real_path = os.path.realpath(folder)
+    return (f"{prefix}{name}" for prefix, name in _walk_configs(str(folder), "", real_path, frozenset({real_path})))
 
 
 def search_folders(path: Any, cwd: Path) -> Iterator[Path]:
@@ -203,7 +208,7 @@ def search_folders(path: Any, cwd: Path) -> Iterator[Path]:
         path = OmegaConf.create([path])[0]  # ${oc.env:NAME}
     scheme, separator, location = str(path).rpartition("://")
     if scheme == "pkg":
-        yield from _folders_of(location.replace("/", "."))
+        yield from _find_package_folders(location.replace("/", "."))
     elif scheme == "file" or not separator:
         yield (cwd / location).resolve()
 
@@ -219,7 +224,8 @@ def _own_search_path(primary: Path | None, cwd: Path) -> Iterator[Path]:
         yield from search_folders(path, cwd)
 
 
-def _folders_of(package: str) -> Iterator[Path]:
+def _find_package_folders(package: str) -> Iterator[Path]:
+    """The folders of an installed package; none if it cannot be found."""
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):
@@ -228,10 +234,11 @@ def _folders_of(package: str) -> Iterator[Path]:
     yield from map(Path, locations or ())
 
 
-def _below(folder: str, prefix: str, real_folder: str, trail: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """The folder of each config below a folder, and its name.
+def _walk_configs(folder: str, prefix: str, real_folder: str, trail: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """The group, with a `/` at its end, and the name of each config in a folder and below it.
 
-    `trail` has the real paths of the folders above: a link back to one of them is not followed.
+    `prefix` is the group of the folder itself. `trail` has the real paths of the folders above: a link back to one of
+    them is not followed.
     """
     files, folders = _entries(folder)
     yield from ((prefix, name) for name in files)
@@ -239,7 +246,7 @@ def _below(folder: str, prefix: str, real_folder: str, trail: frozenset[str]) ->
         path = f"{folder}/{name}"
         real_path = os.path.realpath(path) if is_link else f"{real_folder}/{name}"
         if real_path not in trail:
-            yield from _below(path, f"{prefix}{name}/", real_path, trail | {real_path})
+            yield from _walk_configs(path, f"{prefix}{name}/", real_path, trail | {real_path})
 
 
 def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:
@@ -266,6 +273,7 @@ def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:
 
 
 def _is_checkout(folder: Path) -> bool:
+    """Whether a folder is a checkout of this project, by the name in its pyproject.toml."""
     try:
         return _is_named_as_this_project((folder / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -292,5 +300,6 @@ def label(path: Path, cwd: Path) -> str:
 
 @cache
 def _shipped() -> Path | None:
+    """The folder of configs that ships with the package, with links resolved; None if it is missing."""
     folder = shipped_folder(FOLDER)
     return None if folder is None else folder.resolve()

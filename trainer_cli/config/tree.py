@@ -39,7 +39,7 @@ class ChosenOption(NamedTuple):
     label: str = ""
 
 
-_NOWHERE = ValueOrigin()
+_DEFAULT_ORIGIN = ValueOrigin()
 
 
 @dataclass(slots=True)
@@ -51,17 +51,17 @@ class Node:
     """
 
     value: Any
-    origin: ValueOrigin = _NOWHERE
+    origin: ValueOrigin = _DEFAULT_ORIGIN
     text: str = ""
 
     @classmethod
-    def of(cls, value: Any, origin: ValueOrigin = _NOWHERE, text: str = "") -> Node:
+    def of(cls, value: Any, origin: ValueOrigin = _DEFAULT_ORIGIN, text: str = "") -> Node:
         """The node of a plain value; all of it has one origin."""
         if isinstance(value, Mapping):
-            return cls({_unquoted(key): cls.of(item, origin, text) for key, item in value.items()}, origin, text)
+            return cls({_without_quotes(key): cls.of(item, origin, text) for key, item in value.items()}, origin, text)
         if isinstance(value, list):
             return cls([cls.of(item, origin, text) for item in value], origin, text)
-        return cls(_unquoted(value), origin, text)
+        return cls(_without_quotes(value), origin, text)
 
     @property
     def is_mapping(self) -> bool:
@@ -83,6 +83,7 @@ class Node:
         plain = str(number).lower()
         if self.origin.source != COMMAND_LINE:
             return self.text or plain
+        # The text of an override may be a list or mapping, which holds the number among others.
         words = [word for word in re.findall(r"[-+.\w]+", self.text) if _reads_as(word, number)]
         return plain if plain in words else next(iter(words), plain)
 
@@ -102,16 +103,17 @@ class Node:
         return Node(value, self.origin, self.text)
 
     def get(self, name: str) -> Node | None:
-        """The value of a key of a mapping, or the item of a list at an index."""
+        """The value of a key of a mapping, or the item of a list at an index; None if there is none."""
         if isinstance(self.value, list):
             return self.value[int(name)] if name.isdecimal() and int(name) < len(self.value) else None
         if not isinstance(self.value, dict):
             return None
         # A key may be a number, of which a path has only the text.
-        return self.value.get(name) or next((child for key, child in self.value.items() if str(key) == name), None)
+        by_text = (child for key, child in self.value.items() if str(key) == name)
+        return self.value.get(name) or next(by_text, None)
 
     def at(self, path: KeyPath) -> Node | None:
-        """The node at a path; None if there is none."""
+        """The node at a path; None where the path leads to nothing."""
         node: Node | None = self
         for name in path:
             node = None if node is None else node.get(name)
@@ -129,18 +131,18 @@ class Node:
         """Set the node at a path; a value on the way that is no mapping becomes one."""
         node = self
         for name in path[:-1]:
-            below = node.get(name)
-            if below is None or not below.is_mapping:
-                below = node.value[name] = Node({})
-            node = below
+            next_node = node.get(name)
+            if next_node is None or not next_node.is_mapping:
+                next_node = node.value[name] = Node({})
+            node = next_node
         node.value[path[-1]] = child
 
 
-def _unquoted(value: Any) -> Any:
+def _without_quotes(value: Any) -> Any:
     return value.text if isinstance(value, QuotedString) else value
 
 
-_ABSENT = Node(None)
+_NO_NODE = Node(None)
 
 
 class MergeError(Exception):
@@ -165,27 +167,27 @@ def merge(root: Node, new: Node, path: KeyPath = ()) -> None:
     old = root.at(path)
     assert old is not None
     for key, child in new.value.items():
-        before, key_path = old.value.get(key), (*path, str(key))
+        current, key_path = old.value.get(key), (*path, str(key))
         # Resolved only where the value decides: each time it costs a copy of the whole tree.
         is_decisive = isinstance(child.value, dict | list) or child.value == MISSING
-        if is_decisive and before is not None and before.is_interpolation:
-            before = old.value[key] = _dereferenced(root, key_path, before)
-        if before is None:
+        if current is not None and is_decisive and current.is_interpolation:
+            current = old.value[key] = _dereference(root, key_path, current)
+        if current is None:
             old.value[key] = child.copy()
         elif child.value == MISSING:
-            # `???` asks for a value, and there is one.
-            before.origin, before.text = child.origin, child.text
-        elif isinstance(before.value, dict) and isinstance(child.value, dict):
-            if child.origin != _NOWHERE:
-                before.origin, before.text = child.origin, child.text
+            # `???` asks for a value: the current one stays, with the place that asks as its origin.
+            current.origin, current.text = child.origin, child.text
+        elif isinstance(current.value, dict) and isinstance(child.value, dict):
+            if child.origin != _DEFAULT_ORIGIN:
+                current.origin, current.text = child.origin, child.text
             merge(root, child, key_path)
-        elif {type(before.value), type(child.value)} == {dict, list}:
-            raise MergeError(key_path, before, child)
+        elif {type(current.value), type(child.value)} == {dict, list}:
+            raise MergeError(key_path, current, child)
         else:
             old.value[key] = child.copy()
 
 
-def _dereferenced(root: Node, path: KeyPath, node: Node) -> Node:
+def _dereference(root: Node, path: KeyPath, node: Node) -> Node:
     """The mapping or list that an interpolation refers to, into which OmegaConf merges; else the node itself."""
     try:
         value = resolve(OmegaConf.create(root.plain()), path, below=False)
@@ -211,16 +213,19 @@ def resolve(config: Any, path: KeyPath, *, below: bool = True) -> Any:
 
 def fill_defaults(node: Node) -> Node:
     """The tree with the schema's default of each key that it lacks, in the order of the schema."""
-    return _filled(node, Node.of(defaults()))
+    return _fill_node(node, Node.of(defaults()))
 
 
-def _filled(node: Node, default: Node) -> Node:
+def _fill_node(node: Node, default: Node) -> Node:
+    """A mapping with the keys of `default` that it lacks, and the same for the mappings in it."""
     children = {**default.value, **node.value}
     for key, child in children.items():
         if child.is_mapping:
             # An open section is whole: a default entry that it lacks was removed.
-            below: Node | None = None if key in OPEN else default.value.get(key)
-            children[key] = _filled(child, below if below is not None and below.is_mapping else Node({}))
+            child_default: Node | None = None if key in OPEN else default.value.get(key)
+            children[key] = _fill_node(
+                child, child_default if child_default is not None and child_default.is_mapping else Node({})
+            )
     return Node(children, node.origin, node.text)
 
 
@@ -240,13 +245,14 @@ class ConfigTree:
         A component that only its group's file sets has the line of its target, and another package that of the first
         value in it.
         """
-        node = self.root.at(key) or _ABSENT
+        node = self.root.at(key) or _NO_NODE
         if any(child.origin.source == COMMAND_LINE for _, child in node.walk()):
             return COMMAND_LINE
         if any(path[: len(key)] == key for path in self.removed):
             return COMMAND_LINE
-        above = [self.root.at(key[:length]) for length in range(len(key), 0, -1)]
-        sources = [found.origin.source for found in (*above, node.get("_target_")) if found is not None]
+        # Itself first, then the sections around it, from the innermost.
+        candidates = [*(self.root.at(key[:length]) for length in range(len(key), 0, -1)), node.get("_target_")]
+        sources = [candidate.origin.source for candidate in candidates if candidate is not None]
         choice = self._chosen_above(key)
         default = choice.origin.source if choice is not None else DEFAULT
         return next((source for source in (*sources, node.where) if source != DEFAULT), default)
@@ -255,10 +261,12 @@ class ConfigTree:
         """What set this very value: itself, or a value above it that is not a mapping; else the choice of its group."""
         for length in range(len(key), 0, -1):
             node = self.root.at(key[:length])
-            if node is not None and node.origin != _NOWHERE and (length == len(key) or not node.is_mapping):
+            # A mapping above has the place of the mapping, not of the value in it.
+            is_setter = node is not None and (length == len(key) or not node.is_mapping)
+            if node is not None and is_setter and node.origin != _DEFAULT_ORIGIN:
                 return node.origin
         choice = self.choices.get(key)
-        return self.removed.get(key) or (choice.origin if choice is not None else _NOWHERE)
+        return self.removed.get(key) or (choice.origin if choice is not None else _DEFAULT_ORIGIN)
 
     def is_default(self, key: KeyPath) -> bool:
         """Whether nothing sets a value."""
@@ -271,7 +279,7 @@ class ConfigTree:
 
     def written(self, key: KeyPath, number: float) -> str:
         """A number as it was written: `1_0` for 10. Its plain form if the text is unknown."""
-        return (self.root.at(key) or _ABSENT).written(number)
+        return (self.root.at(key) or _NO_NODE).written(number)
 
     def gone(self, key: KeyPath) -> ValueOrigin | None:
         """What removed a value: `~key`, or the choice of another option above it."""
@@ -279,7 +287,7 @@ class ConfigTree:
         return self.removed.get(key) or (choice.origin if choice is not None else None)
 
     def chosen(self, section: KeyPath) -> ValueOrigin | None:
-        """Where the option was chosen that a section's values come from; None if none of them does."""
+        """Where the option of a section was chosen; None if no value of the section comes from an option."""
         choice, node = self.choices.get(section), self.root.at(section)
         if choice is None or not choice.label or node is None:
             return None
@@ -287,12 +295,13 @@ class ConfigTree:
         return choice.origin if any(source.startswith(f"{choice.label}:") for source in sources) else None
 
     def _chosen_above(self, key: KeyPath) -> ChosenOption | None:
-        above = (self.choices.get(key[:length]) for length in range(len(key), 0, -1))
-        return next((choice for choice in above if choice is not None), None)
+        """The option that was chosen for the key or the nearest section around it; None if none was."""
+        choices = (self.choices.get(key[:length]) for length in range(len(key), 0, -1))
+        return next((choice for choice in choices if choice is not None), None)
 
 
 def _reads_as(word: str, number: float) -> bool:
-    """Whether Hydra's grammar reads a word as this number, or as this of true and false."""
+    """Whether Hydra's grammar reads a word as this number or truth value."""
     if isinstance(number, bool):
         return word.lower() == str(number).lower()
     try:

@@ -60,7 +60,7 @@ class Reading:
         return values
 
     def add(self, message: str, where: str, cure: str, *, breaks: bool = False) -> None:
-        """Note a mistake."""
+        """Add a mistake, which `breaks` the file if no value of it may be used."""
         self.mistakes.append(ConfigError(message, source=where, code=Code.yaml, hint=cure or None))
         self.broken = self.broken or breaks
 
@@ -77,7 +77,7 @@ def read_values(source: Path | str, name: str) -> dict[Any, Any]:
 
 
 def read_file(path: Path, name: str, *, written: bool = False) -> Reading:
-    """Read a file that messages call `name`. `written`: by a program."""
+    """Read a file that messages call `name`. In a file that a program has `written`, strings mean what they say."""
     try:
         # The size first, so that a data file named by mistake is not read into memory.
         size = path.stat().st_size
@@ -93,23 +93,23 @@ def read_file(path: Path, name: str, *, written: bool = False) -> Reading:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        where = f"{name}:{_line(data[: error.start].decode())}"
+        where = f"{name}:{_count_lines(data[: error.start].decode())}"
         return _broken_reading(f"byte 0x{data[error.start]:02x} is not UTF-8", where, "Save the file as UTF-8.")
     return read_text(text, name, written=written)
 
 
 def read_text(text: str, name: str, *, written: bool = False) -> Reading:
-    """Read the text of a file that messages call `name`."""
+    """Read the text of a file that messages call `name`; see `read_file`."""
     if text.startswith("\ufeff"):
         cure = "Save it as UTF-8 without one: the first line would be ignored."
         return _broken_reading("the file begins with a byte-order mark", f"{name}:1", cure)
     if unprintable := Reader.NON_PRINTABLE.search(text) or re.search("\ufeff", text):
-        line = f"{name}:{_line(text[: unprintable.start()])}"
+        line = f"{name}:{_count_lines(text[: unprintable.start()])}"
         return _broken_reading(f"character U+{ord(unprintable.group()):04X} has no place in YAML", line, "Remove it.")
     if deep_line := find_too_deep(text):
         return _broken_reading(f"nested more than {DEEPEST} deep", f"{name}:{deep_line}", "")
     reading = Reading(text)
-    _header(reading, name)
+    _read_header(reading, name)
     try:
         # OmegaConf's loader: YAML's own would read 1e-3 as a string.
         loader = get_yaml_loader()(text)
@@ -141,14 +141,16 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
 
 
 def _broken_reading(message: str, where: str | None, cure: str) -> Reading:
+    """The reading of a file without usable values, for this reason."""
     return Reading(mistakes=[ConfigError(message, source=where, code=Code.yaml, hint=cure or None)], broken=True)
 
 
-def _line(before: str) -> int:
+def _count_lines(before: str) -> int:
+    """The number of the line that follows a text, from 1."""
     return before.count("\n") + 1
 
 
-def _header(reading: Reading, name: str) -> None:
+def _read_header(reading: Reading, name: str) -> None:
     """Read `# @package` at the top of the file; further down it is a comment without effect, and refused."""
     is_at_top = True
     for number, line in enumerate(reading.text.split("\n"), start=1):
@@ -164,22 +166,24 @@ def _header(reading: Reading, name: str) -> None:
             reading.add("'# @package' counts only at the top of a file", f"{name}:{number}", cure)
         elif reading.package is not None:
             reading.add("the file says '# @package' twice", f"{name}:{number}", "Remove one of them.", breaks=True)
-        elif word != "package" or not re.fullmatch(r"[\w$-]+(\.[\w$-]+)*", value) or _is_odd_package(value):
+        elif word != "package" or not _is_package(value):
             cure = "Write '# @package _global_' and nothing else on this line."
             reading.add(f"'{line.strip()}' does not say a package", f"{name}:{number}", cure, breaks=True)
         else:
             reading.package = value
 
 
-def _is_odd_package(value: str) -> bool:
-    """Whether a package has a word such as `_here_`, which means nothing in a header."""
+def _is_package(value: str) -> bool:
+    """Whether a text is a package: words joined by dots, and no word such as `_here_`, which has no meaning here."""
+    if not re.fullmatch(r"[\w$-]+(\.[\w$-]+)*", value):
+        return False
     first, *later_words = value.split(".")
     words = later_words if first == "_global_" else [first, *later_words]
-    return any(re.fullmatch(r"_\w+_", word) for word in words if word not in ("_group_", "_name_"))
+    return not any(re.fullmatch(r"_\w+_", word) for word in words if word not in ("_group_", "_name_"))
 
 
 PYTHONS_NULL = "None"
-_LONGEST = 400
+_MAX_DIGITS = 400
 _TAG = "tag:yaml.org,2002:"
 _TAGS = {_TAG + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
 _SEXAGESIMAL = re.compile(r"[-+]?([\d_]+(?::[0-5]?\d)+)(?:\.[\d_]*)?")
@@ -192,7 +196,7 @@ def why_no_interpolation(text: str) -> str | None:
     if "${" not in text:
         return None
     try:
-        # Its own grammar decides, by a value that is never resolved.
+        # OmegaConf parses the text here, and does not resolve it.
         OmegaConf.create({"value": text})
     except OmegaConfBaseException as error:
         return str(error.msg or error).splitlines()[0]
@@ -204,6 +208,7 @@ def why_no_interpolation(text: str) -> str | None:
 def looks_like_number(text: str) -> float | None:
     """The number that a string looks like, or None."""
     plain = text
+    # Commas between thousands, or in place of the decimal point.
     if re.fullmatch(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
         plain = text.replace(",", "")
     elif re.fullmatch(r"[-+]?0,\d+", text):
@@ -222,20 +227,22 @@ class _Walk:
         self._name = name
         self._loader = loader
         self._written = written
-        self._made: dict[int, tuple[Any, int, int]] = {}
-        """A node that aliases share is walked once. Its value, count of values, and levels."""
-        self._above: set[int] = set()
+        self._results: dict[int, tuple[Any, int, int]] = {}
+        """Id of a node -> what `read` returned for it: a node that aliases share is read once."""
+        self._open: set[int] = set()
+        """Ids of the nodes that are being read, which contain the current one."""
 
     def read(self, node: yaml.Node, path: KeyPath, depth: int) -> tuple[Any, int, int]:
-        """The value of a node, nodes in it with their lines; the count of values in it; and its levels."""
-        if id(node) in self._above:
+        """The value of a node, with nodes for the values in it; the count of these; and how deep they are nested."""
+        if id(node) in self._open:
             self._refuse(node, path, "an anchor's value contains itself", "", breaks=True)
             return None, 1, 0
-        if id(node) not in self._made and (depth <= DEEPEST or isinstance(node, yaml.ScalarNode)):
-            self._above.add(id(node))
-            self._made[id(node)] = self._make(node, path, depth)
-            self._above.discard(id(node))
-        value, count, levels = self._made.get(id(node), (None, 1, 1))
+        is_too_deep = depth > DEEPEST and not isinstance(node, yaml.ScalarNode)
+        if id(node) not in self._results and not is_too_deep:
+            self._open.add(id(node))
+            self._results[id(node)] = self._read_unshared(node, path, depth)
+            self._open.discard(id(node))
+        value, count, levels = self._results.get(id(node), (None, 1, 1))
         if depth + levels > DEEPEST + 1 and not self._reading.broken:
             self._refuse(node, path, f"nested more than {DEEPEST} deep", "", breaks=True)
         elif count > LARGEST_COUNT and not self._reading.broken:
@@ -243,22 +250,24 @@ class _Walk:
             self._refuse(node, path, message, "Do aliases multiply?", breaks=True)
         return value, count, levels
 
-    def _make(self, node: yaml.Node, path: KeyPath, depth: int) -> tuple[Any, int, int]:
+    def _read_unshared(self, node: yaml.Node, path: KeyPath, depth: int) -> tuple[Any, int, int]:
+        """`read` for a node that has not been read yet."""
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path), 1, 0
+            return self._read_scalar(node, path), 1, 0
         if node.tag not in _TAGS:
-            self._tag(node, path)
+            self._refuse_tag(node, path)
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path, depth)
+            return self._read_mapping(node, path, depth)
         items: list[Node] = []
         count = levels = 0
         for index, item in enumerate(node.value):
             value, item_count, item_levels = self.read(item, (*path, str(index)), depth + 1)
-            items.append(self._node(item, value, item))
+            items.append(self._with_line(item, value, item))
             count, levels = count + item_count, max(levels, item_levels)
         return items, count + 1, levels + 1
 
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> tuple[dict[Any, Node], int, int]:
+    def _read_mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> tuple[dict[Any, Node], int, int]:
+        """`read` for a mapping, with the keys that `<<` merges into it."""
         lines: dict[tuple[str, str], int] = {}
         for key, value in node.value:
             self._check_key(key, path, lines)
@@ -271,17 +280,22 @@ class _Walk:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag not in (_TAG + "str", _TAG + "int"):
                 continue
-            below, below_count, below_levels = self.read(value, (*path, key.value), depth + 1)
-            children[self._loader.construct_object(key)] = self._node(key, below, value)
-            count, levels = count + below_count, max(levels, below_levels)
+            child, child_count, child_levels = self.read(value, (*path, key.value), depth + 1)
+            children[self._loader.construct_object(key)] = self._with_line(key, child, value)
+            count, levels = count + child_count, max(levels, child_levels)
         return children, count + 1, levels + 1
 
-    def _node(self, at: yaml.Node, value: Any, written: yaml.Node) -> Node:
-        """The node of a value, with the line of `at`: of its key, since a list may begin in a later line."""
-        is_text = isinstance(written, yaml.ScalarNode) and (not written.style or written.value == MISSING)
-        return Node(value, ValueOrigin(f"{self._name}:{at.start_mark.line + 1}"), str(written.value) if is_text else "")
+    def _with_line(self, at: yaml.Node, value: Any, source: yaml.Node) -> Node:
+        """The value that was read from `source`, as a node with the line of `at`.
+
+        For a value in a mapping `at` is its key, since a list may begin in a later line.
+        """
+        is_unquoted = isinstance(source, yaml.ScalarNode) and (not source.style or source.value == MISSING)
+        text = str(source.value) if is_unquoted else ""
+        return Node(value, ValueOrigin(f"{self._name}:{at.start_mark.line + 1}"), text)
 
     def _check_key(self, key: yaml.Node, path: KeyPath, lines: dict[tuple[str, str], int]) -> None:
+        """Report a key that is given twice or misread. `lines`: tag and text of each key so far -> its line."""
         if not isinstance(key, yaml.ScalarNode):
             self._refuse(key, path, "a key must be a single string", "", breaks=True)
             return
@@ -292,33 +306,35 @@ class _Walk:
             first = lines[key.tag, text]
             self._refuse(key, (*path, text), f"the key is given twice, first in line {first}", "Remove one of them.")
         lines.setdefault((key.tag, text), line)
-        octal = key.tag == _TAG + "int" and (_SEXAGESIMAL.fullmatch(text) or _OCTAL.fullmatch(text)) is not None
+        is_other_number = key.tag == _TAG + "int" and (_SEXAGESIMAL.fullmatch(text) or _OCTAL.fullmatch(text))
         # A key that YAML reads as false or a number would not be found under the name that was written.
-        if octal or key.tag not in (_TAG + "str", _TAG + "int"):
-            read = _shown(key)
-            self._refuse(key, path, f"the key {text or 'of nothing'} is read by YAML as {read}",
-                         f"Put it in quotes: '{text}'.", breaks=True)  # fmt: skip
+        if is_other_number or key.tag not in (_TAG + "str", _TAG + "int"):
+            message = f"the key {text or 'of nothing'} is read by YAML as {_describe_value(key)}"
+            self._refuse(key, path, message, f"Put it in quotes: '{text}'.", breaks=True)
 
-    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+    def _read_scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        """The value of a scalar; None if it is refused as it stands."""
         text = str(node.value)
         if node.tag not in _TAGS or node.tag == _TAG + "merge":
-            self._tag(node, path)
+            self._refuse_tag(node, path)
             return None
         # Converting a number takes time that grows with the square of its digits.
-        if node.tag in (_TAG + "int", _TAG + "float") and len(text) > _LONGEST:
+        if node.tag in (_TAG + "int", _TAG + "float") and len(text) > _MAX_DIGITS:
             self._refuse(node, path, f"a number of {len(text)} characters is too long", "", breaks=True)
             return None
         self._check_scalar(node, path, text)
         return self._loader.construct_object(node)
 
     def _check_scalar(self, node: yaml.ScalarNode, path: KeyPath, text: str) -> None:
+        """Report a scalar that YAML reads as something else than it looks like."""
         if node.style in ("'", '"', "|", ">"):
-            self._interpolation(node, path, text)
+            self._check_interpolation(node, path, text)
         elif node.tag == _TAG + "str":
-            self._interpolation(node, path, text)
+            self._check_interpolation(node, path, text)
             number = None if self._written else looks_like_number(text)
             if number is not None and (math.isfinite(number) or path not in text_keys()):
-                self._refuse(node, path, f"{text} is read by YAML as a string, not as a number", _instead(text, number))
+                message = f"{text} is read by YAML as a string, not as a number"
+                self._refuse(node, path, message, _correct_number(text, number))
             elif text == PYTHONS_NULL and not self._written:
                 # A defaults list would look for an option of that name.
                 self._refuse(node, path, f"{text} is read by YAML as a string, not as null",
@@ -328,18 +344,20 @@ class _Walk:
                 cure = f"Write {plain}, or '{text}' in quotes."
                 self._refuse(node, path, f"{text} is read by YAML as {plain}", cure)
         elif match := _SEXAGESIMAL.fullmatch(text):
-            message = f"{text} is read by YAML as {_shown(node)}"
-            self._refuse(node, path, message, f"Write {_clock(match.group(1))}, or put it in quotes.")
+            message = f"{text} is read by YAML as {_describe_value(node)}"
+            self._refuse(node, path, message, f"Write {_suggest_duration(match.group(1))}, or put it in quotes.")
         elif node.tag == _TAG + "int" and _OCTAL.fullmatch(text):
             plain = text.replace("_", "").lstrip("+-").lstrip("0") or "0"
             cure = f"Write {plain}, or '{text}' in quotes."
-            self._refuse(node, path, f"{text} is read by YAML as {_shown(node)} (octal)", cure)
+            self._refuse(node, path, f"{text} is read by YAML as {_describe_value(node)} (octal)", cure)
 
-    def _interpolation(self, node: yaml.Node, path: KeyPath, text: str) -> None:
+    def _check_interpolation(self, node: yaml.Node, path: KeyPath, text: str) -> None:
+        """Report a string with `${` that is not a valid interpolation."""
         if (why := why_no_interpolation(text)) is not None:
             self._refuse(node, path, f"{text!r} is not an interpolation: {why}", "Write ${key}.", breaks=True)
 
-    def _tag(self, node: yaml.Node, path: KeyPath) -> None:
+    def _refuse_tag(self, node: yaml.Node, path: KeyPath) -> None:
+        """Report a value whose tag, written or implied, has no meaning in a config."""
         if node.tag in (_TAG + "value", _TAG + "merge"):
             self._refuse(node, path, f"{node.value} alone means something else in YAML", f"Write '{node.value}'.",
                          breaks=True)  # fmt: skip
@@ -349,11 +367,12 @@ class _Walk:
             self._refuse(node, path, f"the tag {tag} is not known in a config", cure, breaks=True)
 
     def _refuse(self, node: yaml.Node, path: KeyPath, message: str, cure: str, *, breaks: bool = False) -> None:
+        """Report a mistake at the line of a node; see `Reading.add`."""
         key = f"{'.'.join(path)}: " if path else ""
         self._reading.add(key + message, f"{self._name}:{node.start_mark.line + 1}", cure, breaks=breaks)
 
 
-def _shown(node: yaml.ScalarNode) -> str:
+def _describe_value(node: yaml.ScalarNode) -> str:
     """The value that YAML reads from a plain scalar, in words."""
     loader = yaml.SafeLoader("")
     try:
@@ -366,19 +385,21 @@ def _shown(node: yaml.ScalarNode) -> str:
 
 
 def instead_of(text: str, number: float) -> str:
-    """A number as it should be written."""
+    """How to write the number that a text looks like."""
     if not math.isfinite(number):
         return "a finite number"
-    return str(int(number) if number == int(number) and not re.search(r"[.eE]", text) else number)
+    is_whole = number == int(number) and not re.search(r"[.eE]", text)
+    return str(int(number) if is_whole else number)
 
 
-def _instead(text: str, number: float) -> str:
+def _correct_number(text: str, number: float) -> str:
+    """The cure for a string that looks like a number."""
     if not math.isfinite(number):
         return f"A number must be finite; if a string is meant, write '{text}' in quotes."
     return f"Write {instead_of(text, number)}, or '{text}' in quotes."
 
 
-def _clock(text: str) -> str:
+def _suggest_duration(text: str) -> str:
     """The durations that a sexagesimal number probably means."""
     parts = [str(int(digits)) for digits in text.replace("_", "").split(":")]
     if len(parts) == 3:

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,9 @@ class ConfigKey:
     @property
     def meaning(self) -> str:
         """The docstring under the field, or that of the section's class."""
-        return (
-            _meanings()[self.kind.__name__][""]
-            if self.is_section
-            else _meanings()[self.section.__name__][self.path[-1]]
-        )
+        if self.is_section:
+            return _meanings()[self.kind.__name__][""]
+        return _meanings()[self.section.__name__][self.path[-1]]
 
     @property
     def may_change(self) -> str | None:
@@ -77,7 +76,7 @@ class ConfigKey:
 @cache
 def list_keys() -> tuple[ConfigKey, ...]:
     """Every key in the order of the YAML, each section before its keys."""
-    return tuple(_fields(TrainConfig, ()))
+    return tuple(_walk_fields(TrainConfig, ()))
 
 
 @cache
@@ -104,8 +103,7 @@ def kind_at(key: str) -> ValueKind | None:
 
 
 def why_refused(key: str, value: Any) -> str | None:
-    """Why a plain value is refused for a key of the schema, or for one of `data`; None if it is not, or the key may
-    have any value."""
+    """Why a plain value is refused for a key of the schema or of `data`; None if it is accepted, or the key unknown."""
     section, _, name = key.partition(".")
     entry = next((entry for entry in list_keys() if entry.key == key and not entry.is_section), None)
     try:
@@ -113,8 +111,8 @@ def why_refused(key: str, value: Any) -> str | None:
             raise_all(list(check_data_counts({name: value})))
         elif entry is not None and (kind := kind_of(entry.kind)) is not None:
             # A whole number is read as a string where only a string may be.
-            text = str(value) if type(value) is int and "str" in kind.names else value
-            raise_all(list(kind.mistakes(text, key)))
+            checked = str(value) if type(value) is int and "str" in kind.names else value
+            raise_all(list(kind.mistakes(checked, key)))
         if entry is not None:
             check_rules(entry.rules, key, value)
     except ConfigError as error:
@@ -123,11 +121,12 @@ def why_refused(key: str, value: Any) -> str | None:
 
 
 def check_data_counts(node: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Refuse numbers of `data` that our loaders read, and that are not whole or below the least."""
+    """Refuse numbers of `data` that our loaders read and that are not whole, or too small."""
     for name, least in _LEAST_OF_DATA.items():
         value = node.get(name)
         is_auto = name == "batch_size" and is_auto_batch_size(value)
-        if value is None or value == MISSING or is_auto or (type(value) is int and value >= least):
+        is_valid = is_auto or (type(value) is int and value >= least)
+        if value is None or value == MISSING or is_valid:
             continue
         auto = ", or auto, or auto:LIMIT" if name == "batch_size" and isinstance(value, str) else ""
         message = f"data.{name} is {value!r}, but it must be a whole number of at least {least}{auto}"
@@ -141,11 +140,9 @@ def defaults() -> dict[str, Any]:
         section = values
         for name in config_key.path[:-1]:
             section = section[name]
-        default = config_key.default
+        default = {} if config_key.is_section else config_key.default
         # Copies: callers change their tree in place.
-        section[config_key.path[-1]] = (
-            {} if config_key.is_section else default.copy() if isinstance(default, list | dict) else default
-        )
+        section[config_key.path[-1]] = default.copy() if isinstance(default, list | dict) else default
     return values
 
 
@@ -170,7 +167,8 @@ def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
             yield (str(key),), value
 
 
-def _fields(section: type, path: KeyPath) -> Iterator[ConfigKey]:
+def _walk_fields(section: type, path: KeyPath) -> Iterator[ConfigKey]:
+    """The keys of the dataclass of the section at `path`, each followed by the keys below it."""
     for field in dataclasses.fields(section):
         key_path, default = (*path, field.name), None
         if not dataclasses.is_dataclass(field.type):
@@ -178,7 +176,7 @@ def _fields(section: type, path: KeyPath) -> Iterator[ConfigKey]:
             default = value.value if isinstance(value, Enum) else value
         yield ConfigKey(key_path, section, field.type, default, field.metadata)
         if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
-            yield from _fields(field.type, key_path)
+            yield from _walk_fields(field.type, key_path)
 
 
 @cache
@@ -187,11 +185,13 @@ def _meanings() -> dict[str, dict[str, str]]:
     meanings: dict[str, dict[str, str]] = {}
     files = {inspect.getfile(section) for section in sections().values()}
     # From the source: a class keeps no docstring of its fields.
-    for node in (node for file in files for node in ast.parse(Path(file).read_text("utf-8")).body):
-        if isinstance(node, ast.ClassDef):
-            meanings[node.name] = {"": ast.get_docstring(node) or ""}
-            for statement, below in zip(node.body, node.body[1:], strict=False):
-                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                    text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
-                    meanings[node.name][statement.target.id] = " ".join(text.split())
+    statements = [statement for file in files for statement in ast.parse(Path(file).read_text("utf-8")).body]
+    for cls in statements:
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        meanings[cls.name] = {"": ast.get_docstring(cls) or ""}
+        for statement, following in pairwise(cls.body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                text = ast.literal_eval(following.value) if isinstance(following, ast.Expr) else ""
+                meanings[cls.name][statement.target.id] = " ".join(text.split())
     return meanings

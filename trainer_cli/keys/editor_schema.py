@@ -26,7 +26,7 @@ _TEXT: Schema = {"type": "string"}
 _FOLDER_OR_URL: Schema = {"type": "string", "pattern": r"^(?!~).*\S"}
 _FOLDER: Schema = {"type": "string", "pattern": r"^(?!~|.*://).*\S"}
 
-_ANY: Mapping[str, Schema] = {
+_SCHEMAS_OF_ANY: Mapping[str, Schema] = {
     "ckpt": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, NULL]},
     "model": {"anyOf": [NODE, NULL]},
     "data": {"anyOf": [NODE, NULL]},
@@ -43,7 +43,7 @@ _ANY: Mapping[str, Schema] = {
 }
 """Schemas of keys whose annotation is `Any`."""
 _STATE = {"anyOf": [{"enum": list(STATES)}, {"type": "string", "pattern": r"^callbacks\.."}]}
-_NARROWER: Mapping[str, Schema] = {
+_NARROWER_SCHEMAS: Mapping[str, Schema] = {
     "name": {"anyOf": [{"type": "string", "pattern": r"^(?![-/.\s])(?!.*/[/.\s])(?!.*[/\s]$)(?!.*\s/).*\S"}, NULL]},
     "run_dir": _FOLDER,
     "checkpoint.leave_out": {
@@ -89,7 +89,8 @@ _UNITS: Mapping[Unit, str] = {
 def json_schema() -> Schema:
     """The whole document."""
     all_fields = list_keys()
-    properties = {field.path[0]: _with_words(field, _of(field)) for field in all_fields if len(field.path) == 1}
+    top_fields = [field for field in all_fields if len(field.path) == 1]
+    properties = {field.key: _with_description(field, _describe_key(field)) for field in top_fields}
     lists = {key: {"$ref": f"#/$defs/{key}"} for key in ("defaults", "hydra")}
     return {
         "$schema": DIALECT,
@@ -106,30 +107,27 @@ def json_schema() -> Schema:
                 "description": "A class or function, and its arguments.",
                 "properties": {"_target_": {"type": "string", "description": "Dotted path of a class or function."}},
             },
-            **{field.key: _section(all_fields, field.path) for field in all_fields if field.is_section},
-            **{
-                f"{field.path[0]}.yaml": _file(field)
-                for field in all_fields
-                if len(field.path) == 1 and _is_group(field)
-            },
+            **{field.key: _describe_section(all_fields, field.path) for field in all_fields if field.is_section},
+            **{f"{field.key}.yaml": _describe_file(field) for field in top_fields if _is_group(field)},
         },
     }
 
 
 def _is_group(field: ConfigKey) -> bool:
     """Whether the key can be a group: a section, a component, or a mapping of components."""
-    return field.is_section or NODE in _ANY.get(field.key, {}).get("anyOf", ()) or get_origin(field.kind) is dict
+    takes_node = NODE in _SCHEMAS_OF_ANY.get(field.key, {}).get("anyOf", ())
+    return field.is_section or takes_node or get_origin(field.kind) is dict
 
 
-def _file(field: ConfigKey) -> Schema:
+def _describe_file(field: ConfigKey) -> Schema:
     """The schema of a group's option: the keys of its section, and a defaults list."""
     content: Schema = {"properties": {}, "additionalProperties": True}
     if field.is_section:
         names = [below.path[1] for below in list_keys() if below.path[:1] == field.path and len(below.path) == 2]
         references = {name: {"$ref": f"#/$defs/{field.key}/properties/{name}"} for name in names}
         content = {"properties": references, "additionalProperties": False}
-    elif field.key in _NARROWER:
-        content = {**_NARROWER[field.key], "properties": {}}
+    elif field.key in _NARROWER_SCHEMAS:
+        content = {**_NARROWER_SCHEMAS[field.key], "properties": {}}
     else:
         content["properties"] = {"_target_": {"$ref": "#/$defs/node/properties/_target_"}}
     defaults = {"defaults": {"$ref": "#/$defs/defaults"}}
@@ -141,44 +139,47 @@ def _file(field: ConfigKey) -> Schema:
     }
 
 
-def _section(all_fields: Iterable[ConfigKey], path: tuple[str, ...]) -> Schema:
+def _describe_section(all_fields: Iterable[ConfigKey], path: tuple[str, ...]) -> Schema:
+    """The schema of the section at `path`."""
     inside = [field for field in all_fields if field.path[:-1] == path]
     return {
         "type": "object",
-        "properties": {field.path[-1]: _with_words(field, _of(field)) for field in inside},
+        "properties": {field.path[-1]: _with_description(field, _describe_key(field)) for field in inside},
         "additionalProperties": False,
     }
 
 
-def _of(field: ConfigKey) -> Schema:
+def _describe_key(field: ConfigKey) -> Schema:
     """The schema of a key's value."""
     if field.is_section:
         return {"$ref": f"#/$defs/{field.key}"}
     if "units" in field.rules:
-        schema = _duration(field.rules["units"], null=field.rules["null"], words=field.rules["words"])
+        schema = _describe_duration(field.rules["units"], null=field.rules["null"], words=field.rules["words"])
     elif field.key == "freeze":
-        schema = _frozen()
-    elif field.key in _ANY:
-        schema = _ANY[field.key]
-    elif field.key in _NARROWER:
-        schema = _NARROWER[field.key]
+        schema = _describe_freeze()
+    elif field.key in _SCHEMAS_OF_ANY:
+        schema = _SCHEMAS_OF_ANY[field.key]
+    elif field.key in _NARROWER_SCHEMAS:
+        schema = _NARROWER_SCHEMAS[field.key]
     else:
-        schema = _kind(field.kind, field.rules.get("at_least"))
+        schema = _describe_type(field.kind, field.rules.get("at_least"))
     return _or_interpolation(schema)
 
 
 def _or_interpolation(schema: Schema) -> Schema:
+    """A schema that also admits an interpolation."""
     # A schema that admits any text, or anything, admits interpolations already.
     alternatives = schema.get("anyOf", [schema])
     return schema if _TEXT in alternatives or not schema else {"anyOf": [*alternatives, INTERPOLATION]}
 
 
-def _kind(kind: Any, least: float | None) -> Schema:
+def _describe_type(kind: Any, least: float | None) -> Schema:
+    """The schema of an annotation; `least` is the smallest number that it admits."""
     bound = {} if least is None else {"minimum": least}
     if get_origin(kind) in (Union, types.UnionType):
-        return {"anyOf": [NULL if member is type(None) else _kind(member, least) for member in get_args(kind)]}
+        return {"anyOf": [NULL if member is type(None) else _describe_type(member, least) for member in get_args(kind)]}
     if get_origin(kind) is list:
-        return {"type": "array", "items": _or_interpolation(_kind(get_args(kind)[0], least))}
+        return {"type": "array", "items": _or_interpolation(_describe_type(get_args(kind)[0], least))}
     if get_origin(kind) is dict:
         return {"type": "object"}
     if kind is Any:
@@ -189,7 +190,8 @@ def _kind(kind: Any, least: float | None) -> Schema:
     return {"type": names[kind], **bound}
 
 
-def _duration(units: Iterable[Unit], *, null: bool, words: Iterable[str] = ()) -> Schema:
+def _describe_duration(units: Iterable[Unit], *, null: bool, words: Iterable[str] = ()) -> Schema:
+    """The schema of a duration in these units, of null, and of words that stand for a duration."""
     allowed = tuple(units)
     pattern = "|".join(_UNITS[unit] for unit in allowed)
     steps = [{"type": "integer", "minimum": 1}] if Unit.STEP in allowed else []
@@ -199,13 +201,15 @@ def _duration(units: Iterable[Unit], *, null: bool, words: Iterable[str] = ()) -
     return {"anyOf": [*steps, text, *choices, *([NULL] if null else [])]}
 
 
-def _frozen() -> Schema:
+def _describe_freeze() -> Schema:
     """A list of patterns, or a mapping of them to durations."""
-    until = _duration((unit for unit in Unit if unit is not Unit.SECOND), null=True)
+    until = _describe_duration((unit for unit in Unit if unit is not Unit.SECOND), null=True)
     by_pattern = {"type": "object", "additionalProperties": _or_interpolation(until)}
     return {"anyOf": [{"type": "array", "items": _TEXT}, by_pattern, NULL]}
 
 
-def _with_words(field: ConfigKey, schema: Schema) -> Schema:
-    words = {"description": f"{field.meaning} May change on a resume." if field.may_change else field.meaning}
-    return words | schema if field.is_section else words | schema | {"default": field.default}
+def _with_description(field: ConfigKey, schema: Schema) -> Schema:
+    """The schema of a key with its meaning and default, which editors show."""
+    description = f"{field.meaning} May change on a resume." if field.may_change else field.meaning
+    described = {"description": description} | schema
+    return described if field.is_section else described | {"default": field.default}

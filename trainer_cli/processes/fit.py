@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from trainer_cli.config import Composed, compose, from_yaml, given_value, share_moment
+from trainer_cli.config import Composed, compose, from_yaml, given_value, share_time
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.parts import FIT_IN_CHILDREN
@@ -103,7 +103,7 @@ def fit_in_processes(
         again: arguments of `train` with which a child process does the same; it ends with this process.
         supervised: this process is such a child.
     """
-    with share_moment():
+    with share_time():
         return _fit_in_processes(compose, again, supervised=supervised, allow_pickle=allow_pickle)
 
 

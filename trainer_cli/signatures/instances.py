@@ -21,12 +21,20 @@ SUBCLASSED = ("Callback", "Logger", "TrainStep")
 
 
 def make_instance(source: Any, kind: type, *args: Any) -> Any:
-    """An instance of a class, or what a function without an instance returns for these arguments."""
-    return source if isinstance(source, kind) or not callable(source) else source(*args)
+    """An object that is given whole, or the result of a function that makes it from these arguments.
+
+    An instance of `kind` may itself be callable, and is not called.
+    """
+    is_function = callable(source) and not isinstance(source, kind)
+    return source(*args) if is_function else source
 
 
 def check_type(slot: str, value: Any, kind: type, cure: str | None = None) -> Any:
-    """Return the value, or raise UserError if it is not of this kind."""
+    """Return the value of an argument or setting, called `slot` in the message, if it is an instance of `kind`.
+
+    Raises:
+        UserError: it is not; `cure` says what to do, unless the message can say it better.
+    """
     if not isinstance(value, kind):
         got = type(value).__name__
         if isinstance(value, type) and issubclass(value, kind):

@@ -25,20 +25,18 @@ def build_section(section: type[S], owner: str, config: S | None, fields: Mappin
         owner: the class whose constructor it is.
 
     Raises:
-        ConfigError: both were given; or a name is of no field; or a value is of another type, or not allowed.
+        ConfigError: both were given; or no field has such a name; or a value is of another type, or not allowed.
     """
     if config is None:
         declared = {field.name: field for field in dataclasses.fields(cast("Any", section))}
-        for name in fields:
+        arguments = {}
+        for name, value in fields.items():
             if name not in declared:
                 raise unknown_argument(owner, name, declared)
-        return section(
-            **{
-                name: value
-                for name, value in fields.items()
-                if value is not None or declared[name].default_factory is dataclasses.MISSING
-            }
-        )
+            has_factory = declared[name].default_factory is not dataclasses.MISSING
+            if value is not None or not has_factory:
+                arguments[name] = value
+        return section(**arguments)
     if not isinstance(config, section):
         message = f"{owner}: config is {show_value(config)}, but it must be a {section.__name__}"
         raise ConfigError(message, location="config", code=Code.wrong_type)
@@ -53,8 +51,11 @@ def build_section(section: type[S], owner: str, config: S | None, fields: Mappin
 
 
 def takes_fields_of(section: type) -> Callable[[C], C]:
-    """A decorator for a class whose constructor passes its `**fields` to `build_section`: the signature, which help()
-    and the site show and the arguments of a config's node are checked against, has the fields in their place."""
+    """A decorator for a class whose constructor passes its `**fields` to `build_section`.
+
+    It puts the fields of the section in the place of `**fields` in the signature, which help() and the site show, and
+    by which the arguments of a config's node are checked.
+    """
 
     def declare(owner: C) -> C:
         constructor: Any = owner.__init__  # type: ignore[misc]

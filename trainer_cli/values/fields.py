@@ -39,15 +39,18 @@ def checked(check: Callable[[str, Any], None], default: Any = None) -> Any:
 
 
 def needs(declared: Any, *conditions: tuple[str, Any]) -> Any:
-    """A field that has an effect only if one of the conditions holds: a key of its section has this value; for true,
-    any value but null, false and 0. Where none holds, the field may only have its default."""
+    """A field that has an effect only if one of the conditions holds; otherwise it may only have its default.
+
+    A condition is a key of the field's section and the value that it must have; True stands for any value but null,
+    false and 0.
+    """
     # dataclasses makes metadata read-only, so it is replaced as a whole.
     declared.metadata = MappingProxyType({**declared.metadata, "needs": conditions})
     return declared
 
 
 def check_fields(section: Any, path: str = "") -> None:
-    """Convert the values of a section to the types of its fields, and check them by the rules of these."""
+    """Convert the values of a section to the types of its fields, and check them by the rules of its fields."""
     values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     for name, value in check_values(type(section), values, path).items():
         setattr(section, name, value)
@@ -57,7 +60,7 @@ def check_fields(section: Any, path: str = "") -> None:
 
 
 def check_values(section: type, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Values for fields of a section, converted to the types of these and checked by their rules.
+    """The values of some fields of a section, converted to the types of the fields and checked by their rules.
 
     Raises:
         ConfigError: a value is of another type, or not allowed.
@@ -92,22 +95,25 @@ def _check_effect(section: Any, field: dataclasses.Field[Any], path: str) -> Non
     if not conditions or value == default:
         return
     settings = {name: getattr(section, name) for name, _ in conditions}
-    if any(bool(settings[name]) if needed is True else settings[name] == needed for name, needed in conditions):
-        return
+    for key, needed in conditions:
+        holds = bool(settings[key]) if needed is True else settings[key] == needed
+        if holds:
+            return
     name = conditions[0][0]
     cures = []
     for key, needed in conditions:
         is_any = needed is True and not isinstance(settings[key], bool)
         cures.append(f"{path}.{key}" if is_any else f"{path}.{key}={str(needed).lower()}")
     raise ConfigError(
-        f"{path}.{field.name} is {_shown(value)}, but {path}.{name} is {_shown(settings[name])}",
+        f"{path}.{field.name} is {_format_value(value)}, but {path}.{name} is {_format_value(settings[name])}",
         location=f"{path}.{field.name}",
         code=Code.no_effect,
         hint=f"Set {' or '.join(cures)}, or leave {field.name} out.",
     )
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
+    """A value as messages show it: a choice by its name, other values in YAML's one-line style."""
     return str(value) if isinstance(value, StrEnum) else to_yaml_line(value)
 
 

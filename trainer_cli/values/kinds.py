@@ -44,8 +44,8 @@ _NAMES_OF_TYPES = {**_SCALARS, type(None): "null", list: "list", tuple: "list"}
 _SERIES = ("Sequence", "MutableSequence", "Iterable", "Collection")
 # No YAML value is a tensor, so `float | Tensor` still means a number.
 _OBJECTS = ("Tensor",)
-_TRUTH = dict.fromkeys(("yes", "on", "y", "1"), "true") | dict.fromkeys(("no", "off", "n", "0"), "false")
-_LONGEST = 80
+_TRUTH_WORDS = dict.fromkeys(("yes", "on", "y", "1"), "true") | dict.fromkeys(("no", "off", "n", "0"), "false")
+_MAX_CHARACTERS = 80
 
 
 class ValueKind(NamedTuple):
@@ -73,34 +73,38 @@ class ValueKind(NamedTuple):
             if self.items is None and self.item is not None and self.item.has_types(value):
                 return
             for index, item in enumerate(value):
-                yield from _inner(self.item if self.items is None else self.items[index], item, f"{key}.{index}")
+                kind = self.item if self.items is None else self.items[index]
+                yield from _item_mistakes(kind, item, f"{key}.{index}")
         # The arguments of a node are checked against what its target takes, not against this annotation.
         elif isinstance(value, Mapping) and "_target_" not in value:
             for name, item in value.items():
-                yield from _inner(self.under, item, f"{key}.{name}")
+                yield from _item_mistakes(self.under, item, f"{key}.{name}")
 
     def admits(self, value: Any) -> bool:
         """Whether the value, and every value in it, is one of these. A value that is not plain is admitted."""
         return next(self.mistakes(value, ""), None) is None
 
     def has_types(self, values: Iterable[Any]) -> bool:
-        """Whether the values are all scalars of these kinds. It takes a look at their types alone: there may be
-        thousands."""
+        """Whether the values are all scalars of these kinds."""
+        # By the set of their types: there may be thousands of values.
         return all(_SCALARS.get(scalar) in self.names for scalar in set(map(type, values)))
 
     def _accepts(self, value: Any) -> bool:
+        """Whether the value is of one of these kinds, or one of the choices; values in it are not checked."""
         name = name_of(value)
-        if name is None or name in self.names or (name == "int" and "float" in self.names):
+        is_whole_float = name == "int" and "float" in self.names
+        if name is None or name in self.names or is_whole_float:
             return True
         # Types too: in Python 1 == True == 1.0.
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
     def _hint(self, value: Any) -> str:
+        """How to correct a value that is refused; empty if that is not known."""
         texts = [choice for choice in self.choices if isinstance(choice, str)]
         if isinstance(value, str) and (suggestion := did_you_mean(value, texts).strip()):
             return suggestion
-        if "bool" in self.names and str(value).lower() in _TRUTH:
-            return f"Write {_TRUTH[str(value).lower()]}."
+        if "bool" in self.names and str(value).lower() in _TRUTH_WORDS:
+            return f"Write {_TRUTH_WORDS[str(value).lower()]}."
         if "int" in self.names and isinstance(value, float) and value.is_integer():
             return f"Write {int(value)}."
         if "str" in self.names and isinstance(value, bool | float):
@@ -133,7 +137,7 @@ def show_value(value: Any) -> str:
         text = repr(value) if isinstance(value, str) else to_yaml_line(value)
     except yaml.YAMLError:
         text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
 def to_yaml_line(value: Any) -> str:
@@ -142,8 +146,9 @@ def to_yaml_line(value: Any) -> str:
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """The value of a field, set by Python code: the names of choices as members, mappings as sections, all else as
-    the plain values that a config holds.
+    """Convert a value that Python code sets to the type of its field.
+
+    Names of choices become members, mappings become sections, and other values the plain values that a config holds.
 
     Raises:
         ConfigError: it is not of the annotated type.
@@ -151,7 +156,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     is_section = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
     if (is_section or isinstance(annotation, EnumMeta)) and isinstance(value, annotation):
         return value
-    value = _plain(value)
+    value = _to_plain(value)
     if is_section:
         return _make_section(annotation, value, key)
     kind = kind_of(annotation)
@@ -168,6 +173,11 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
 
 
 def _make_section(section: type, value: Any, key: str) -> Any:
+    """Make a section from a mapping.
+
+    Raises:
+        ConfigError: the value is not a mapping, or has a key that the section does not have.
+    """
     if not isinstance(value, Mapping):
         message = f"{key} is {show_value(value)}, but it must be {SECTION}"
         raise ConfigError(message, location=key, code=Code.wrong_type)
@@ -180,9 +190,9 @@ def _make_section(section: type, value: Any, key: str) -> Any:
     return section(**value)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """A value without the types of other libraries: numbers and arrays of numpy, ranges, subclasses of `int`."""
-    # numpy's and torch's way to plain numbers, without an import of them.
+    # Arrays and scalars of numpy and torch have this method, so neither has to be imported.
     if hasattr(value, "tolist"):
         value = value.tolist()
     if type(value) in (bool, int, float, str):
@@ -191,8 +201,8 @@ def _plain(value: Any) -> Any:
         if isinstance(value, plain_type):
             return plain_type(value)
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, Sequence | Set) else value
+        return {name: _to_plain(item) for name, item in value.items()}
+    return [_to_plain(item) for item in value] if isinstance(value, Sequence | Set) else value
 
 
 def kind_of(annotation: Any) -> ValueKind | None:
@@ -203,81 +213,88 @@ def kind_of(annotation: Any) -> ValueKind | None:
         return ValueKind(frozenset(), tuple(annotation.__members__))
     try:
         # Read as text, not evaluated: the names in an annotation may be importable only for a type checker.
-        return _parse_kind(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
+        return _parse_annotation(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
     except (SyntaxError, ValueError):
         return None
 
 
 # Cached: each composed config asks for the same annotations.
 @cache
-def _parse_kind(text: str) -> ValueKind | None:
-    return _kind_or_any(ast.parse(text.strip(), mode="eval").body)
+def _parse_annotation(text: str) -> ValueKind | None:
+    """`kind_of` for the text of an annotation; SyntaxError if it is not an expression."""
+    return _checkable_kind(ast.parse(text.strip(), mode="eval").body)
 
 
-def _inner(kind: ValueKind | None, value: Any, key: str) -> Iterator[ConfigError]:
+def _item_mistakes(kind: ValueKind | None, value: Any, key: str) -> Iterator[ConfigError]:
     """`ValueKind.mistakes` of a value inside a list or mapping; none for a value that must still be given."""
     return iter(()) if kind is None or value == MISSING else kind.mistakes(value, key)
 
 
-def _kind_or_any(node: ast.expr) -> ValueKind | None:
+def _checkable_kind(node: ast.expr) -> ValueKind | None:
     """What an annotation admits; None (any value) also for one that admits objects alone."""
-    kind = _admitted(node)
+    kind = _read_kind(node)
     return kind if kind is not None and (kind.names or kind.choices) else None
 
 
-def _admitted(node: ast.expr) -> ValueKind | None:
+def _read_kind(node: ast.expr) -> ValueKind | None:
     """What an annotation admits; an empty kind for objects alone, None for any value."""
     if isinstance(node, ast.Constant):
         if node.value is None:
             return ValueKind(frozenset({"null"}))
         return kind_of(node.value) if isinstance(node.value, str) else None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _union(map(_admitted, (node.left, node.right)))
+        return _union_kind(map(_read_kind, (node.left, node.right)))
     if isinstance(node, ast.Subscript):
         inner = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return _parametrised(_last_name(node.value), inner)
+        return _read_parametrised_kind(_last_name(node.value), inner)
     name = _last_name(node)
     # `torch.Tensor` and `Tensor` mean the same: the last name decides.
     if name in _OBJECTS:
         return ValueKind(frozenset())
     if name in _SERIES:
-        return _series(name, None)
+        return _series_kind(name, None)
     return ValueKind(frozenset({_NAMES[name]})) if name in _NAMES else None
 
 
-def _parametrised(name: str, inner: Sequence[ast.expr]) -> ValueKind | None:
+def _read_parametrised_kind(name: str, inner: Sequence[ast.expr]) -> ValueKind | None:
+    """What the annotation `name[inner, …]` admits; see `_read_kind`."""
     if name in ("Optional", "Union"):
         null = [ValueKind(frozenset({"null"}))] if name == "Optional" else []
-        return _union([*map(_admitted, inner), *null])
+        return _union_kind([*map(_read_kind, inner), *null])
     if name in ("Annotated", "Final", "InitVar", "Required", "NotRequired"):
-        return _admitted(inner[0])
+        return _read_kind(inner[0])
     if name == "Literal":
         values = [choice.value for choice in inner if isinstance(choice, ast.Constant)]
+        if len(values) != len(inner):
+            return None
         names = frozenset({"null"} if None in values else ())
-        return (
-            ValueKind(names, tuple(value for value in values if value is not None))
-            if len(values) == len(inner)
-            else None
-        )
+        return ValueKind(names, tuple(value for value in values if value is not None))
     if name in _SERIES:
-        return _series(name, _kind_or_any(inner[0]))
+        return _series_kind(name, _checkable_kind(inner[0]))
     if _NAMES.get(name) == "mapping":
-        return ValueKind(frozenset({"mapping"}), under=_kind_or_any(inner[1]) if len(inner) == 2 else None)
+        value_kind = _checkable_kind(inner[1]) if len(inner) == 2 else None
+        return ValueKind(frozenset({"mapping"}), under=value_kind)
     if _NAMES.get(name) != "list":
         return None
-    if name in ("tuple", "Tuple") and not (isinstance(last := inner[-1], ast.Constant) and last.value is Ellipsis):
-        return ValueKind(frozenset({"list"}), items=tuple(map(_kind_or_any, inner)))
-    return ValueKind(frozenset({"list"}), item=_kind_or_any(inner[0]))
+    last = inner[-1]
+    has_any_length = isinstance(last, ast.Constant) and last.value is Ellipsis
+    if name in ("tuple", "Tuple") and not has_any_length:
+        return ValueKind(frozenset({"list"}), items=tuple(map(_checkable_kind, inner)))
+    return ValueKind(frozenset({"list"}), item=_checkable_kind(inner[0]))
 
 
-def _series(name: str, item: ValueKind | None) -> ValueKind:
-    """A string is a sequence of strings, and a mapping can be iterated over."""
-    texts = ["str"] if item is None or "str" in item.names else []
-    mappings = [] if name.endswith("Sequence") else ["mapping"]
-    return ValueKind(frozenset({"list", *texts, *mappings}), item=item)
+def _series_kind(name: str, item: ValueKind | None) -> ValueKind:
+    """What `Sequence`, `Iterable` and the like of these items admit: a list, and what else Python accepts as one."""
+    names = {"list"}
+    # A string is a sequence of strings, and a mapping can be iterated over.
+    if item is None or "str" in item.names:
+        names.add("str")
+    if not name.endswith("Sequence"):
+        names.add("mapping")
+    return ValueKind(frozenset(names), item=item)
 
 
-def _union(members: Iterable[ValueKind | None]) -> ValueKind | None:
+def _union_kind(members: Iterable[ValueKind | None]) -> ValueKind | None:
     """What a union admits. If two members are lists, or mappings, any value may be in them."""
     kinds: list[ValueKind] = []
     for member in members:
@@ -296,4 +313,7 @@ def _union(members: Iterable[ValueKind | None]) -> ValueKind | None:
 
 
 def _last_name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    """The name at the end of a dotted name; empty for any other expression."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""

@@ -52,9 +52,9 @@ _IMPORTED = (
     "trainer_cli.models.mlp", "numpy.random",
 )  # fmt: skip
 """What most trainings import besides torch."""
-_MOMENT = "TRAIN_MOMENT"
-"""`MOMENT` of config/resolvers.py, which would import Hydra."""
-_VARIABLES = (_MOMENT, *LAUNCHED, ON_NCCL_ERROR)
+_TIME_VARIABLE = "TRAIN_MOMENT"
+"""`TIME_VARIABLE` of config/resolvers.py, which would import Hydra."""
+_VARIABLES = (_TIME_VARIABLE, *LAUNCHED, ON_NCCL_ERROR)
 """Environment variables that may differ between a server and its forks: no library reads them when it is imported."""
 _REQUEST_BYTES = 1 << 17
 _NUMBER = struct.Struct("i")

@@ -214,7 +214,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
             where="resume",
             cure="Leave resume= out: the same command again resumes.",
         )
-    for key in composed.of_the_moment:
+    for key in composed.time_dependent_keys:
         raise ConfigError(
             f"{key} holds ${{now:…}}, different at each start, so a sweep could not be resumed",
             source=composed.where(key),
