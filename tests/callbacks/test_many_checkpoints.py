@@ -91,12 +91,12 @@ def test_a_start_reads_no_manifest_that_the_process_has_read_before(memory_path:
 def test_manifests_of_removed_checkpoints_do_not_fill_the_memory(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "_MOST_GONE", 5)
-    catalog._parsed.cache_clear()
+    monkeypatch.setattr(catalog, "_MAX_REMOVED_PARSED", 5)
+    catalog._parse_manifest.cache_clear()
     checkpoint = CheckpointerCallback(memory_path, save_interval=1, max_checkpoints=2, save_async=False)
     trainer(settings={"max_duration": 40}, checkpoint=checkpoint).fit(loader(4, 4))
     # Of a save the manifest may be parsed more than once, as it is amended.
-    assert catalog._parsed.cache_info().currsize < 20
+    assert catalog._parse_manifest.cache_info().currsize < 20
 
 
 @pytest.fixture

@@ -60,14 +60,15 @@ class Entry:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it was saved under another name: a user copied or renamed it. It is no checkpoint of a run by itself:
-        nothing counts, resumes or removes it unless it is named."""
+        """Whether it was saved under another name: a user copied or renamed it.
+
+        It is no checkpoint of a run by itself: nothing counts, resumes or removes it unless a command names it.
+        """
         return self.manifest is not None and self.manifest.name not in (None, self.name)
 
     @property
     def is_replayed(self) -> bool:
-        """Whether it was computed after its step, from an earlier checkpoint. As with a copy, nothing counts, resumes
-        or removes it unless it is named."""
+        """Whether it was computed later, from an earlier checkpoint. It is treated as a copy is."""
         return self.manifest is not None and self.manifest.kind is CheckpointKind.replayed
 
     @property
@@ -77,7 +78,7 @@ class Entry:
 
     @property
     def resumable(self) -> bool:
-        """True for a valid one whose weights are finite; no resume chooses another by itself."""
+        """Whether a resume may choose it by itself: it is valid, and its weights are finite."""
         return self.valid and self.manifest is not None and self.manifest.finite
 
     @property
@@ -87,13 +88,16 @@ class Entry:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Newer ones sort later: by step, then epoch. A plain `step10` sorts after `step10-ema`; where no step is
-        known, numbers in names decide."""
+        """The key by which newer ones sort later: by step, then epoch.
+
+        A plain `step10` sorts after `step10-ema`; if no step is known, numbers in names decide.
+        """
         epoch = -1 if self.manifest is None else self.manifest.epoch
-        plain = parse_step(self.name) is not None
-        return self.step, epoch, plain, numbers_within(self.name), -len(self.name), self.name
+        has_plain_name = parse_step(self.name) is not None
+        return self.step, epoch, has_plain_name, numbers_within(self.name), -len(self.name), self.name
 
     def _facts(self) -> Saved | None:
+        """The value of `facts`."""
         if self.manifest is None or not self.valid:
             return None
         return Saved(
@@ -126,16 +130,18 @@ def verify_and_decode(folder: ReadableFolder, manifest: Manifest, digests: Check
 
 
 class Catalog:
-    """The checkpoints of one storage: folders called `step{N}`, and all others that hold a manifest, but no copies and
-    no replayed ones."""
+    """The checkpoints of one storage: folders called `step{N}`, and all others that hold a manifest.
+
+    Copies and replayed checkpoints are left out.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self._settled: dict[str, Entry] | None = None
-        """Checkpoints that are taken to be valid and not pinned. Replaced as a whole: the thread that writes and the
-        main thread may list at once. None before the first listing."""
-        self._doubtful: set[str] = set()
-        """Those of them that were found not to be, by a whole look."""
+        self._assumed_valid: dict[str, Entry] | None = None
+        """Checkpoints that are taken to be valid and not pinned, by name. None before the first listing. Replaced as a
+        whole: the thread that writes and the main thread may list at the same time."""
+        self._to_examine: set[str] = set()
+        """Names for which that was wrong once: each listing examines them whole."""
 
     @classmethod
     def of(cls, folder: Path, cache: Path | None = None) -> Catalog:
@@ -157,58 +163,64 @@ class Catalog:
 
     def entries(self) -> list[Entry]:
         """All checkpoints by step, partial and damaged ones too, but no copies. Sizes are checked."""
-        looked = [self._look(name) for name in self.storage.names()]
-        return _by_step(entry for entry in looked if entry is not None)
+        entries = [self._examine(name) for name in self.storage.names()]
+        return _sort_by_step(entry for entry in entries if entry is not None)
 
     def remembered(self) -> list[Entry]:
-        """Like `entries`, but one with a manifest is taken to be valid and not pinned, and is read once.
+        """Like `entries`, but a checkpoint with a manifest is taken to be valid and not pinned, and is read only once.
 
-        Beside any number of these it costs one listing of names. Call `look_again` for those that a decision depends
-        on: one may be pinned or incomplete, and a user may have pinned, damaged or replaced one since.
+        With any number of known checkpoints it costs one listing of names. Call `look_again` for those that a decision
+        depends on: one may be pinned or incomplete, and a user may have pinned, damaged or replaced one since.
         """
-        settled = self._read_before() if self._settled is None else self._settled
-        names = self.storage.names(settled.keys())
-        if gone := settled.keys() - set(names):
-            settled = {name: settled[name] for name in names if name in settled}
-            for name in gone:
-                _read_in(self.folder).pop(name, None)
-            # Manifests of removed checkpoints would fill it in a long run.
-            if _parsed.cache_info().currsize > 2 * len(names) + _MOST_GONE:
-                _parsed.cache_clear()
-        unsettled: list[Entry] = []
-        # Of thousands, each stays in memory: collections of garbage would take half as long as the reading.
-        with gc_paused() if len(names) - len(settled) > _MOST_GONE else nullcontext():
+        known = self._entries_read_before() if self._assumed_valid is None else self._assumed_valid
+        names = self.storage.names(known.keys())
+        if removed_names := known.keys() - set(names):
+            known = {name: known[name] for name in names if name in known}
+            for name in removed_names:
+                _entries_of_process(self.folder).pop(name, None)
+            # In a long run manifests of removed checkpoints would fill the cache.
+            if _parse_manifest.cache_info().currsize > 2 * len(names) + _MAX_REMOVED_PARSED:
+                _parse_manifest.cache_clear()
+        others: list[Entry] = []
+        # All entries stay in memory: with thousands, garbage collections would take half as long as the reading.
+        with gc_paused() if len(names) - len(known) > _MAX_REMOVED_PARSED else nullcontext():
             for name in names:
-                if name in settled:
+                if name in known:
                     continue
-                entry = None if name in self._doubtful else self._glance(name)
-                entry = self._look(name, settled.keys()) if entry is None else entry
+                # By its manifest alone if that suffices.
+                entry = None if name in self._to_examine else self._read_manifest_entry(name)
+                entry = self._examine(name, known.keys()) if entry is None else entry
                 if entry is not None:
-                    unsettled.append(entry)
-        self._settled = {**settled, **{entry.name: entry for entry in unsettled if entry.valid and not entry.pinned}}
-        self._doubtful = self._doubtful.intersection(names) - self._settled.keys()
-        return _by_step([*settled.values(), *unsettled])
+                    others.append(entry)
+        self._assumed_valid = {**known, **{entry.name: entry for entry in others if entry.valid and not entry.pinned}}
+        self._to_examine = self._to_examine.intersection(names) - self._assumed_valid.keys()
+        return _sort_by_step([*known.values(), *others])
 
     def look_again(self, names: Iterable[str]) -> bool:
-        """Look at these remembered checkpoints now. Returns whether one has changed, and is listed anew next time."""
-        settled = self._settled or {}
-        changed = {name for name in names if name in settled and self._look(name) != settled[name]}
+        """Examine these remembered checkpoints now. Returns whether one has changed: `remembered` then examines it."""
+        known = self._assumed_valid or {}
+        changed = {name for name in names if name in known and self._examine(name) != known[name]}
         if changed:
-            self._doubtful |= changed
-            self._settled = {name: entry for name, entry in settled.items() if name not in changed}
+            self._to_examine |= changed
+            self._assumed_valid = {name: entry for name, entry in known.items() if name not in changed}
         return bool(changed)
 
     def newest_first(self, run_id: str | None = None) -> Iterator[Entry]:
-        """The checkpoints of a run, or of any, from the newest on, each looked at when it is its turn. One without a
-        readable manifest may be of any run."""
-        for seen in reversed(self.remembered()):
-            if seen.manifest is None or run_id in (None, seen.manifest.run_id):
-                entry = self._look(seen.name)
-                if entry is not None and (entry.manifest is None or run_id in (None, entry.manifest.run_id)):
-                    yield entry
+        """The checkpoints of a run, or of any run, newest first. Each is examined when it is its turn.
+
+        A checkpoint without a readable manifest may be of any run.
+        """
+
+        def may_be_of_run(entry: Entry) -> bool:
+            return entry.manifest is None or run_id in (None, entry.manifest.run_id)
+
+        for remembered in filter(may_be_of_run, reversed(self.remembered())):
+            entry = self._examine(remembered.name)
+            if entry is not None and may_be_of_run(entry):
+                yield entry
 
     def entry(self, name: str, earlier: Collection[str] = ()) -> Entry:
-        """The checkpoint of that name, or the copy; `earlier` as in `Storage.names`."""
+        """The checkpoint of that name, which may be a copy or missing; `earlier` as in `Storage.names`."""
         manifest, problem = examine(self.storage, name, earlier)
         return _entry_of(name, manifest, problem, self.is_pinned(name))
 
@@ -231,11 +243,11 @@ class Catalog:
         ]
 
     def newest_valid(self, run_id: str | None = None) -> Entry | None:
-        """The newest one of a run, or of any run, that a resume may start from."""
+        """The newest checkpoint of a run, or of any run, that a resume may start from; None if there is none."""
         return next((entry for entry in self.newest_first(run_id) if entry.resumable), None)
 
     def holds_steps(self, run_id: str, *, counts_first: bool = False) -> bool:
-        """Whether a run has a checkpoint after step 0, also a damaged one; without it there is nothing to continue.
+        """Whether a run has a checkpoint to continue from: of a step after 0, or pinned. It may be damaged.
 
         Args:
             counts_first: whether one of step 0 counts too, because its weights were loaded from another checkpoint.
@@ -248,8 +260,7 @@ class Catalog:
         )
 
     def why_damaged(self, entry: Entry, check: Check = verify_and_decode) -> str | None:
-        """What is wrong with a checkpoint, by default after every file was read, digested and decoded; None for an
-        intact one.
+        """What is wrong with a checkpoint; None if it is intact. By default every file is read, digested and decoded.
 
         Raises:
             OSError: it cannot be read now, so it is unknown whether it is damaged.
@@ -261,7 +272,7 @@ class Catalog:
                 check(folder, entry.manifest)
         except CheckpointError as error:
             return str(error)
-        # It says nothing of the bytes: a checkpoint must not be quarantined for it.
+        # Memory says nothing about the bytes: a checkpoint must not be quarantined for lack of it.
         except MemoryError as error:
             raise OSError(errno.ENOMEM, "there is not enough memory to read it") from error
         return None
@@ -291,18 +302,19 @@ class Catalog:
         entries = sorted(self.entries(), key=attrgetter("order"))
         return [self.folder / entry.name for entry in entries if entry.problem is None]
 
-    def _read_before(self) -> dict[str, Entry]:
-        """What this process has read of the checkpoints before, as far as their manifests are the same now."""
-        read = _read_in(self.folder)
-        return {name: entry for name, (id, entry) in list(read.items()) if self.storage.manifest_id(name) == id}
+    def _entries_read_before(self) -> dict[str, Entry]:
+        """The entries that this process has read before, without those whose manifests have changed since."""
+        # A copy: another thread may add to it.
+        read = list(_entries_of_process(self.folder).items())
+        return {name: entry for name, (id, entry) in read if self.storage.manifest_id(name) == id}
 
-    def _glance(self, name: str) -> Entry | None:
+    def _read_manifest_entry(self, name: str) -> Entry | None:
         """The entry of a checkpoint by its manifest alone; None if the manifest does not suffice."""
         try:
-            # Before it is read: if it is replaced in between, the value fits no later one.
+            # The id before the content: of a manifest that is replaced in between, the id fits no later one.
             id = self.storage.manifest_id(name)
             data = None if id is None else self.storage.peek(name, MANIFEST_FILE)
-            manifest = None if data is None else _parsed(data)
+            manifest = None if data is None else _parse_manifest(data)
         except (OSError, ManifestError):
             return None
         if id is None or manifest is None:
@@ -310,23 +322,27 @@ class Catalog:
         entry = _entry_of(name, manifest, None, pinned=False)
         if entry.is_copy or entry.is_replayed or not entry.valid:
             return None
-        _read_in(self.folder)[name] = id, entry
+        _entries_of_process(self.folder)[name] = id, entry
         return entry
 
-    def _look(self, name: str, earlier: Collection[str] = ()) -> Entry | None:
-        """The entry of a folder; None if it does not exist, has neither a checkpoint's name nor a manifest, is a copy,
-        or was replayed."""
+    def _examine(self, name: str, earlier: Collection[str] = ()) -> Entry | None:
+        """The entry of a checkpoint as it is now; None if the folder is missing, no checkpoint, a copy, or replayed."""
         entry = self.entry(name, earlier)
-        is_other = entry.problem == PARTIAL and parse_step(name) is None
-        return None if is_other or entry.is_copy or entry.is_replayed or entry.problem == GONE else entry
+        # Without a manifest only the name shows that it is a checkpoint.
+        is_other_folder = entry.problem == PARTIAL and parse_step(name) is None
+        is_missing = entry.problem == GONE
+        return None if is_other_folder or is_missing or entry.is_copy or entry.is_replayed else entry
 
 
-def _by_step(entries: Iterable[Entry]) -> list[Entry]:
+def _sort_by_step(entries: Iterable[Entry]) -> list[Entry]:
+    """Sort by step, and by name, so that equal steps keep their order."""
     return sorted(entries, key=attrgetter("step", "name"))
 
 
 def _entry_of(name: str, manifest: Manifest | None, problem: str | None, pinned: bool) -> Entry:
+    """The entry of a checkpoint with this manifest, None if it has none, and the problem that was found so far."""
     step = parse_step(name)
+    # A manifest that has no name is of an older version, which named checkpoints by their step alone.
     if manifest is not None and manifest.name is not None:
         step = manifest.step
     elif manifest is not None and problem is None and step not in (None, manifest.step):
@@ -340,17 +356,17 @@ def _entry_of(name: str, manifest: Manifest | None, problem: str | None, pinned:
 
 # The last two: the folder of a run's checkpoints, and that of their copies.
 @lru_cache(maxsize=2)
-def _read_in(folder: Path) -> dict[str, tuple[tuple[int, ...], Entry]]:
+def _entries_of_process(folder: Path) -> dict[str, tuple[tuple[int, ...], Entry]]:
     """The checkpoints of a folder that this process has read, each with `Storage.manifest_id`. Filled by catalogs."""
     return {}
 
 
-_MOST_GONE = 1000
+_MAX_REMOVED_PARSED = 1000
 """Limit of the manifests of removed checkpoints that are kept parsed, at about 5 kB each."""
 
 
 @lru_cache(maxsize=1 << 14)
-def _parsed(data: bytes) -> Manifest:
+def _parse_manifest(data: bytes) -> Manifest:
     """Parse a manifest; the same bytes are parsed once."""
     return Manifest.parse(data)
 
@@ -366,9 +382,11 @@ def examine(storage: Storage, name: str, earlier: Collection[str] = ()) -> tuple
     try:
         while True:
             data = storage.peek(name, MANIFEST_FILE)
-            manifest, problem = (
-                _without_manifest(storage, name, earlier) if data is None else _with_manifest(storage, name, data)
-            )
+            problem: str | None
+            if data is None:
+                manifest, problem = None, _why_no_manifest(storage, name, earlier)
+            else:
+                manifest, problem = _compare_sizes(storage, name, data)
             # Read again: a save or a removal in between shows up as another manifest.
             if problem is None or storage.peek(name, MANIFEST_FILE) == data:
                 return manifest, problem
@@ -376,9 +394,10 @@ def examine(storage: Storage, name: str, earlier: Collection[str] = ()) -> tuple
         return None, f"it cannot be read: {error}"
 
 
-def _with_manifest(storage: Storage, name: str, data: bytes) -> tuple[Manifest | None, str | None]:
+def _compare_sizes(storage: Storage, name: str, data: bytes) -> tuple[Manifest | None, str | None]:
+    """Parse a manifest and compare the sizes of the files with it. Returns the manifest, and the first problem."""
     try:
-        manifest = _parsed(data)
+        manifest = _parse_manifest(data)
     except ManifestError as error:
         return None, str(error)
     sizes = storage.sizes(name)
@@ -390,13 +409,14 @@ def _with_manifest(storage: Storage, name: str, data: bytes) -> tuple[Manifest |
     return manifest, None
 
 
-def _without_manifest(storage: Storage, name: str, earlier: Collection[str]) -> tuple[None, str]:
+def _why_no_manifest(storage: Storage, name: str, earlier: Collection[str]) -> str:
+    """Why a folder has no manifest: it is partial, being removed, or missing."""
     if any(file.startswith(REMOVED_PREFIX) for file in storage.sizes(name)):
-        return None, REMOVING
-    return None, PARTIAL if name in storage.names(earlier) else GONE
+        return REMOVING
+    return PARTIAL if name in storage.names(earlier) else GONE
 
 
-_LISTED = 20
+_MAX_LISTED = 20
 
 
 def newest_intact(
@@ -409,9 +429,9 @@ def newest_intact(
 ) -> Entry | None:
     """The newest intact checkpoint of a run whose weights are finite; None if the run has no checkpoint.
 
-    Newer ones of the run that are damaged or not finite are quarantined, with a warning. One whose manifest cannot be
-    read may belong to another run, and one that cannot be read now may be readable later: both are reported and stay,
-    as is one that has lost its manifest.
+    Newer ones of the run that are damaged or not finite are quarantined, with a warning. Others are reported and stay:
+    a checkpoint whose manifest cannot be read may belong to another run, one that cannot be read now may be readable
+    later, and one without a manifest may be a folder of another program.
 
     Args:
         limit: later steps are not used: the training went back to this one.
@@ -420,6 +440,7 @@ def newest_intact(
     Raises:
         CheckpointError: there are checkpoints, but none can be used; nothing was changed.
     """
+    # Name -> problem. Only the unfit ones are quarantined.
     unfit: dict[str, str] = {}
     unread: dict[str, str] = {}
     for entry in catalog.newest_first(run_id):
@@ -447,9 +468,9 @@ def newest_intact(
             return entry
         unfit[entry.name] = problem
     if unfit or unread:
-        all_of_them = [f"  {name}: {problem}" for name, problem in {**unfit, **unread}.items()]
-        more = [f"  … and {len(all_of_them) - _LISTED} more"] if len(all_of_them) > _LISTED else []
-        listed = "\n".join(all_of_them[:_LISTED] + more)
+        lines = [f"  {name}: {problem}" for name, problem in {**unfit, **unread}.items()]
+        more = [f"  … and {len(lines) - _MAX_LISTED} more"] if len(lines) > _MAX_LISTED else []
+        listed = "\n".join(lines[:_MAX_LISTED] + more)
         raise CheckpointError(
             f"{catalog.folder} holds checkpoints, but none is valid:\n{listed}\n",
             cure="Restore one of them, or start another run, under another name or in another folder.",
@@ -458,11 +479,12 @@ def newest_intact(
 
 
 def _was_committed(catalog: Catalog, name: str) -> bool:
-    """Whether a folder without a manifest was committed: on a disk it has its name, and files, only from then on."""
+    """Whether a folder without a manifest was committed: a local save gives it its name and its files only then."""
     return not is_url(catalog.folder) and bool(catalog.storage.sizes(name))
 
 
 def _report_and_quarantine(storage: Storage, unfit: dict[str, str], unread: dict[str, str]) -> None:
+    """Warn of the unread checkpoints and quarantine the unfit ones: name -> problem."""
     for name, problem in unread.items():
         log.warning("checkpoint %s is not used: %s", name, problem)
     for name, problem in unfit.items():
@@ -471,6 +493,7 @@ def _report_and_quarantine(storage: Storage, unfit: dict[str, str], unread: dict
 
 
 def _newest_step(catalog: Catalog, run_id: str) -> int:
+    """The step of the newest valid checkpoint of a run; -1 without one."""
     return next((entry.step for entry in catalog.newest_first(run_id) if entry.valid), -1)
 
 
@@ -482,8 +505,9 @@ def newest_of_all(
     check: Check = verify_and_decode,
     quarantine: bool = True,
 ) -> tuple[Catalog, Entry] | None:
-    """The newest intact checkpoint of a run in its folder, the first catalog, and in those of its copies; of equal
-    steps the first. None if none exists. See `newest_intact` for the arguments.
+    """The newest intact checkpoint of a run, with its catalog: that of the run's folder, the first, or one of copies.
+
+    Of equal steps the first catalog's is taken. None if no checkpoint exists. See `newest_intact` for the arguments.
 
     Raises:
         CheckpointError: there are checkpoints, but none can be used.
@@ -492,8 +516,8 @@ def newest_of_all(
     failure: CheckpointError | None = None
     for catalog in catalogs:
         step = -1 if newest is None else newest[1].step
-        # A copy is downloaded and verified only if it would be taken. Damaged ones count if the run has no checkpoint:
-        # it must not silently begin anew beside them.
+        # A copy is downloaded and verified only if it would be taken. If no checkpoint was found yet, damaged copies
+        # count too: the run must not silently begin anew beside them.
         if newest is not None and _newest_step(catalog, run_id) <= step:
             continue
         try:

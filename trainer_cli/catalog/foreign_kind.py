@@ -9,8 +9,8 @@ from pathlib import Path
 from trainer_cli.errors import UserError
 from trainer_cli.layout import MANIFEST_FILE
 
-_LARGEST_HEADER = 100_000_000
-_PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_MAX_HEADER_BYTES = 100_000_000
+_PICKLE_MARKS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 class ForeignKind(StrEnum):
@@ -31,7 +31,7 @@ class ForeignKind(StrEnum):
     def of(cls, path: Path) -> ForeignKind | None:
         """How the checkpoint of another program at `path` is stored; None if it is our own, or not a checkpoint."""
         if path.is_dir():
-            return _of_folder(path)
+            return _recognise_folder(path)
         try:
             # Opening a pipe would wait for its writer.
             if not path.is_file():
@@ -42,10 +42,12 @@ class ForeignKind(StrEnum):
         except OSError:
             return None
         # Torch wrote a pickle or a tar archive before version 1.6, and a zip archive since.
-        if begin.startswith((b"PK\x03\x04", *_PICKLE)) or begin[257:262] == b"ustar":
+        if begin.startswith((b"PK\x03\x04", *_PICKLE_MARKS)) or begin[257:262] == b"ustar":
             return ForeignKind.torch_file
-        size = int.from_bytes(begin[:8], "little")
-        return ForeignKind.safetensors if 2 <= size <= _LARGEST_HEADER and begin[8:9] == b"{" else None
+        # A safetensors file begins with the size of its header, which is JSON.
+        header_bytes = int.from_bytes(begin[:8], "little")
+        has_header = 2 <= header_bytes <= _MAX_HEADER_BYTES and begin[8:9] == b"{"
+        return ForeignKind.safetensors if has_header else None
 
 
 _MARKS = {
@@ -75,7 +77,8 @@ def refuse_foreign(path: Path, states: Sequence[str]) -> None:
         )
 
 
-def _of_folder(path: Path) -> ForeignKind | None:
+def _recognise_folder(path: Path) -> ForeignKind | None:
+    """How the checkpoint of another program in a folder is stored, or None."""
     # First: the huggingface format has a manifest beside a model.safetensors.
     if (path / MANIFEST_FILE).is_file():
         return None

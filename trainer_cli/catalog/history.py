@@ -47,11 +47,12 @@ class Spent(NamedTuple):
 
     @staticmethod
     def noted(rows: Iterable[Row], since: float) -> list[tuple[float, int, Spent]]:
-        """Unix time, step and what was noted, of each save at unix time `since` or later."""
+        """Unix time, step and what was spent, of each save at unix time `since` or later that records it."""
         saves: list[tuple[float, int, Spent]] = []
         for event in _events(rows):
             time_s, kept_s = read_seconds(event.get("time_s")), event.get("kept_s", -1)
-            if event["event"] == SAVED and event["time"] >= since and time_s is not None and is_amount(kept_s):
+            is_save = event["event"] == SAVED and event["time"] >= since
+            if is_save and time_s is not None and is_amount(kept_s):
                 saves.append((event["time"], event["step"], Spent(time_s, float(kept_s))))
         return saves
 
@@ -74,22 +75,22 @@ class Life:
     @staticmethod
     def read_all(rows: Iterable[Row]) -> list[Life]:
         """The checkpoints in the order of their saves; one that was removed and saved again is there twice."""
-        in_order: list[Life] = []
-        alive: dict[str, Life] = {}
+        lives: list[Life] = []
+        on_disk: dict[str, Life] = {}
         for event in _events(rows):
-            change, name, reason, at = event["event"], event["name"], event["reason"], event["time"]
-            life = alive.get(name)
+            change, name, reason, time = event["event"], event["name"], event["reason"], event["time"]
+            life = on_disk.get(name)
             if life is None:
-                life = alive[name] = Life(name)
-                in_order.append(life)
+                life = on_disk[name] = Life(name)
+                lives.append(life)
             if change == SAVED:
                 kind = str(event.get("kind", ""))
                 life.step, life.kind, life.reason = event["step"], _KINDS.get(kind, kind), reason
-                life.saved_at = at if life.saved_at is None else life.saved_at
+                life.saved_at = time if life.saved_at is None else life.saved_at
             else:
-                life.removed_at, life.removed_reason = at, reason
-                del alive[name]
-        return in_order
+                life.removed_at, life.removed_reason = time, reason
+                del on_disk[name]
+        return lives
 
 
 class CheckpointHistory:
@@ -109,12 +110,13 @@ class CheckpointHistory:
         self._append({"event": REMOVED, "name": name, "reason": reason})
 
     def _append(self, facts: dict[str, Any]) -> None:
+        """Append a line with the time. The first error is reported, and none is raised."""
         if self._file is None:
             return
         line = f"{json.dumps({'time': round(time.time(), 3), **facts}, ensure_ascii=False)}\n"
         try:
             with closing(AppendedFile(self._file)) as file:
-                # A line of its own: the torn one before it is lost, but not this one.
+                # On a line of its own: an incomplete line before it is lost, but not this one.
                 file.append(b"\n" * _is_torn(self._file) + line.encode(errors="replace"))
                 file.sync()
         except OSError as error:
@@ -133,11 +135,8 @@ def _is_torn(path: Path) -> bool:
 
 
 def _events(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows with what an event has; others were not written by this package."""
+    """The rows that have all keys of an event; others were not written by this package."""
     for row in rows:
-        if (
-            "time" in row
-            and all(is_text(row.get(key)) for key in ("event", "name", "reason"))
-            and (row["event"] != SAVED or "step" in row)
-        ):
+        has_texts = all(is_text(row.get(key)) for key in ("event", "name", "reason"))
+        if "time" in row and has_texts and (row["event"] != SAVED or "step" in row):
             yield row

@@ -19,8 +19,9 @@ _VARIABLE = re.compile(r"\{([A-Za-z_]\w*)(:[^{},]*)?\}", re.ASCII)
 
 
 def fill_in(path: str, environment: Mapping[str, str], counts: Mapping[str, object] = _NO_COUNTS) -> str:
-    """A path with `{rank}`, `{local_rank}` and `{node_rank}` replaced, 0 where the environment has no value, and with
-    the variables in `counts`; others stay.
+    """A path with its variables replaced: `{rank}`, `{local_rank}` and `{node_rank}`, and those in `counts`.
+
+    A rank is 0 if the environment has no value for it. Other variables stay.
 
     Raises:
         UserError: the environment variable is not a number, or a format code does not fit.
@@ -43,6 +44,7 @@ def fill_in(path: str, environment: Mapping[str, str], counts: Mapping[str, obje
 
 
 def _rank_of(name: str, environment: Mapping[str, str], where: str) -> int:
+    """The rank that the environment gives for one of `RANK_VARIABLES`; 0 if it gives none."""
     source = next((variable for variable in RANK_VARIABLES[name] if environment.get(variable)), None)
     value = "0" if source is None else environment[source]
     # isdecimal alone accepts the digits of other scripts.
@@ -52,7 +54,7 @@ def _rank_of(name: str, environment: Mapping[str, str], where: str) -> int:
 
 
 def variables_in(path: str) -> list[str]:
-    """The names of the variables in a path. Alternatives of a glob, such as `{a,b}`, are none."""
+    """The names of the variables in a path. Alternatives of a glob, such as `{a,b}`, are not variables."""
     return [match[1] for match in _VARIABLE.finditer(path)]
 
 

@@ -85,6 +85,8 @@ def locked_file(path: Path, flags: int = os.O_WRONLY | os.O_CREAT, *, wait: bool
 
 @cache
 def _close_in_forks() -> None:
+    """Register, once in a process, that forked children close the files of `open_private`."""
+
     def close_all() -> None:
         while _private:
             os.close(_private.pop())
@@ -130,8 +132,8 @@ class AppendedFile:
 def sync(file: int | Path) -> None:
     """Return once the content of a file, or the names in a folder, survive a power cut.
 
-    A file system that does not offer that for files, as some that show a store of the network, is warned of once. For
-    folders alone, as on some network file systems, it is not.
+    If the file system does not offer that for files, as some that show an object store as a folder, one warning is
+    logged. If it offers it for files alone, as some network file systems, none is.
 
     Args:
         file: the descriptor of an open file, or the path of a file or folder.
@@ -148,6 +150,7 @@ def sync(file: int | Path) -> None:
 
 
 def _sync_or_warn(descriptor: int) -> None:
+    """fsync an open file or folder; if the file system refuses it, warn for a file and ignore it for a folder."""
     try:
         _sync(descriptor)
     except OSError as error:
@@ -158,6 +161,7 @@ def _sync_or_warn(descriptor: int) -> None:
 
 
 def _sync(descriptor: int) -> None:
+    """Write an open file through to the medium of the drive."""
     # Plain fsync on macOS stops at the drive's cache. Some file systems do not support the stronger call.
     if sys.platform == "darwin":
         try:
@@ -207,7 +211,7 @@ def replace(path: Path, content: Iterable[bytes]) -> None:
 
 
 def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
-    """Keep only these byte ranges (start, stop; rising) of a file; True if anything was dropped.
+    """Keep only these byte ranges (start, stop) of a file, given in rising order; True if anything was dropped.
 
     If only an end is dropped, which is the usual case, the file is truncated: that works on a full disk too. Otherwise
     it is rewritten.
@@ -216,7 +220,8 @@ def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
     size = path.stat().st_size
     if kept == [(0, size)] or (not kept and size == 0):
         return False
-    if not kept or (len(kept) == 1 and kept[0][0] == 0):
+    drops_end_alone = not kept or (len(kept) == 1 and kept[0][0] == 0)
+    if drops_end_alone:
         with naming(path), open(path, "r+b") as file:
             file.truncate(kept[0][1] if kept else 0)
             sync(file.fileno())
@@ -259,7 +264,7 @@ def is_gone(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put the file's name into an OSError: those of writes and syncs have none."""
+    """Context manager that puts the name of a file into an OSError: those of writes and syncs have none."""
     try:
         yield
     except OSError as error:
@@ -269,6 +274,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _merge_adjacent(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The spans, with each that begins where the one before it ends joined to that one."""
     merged: tuple[int, int] | None = None
     for start, stop in spans:
         if merged and merged[1] == start:
@@ -282,6 +288,7 @@ def _merge_adjacent(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int
 
 
 def _read_spans(path: Path, spans: list[tuple[int, int]]) -> Iterator[bytes]:
+    """The bytes of a file in these spans, in chunks."""
     with open(path, "rb") as file:
         for start, stop in spans:
             file.seek(start)

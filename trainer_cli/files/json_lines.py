@@ -53,7 +53,7 @@ class GrowingFile:
         self._offset = 0
         """End, in bytes, of the last line that was returned."""
         self._mark = b""
-        """The bytes before `_offset`: if they differ, the file was truncated and has grown again."""
+        """The last bytes before `_offset`: if the file has others there, it was truncated and has grown again."""
 
     def read(self) -> Lines:
         """The new lines.
@@ -82,6 +82,7 @@ class GrowingFile:
         return Rows(rows, restarted)
 
     def _new_lines(self, descriptor: int) -> Lines:
+        """`read` for the open file."""
         status, before = os.fstat(descriptor), self._seen
         self._seen = FileIdentity.of(status)
         if self._seen == before:
@@ -93,18 +94,19 @@ class GrowingFile:
         if from_last_lines:
             start = 0 if self._most is None else _offset_of_last(descriptor, status.st_size, self._most)
             self._offset, self._mark = start, b""
-        new = os.pread(descriptor, max(0, status.st_size - self._offset), self._offset)
-        new = new[: new.rfind(b"\n") + 1]
-        self._offset += len(new)
-        self._mark = (self._mark + new)[-_MARK_BYTES:]
-        lines = new.splitlines()
+        content = os.pread(descriptor, max(0, status.st_size - self._offset), self._offset)
+        # A line without its newline is still being written.
+        content = content[: content.rfind(b"\n") + 1]
+        self._offset += len(content)
+        self._mark = (self._mark + content)[-_MARK_BYTES:]
+        lines = content.splitlines()
         if from_last_lines and self._most is not None:
             lines = lines[max(0, len(lines) - self._most) :]
         return Lines(lines, restarted)
 
 
 def _offset_of_last(descriptor: int, size: int, count: int) -> int:
-    """The offset of a line that at least `count` complete lines follow, or 0 if the file has fewer."""
+    """The offset of a line from which at least `count` complete lines follow, or 0 if the file has fewer."""
     # From the end, because a file of a long run has many more lines than are shown.
     length = _BLOCK_BYTES
     while length < size:
@@ -150,9 +152,7 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_row(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and is_count(value.get("step", 0))
-        and is_amount(value.get("epoch", 0))
-        and is_time(value.get("time", 0))
-    )
+    """Whether a value of JSON is a row, as the head of this module says."""
+    if not isinstance(value, dict) or not is_count(value.get("step", 0)):
+        return False
+    return is_amount(value.get("epoch", 0)) and is_time(value.get("time", 0))

@@ -45,8 +45,10 @@ class UrlPath(PosixPath):
 
 
 def is_url(text: str | os.PathLike[str], *, web: bool = False) -> bool:
-    """Whether a string or path is the URL of an object store or, with `web`, an address of a web server. `file://` is
-    a local path."""
+    """Whether a string or path is the URL of an object store or, with `web`, an address of a web server.
+
+    `file://` is a local path.
+    """
     if web:
         return str(text).startswith(("http://", "https://"))
     return "://" in str(text) and not str(text).startswith("file://")
@@ -62,12 +64,12 @@ def as_path(text: str | os.PathLike[str], setting: str = "path", *, local: bool 
     Raises:
         UserError: it is neither a string nor a path, or a URL that must be `local`.
     """
-    # Otherwise a folder called `3` or `None` would be made.
+    # `str` would accept any object, and a folder called `3` or `None` would be made.
     if not isinstance(text, str | os.PathLike):
         raise UserError(f"{setting}: expected a path, got {type(text).__name__}")
     if not is_url(text):
         return Path(os.path.expanduser(str(text).removeprefix("file://")))
-    # Otherwise a folder called `s3:` would be made.
+    # Written as a local path, it would be a folder called `s3:`.
     if local:
         raise UserError(
             f"{setting} is '{text}', but it must be a local path", cure="Write it locally, and copy it after."

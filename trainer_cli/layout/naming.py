@@ -27,19 +27,19 @@ VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_s
 COPIES_CACHE = ".copies"
 """Folder in a run's own folder of checkpoints: the local copies of what `checkpoint.copy_to` has in an object store."""
 # First no dot, which hides a folder, and no - or +, which commands take for an option.
-_FIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+_VALID_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 # At most 18 digits: the number fits into 64 bits.
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
-_STEP_WITHIN = re.compile(r"(?<![A-Za-z])step[-_]?([0-9]{1,18})(?![0-9])")
+_STEP_IN_NAME = re.compile(r"(?<![A-Za-z])step[-_]?([0-9]{1,18})(?![0-9])")
 _DIGITS = re.compile(r"[0-9]+")
-_UNFIT = r"/\\\x00-\x1f\x7f\ud800-\udfff"
-_PLAIN = re.compile(rf"[^.{_UNFIT}][^{_UNFIT}]{{0,199}}")
+_REFUSED_CHARACTERS = r"/\\\x00-\x1f\x7f\ud800-\udfff"
+_PLAIN_NAME = re.compile(rf"[^.{_REFUSED_CHARACTERS}][^{_REFUSED_CHARACTERS}]{{0,199}}")
 # File systems allow 255 bytes, and a hidden name adds a run id of up to 64, an attempt and a serial.
-_LONGEST_NAME = 150
-_EPOCHS = (7, 100, 10**18)
+_MAX_CHARACTERS = 150
+_EPOCH_LENGTHS = (7, 100, 10**18)
 """Steps of an epoch for which patterns are tried."""
-_MOST_STEPS = 10**15
-_POWERS = [base**power for base in (2, 10) for power in range(4, 51) if base**power < _MOST_STEPS]
+_MAX_STEPS = 10**15
+_POWERS = [base**power for base in (2, 10) for power in range(4, 51) if base**power < _MAX_STEPS]
 _STEPS = sorted({*range(24), *(power + more for power in _POWERS for more in (-1, 0, 1))})
 """Steps at which patterns are tried."""
 # Without dots, which separate the parts of a hidden name.
@@ -59,7 +59,7 @@ class Naming(NamedTuple):
             ValueError: the name has characters that a shell, Hydra or a file system treats specially.
         """
         name = self.pattern.format(**counts) + ("" if self.suffix is None else f"-{self.suffix}")
-        if not _FIT.fullmatch(name):
+        if not _VALID_NAME.fullmatch(name):
             raise ValueError(
                 f"{name!r} cannot be the name of a checkpoint: use letters, digits and any of _ - + . "
                 "(the last three not first)"
@@ -78,35 +78,37 @@ class Naming(NamedTuple):
 # Cached: every section that is made checks its pattern at hundreds of steps.
 @lru_cache(maxsize=64)
 def _why_unfit(naming: Naming, run_name: str) -> str | None:
+    """See `Naming.why_unfit`."""
     pattern, suffix = naming
     setting = f"checkpoint.name is {pattern!r}" + ("" if suffix is None else f" with suffix {suffix!r}")
     try:
         variables = [variable for _, variable, _, _ in Formatter().parse(pattern) if variable is not None]
         if unknown := [variable for variable in variables if variable not in VARIABLES]:
             raise KeyError(unknown[0])
-        if not {"step", "samples", "tokens"}.intersection(variables) and not {"epoch", "batch"}.issubset(variables):
+        counts_steps = {"step", "samples", "tokens"}.intersection(variables) or {"epoch", "batch"}.issubset(variables)
+        if not counts_steps:
             return f"{setting}, which may give two checkpoints the same name; put {{step}} into it"
-        for steps_per_epoch in _EPOCHS:
+        for steps_per_epoch in _EPOCH_LENGTHS:
             if fault := _why_names_unfit(naming, run_name, steps_per_epoch):
                 return f"{setting}, {fault}"
     except KeyError as error:
-        wrong = str(error.args[0])
-        variables = [f"{{{name}}}" for name in VARIABLES]
+        unknown_name = str(error.args[0])
+        names = ", ".join(f"{{{name}}}" for name in VARIABLES)
         return (
-            f"{setting}, but there is no {{{wrong}}}; there are {', '.join(variables)}. "
+            f"{setting}, but there is no {{{unknown_name}}}; there are {names}. "
             "Metrics are not part of a name: `train ckpt ls` lists them"
         )
-    # Of str.format, for a format code that does not fit or a number too large for it.
+    # From str.format, for a format code that does not fit or a number too large for it.
     except (ValueError, OverflowError) as error:
         return f"{setting}: {error}"
     return None
 
 
 def _why_names_unfit(naming: Naming, run_name: str, steps_per_epoch: int) -> str | None:
-    """What is wrong with the names that a pattern gives at some steps of a run.
+    """What is wrong with the names of the steps that are tried, in a run with epochs of this length; or None.
 
     Raises:
-        ValueError: one has characters that are not allowed.
+        ValueError: a name has characters that are not allowed.
     """
     before: tuple[int, str] | None = None
     # Neighbours of powers: where numbers gain a digit, a name without padding may sort before an earlier one.
@@ -114,12 +116,14 @@ def _why_names_unfit(naming: Naming, run_name: str, steps_per_epoch: int) -> str
         epoch, batch = divmod(step, steps_per_epoch)
         counts = {"step": step, "epoch": epoch, "batch": batch, "samples": 32 * step, "tokens": 1024 * step}
         name = naming.name({**counts, "run_name": run_name, "world_size": 8})
-        if len(name) > _LONGEST_NAME:
+        if len(name) > _MAX_CHARACTERS:
             return "which is too long"
-        if before is not None and name == before[1]:
-            return f"which names steps {before[0]:,} and {step:,} both {name}"
-        if before is not None and _sort_key(name) <= _sort_key(before[1]):
-            return f"which sorts step {step:,} ({name}) before step {before[0]:,} ({before[1]})"
+        if before is not None:
+            earlier_step, earlier_name = before
+            if name == earlier_name:
+                return f"which names steps {earlier_step:,} and {step:,} both {name}"
+            if _sort_key(name) <= _sort_key(earlier_name):
+                return f"which sorts step {step:,} ({name}) before step {earlier_step:,} ({earlier_name})"
         before = step, name
     return None
 
@@ -138,7 +142,7 @@ def parse_step(name: str) -> int | None:
 
 def step_within(name: str) -> int | None:
     """The step in a name of any pattern with `step` and a number: `step0010`, `digits-step_10-ema`. None without."""
-    match = _STEP_WITHIN.search(name)
+    match = _STEP_IN_NAME.search(name)
     return int(match[1]) if match else None
 
 
@@ -149,7 +153,7 @@ def numbers_within(name: str) -> list[int]:
 
 def is_plain(name: str) -> bool:
     """True for a name without separator, leading dot or control character."""
-    return _PLAIN.fullmatch(name) is not None
+    return _PLAIN_NAME.fullmatch(name) is not None
 
 
 def is_run_id(text: str) -> bool:
@@ -169,7 +173,8 @@ def class_name(value: object) -> str:
 
 
 def in_runs(named: str) -> str | None:
-    """`runs/NAME` where a run is named by its name alone, with what follows an `@`; None if there is no such run."""
+    """`runs/NAME` for the name of a run in that folder, also with a selector such as `@best`; None for other names."""
     path = Path("runs", named)
-    is_there = path != Path(named) and Path(str(path).partition("@")[0], CONFIG_FILE).is_file()
-    return str(path) if is_there else None
+    run = str(path).partition("@")[0]
+    exists = path != Path(named) and Path(run, CONFIG_FILE).is_file()
+    return str(path) if exists else None

@@ -31,10 +31,11 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
     """
 
     def __init__(self, groups: Mapping[str, Groups]) -> None:
-        same: dict[tuple[str, ...], tuple[str, ...]] = {}
+        # Equal groups of names become one tuple.
+        shared: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.groups = {
-            file: {shard: same.setdefault(names, names) for shard, names in of_file.items()}
-            for file, of_file in groups.items()
+            file: {shard: shared.setdefault(names, names) for shard, names in file_groups.items()}
+            for file, file_groups in groups.items()
         }
 
     @classmethod
@@ -44,7 +45,7 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
 
     @classmethod
     def joined(cls, tables: Iterable[PartTable]) -> PartTable:
-        """One table of the files of several."""
+        """One table with the files of these tables."""
         return cls({file: groups for table in tables for file, groups in table.groups.items()})
 
     @classmethod
@@ -59,32 +60,30 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
             if not isinstance(group, list) or not group or not all(isinstance(name, str) for name in group):
                 raise ValueError("a group of names is not a list of names")
             names.append(tuple(group))
+        # The lists of groups that are known to name no tensor twice.
         disjoint: set[tuple[int, ...]] = set()
         groups: dict[str, Groups] = {}
-        for file, of_file in raw["files"].items():
-            numbers = tuple(of_file.values())
+        for file, file_groups in raw["files"].items():
+            numbers = tuple(file_groups.values())
             if not all(type(number) is int and 0 <= number < len(names) for number in numbers):
                 raise ValueError(f"{file[:80]!r} has a part of an unknown group of names")
-            # Once for all files with the same groups.
+            # Checked once for all files with the same groups.
             if numbers not in disjoint:
                 listed = [name for number in numbers for name in names[number]]
                 if len(set(listed)) != len(listed):
                     raise ValueError(f"{file[:80]!r} has two parts of one tensor")
                 disjoint.add(numbers)
-            groups[file] = {Shard.parse(text): names[number] for text, number in of_file.items()}
+            groups[file] = {Shard.parse(text): names[number] for text, number in file_groups.items()}
         return cls(groups)
 
     def to_json(self) -> dict[str, Any]:
         """The table for JSON: groups of names, and file -> part -> the number of a group."""
         numbers: dict[tuple[str, ...], int] = {}
+        files: dict[str, dict[str, int]] = {}
         # Sorted as in the JSON text, so that a table that was read has the same numbers.
-        files = {
-            file: {
-                text: numbers.setdefault(names, len(numbers))
-                for text, names in sorted((str(shard), names) for shard, names in self.groups[file].items())
-            }
-            for file in sorted(self.groups)
-        }
+        for file in sorted(self.groups):
+            file_groups = sorted((str(shard), names) for shard, names in self.groups[file].items())
+            files[file] = {text: numbers.setdefault(names, len(numbers)) for text, names in file_groups}
         return {"files": files, "names": [list(names) for names in numbers]}
 
     def __getitem__(self, file: str) -> Mapping[str, Shard]:
@@ -113,12 +112,13 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
         for group, names in names_of_group.items():
             for name in names:
                 groups_of_name[name] = (*groups_of_name.get(name, ()), group)
-        # A tensor is in several groups where some ranks have no part of others in its group, being too short for it.
-        merged = {
-            key: {file: shard for group in key for file, shard in parts_of_group[group].items()}
-            for key in set(groups_of_name.values())
-        }
-        return {name: merged[key] for name, key in groups_of_name.items()}
+        # A tensor that is too short for all ranks is in several groups: on some ranks others of its group are alone.
+        merged: dict[tuple[int, ...], dict[str, Shard]] = {}
+        for groups_key in set(groups_of_name.values()):
+            merged[groups_key] = {}
+            for group in groups_key:
+                merged[groups_key] |= parts_of_group[group]
+        return {name: merged[groups_key] for name, groups_key in groups_of_name.items()}
 
     def why_uncovered(self, names: Collection[str], aliases: Mapping[str, str]) -> str | None:
         """The reason why the files of all ranks do not contain every tensor of a state completely; None if they do.
@@ -131,7 +131,7 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
         for name in names:
             if aliases.get(name, name) not in parts:
                 return f"no rank has written {name}"
-        # Once for all tensors with equal parts.
+        # Checked once for all tensors with equal parts.
         problems: dict[int, str | None] = {}
         for name, shards in parts.items():
             if id(shards) not in problems:

@@ -20,7 +20,7 @@ PER_RANK = ("rng", "loop", "data")
 # Without leading zeros each number has one spelling; 19 digits hold any below 2**63.
 _RANGE = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,18})")
 _TEXT = re.compile(r"\[([0-9:, ]*)\] of \[([0-9, ]*)\]")
-_LARGEST = 2**63
+_MAX_ELEMENTS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,20 @@ class Shard:
             ValueError: it is no box within a shape.
         """
         match = _TEXT.fullmatch(text)
+        # The part of a scalar is `[] of []`.
         ranges = [] if match is None or not match[1] else [_RANGE.fullmatch(span) for span in match[1].split(", ")]
         sizes = [] if match is None or not match[2] else match[2].split(", ")
-        if match is None or None in ranges or len(ranges) != len(sizes) or not all(map(str.isdecimal, sizes)):
+        are_numbers = None not in ranges and all(map(str.isdecimal, sizes))
+        if match is None or not are_numbers or len(ranges) != len(sizes):
             raise ValueError(f"{text[:80]!r} is not a part of a tensor")
         shape = tuple(map(int, sizes))
         spans = [(int(span[1]), int(span[2])) for span in ranges if span is not None]
         shard = cls(shape, tuple(begin for begin, _ in spans), tuple(end - begin for begin, end in spans))
         is_inside = all(begin <= end <= size for (begin, end), size in zip(spans, shape, strict=True))
-        # Compared with its own text, so that each part has one spelling.
         # Sides of 0 do not count: a hostile [0, 2**62, 9] has no elements, but overflows when it is allocated.
-        if not is_inside or math.prod(size for size in shape if size) >= _LARGEST or str(shard) != text:
+        is_too_large = math.prod(size for size in shape if size) >= _MAX_ELEMENTS
+        # Compared with its own text, so that each part has one spelling.
+        if not is_inside or is_too_large or str(shard) != text:
             raise ValueError(f"{text[:80]!r} is not a part of a tensor")
         return shard
 
@@ -74,8 +77,10 @@ class Shard:
         return self.sizes == self.shape
 
     def runs(self, target: Shard) -> Iterator[tuple[int, int, int]]:
-        """The elements that two parts of one tensor have in common, as runs (offset in this part, offset in the other,
-        count) in the order of this part. Both are stored in C order.
+        """The elements that this part and the `target` have in common, as runs of consecutive elements.
+
+        A run is (offset in this part, offset in the target, count). Both parts are stored in C order, and the runs are
+        in the order of this part.
 
         Raises:
             ValueError: they are parts of tensors of different shapes.
@@ -97,8 +102,8 @@ class Shard:
         outer = max(inner - 1, 0)
         count = math.prod(sizes[outer:])
         for steps in product(*(range(size) for size in sizes[:outer])):
-            at = [begin + step for begin, step in zip(begins[:outer], steps, strict=True)] + begins[outer:]
-            yield _offset_in(self, at), _offset_in(target, at), count
+            index = [begin + step for begin, step in zip(begins[:outer], steps, strict=True)] + begins[outer:]
+            yield _offset_in(self, index), _offset_in(target, index), count
 
     @staticmethod
     def why_incomplete(parts: Iterable[Shard]) -> str | None:
@@ -111,43 +116,44 @@ class Shard:
         if count < total:
             return f"its parts have {count:,} of its {format_count(total, 'element')}"
         # The grid first: comparing all pairs is quadratic in the number of parts.
-        if count > total or (
-            not _is_grid(boxes) and any(list(one.runs(other)) for one, other in combinations(boxes, 2))
-        ):
-            return "its parts overlap"
-        return None
+        if count == total and _is_grid(boxes):
+            return None
+        overlap = count > total or any(list(first.runs(second)) for first, second in combinations(boxes, 2))
+        return "its parts overlap" if overlap else None
 
 
-def _offset_in(shard: Shard, at: Sequence[int]) -> int:
-    """Offset within a part, in C order, of the element with index `at` in the whole tensor."""
-    position = 0
-    for index, offset, size in zip(at, shard.offsets, shard.sizes, strict=True):
-        position = position * size + index - offset
-    return position
+def _offset_in(shard: Shard, index: Sequence[int]) -> int:
+    """Offset within a part, in C order, of the element with this index in the whole tensor."""
+    offset = 0
+    for coordinate, begin, size in zip(index, shard.offsets, shard.sizes, strict=True):
+        offset = offset * size + coordinate - begin
+    return offset
 
 
 def _is_grid(boxes: Sequence[Shard]) -> bool:
     """Whether each box is one cell of the grid of all borders, so that different boxes do not overlap."""
     for dimension in range(len(boxes[0].shape)):
         ranges = {(box.offsets[dimension], box.offsets[dimension] + box.sizes[dimension]) for box in boxes}
-        ends = sorted(ranges)
-        if any(end > begin for (_, end), (begin, _) in pairwise(ends)):
+        # Ranges of one dimension that overlap are no cells of a grid.
+        if any(end > begin for (_, end), (begin, _) in pairwise(sorted(ranges))):
             return False
     return True
 
 
 def spread(sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[str, int]:
-    """Assign each tensor, all of which every rank has, to one rank that writes it: the largest first, each to the rank
-    with the fewest bytes so far. The same arguments give the same result on every rank.
+    """Assign each tensor to one of the ranks, all of which have it, for writing: name -> rank.
+
+    The largest tensor comes first, and each goes to the rank with the fewest bytes so far. The same arguments give the
+    same result on every rank.
 
     Args:
         sizes: name -> size in bytes.
     """
     # Ties go to the lower rank, so that the order of `ranks` does not matter.
-    load = [(0, rank) for rank in sorted(ranks)]  # A sorted list is a heap.
+    bytes_by_rank = [(0, rank) for rank in sorted(ranks)]  # A sorted list is a heap.
     writer: dict[str, int] = {}
     # The sort is stable: tensors of one size keep the order of the state, which every rank has.
     for name in sorted(sizes, key=lambda name: -sizes[name]):
-        size_bytes, writer[name] = load[0]
-        heapreplace(load, (size_bytes + sizes[name], writer[name]))
+        rank_bytes, writer[name] = bytes_by_rank[0]
+        heapreplace(bytes_by_rank, (rank_bytes + sizes[name], writer[name]))
     return writer

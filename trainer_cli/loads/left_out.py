@@ -49,10 +49,10 @@ def find_left_out(patterns: Sequence[str], callbacks: Iterable[str]) -> tuple[st
 
     states = [state for state in OPTIONAL_STATES if matches_any(state)]
     # `callbacks` is all of them, so their names are not listed too.
-    names = (
-        [] if "callbacks" in states else [ONE_CALLBACK + name for name in callbacks if matches_any(ONE_CALLBACK + name)]
-    )
-    return (*states, *names)
+    if "callbacks" in states:
+        return tuple(states)
+    names = [ONE_CALLBACK + name for name in callbacks]
+    return (*states, *filter(matches_any, names))
 
 
 def omit_states(state: Mapping[str, Any], patterns: Sequence[str]) -> Mapping[str, Any]:
@@ -73,17 +73,17 @@ def describe_left_out(names: Sequence[str]) -> str:
     """One line about checkpoints that lack these states."""
     return (
         f"checkpoints lack {', '.join(names)} ({LEAVE_OUT}): the run cannot be resumed from them exactly, "
-        f"and only with 'load.states=[{_rest(names)}]'"
+        f"and only with 'load.states=[{_list_remaining(names)}]'"
     )
 
 
 def can_resume(lacking: Sequence[str], states: Sequence[str]) -> bool:
     """Whether `load.states` asks for a resume without what a checkpoint lacks."""
-    return "progress" in states and not any(_names(state, lacking) for state in states)
+    return "progress" in states and not any(_is_left_out(state, lacking) for state in states)
 
 
-def _names(state: str, lacking: Sequence[str]) -> bool:
-    """Whether a name of `load.states` is of what a checkpoint lacks: `callbacks.NAME` is of `callbacks`, too."""
+def _is_left_out(state: str, lacking: Sequence[str]) -> bool:
+    """Whether a checkpoint lacks a state of `load.states`: without `callbacks` it also lacks each `callbacks.NAME`."""
     return state in lacking or (state.startswith(ONE_CALLBACK) and "callbacks" in lacking)
 
 
@@ -96,13 +96,15 @@ def check_load(where: str, lacking: Sequence[str], options: LoadOptions) -> None
     Raises:
         CheckpointError: `options` load one of them.
     """
-    if lost := [name for name in lacking if options.whole or any(_names(state, [name]) for state in options.states)]:
+    lost = [name for name in lacking if options.whole or any(_is_left_out(state, [name]) for state in options.states)]
+    if lost:
         raise CheckpointError(
             f"the checkpoint was saved without {', '.join(lost)}, so it cannot be loaded whole",
             where=where,
-            cure=f"To load the rest, and start these afresh, add 'load.states=[{_rest(lacking)}]'.",
+            cure=f"To load the rest, and start these afresh, add 'load.states=[{_list_remaining(lacking)}]'.",
         )
 
 
-def _rest(lacking: Sequence[str]) -> str:
+def _list_remaining(lacking: Sequence[str]) -> str:
+    """The states that a checkpoint has, as the value of `load.states`."""
     return ",".join(state for state in STATES if state not in lacking)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from trainer_cli.patterns import matches
 from trainer_cli.terminal import format_count
 
-_SHOWN = 40
+_MAX_LISTED = 40
 """Lines of `list_by_owner`."""
 OTHER_MODEL = "The model must have the layers and shapes that the checkpoint was saved with."
 
@@ -45,20 +45,22 @@ class LoadReport:
     @property
     def globs_of_reshaped(self) -> list[str]:
         """The `ignore_keys` for tensors of another shape: a glob of the whole layer, or the tensor alone if the layer
-        contains further ones, which the glob would ignore too."""
+        contains further layers, which the glob would ignore too."""
         names = [*self.loaded, *self.missing, *self.unexpected]
         globs = set()
         for name in self.reshaped:
             layer = name.rpartition(".")[0]
-            inside = [other.removeprefix(f"{layer}.") for other in names if other.startswith(f"{layer}.")]
-            globs.add(f"{layer}.*" if layer and not any("." in other for other in inside) else name)
+            names_in_layer = [other.removeprefix(f"{layer}.") for other in names if other.startswith(f"{layer}.")]
+            has_sublayers = any("." in name_in_layer for name_in_layer in names_in_layer)
+            globs.add(f"{layer}.*" if layer and not has_sublayers else name)
         return sorted(globs)
 
     @property
     def needs_not_strict(self) -> bool:
-        """Whether tensors of one side remain beside those that `globs_of_reshaped` ignores."""
+        """Whether only one side has tensors that `globs_of_reshaped` does not ignore."""
         globs = self.globs_of_reshaped
-        return any(not any(matches(name, glob) for glob in globs) for name in (*self.missing, *self.unexpected))
+        ignored = [name for name in (*self.missing, *self.unexpected) if any(matches(name, glob) for glob in globs)]
+        return len(ignored) < len(self.missing) + len(self.unexpected)
 
     def __str__(self) -> str:
         """How many tensors were loaded, and what happened to the others."""
@@ -88,7 +90,9 @@ class LoadReport:
         """The `key_mapping` that adds or removes one prefix, if it maps most of the names; else None."""
         for longer, shorter in ((self.unexpected, self.missing), (self.missing, self.unexpected)):
             # A dict, not a set: with two prefixes that fit, every process suggests the same.
-            prefixes = {name[: at + 1]: None for name in longer for at, char in enumerate(name) if char == "."}
+            prefixes = {
+                name[: index + 1]: None for name in longer for index, letter in enumerate(name) if letter == "."
+            }
             for prefix in prefixes:
                 stripped = {name.removeprefix(prefix) for name in longer if name.startswith(prefix)}
                 # More than half: a few layers may differ, such as a new head.
@@ -100,10 +104,9 @@ class LoadReport:
 def list_by_owner(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
     """A title, and under it each owner's lines; an owner without a name has no column."""
     width = max(map(len, rows_of), default=0)
-    rows = [
-        f"  {owner:<{width}}  {row}" if owner else f"  {row}"
-        for owner, owner_rows in rows_of.items()
-        for row in owner_rows
-    ]
-    more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
-    return "\n".join([f"{title}:", *rows[:_SHOWN], *more])
+    rows = []
+    for owner, owner_rows in rows_of.items():
+        indent = f"  {owner:<{width}}  " if owner else "  "
+        rows += [indent + row for row in owner_rows]
+    more = [f"  … and {len(rows) - _MAX_LISTED} more"] if len(rows) > _MAX_LISTED else []
+    return "\n".join([f"{title}:", *rows[:_MAX_LISTED], *more])

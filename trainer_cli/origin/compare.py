@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 TRAIN = "train"
 """The name of the training data."""
-_OF_EVALUATIONS = frozenset({"model", "model_call", "data", "step", "precision", "callbacks", "compile"})
+_EVALUATION_SECTIONS = frozenset({"model", "model_call", "data", "step", "precision", "callbacks", "compile"})
 """The sections of a config that the values of an evaluation depend on."""
-_DRAWS = 64
+_MAX_DRAWS = 64
 """How often a sample that differs is read again before it is refused: augmentation may draw at random."""
 
 
@@ -48,8 +48,8 @@ class DataAndSource:
 
     @classmethod
     def of(cls, loaders: Mapping[str, Any], root: Path) -> DataAndSource:
-        """Those of a training in this process."""
-        return cls(_samples_of(loaders), dict(_source_digests(root)))
+        """The digests of a training in this process; `root` is the folder of its project."""
+        return cls(_digest_samples(loaders), dict(_digest_sources(root)))
 
     def check_same(self, group: ProcessGroup, loaders: Mapping[str, Any]) -> None:
         """Check that every rank has rank 0's data and source. Collective.
@@ -67,6 +67,7 @@ class DataAndSource:
         check_same(group, facts, where="data", cure="Give all machines the same data.")
         # After the lengths: samples of data of another length differ too, and would not say why.
         first, *later_ranks = group.gather(self)
+        # Rank -> what differs there.
         samples, source = {}, {}
         for rank, other in enumerate(later_ranks, 1):
             samples[rank] = other_samples(other.samples, first.samples)
@@ -77,23 +78,25 @@ class DataAndSource:
         _refuse_ranks(source, "source", None, "Give all machines the same files of the project.")
 
 
-def _samples_of(loaders: Mapping[str, Any], draws: int = 2) -> dict[str, dict[str, str]]:
+def _digest_samples(loaders: Mapping[str, Any], draws: int = 2) -> dict[str, dict[str, str]]:
+    """Dataset -> sample -> its digest; samples that differ between `draws` are left out."""
     # Not above: it imports torch.
     from trainer_cli.data import sample_digests
 
     return sample_digests(loaders, draws=draws)
 
 
-def _source_digests(root: Path) -> Iterator[tuple[str, str]]:
+def _digest_sources(root: Path) -> Iterator[tuple[str, str]]:
     """Path and digest of each imported file below the project's root that is neither installed nor this package's."""
-    for file in sorted(_imported_files(root)):
-        if (digest := _digest(root / file)) is not None:
+    for file in sorted(_find_imported_files(root)):
+        if (digest := _digest_file(root / file)) is not None:
             yield file, digest
 
 
-def _imported_files(root: Path) -> set[str]:
-    elsewhere = [Path(path).resolve() for path in (sys.prefix, sysconfig.get_path("stdlib"))]
-    elsewhere = [path for path in (*elsewhere, PACKAGE) if not root.is_relative_to(path)]
+def _find_imported_files(root: Path) -> set[str]:
+    """The paths, relative to the project's root, of the imported files below it that are its own source."""
+    libraries = [Path(path).resolve() for path in (sys.prefix, sysconfig.get_path("stdlib"))]
+    libraries = [path for path in (*libraries, PACKAGE) if not root.is_relative_to(path)]
     files = set()
     # A copy, because another thread may import a module meanwhile.
     for module in list(sys.modules.values()):
@@ -102,12 +105,14 @@ def _imported_files(root: Path) -> set[str]:
             continue
         # A virtual environment inside the project is no source of it.
         path = Path(name)
-        if not _INSTALLED.intersection(path.parts) and not any(path.is_relative_to(folder) for folder in elsewhere):
+        is_installed = _INSTALLED.intersection(path.parts) or any(path.is_relative_to(folder) for folder in libraries)
+        if not is_installed:
             files.add(path.relative_to(root).as_posix())
     return files
 
 
-def _digest(file: Path) -> str | None:
+def _digest_file(file: Path) -> str | None:
+    """The digest of a source file; None if it cannot be read."""
     try:
         content = file.read_bytes()
     except OSError:
@@ -118,10 +123,9 @@ def _digest(file: Path) -> str | None:
 
 def other_source(source: Mapping[str, str], root: Path) -> dict[str, str]:
     """Source files of a checkpoint that differ in this project -> `changed` or `not there`."""
-    digests = {file: _digest(root / file) for file in source}
-    return {
-        file: "not there" if digest is None else "changed" for file, digest in digests.items() if digest != source[file]
-    }
+    digests = {file: _digest_file(root / file) for file in source}
+    differing = {file: digest for file, digest in digests.items() if digest != source[file]}
+    return {file: "not there" if digest is None else "changed" for file, digest in differing.items()}
 
 
 def compare_resumed(
@@ -138,11 +142,11 @@ def compare_resumed(
         ConfigError: samples differ, though `data` did not change, and `resume_allow` does not allow it.
     """
     name = checkpoint.name
-    ways = (
+    advice = (
         f"; metrics before and after {name} may not be comparable: name=OTHER {ckpt_argument(checkpoint)} "
         "begins another run with these weights, resume=anew begins this one anew"
     )
-    report_source(name, other_source(manifest.source, composed.project_root), ways)
+    report_source(name, other_source(manifest.source, composed.project_root), advice)
     if not _changes_samples(changes):
         _compare_samples(composed, name, manifest, loaders, now)
 
@@ -159,10 +163,11 @@ def compare_forked(composed: Composed, fork: Path, now: DataAndSource) -> None:
     report_source(str(fork), other_source(manifest.source, composed.project_root))
     changes = _changes_since(fork, composed)
     if manifest.samples and not _changes_samples(changes):
-        differing = _differing(now, manifest)
-        # Other data may be meant, but another seed that splits the same data anew is not.
-        if differing and (seeds := _seeds(changes)) and not matches_any("data", composed.config.resume_allow):
-            raise _other_samples(str(fork), differing, seeds)
+        differing = _find_other_samples(now, manifest)
+        # A fork may train on other data, but not on the same data that another seed divides in another way.
+        seeds, is_allowed = _describe_seed_change(changes), matches_any("data", composed.config.resume_allow)
+        if differing and seeds and not is_allowed:
+            raise _other_samples_error(str(fork), differing, seeds)
         _report_samples(str(fork), differing)
 
 
@@ -202,7 +207,7 @@ class EvaluatedOrigin:
             self._changes = _changes_since(checkpoint, self._composed)
             _report_dropped(self._composed, checkpoint, self._changes)
         if not _changes_samples(self._changes):
-            seeds = _seeds(self._changes)
+            seeds = _describe_seed_change(self._changes)
             _compare_samples(self._composed, str(checkpoint), manifest, self._loaders, self.now, seeds)
 
 
@@ -252,8 +257,9 @@ def _refuse_other_model(
 ) -> None:
     """Refuse a model whose file differs, if the run was never trained in its project."""
     root, target = composed.project_root, str(composed.config.model["_target_"])
-    file = _file_of(target, root)
-    if file is None or (file in manifest.source and file not in differing):
+    file = _find_defining_file(target, root)
+    is_same = file in manifest.source and file not in differing
+    if file is None or is_same:
         log.info(
             "%s was trained in %s; the model is the same here", checkpoint, format_first(trained_in) or "another place"
         )
@@ -270,10 +276,10 @@ def _refuse_other_model(
     )
 
 
-def _file_of(target: str, root: Path) -> str | None:
+def _find_defining_file(target: str, root: Path) -> str | None:
     """The project file that defines an imported class or function; None if the project does not define it."""
     name, attribute = target, ""
-    # The target may be nested: a class in a class, or a function in a module of a package.
+    # From the end, up to a module: the target may be a class in a class, or a function in a module of a package.
     while name not in sys.modules and "." in name:
         name, _, attribute = name.rpartition(".")
     module = sys.modules.get(name)
@@ -285,16 +291,20 @@ def _file_of(target: str, root: Path) -> str | None:
 
 
 def _changes_since(checkpoint: Path, composed: Composed) -> list[Change]:
-    """The changes from the config of a checkpoint."""
+    """The changes from the config of a checkpoint; none if it has no config."""
     source, _ = StoredCheckpoint(checkpoint).read_config()
-    return diff(from_yaml(source, trusted=True, missing_ok=True).raw, composed.raw) if source else []
+    if not source:
+        return []
+    saved = from_yaml(source, trusted=True, missing_ok=True)
+    return diff(saved.raw, composed.raw)
 
 
 def _report_dropped(composed: Composed, checkpoint: Path, changes: Iterable[Change]) -> None:
     """Warn of settings of the run that `experiment=` leaves out, if an evaluation depends on them."""
     if not any(override.lstrip("+").startswith("experiment=") for override in composed.overrides):
         return
-    dropped = [str(change) for change in changes if change.path[0] in _OF_EVALUATIONS and not composed.is_typed(change)]
+    matter = [change for change in changes if change.path[0] in _EVALUATION_SECTIONS]
+    dropped = [str(change) for change in matter if not composed.is_typed(change)]
     if dropped:
         log.warning(
             "experiment= composes anew, without these settings of the run of %s: %s", checkpoint, format_first(dropped)
@@ -303,16 +313,17 @@ def _report_dropped(composed: Composed, checkpoint: Path, changes: Iterable[Chan
 
 def _changes_samples(changes: Iterable[Change]) -> bool:
     """Whether the changes explain different samples: an argument of the dataset changed."""
-    of_loaders = set(DATA_KEYS) - {"overfit_batches"}
-    return any(change.path[0] == "data" and of_loaders.isdisjoint(change.path[1:2]) for change in changes)
+    loader_keys = set(DATA_KEYS) - {"overfit_batches"}
+    return any(change.path[0] == "data" and loader_keys.isdisjoint(change.path[1:2]) for change in changes)
 
 
-def _seeds(changes: Iterable[Change]) -> str:
-    """The former and the present `seed`, if it has changed."""
+def _describe_seed_change(changes: Iterable[Change]) -> str:
+    """`old -> new` of a changed `seed`; empty if it is the same."""
     return next((change.values for change in changes if change.path == ("seed",)), "")
 
 
-def _differing(now: DataAndSource, manifest: Manifest) -> list[str]:
+def _find_other_samples(now: DataAndSource, manifest: Manifest) -> list[str]:
+    """The samples of this process that are not those that the checkpoint was trained with, by name."""
     from trainer_cli.data import other_samples
 
     return other_samples(now.samples, manifest.samples)
@@ -321,23 +332,29 @@ def _differing(now: DataAndSource, manifest: Manifest) -> list[str]:
 def _compare_samples(
     composed: Composed, name: str, manifest: Manifest, loaders: Mapping[str, Any], now: DataAndSource, seeds: str = ""
 ) -> None:
+    """Refuse samples that differ from those of the checkpoint `name`, or report them if that is allowed.
+
+    Raises:
+        ConfigError: samples differ, with the same libraries, and `resume_allow` does not allow it.
+    """
     from trainer_cli.checkpoint import library_versions
     from trainer_cli.data import other_samples
 
-    # The few draws first: many are read only if something differs.
-    if not _differing(now, manifest):
+    # First by the few draws of `now`: more are read only if something differs.
+    if not _find_other_samples(now, manifest):
         return
     # Samples that differ between draws are left out: more draws show the random ones that two have missed.
-    differing = other_samples(_samples_of(loaders, _DRAWS), manifest.samples)
+    differing = other_samples(_digest_samples(loaders, _MAX_DRAWS), manifest.samples)
     versions = library_versions()
-    other_versions = any(manifest.versions.get(library, version) != version for library, version in versions.items())
-    if not differing or other_versions or matches_any("data", composed.config.resume_allow):
+    has_other_versions = any(manifest.versions.get(name, version) != version for name, version in versions.items())
+    is_allowed = has_other_versions or matches_any("data", composed.config.resume_allow)
+    if not differing or is_allowed:
         _report_samples(name, differing)
         return
-    raise _other_samples(name, differing, seeds)
+    raise _other_samples_error(name, differing, seeds)
 
 
-def _other_samples(name: str, differing: Sequence[str], seeds: str) -> ConfigError:
+def _other_samples_error(name: str, differing: Sequence[str], seeds: str) -> ConfigError:
     """The error for other samples than those of a checkpoint.
 
     Args:
@@ -347,7 +364,7 @@ def _other_samples(name: str, differing: Sequence[str], seeds: str) -> ConfigErr
     if seeds:
         cause = f"seed: {seeds} splits it anew, unless the split has a generator with a seed of its own"
     return ConfigError(
-        _other_data(name, differing),
+        _describe_other_data(name, differing),
         location="data",
         hint=f"Use the data of the run; {cause}. To continue anyway, add 'resume_allow=[data]'; to begin the "
         "run anew, resume=anew.",
@@ -355,11 +372,13 @@ def _other_samples(name: str, differing: Sequence[str], seeds: str) -> ConfigErr
 
 
 def _report_samples(name: str, differing: list[str]) -> None:
+    """Warn of samples that differ from those of a checkpoint."""
     if differing:
-        log.warning("%s", _other_data(name, differing))
+        log.warning("%s", _describe_other_data(name, differing))
 
 
-def _other_data(name: str, differing: Sequence[str]) -> str:
+def _describe_other_data(name: str, differing: Sequence[str]) -> str:
+    """A sentence on the samples that differ from those of a checkpoint."""
     differ = "differs" if len(differing) == 1 else "differ"
     return f"the data is not what {name} was trained with: {format_first(differing)} {differ}"
 

@@ -7,7 +7,7 @@
 - Means are weighted by the samples of a batch, or by the `weight` that the model returns. A batch of weight 0 adds
   nothing, even if its values are NaN.
 - Sums stay on the device (`WeightedMeans`): the host waits only where a mean is read. They are a part of checkpoints,
-  and a resume goes on with them.
+  and a resume continues from them.
 - `ForwardState` and `modes_kept` undo what a forward changes in a model besides its outputs.
 - Errors of a call that does not fit the batch name both (`explain_error`).
 

@@ -21,11 +21,12 @@ class GatheredMetric:
     metric: Any
 
     def check(self, group: ProcessGroup) -> None:
-        """Raise UserError for a metric that has the samples of its process alone, if there are several processes.
+        """Raise UserError for a metric that knows only the samples of its process, if there are several processes.
 
         The `compute` of a metric of torchmetrics gathers over the processes.
         """
-        if group.data_size > 1 and not any(hasattr(self.metric, name) for name in ("sync", "compute_groups")):
+        gathers = any(hasattr(self.metric, name) for name in ("sync", "compute_groups"))
+        if group.data_size > 1 and not gathers:
             raise UserError(
                 f"the metric '{self.name}' is a {type(self.metric).__name__}, which has the samples of one of "
                 f"{group.data_size} processes",
@@ -33,7 +34,7 @@ class GatheredMetric:
             )
 
     def reset(self, group: ProcessGroup) -> None:
-        """Begin with no samples, those of these ranks to come."""
+        """Discard all samples. The next ones are gathered over the ranks of `group`."""
         self._gather_among(group)
         self.metric.reset()
 
@@ -43,8 +44,8 @@ class GatheredMetric:
         return _numbers(self.name, self.metric.compute())
 
     def _gather_among(self, group: ProcessGroup) -> None:
-        """Let it gather over the ranks with different samples, unless it has a process group."""
-        # Over all ranks the samples of a tensor parallel group would count once for each of its ranks.
+        """Let the metric gather over the ranks with different samples, unless it has a process group of its own."""
+        # Over all ranks, the samples of a tensor parallel group would count once for each of its ranks.
         if group.data_group is not None and isinstance(self.metric, nn.Module):
             for module in self.metric.modules():
                 if getattr(module, "process_group", group) is None:
@@ -52,6 +53,7 @@ class GatheredMetric:
 
 
 def _numbers(name: str, value: Any) -> dict[str, float | Tensor]:
+    """The numbers in the result of a metric, by name; those of a mapping as `NAME/KEY`. Other values are left out."""
     if isinstance(value, Mapping):
         numbers: dict[str, float | Tensor] = {}
         for key, entry in value.items():

@@ -34,12 +34,14 @@ def label_counter(model: nn.Module) -> Callable[[Mapping[str, Any]], Tensor | No
     The loss of a model whose class defines a forward of its own is not known.
     """
     model = unwrap(model)
-    # peft's models call that of transformers inside them.
+    # A model of peft calls the model of transformers inside it.
     model = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     forward = inspect.unwrap(type(model).forward)
     code = getattr(forward, "__code__", None)
-    if code is None or not forward.__module__.startswith("transformers") or not hasattr(model, "config"):
+    is_of_transformers = forward.__module__.startswith("transformers") and hasattr(model, "config")
+    if code is None or not is_of_transformers:
         return None
+    # The names in the code of the forward tell how it computes its loss.
     if "loss_function" in code.co_names:
         name = _loss_name(model)
         if name not in _MEANS_OVER_LABELS:
@@ -55,12 +57,13 @@ def label_counter(model: nn.Module) -> Callable[[Mapping[str, Any]], Tensor | No
     ignored = getattr(config, "semantic_loss_ignore_index", _IGNORED) if "SemanticSeg" in name else _IGNORED
 
     def count(arguments: Mapping[str, Any]) -> Tensor | None:
-        labels, is_shifted = arguments.get("labels"), shifts
-        if (shifted := arguments.get("shift_labels")) is not None:
-            labels, is_shifted = shifted, False
+        labels, must_shift = arguments.get("labels"), shifts
+        # Labels that the caller has shifted already.
+        if (shifted_labels := arguments.get("shift_labels")) is not None:
+            labels, must_shift = shifted_labels, False
         if not isinstance(labels, Tensor) or labels.is_floating_point() or "num_items_in_batch" in arguments:
             return None
-        if is_shifted and labels.ndim > 1:
+        if must_shift and labels.ndim > 1:
             labels = labels[..., 1:]
         # On the device: the host does not wait for it.
         return (labels != ignored).sum()
@@ -69,10 +72,10 @@ def label_counter(model: nn.Module) -> Callable[[Mapping[str, Any]], Tensor | No
 
 
 def _loss_name(model: Any) -> str:
-    """The name of the function that `loss_function` of a model of transformers is."""
-    chosen = getattr(model, "_loss_function", None)
-    if chosen is None:
+    """The name of the function that a model of transformers calls as its `loss_function`; empty if it is unknown."""
+    function = getattr(model, "_loss_function", None)
+    if function is None:
         functions = getattr(sys.modules.get("transformers.loss.loss_utils"), "LOSS_MAPPING", {})
-        # As transformers: any other model has the loss of a causal language model.
-        chosen = functions.get(getattr(model, "loss_type", None)) or functions.get("ForCausalLM")
-    return str(getattr(chosen, "__name__", ""))
+        # As in transformers, a model of an unknown type has the loss of a causal language model.
+        function = functions.get(getattr(model, "loss_type", None)) or functions.get("ForCausalLM")
+    return str(getattr(function, "__name__", ""))

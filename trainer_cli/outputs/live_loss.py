@@ -25,7 +25,10 @@ class LiveLoss:
         return self._value
 
     def answer(self, total: Tensor, weight: float | Tensor) -> None:
-        """Copy the mean of a sum of losses and a sum of weights."""
+        """Take over an earlier copy that has ended, and begin a copy of the mean, `total / weight`.
+
+        Until an earlier copy has ended, it does nothing more.
+        """
         self.requested = False
         if self._copy is not None:
             host, copied = self._copy

@@ -32,9 +32,9 @@ class WeightedMeans:
         self._counted: dict[str, None] = {}
         """Names counted since the last reset, in order of appearance; a dict used as an ordered set."""
         self._names: list[str] | None = None
-        """Names of the metrics of all ranks when they were gathered last; None: never."""
+        """Names of the metrics of all ranks when names were last gathered; None: never."""
         self._rank_names: list[str] = []
-        """Those that this rank had counted then."""
+        """The names that this rank had counted then."""
         self.gathering: dict[str, Any] = {}
         """Metrics in the outputs that accumulate over batches themselves, by name. They are not averaged here."""
         self.live_loss = LiveLoss()
@@ -53,11 +53,11 @@ class WeightedMeans:
             loss = loss.detach()
             if loss.ndim:
                 loss = loss.reshape(())
-        counts: Tensor | None = None
+        is_finite: Tensor | None = None
         if self._only_finite and loss is not None:
             # By torch.where, because a test on the host would wait for the device.
-            counts = torch.isfinite(loss)
-            weight, loss = counts * weight, torch.where(counts, loss, 0)
+            is_finite = torch.isfinite(loss)
+            weight, loss = is_finite * weight, torch.where(is_finite, loss, 0)
         if isinstance(weight, Tensor):
             weight = weight.to(self._device, self._dtype, non_blocking=True)
         if loss is not None:
@@ -67,13 +67,14 @@ class WeightedMeans:
         for name, value in outputs.items():
             kind = OutputKind.of(name, value)
             if kind is OutputKind.mean:
-                if counts is not None:
-                    value = torch.where(counts, value, 0)
+                if is_finite is not None:
+                    value = torch.where(is_finite, value, 0)
                 self._count(name, value.detach() if isinstance(value, Tensor) else float(value), weight)
             elif kind is OutputKind.metric:
                 self.gathering[name] = value
 
     def _count(self, name: str, value: float | Tensor, weight: float | Tensor) -> None:
+        """Add a value times its weight to the sum of a metric. A tensor as weight is on the device already."""
         total = self._sums.get(name)
         if total is None:
             total = self._sums[name] = torch.zeros((), dtype=self._dtype, device=self._device)
@@ -85,7 +86,7 @@ class WeightedMeans:
                 total.add_(value, alpha=weight)
         elif isinstance(value, Tensor):
             value = value.to(self._device, self._dtype, non_blocking=True)
-            # NaN times 0 is NaN.
+            # Masked: NaN times a weight of 0 is NaN.
             total.addcmul_(value.masked_fill(weight == 0, 0), weight)
         elif math.isfinite(value):
             total.add_(weight, alpha=value)
@@ -116,6 +117,7 @@ class WeightedMeans:
         return dict(zip(self._counted, means, strict=True))
 
     def _means_of_all(self, group: ProcessGroup) -> dict[str, float]:
+        """`means` for several ranks: one sum of numbers, unless a rank has counted other metrics than last time."""
         counted = list(self._counted)
         sums = None if self._names is None else self._sums_of_all(group, has_other_names=counted != self._rank_names)
         if sums is None:
@@ -195,7 +197,8 @@ def weighted(value: Any, weight: float | Tensor) -> Any:
 
 def is_known_zero(weight: float | Tensor) -> bool:
     """Whether a weight is 0. False for a weight on a device, which the host would have to wait for."""
-    return bool(weight == 0) if not isinstance(weight, Tensor) or weight.device.type == "cpu" else False
+    is_on_device = isinstance(weight, Tensor) and weight.device.type != "cpu"
+    return not is_on_device and bool(weight == 0)
 
 
 def join_outputs(results: list[tuple[Tensor, Mapping[str, Any], Any]]) -> dict[str, Any]:

@@ -35,9 +35,11 @@ class ForwardState:
         # The tensors themselves and copies of their values: a forward may replace a buffer or change it in place.
         self._buffers = [(name, module, dict(module._buffers)) for name, module in model.named_modules()]
         self._extra = [(module, copy.deepcopy(module.get_extra_state())) for module in modules if _has_extra(module)]
+        # Shared buffers are copied once.
         tensors = {buffer for *_, buffers in self._buffers for buffer in buffers.values() if buffer is not None}
         self._copies = {buffer: _copy_tensor(buffer) for buffer in tensors}
-        self._parameters = [(local_of(one), _copy_tensor(one)) for one in model.parameters()] if parameters else []
+        copied_parameters = list(model.parameters()) if parameters else []
+        self._parameters = [(local_of(parameter), _copy_tensor(parameter)) for parameter in copied_parameters]
 
     def restore(self) -> list[str]:
         """Restore the model's tensors and their values.
@@ -50,9 +52,10 @@ class ForwardState:
         for prefix, module, buffers in self._buffers:
             for name, buffer in buffers.items():
                 now = module._buffers[name] if name in module._buffers.keys() else None  # noqa: SIM118
-                if name not in module._non_persistent_buffers_set and not self._is_as_before(now, buffer):
+                is_persistent = name not in module._non_persistent_buffers_set
+                if is_persistent and not self._is_as_before(now, buffer):
                     changed.append(f"{prefix}.{name}".lstrip("."))
-            # By item: those of a ScriptModule are no dict.
+            # Item by item: the buffers of a ScriptModule are not a dict.
             for name in set(module._buffers.keys()) - set(buffers):
                 del module._buffers[name]
             for name, buffer in buffers.items():
@@ -60,9 +63,11 @@ class ForwardState:
         with torch.no_grad():
             for buffer, value in self._copies.items():
                 tensor = local_of(buffer)
-                # Only what was written: some cannot be, such as an expanded buffer. Sparse ones are not compared.
+                # Only what has changed: some buffers cannot be written, such as an expanded one. Sparse ones always.
                 if not _same_bits(tensor, value):
-                    (tensor if tensor.shape == value.shape else tensor.resize_(value.shape)).copy_(value)
+                    if tensor.shape != value.shape:
+                        tensor.resize_(value.shape)
+                    tensor.copy_(value)
             for tensor, value in self._parameters:
                 tensor.copy_(value)
         for module, state in self._extra:
@@ -70,12 +75,14 @@ class ForwardState:
         return changed
 
     def _is_as_before(self, now: Tensor | None, before: Tensor | None) -> bool:
+        """Whether a buffer has the value that was copied; of a sparse one, whether it is the same tensor."""
         if now is None or before is None or before.layout is not torch.strided:
             return now is before
         return _same_bits(local_of(now), self._copies[before])
 
 
 def _copy_tensor(tensor: Tensor) -> Tensor:
+    """A copy of this rank's part of a tensor: of a frozen parameter on the host, else on its device."""
     # Frozen weights may fill most of the device, which keeps no room for a second copy.
     on_host = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
     copied: Tensor = local_of(tensor).detach().to("cpu" if on_host else tensor.device, copy=True)
@@ -92,6 +99,7 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def _has_extra(module: nn.Module) -> bool:
+    """Whether the class of a module defines an extra state."""
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
@@ -118,15 +126,15 @@ def make_arguments(how: ModelCall, batch: Any) -> tuple[list[Any], dict[str, Any
 
 
 def _lacks_forward(model: nn.Module, error: Exception) -> bool:
-    """Whether a call of the model ended in the forward of nn.Module, which only says that there is none."""
-    absent = nn.Module.forward
-    if getattr(model.forward, "__func__", None) is absent:
+    """Whether a call of the model ended in the forward of nn.Module, which raises because a class must define one."""
+    missing_forward = nn.Module.forward
+    if getattr(model.forward, "__func__", None) is missing_forward:
         return True
-    # A base class, such as Lightning's, may define a forward that calls it, with what it was called with.
+    # The forward of a base class, such as Lightning's, may call that of nn.Module with its own arguments.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if frames and frames[-1].f_code is absent.__code__:
+    if frames and frames[-1].f_code is missing_forward.__code__:
         return frames[-1].f_locals["self"] is model
-    return isinstance(error, TypeError) and f"{absent.__name__}()" in str(error)
+    return isinstance(error, TypeError) and f"{missing_forward.__name__}()" in str(error)
 
 
 def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception:
@@ -146,19 +154,20 @@ def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any
     except (ValueError, TypeError):
         return error
     unpacking = _unpacking_call(batch)
-    shown = f"  batch:   {describe_batch(batch)}\n  forward: {_format_signature(signature)}\n"
-    # The call itself was right, so that the error is the model's own: it keeps its type and gets a note.
+    comparison = f"  batch:   {describe_batch(batch)}\n  forward: {_format_signature(signature)}\n"
+    # The arguments fit, so that the error is the model's own: it keeps its type and gets a note.
     if _can_bind(signature, args, kwargs):
-        if unpacking is not None and len(args) == 1 and args[0] is batch:
+        got_whole_batch = len(args) == 1 and args[0] is batch
+        if unpacking is not None and got_whole_batch:
             # An error that does not name the batch's type, such as `list`, is of the forward's own code.
             if re.search(rf"\b{type(batch).__name__}\b", str(error)):
                 error.add_note(
-                    f"The model was called with the whole batch:\n{shown}"
+                    f"The model was called with the whole batch:\n{comparison}"
                     f"If forward takes its parts, set model_call={unpacking}; forward returns the loss."
                 )
         elif any(map(_is_transposed, (*args, *kwargs.values()))):
             error.add_note(
-                f"The lists of the samples were put together element by element:\n{shown}"
+                f"The lists of the samples were put together element by element:\n{comparison}"
                 "Give tensors in the samples, or a data.collate_fn."
             )
         return error
@@ -167,21 +176,21 @@ def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any
         cure = f"Set model_call={unpacking}. {_RETURNS}"
     forward = f"{name}.forward"
     reason = str(error).removeprefix(f"{forward}() ")
-    return UserError(f"{forward} cannot be called with a batch: {reason}\n{shown}", cure=cure)
+    return UserError(f"{forward} cannot be called with a batch: {reason}\n{comparison}", cure=cure)
 
 
 def returned_nothing(model: nn.Module) -> UserError:
-    """The error for a model whose forward returns None, with the place of that forward."""
+    """The error for a model whose forward returns None, with the file and line of that forward."""
     model = unwrap(model)
     code = getattr(type(model).forward, "__code__", None)
-    place = ""
+    location = ""
     if code is not None:
         file = Path(code.co_filename)
         file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-        place = f", {file}:{code.co_firstlineno},"
+        location = f", {file}:{code.co_firstlineno},"
     return UserError(
         f"the model returned NoneType, expected a loss, (loss, outputs), or a mapping with 'loss': "
-        f"{type(model).__name__}.forward{place} returns nothing",
+        f"{type(model).__name__}.forward{location} returns nothing",
         cure="End it with `return loss`, `return loss, outputs`, or `return {'loss': loss, …}`.",
     )
 
@@ -195,14 +204,13 @@ def _unpacking_call(batch: Any) -> ModelCall | None:
 
 def _is_transposed(argument: Any) -> bool:
     """Whether an argument is what the default collate makes of lists: a tensor for each position in the lists."""
-    return (
-        isinstance(argument, list | tuple)
-        and len(argument) > 0
-        and all(isinstance(element, Tensor) for element in argument)
-    )
+    if not isinstance(argument, list | tuple) or not argument:
+        return False
+    return all(isinstance(element, Tensor) for element in argument)
 
 
 def _can_bind(signature: inspect.Signature, args: list[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function with this signature can be called with these arguments."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
@@ -218,12 +226,12 @@ def _format_signature(signature: inspect.Signature) -> str:
 
 @contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Put each module into its former mode after the block, which may put the model into another one."""
+    """Restore the mode, training or evaluation, of each module after the block, which may change it."""
     was_training, modes = model.training, [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
-        # By the method first: one that a class overrides may do more, such as take merged adapters out of the weights.
+        # First by `train`, which a class may override to do more, such as to take merged adapters out of the weights.
         model.train(was_training)
         # Then module by module: some may have been in another mode than the model.
         for module, training in modes:

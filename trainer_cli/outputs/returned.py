@@ -54,7 +54,7 @@ def returned_weight(outputs: Any) -> float | Tensor | None:
     """The `weight` in outputs of a model, or in those of a pair `(loss, outputs)`; None without one.
 
     Raises:
-        UserError: it is a tensor of several elements.
+        UserError: it is a tensor with more than one element.
     """
     if type(outputs) is tuple and len(outputs) == 2:
         outputs = outputs[1]
@@ -86,7 +86,9 @@ def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
             raise UserError(f"the model returned a mapping without 'loss'; it has {names}", cure=_LOSS)
         loss, named = outputs["loss"], outputs
     elif isinstance(outputs, tuple) and len(outputs) == 2:
-        loss, named = outputs[0], outputs[1] if isinstance(outputs[1], Mapping) else named
+        loss = outputs[0]
+        if isinstance(outputs[1], Mapping):
+            named = outputs[1]
     else:
         raise UserError(
             f"the model returned {type(outputs).__name__}, expected a loss, (loss, outputs), or a mapping with 'loss'",
@@ -122,6 +124,7 @@ def read_evaluation(outputs: Any) -> tuple[Tensor | None, Mapping[str, Any]]:
 
 
 def _is_scalar(value: Any) -> bool:
+    """Whether a value is a tensor with one element, of any number of dimensions."""
     return isinstance(value, Tensor) and value.numel() == 1
 
 

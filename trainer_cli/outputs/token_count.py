@@ -39,8 +39,9 @@ class TokenCount:
                 cure="Return a mapping with 'tokens', or count in steps, samples or epochs.",
             )
         tokens = outputs["tokens"]
-        if self._agreement is None and (self._at_every_step or not isinstance(tokens, Tensor)):
-            # On a device this waits for it: a duration in tokens needs the count at every step.
+        is_alone = self._agreement is None
+        if is_alone and (self._at_every_step or not isinstance(tokens, Tensor)):
+            # For a tensor the host waits for the device: a duration in tokens needs the count at every step.
             self._progress.tokens += int(tokens)
         else:
             tokens = tokens.detach().long() if isinstance(tokens, Tensor) else tokens
@@ -54,8 +55,9 @@ class TokenCount:
 
     def finish(self) -> None:
         """Count the tokens that were not needed at every step. Collective."""
+        # With several ranks all must call `total`, also one without tokens.
         if self._pending is not None or (self._agreement is not None and not self._at_every_step):
-            # The device is waited for only here.
+            # Only here the host waits for the device.
             tokens = int(self._pending or 0)
             self._progress.tokens += tokens if self._agreement is None else self._agreement.total(tokens)
             self._progress.last_tokens = self._progress.tokens

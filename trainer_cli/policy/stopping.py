@@ -11,7 +11,8 @@ from trainer_cli.schema import LoopConfig, TrainConfig
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus
 
 _HARD_STOP = "hard_stop"
-_LENGTH = "max_duration of "
+_MAX_DURATION = "max_duration of "
+"""How reasons begin, by which they are recognised in the files of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Limits:
         """Why the training ends at this step, or None. A complete run is finished, even if a stop was requested."""
         # The order decides which reason is recorded: a complete run before a part of it, a part before a stop.
         if self.max_duration.reached(now):
-            return Stop(f"{_LENGTH}{self.max_duration.duration} reached", finished=True)
+            return Stop(f"{_MAX_DURATION}{self.max_duration.duration} reached", finished=True)
         if stop_request is not None and stop_request.finished:
             return stop_request
         if self.hard_stop is not None and self.hard_stop.reached(now):
@@ -64,15 +65,17 @@ class Limits:
         return None
 
     def next_step(self, now: Progress, *, holds: bool = False) -> int:
-        """The earliest step after `now` at which `why_stop` may return a reason without a request, or, with `holds`, at
-        which a deferred request must be handled.
+        """The earliest step after `now` at which `why_stop` may return a reason without a request.
+
+        With `holds`, a request is deferred: the step at which it must be handled counts too.
         """
         # Time may run out at any step.
         if self.max_time_s is not None:
             return now.step + 1
         min_duration = self.min_duration if holds else None
-        ends = [end for end in (self.max_duration, self.hard_stop, min_duration) if end is not None]
-        return min(now.step + 1 if end.end is None else end.end for end in ends)
+        limits = [limit for limit in (self.max_duration, self.hard_stop, min_duration) if limit is not None]
+        # A limit that is not known in steps may be reached at any step.
+        return min(now.step + 1 if limit.end is None else limit.end for limit in limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,28 +90,28 @@ class RecordedEnd:
 
     @classmethod
     def of(cls, reason: str, summary: Mapping[str, Any]) -> RecordedEnd:
-        """The end for this reason, with what the summary of the last attempt adds, if it ended for the same one."""
-        is_same = summary.get("status") == RunStatus.finished and summary.get("reason") == reason
-        by = summary.get("ended_by")
-        return cls(reason, by if is_same else None, is_same and "ended_by" in summary)
+        """The end for this reason, with the callback that the summary of the last attempt names for the same reason."""
+        is_same_end = summary.get("status") == RunStatus.finished and summary.get("reason") == reason
+        by = summary.get("ended_by") if is_same_end else None
+        return cls(reason, by, is_known=is_same_end and "ended_by" in summary)
 
     def is_passed(self, old: LoopConfig, new: LoopConfig) -> bool:
-        """Whether the run trains further by its length: with a longer `max_duration`; if `hard_stop` has ended it, with
-        another one."""
+        """Whether the new settings let the run train further: a longer `max_duration`, or, if `hard_stop` has ended it,
+        another `hard_stop`."""
         # Any change: whether the new one is later may depend on the length of an epoch.
         if self.reason.startswith(_HARD_STOP) and old.hard_stop != new.hard_stop:
             return True
-        before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
-        return now.unit is not before.unit or now.value > before.value
+        old_duration, new_duration = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
+        return new_duration.unit is not old_duration.unit or new_duration.value > old_duration.value
 
     def may_reopen(self, old: TrainConfig, new: TrainConfig) -> bool:
         """Whether a run may train further: see `is_passed`; or the callback that decided the end has other settings.
 
-        Whether its `end_rule` is another one is known once the callback is made: `request_again` then decides.
+        Other settings may still mean the same end, which is known once the callback is made: see `request_again`.
         """
         if self.is_passed(old.loop, new.loop):
             return True
-        if self.reason.startswith((_LENGTH, _HARD_STOP)):
+        if self.reason.startswith((_MAX_DURATION, _HARD_STOP)):
             return False
         if not self.is_known:
             return old.callbacks != new.callbacks
@@ -139,7 +142,9 @@ class Occasion(StrEnum):
 
     @classmethod
     def at(cls, stop: Stop | None) -> Occasion:
-        """The occasion after a step: an ordinary one, or a stop."""
+        """The occasion after a step, at which the training stops for this reason; None: it goes on."""
         if stop is None:
             return cls.step
-        return cls.final if stop.is_end else cls.part if stop.is_part else cls.stop
+        if stop.is_end:
+            return cls.final
+        return cls.part if stop.is_part else cls.stop

@@ -36,7 +36,8 @@ class Holds:
 
     def take(self, path: Path) -> bool:
         """Hold a checkpoint; False if it was removed. Those of stores and of other programs are not held."""
-        if path in self._locks or len(self._locks) >= _MAX_HOLDS or is_url(path) or ForeignKind.of(path) is not None:
+        is_full = len(self._locks) >= _MAX_HOLDS
+        if path in self._locks or is_full or is_url(path) or ForeignKind.of(path) is not None:
             return True
         with ExitStack() as stack:
             try:

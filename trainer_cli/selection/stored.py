@@ -61,7 +61,8 @@ class StoredCheckpoint:
         """
         if ForeignKind.of(self.path) is not None:
             return None
-        if not is_url(self.path) and RunDir(above := self.path.parent.parent).is_run():
+        above = self.path.parent.parent
+        if not is_url(self.path) and RunDir(above).is_run():
             return above
         manifest, (_, text) = self.manifest, self.read_config()
         try:
@@ -80,7 +81,7 @@ class StoredCheckpoint:
 
 def run_holding(folder: Path) -> Path | None:
     """The run whose directory holds a folder of checkpoints; None without one, or if it saves in another folder."""
-    run = folder / ".." if folder.name in ("", "..") else folder.parent
-    directory = RunDir(run)
-    is_its_own = directory.is_run() and os.path.realpath(directory.stored_checkpoints()) == os.path.realpath(folder)
-    return run if is_its_own else None
+    parent = folder / ".." if folder.name in ("", "..") else folder.parent
+    run = RunDir(parent)
+    saves_there = run.is_run() and os.path.realpath(run.stored_checkpoints()) == os.path.realpath(folder)
+    return parent if saves_there else None

@@ -40,7 +40,7 @@ _WORDS = {
     "dur": Unit.RUN,
 }  # fmt: skip
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1, "sec": 1}
-_LONG = {
+_OTHER_WORDS = {
     "second": "s", "seconds": "s", "minute": "min", "minutes": "min", "hour": "h", "hours": "h", "day": "d",
     "days": "d", "iteration": "st", "iterations": "st", "iter": "st", "iters": "st", "batches": "st",
 }  # fmt: skip
@@ -48,7 +48,7 @@ _LONG = {
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d{1,3})?)\s*([a-z]+)", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|sec|s)", re.IGNORECASE)
 # Exponents of any size would make fractions of thousands of digits, slow at every step.
-_LARGEST = 10**18
+_MAX_AMOUNT = 10**18
 EXAMPLES = "a number of steps, or a string such as 500st, 3ep, 0.25ep, 1e9tok, 2048sp, 90s, 30min, 1h30m"
 
 
@@ -71,8 +71,8 @@ class Duration:
         # True is an int, and would be one step.
         if isinstance(text, bool) or not isinstance(text, int | str):
             raise ValueError(f"{text!r} is not a duration; expected {EXAMPLES}")
-        value, unit = (Fraction(text), Unit.STEP) if isinstance(text, int) else _read(text)
-        if not 0 < value <= _LARGEST:
+        value, unit = (Fraction(text), Unit.STEP) if isinstance(text, int) else _parse_text(text)
+        if not 0 < value <= _MAX_AMOUNT:
             raise ValueError(f"{text!r} is not a duration: it must be more than zero and at most 1e18")
         if unit in (Unit.STEP, Unit.SAMPLE, Unit.TOKEN) and value.denominator != 1:
             raise ValueError(f"{text!r} is not a duration: steps, samples and tokens are whole numbers")
@@ -95,8 +95,8 @@ class Duration:
         try:
             duration = cls.parse(value)
         except ValueError as error:
-            near = _nearest(value)
-            hint = None if near is None else f"Did you mean '{near}'?"
+            suggestion = _suggest_duration(value)
+            hint = None if suggestion is None else f"Did you mean '{suggestion}'?"
             raise ConfigError(f"{key}: {', or '.join((str(error), *words))}", location=key, hint=hint) from None
         if duration.unit not in units:
             names = ", ".join(unit.name.lower() + "s" for unit in units)
@@ -126,25 +126,32 @@ class Duration:
         return f"{number} {name}{'' if self.value == 1 else 's'}"
 
 
-def _read(text: str) -> tuple[Fraction, Unit]:
+def _parse_text(text: str) -> tuple[Fraction, Unit]:
+    """The amount and unit in a text: a number with a unit, or times such as `1h30m`.
+
+    Raises:
+        ValueError: it is neither.
+    """
     stripped = text.strip()
     if match := _COUNT.fullmatch(stripped):
         number, word = match.groups()
-        if unit := _WORDS.get(word.lower()):
-            return Fraction(number), unit
+        if word_unit := _WORDS.get(word.lower()):
+            return Fraction(number), word_unit
     parts = _CLOCK.findall(stripped)
     # Joined again and compared, so that text between the parts is an error.
-    if parts and "".join(n + u for n, u in parts) == re.sub(r"\s+", "", stripped):
-        return sum((Fraction(n) * _SECONDS[u.lower()] for n, u in parts), Fraction(0)), Unit.SECOND
+    is_complete = "".join(number + word_unit for number, word_unit in parts) == re.sub(r"\s+", "", stripped)
+    if parts and is_complete:
+        seconds = sum((Fraction(number) * _SECONDS[word_unit.lower()] for number, word_unit in parts), Fraction(0))
+        return seconds, Unit.SECOND
     raise ValueError(f"{text!r} is not a duration; expected {EXAMPLES}")
 
 
-def _nearest(text: object) -> str | None:
-    """The duration that a text with a misspelt unit means, such as `10ep` for `10 epochz`; None if none is near."""
+def _suggest_duration(text: object) -> str | None:
+    """The duration that a text with a misspelt unit means, such as `10ep` for `10 epochz`; None if it is unclear."""
     match = _COUNT.fullmatch(str(text).strip())
-    units = {**_LONG, **{word: str(unit) for word, unit in _WORDS.items()}}
-    near = get_close_matches(match[2].lower(), units, n=1, cutoff=0.7) if match else []
-    duration = f"{match[1]}{units[near[0]]}" if match and near else ""
+    units = {**_OTHER_WORDS, **{word: str(unit) for word, unit in _WORDS.items()}}
+    similar = get_close_matches(match[2].lower(), units, n=1, cutoff=0.7) if match else []
+    duration = f"{match[1]}{units[similar[0]]}" if match and similar else ""
     try:
         Duration.parse(duration)
     except ValueError:
@@ -162,9 +169,9 @@ _INDEX_IN_COUNTS = {Unit.EPOCH: 0, Unit.SAMPLE: 3, Unit.TOKEN: 4, Unit.SECOND: 5
 class Interval:
     """A duration that repeats, counted from the start of the run.
 
-    `steps_per_epoch` turns epochs into steps; without it only the ends of whole epochs are known. `offset` is for
-    another length of an epoch than before: the steps that the run would be further with the present length. The loop
-    that made an interval changes both where an epoch has another length.
+    `steps_per_epoch` turns epochs into steps; without it only the ends of whole epochs are known. The loop that made an
+    interval changes both fields if later epochs have another length. `offset` then is the number of steps by which the
+    run would be further if all epochs had had the present length.
     """
 
     duration: Duration
@@ -192,18 +199,18 @@ class Interval:
         # Before the first step nothing was crossed; 0 is a multiple of everything.
         if now.step == 0:
             return False
-        # The step does not give the epoch if epochs had another length; the epoch count does.
-        by_epochs = self.offset and self.duration.value.denominator == 1
-        if (steps := self.steps) is not None and not by_epochs:
+        # If epochs had another length before, whole epochs are counted instead of computed from the step.
+        counts_epochs = self.offset and self.duration.value.denominator == 1
+        if (steps := self.steps) is not None and not counts_epochs:
             step = now.step + self.offset
-            return _whole(step, steps) > _whole(step - 1, steps)
+            return _count_intervals(step, steps) > _count_intervals(step - 1, steps)
         before, after = self._counts(now)
         return math.floor(after / self.duration.value) > math.floor(before / self.duration.value)
 
     def next_step(self, now: Progress) -> int:
         """The earliest step after `now` at which the interval may be due; exact if its length in steps is known."""
         if (steps := self.steps) is not None:
-            return math.ceil((_whole(now.step + self.offset, steps) + 1) * steps) - self.offset
+            return math.ceil((_count_intervals(now.step + self.offset, steps) + 1) * steps) - self.offset
         return now.step + 1
 
     def reached(self, now: Progress) -> bool:
@@ -231,6 +238,7 @@ class Interval:
         return None if steps is None else steps - self.offset
 
     def _counts(self, now: Progress) -> tuple[Fraction, Fraction]:
+        """The counts in the interval's unit: one step before `now`, and at `now`."""
         before, after = {
             Unit.EPOCH: (now.last_epoch, now.epoch),
             Unit.SAMPLE: (now.last_samples, now.samples),
@@ -241,11 +249,11 @@ class Interval:
         return Fraction(before), Fraction(after)
 
     def __str__(self) -> str:
-        single = self.duration.value == 1 and self.duration.unit is not Unit.SECOND
-        return f"every {str(self.duration).removeprefix('1 ') if single else self.duration}"
+        is_one = self.duration.value == 1 and self.duration.unit is not Unit.SECOND
+        return f"every {str(self.duration).removeprefix('1 ') if is_one else self.duration}"
 
 
-def _whole(count: int, interval: Fraction) -> int:
+def _count_intervals(count: int, interval: Fraction) -> int:
     """Number of whole intervals in a count."""
     # Integers alone: this runs at every step, and a quotient of Fractions is slow.
     return count * interval.denominator // interval.numerator
@@ -264,7 +272,10 @@ def limit_batches(batches: int | None, limit: int | float | None) -> int | None:
 
 
 def count_epoch_steps(epoch_batches: int | None, grad_accum_steps: int, configured: int | None) -> int | None:
-    """Optimizer steps of an epoch; remaining batches at its end make one more step."""
+    """Optimizer steps of an epoch; remaining batches at its end make one more step.
+
+    An epoch without a known number of batches has the `configured` number of steps, which may be None.
+    """
     return configured if epoch_batches is None else math.ceil(epoch_batches / grad_accum_steps)
 
 
@@ -278,16 +289,16 @@ def count_steps(
     epoch_samples: int | None,
 ) -> int | None:
     """Optimizer steps of a training of this length, or None if unknown."""
-    an_epoch = count_epoch_steps(epoch_batches, grad_accum_steps, steps_per_epoch)
-    steps = length.steps(an_epoch)
+    epoch_steps = count_epoch_steps(epoch_batches, grad_accum_steps, steps_per_epoch)
+    steps = length.steps(epoch_steps)
     if steps is not None or length.unit is not Unit.SAMPLE:
         return steps
-    if an_epoch is None or batch_size is None or epoch_samples is None or epoch_batches is None:
+    if epoch_steps is None or batch_size is None or epoch_samples is None or epoch_batches is None:
         return None
     # The last batch of an epoch may be smaller, and a limit on batches may end the epoch earlier.
-    used = min(epoch_samples, epoch_batches * batch_size)
-    epochs, remaining_samples = divmod(int(length.value), used)
-    return epochs * an_epoch + math.ceil(remaining_samples / (batch_size * grad_accum_steps))
+    used_samples = min(epoch_samples, epoch_batches * batch_size)
+    epochs, remaining_samples = divmod(int(length.value), used_samples)
+    return epochs * epoch_steps + math.ceil(remaining_samples / (batch_size * grad_accum_steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,20 +319,18 @@ class StepCounts:
 
     def knows(self, interval: Interval) -> bool:
         """Whether it is known when an interval is due."""
-        return (
-            interval.steps is not None
-            or {
-                Unit.STEP: True,
-                Unit.EPOCH: self.epoch_batches is not None,
-                Unit.SAMPLE: self._knows_samples,
-                Unit.TOKEN: self.step_tokens is not None,
-                Unit.SECOND: self.step_time_s is not None,
-            }[interval.duration.unit]
-        )
+        knows_unit = {
+            Unit.STEP: True,
+            Unit.EPOCH: self.epoch_batches is not None,
+            Unit.SAMPLE: self._knows_samples,
+            Unit.TOKEN: self.step_tokens is not None,
+            Unit.SECOND: self.step_time_s is not None,
+        }
+        return interval.steps is not None or knows_unit[interval.duration.unit]
 
     def at(self, step: int) -> Progress:
         """All counts at the end of a step; unknown ones stay as at the start."""
-        # Its `last_*` counts belong to a step before the start, which the arithmetic below does not know.
+        # The `last_*` counts of the start are those of an earlier step, which cannot be computed.
         if step == self.start.step:
             return self.start
         before, now = self._counts(step - 1), self._counts(step)
@@ -349,9 +358,11 @@ class StepCounts:
 
     @property
     def _knows_samples(self) -> bool:
+        """Whether the samples of each step are known."""
         return self.epoch_batches is not None and self.batch_size is not None and self.epoch_samples is not None
 
     def _counts(self, step: int) -> Counts:
+        """The counts at the end of a step from the start on; those of an unknown unit stay as at the start."""
         steps, start = step - self.start.step, self.start
         tokens = start.tokens + int(steps * (self.step_tokens or 0))
         seconds = start.seconds + steps * (self.step_time_s or 0.0)
@@ -364,18 +375,18 @@ class StepCounts:
         first_steps = math.ceil(first_batches / self.grad_accum_steps)
         if steps < first_steps:
             batches = steps * self.grad_accum_steps
-            consumed = self._samples(start.epoch_samples, batches)
+            consumed = self._count_samples(start.epoch_samples, batches)
             position = start.epoch, start.batch + batches, start.epoch_samples + consumed
             return (*position, start.samples + consumed, tokens, seconds)
         steps_per_epoch = math.ceil(self.epoch_batches / self.grad_accum_steps)
-        epochs, steps_of_last = divmod(steps - first_steps, steps_per_epoch)
-        batches = steps_of_last * self.grad_accum_steps
-        consumed = self._samples(0, batches)
-        samples = start.samples + self._samples(start.epoch_samples, first_batches)
-        samples += epochs * self._samples(0, self.epoch_batches) + consumed
-        return start.epoch + 1 + epochs, batches, consumed, samples, tokens, seconds
+        whole_epochs, last_steps = divmod(steps - first_steps, steps_per_epoch)
+        batches = last_steps * self.grad_accum_steps
+        consumed = self._count_samples(0, batches)
+        samples = start.samples + self._count_samples(start.epoch_samples, first_batches)
+        samples += whole_epochs * self._count_samples(0, self.epoch_batches) + consumed
+        return start.epoch + 1 + whole_epochs, batches, consumed, samples, tokens, seconds
 
-    def _samples(self, offset: int, batches: int) -> int:
+    def _count_samples(self, offset: int, batches: int) -> int:
         """Samples in a number of batches that begin at sample `offset` of an epoch."""
         if self.batch_size is None or self.epoch_samples is None:
             return 0
@@ -385,12 +396,12 @@ class StepCounts:
 def find_first_step(holds: Callable[[int], bool], low: int) -> int | None:
     """The first step from `low` on at which a monotonic condition holds; None if it never does."""
     # Double the range until it contains the step, then bisect: about 2 * log2(step) calls.
-    reach = 1
-    while not holds(low + reach - 1):
-        reach *= 2
-        if reach > _LAST_STEP:
+    length = 1
+    while not holds(low + length - 1):
+        length *= 2
+        if length > _LAST_STEP:
             return None
-    first, last = low, low + reach - 1
+    first, last = low, low + length - 1
     while first < last:
         middle = (first + last) // 2
         first, last = (first, middle) if holds(middle) else (middle + 1, last)

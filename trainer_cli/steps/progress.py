@@ -36,7 +36,7 @@ class Progress:
     @classmethod
     def of(cls, counts: Mapping[str, int | float]) -> Progress | None:
         """The progress with these counts, or None if one is missing or unknown."""
-        return cls(**counts) if not _misfit(counts) else None  # type: ignore[arg-type]
+        return None if _find_misfits(counts) else cls(**counts)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, int | float]:
         """The counts, by name."""
@@ -45,8 +45,12 @@ class Progress:
         return {name: count for name, count in counts.items() if count or name not in _OPTIONAL}
 
     def load_state_dict(self, state: dict[str, int | float]) -> None:
-        """Load saved counts. A missing or unknown count is an error."""
-        if wrong := _misfit(state):
+        """Load saved counts.
+
+        Raises:
+            ValueError: a count is missing or unknown.
+        """
+        if wrong := _find_misfits(state):
             raise ValueError(f"progress in the checkpoint does not fit this version: {', '.join(wrong)}")
         for field in fields(self):
             setattr(self, field.name, state.get(field.name, 0))
@@ -56,6 +60,6 @@ _OPTIONAL = ("passed_over", "epochs_differ")
 _NAMES = frozenset(field.name for field in fields(Progress))
 
 
-def _misfit(counts: Mapping[str, int | float]) -> list[str]:
+def _find_misfits(counts: Mapping[str, int | float]) -> list[str]:
     """The names of counts that are missing or unknown."""
     return sorted(_NAMES.symmetric_difference({*counts, *_OPTIONAL}))

@@ -29,38 +29,38 @@ def divide_step(data: Mapping[str, Any], accumulated: int, data_size: int) -> tu
     if global_batch_size is None:
         return batch_size, accumulated
     if batch_size is None:
-        return _batch_of_rank(global_batch_size, data_size, accumulated), accumulated
-    return batch_size, _accumulation(global_batch_size, batch_size, data_size, accumulated)
+        return _divide_batch(global_batch_size, data_size, accumulated), accumulated
+    return batch_size, _count_batches(global_batch_size, batch_size, data_size, accumulated)
 
 
-def _accumulation(global_batch_size: int, batch_size: int, world_size: int, configured: int) -> int:
+def _count_batches(global_batch_size: int, batch_size: int, world_size: int, configured: int) -> int:
     """Number of batches of each rank in a step of `global_batch_size` samples.
 
     Raises:
         ConfigError: the quotient is not whole, or `loop.grad_accum_steps` is `configured` to another number.
     """
-    at_once = batch_size * world_size
+    samples_at_once = batch_size * world_size
     ranks = "" if world_size == 1 else f" on each of {world_size} ranks"
-    if global_batch_size % at_once:
-        # The largest that fits, which is the nearest to what was asked for.
-        divisors = [size for size in range(batch_size, 0, -1) if global_batch_size % (size * world_size) == 0]
+    if global_batch_size % samples_at_once:
+        # The largest one is suggested, which is the nearest to the size that was asked for.
+        valid_sizes = [size for size in range(batch_size, 0, -1) if global_batch_size % (size * world_size) == 0]
         raise ConfigError(
             f"data.global_batch_size is {global_batch_size}, which is not a multiple of batches of {batch_size}{ranks}",
             location="data.global_batch_size",
-            hint=f"Set data.batch_size={divisors[0]}." if divisors else f"Use a multiple of {world_size}.",
+            hint=f"Set data.batch_size={valid_sizes[0]}." if valid_sizes else f"Use a multiple of {world_size}.",
         )
-    if configured not in (1, global_batch_size // at_once):
+    if configured not in (1, global_batch_size // samples_at_once):
         raise ConfigError(
             f"data.global_batch_size of {global_batch_size} takes "
-            f"{format_count(global_batch_size // at_once, 'batch')} of "
+            f"{format_count(global_batch_size // samples_at_once, 'batch')} of "
             f"{batch_size}{ranks}, but loop.grad_accum_steps is {configured}",
             location="loop.grad_accum_steps",
             hint="Leave loop.grad_accum_steps out.",
         )
-    return global_batch_size // at_once
+    return global_batch_size // samples_at_once
 
 
-def _batch_of_rank(global_batch_size: int, world_size: int, accumulated: int) -> int:
+def _divide_batch(global_batch_size: int, world_size: int, accumulated: int) -> int:
     """Batch size of each rank, where `accumulated` batches make a step of `global_batch_size` samples.
 
     Raises:
