@@ -101,7 +101,7 @@ def test_it_weighs_what_is_then_saved(tmp_path: Path, case: str) -> None:
     for step in (0, 3):
         files = json.loads((tmp_path / f"step{step}/manifest.json").read_text())["files"]
         saved.append(sum(file["size_bytes"] for file in files.values()))
-    assert size.doubt is None
+    assert size.note is None
     assert [size.before_training, size.trained] == pytest.approx(saved, rel=0.005)
     assert [size.at(0), size.at(3)] == [size.before_training, size.trained]
 
@@ -110,8 +110,8 @@ def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
     made = builder(tmp_path, **_optimizer("LBFGS"))
     weight = size_of(made, made.data())
     assert weight.trained == pytest.approx(weight.before_training, rel=0.01)
-    assert weight.doubt is not None
-    assert weight.doubt.startswith("the state of LBFGS is not counted: ")
+    assert weight.note is not None
+    assert weight.note.startswith("the state of LBFGS is not counted: ")
     assert CheckpointSize().at(7) == 0
 
 

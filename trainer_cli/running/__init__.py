@@ -11,7 +11,7 @@ It promises:
 - A plan writes, locks and trains nothing.
 - A config that was found on disk writes only into the directory of its run (`reach`).
 
-Of several ranks, rank 0 locks the run, chooses the checkpoint and writes the files; the others follow its decisions.
+With several ranks, rank 0 locks the run, chooses the checkpoint and writes the files; the others follow its decisions.
 
 torch is imported by `build` and what needs it, while the checkpoint to resume is verified. A finished run is reported
 without it.

@@ -118,7 +118,7 @@ class Builder:
         elif settings.get("collate_fn") is not None:
             settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
         settings["batch_size"], _ = batches_of_step(self.config, self.group.data_size)
-        # Of the data group: the ranks of a tensor group must read the same samples.
+        # The rank in the data group: the ranks of a tensor group must read the same samples.
         settings |= {"rank": self.group.data_rank, "world_size": self.group.data_size}
         # Pinned memory makes the copies to the device asynchronous.
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
@@ -134,12 +134,14 @@ class Builder:
             )
         seed = self.config.seed
         val = getattr(source, "val", None)
-        val_sets = {} if val is None else val if isinstance(val, Mapping) else {"val": val}
+        if not isinstance(val, Mapping):
+            val = {} if val is None else {"val": val}
+        val_sets = val
         if predicts and getattr(source, "predict", None) is not None:
             val_sets = {**val_sets, "predict": source.predict}
         train_set = source.train
         if overfit is not None:
-            train_set = _few(source.train, overfit * int(settings.get("batch_size") or 32), seed)
+            train_set = _take_subset(source.train, overfit * int(settings.get("batch_size") or 32), seed)
             val_sets, val_batch_size = dict.fromkeys(val_sets or {"val": None}, train_set), None
         train = as_loader(train_set, shuffle=overfit is None, seed=seed, drop_last=drop_last, name="train", **settings)
         # After the training loader, which has its own batch size.
@@ -152,12 +154,13 @@ class Builder:
         return Data(source, train, loaders)
 
     def model(self, source: Any) -> nn.Module:
-        """Build the model. A key with the value `from_data`, at any depth, is that attribute of the data."""
+        """Build the model. A key with the value `from_data`, at any depth, takes the data's attribute of that name."""
         node = fill_from_data(as_node(self.config.model, "model"), source, "model")
         model: nn.Module = self.make(node, "model")
         return model
 
     def _trained_model(self, source: Any) -> nn.Module:
+        """Build the model, with activation checkpointing if the config asks for it."""
         model, parallel = self.model(source), self.config.parallel
         if parallel.activation_checkpointing:
             recompute(find_blocks(model, parallel.wrap, parallel.wrap_min_parameters))
@@ -168,15 +171,17 @@ class Builder:
         nodes = list_optimizers(self.config.optimizer)
         if list(nodes) == ["optimizer"]:
             return self._optimizer(model, "optimizer", nodes["optimizer"])
-        names = parameters_of(model, {where.partition(".")[2]: node.get("params") for where, node in nodes.items()})
-        return {
-            name: self._optimizer(
-                model, where, {key: value for key, value in node.items() if key != "params"}, parameters
-            )
-            for (where, node), (name, parameters) in zip(nodes.items(), names.items(), strict=True)
-        }
+        parameters = parameters_of(
+            model, {where.partition(".")[2]: node.get("params") for where, node in nodes.items()}
+        )
+        optimizers = {}
+        for (where, node), (name, parameter_names) in zip(nodes.items(), parameters.items(), strict=True):
+            arguments = {key: value for key, value in node.items() if key != "params"}
+            optimizers[name] = self._optimizer(model, where, arguments, parameter_names)
+        return optimizers
 
     def _optimizer(self, model: nn.Module, where: str, node: Any, names: list[str] | None = None) -> Optimizer:
+        """Build the optimizer of a node for the parameters with these names; None: for all."""
         node = as_node(node, where)
         target = import_target(str(node.get("_target_")), f"{where}._target_", self.trust)
 
@@ -202,10 +207,11 @@ class Builder:
         return self._schedulers(self.config.scheduler, "scheduler", loop)
 
     def _schedulers(self, node: Any, where: str, loop: TrainingLoop) -> Any:
+        """`schedulers` for the value of the key `where`: null, a node, or a mapping of names to such values."""
         if node is None:
             return None
-        nested = isinstance(node, Mapping) and (where == "scheduler" or any(map(is_node, node.values())))
-        if nested and not is_node(node):
+        is_mapping = isinstance(node, Mapping) and not is_node(node)
+        if is_mapping and (where == "scheduler" or any(map(is_node, node.values()))):
             return {
                 str(name): self._schedulers(child, f"{where}.{name}", loop)
                 for name, child in node.items()
@@ -227,7 +233,7 @@ class Builder:
         return None if self.config.step is None else self.make(as_node(self.config.step, "step"), "step")
 
     def _sparsity(self) -> Any:
-        """Build what holds weights at zero; None without it."""
+        """Build the object that holds weights at zero; None if the config has none."""
         node = self.config.sparsity
         return None if node is None else self.make(as_node(node, "sparsity"), "sparsity")
 
@@ -259,14 +265,15 @@ class Builder:
         self._run_dir = run_dir
         if saver is None:
             folder = config.checkpoint.folder
-            for key, configured in (("folder", folder), ("copy_to.folder", config.checkpoint.copy_to.folder)):
-                check_folder(f"checkpoint.{key}", configured, self.trust, run_dir, identity.run_id)
+            copies = config.checkpoint.copy_to.folder
+            for key, configured in (("checkpoint.folder", folder), ("checkpoint.copy_to.folder", copies)):
+                check_folder(key, configured, self.trust, run_dir, identity.run_id)
             saver = self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity)
         if loggers is None:
             # Only rank 0 logs.
-            loggers = self._components("loggers", config.loggers if self.group.is_main else {})
+            loggers = self._make_components("loggers", config.loggers if self.group.is_main else {})
         loop = self.loop()
-        # With the loop of this trainer: its length, known once the data is, is read when a schedule is built.
+        # With the loop of this trainer: a schedule reads its length when it is built, after the data is known.
         schedulers = self.schedulers(loop)
         return Trainer(
             # Called by the trainer, after it has seeded the random generators.
@@ -337,7 +344,7 @@ class Builder:
                 step=self.step(),
                 sparsity=self._sparsity(),
                 loop=loop,
-                callbacks=self._components("callbacks", callbacks),
+                callbacks=self._make_components("callbacks", callbacks),
                 loggers=_NO_DISPLAY,
                 seed=config.seed,
                 device=device,
@@ -345,13 +352,19 @@ class Builder:
 
         if not values:
             leave_compiler_out_of_shapes()
-            # An error of the meta device does not occur on the CPU; any other occurs there again.
+            # An error of the meta device alone does not matter; any other occurs on the CPU again.
             with suppress(Exception):
                 return build_on("meta")
         return build_on("cpu")
 
     def make(self, node: Any, where: str, first: tuple[Any, ...] = ()) -> Any:
-        """Build the object that a node with `_target_` describes, after those of nested nodes.
+        """Build the object that a node with `_target_` describes, after the objects of nested nodes.
+
+        In a list or mapping that is not a node, each node is replaced by its object; other values stay.
+
+        Args:
+            where: the key of the node.
+            first: positional arguments before those of the node.
 
         Raises:
             ConfigError: the target cannot be imported or is not trusted, or its constructor refuses the arguments.
@@ -367,31 +380,32 @@ class Builder:
         positional = [*first, *self.make(list(node.get("_args_", [])), f"{where}._args_")]
         named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in SPECIAL}
         is_partial = bool(node.get("_partial_"))
-        takes = read_parameters(target)
-        if takes is not None:
+        parameters = read_parameters(target)
+        if parameters is not None:
             name = getattr(target, "__name__", str(node["_target_"]))
-            raise_all(list(find_misfits(where, name, takes, positional, named, first=len(first), partial=is_partial)))
+            misfits = find_misfits(where, name, parameters, positional, named, first=len(first), partial=is_partial)
+            raise_all(list(misfits))
         # After the check of its arguments: a mistake is reported now, not at the call in the training.
         if is_partial:
             check_partial(target, where, self.trust)
             return partial(target, *positional, **named)
         try:
-            made = target(*positional, **named)
-            check_reach(made, where, self.trust, self._run_dir)
-            return made
+            instance = target(*positional, **named)
+            check_reach(instance, where, self.trust, self._run_dir)
+            return instance
         except TrainError as error:
-            if error.where is None or error.where in named:  # the name of an argument
+            # An error of a constructor names its argument, if at all: the key of that is below the node.
+            if error.where is None or error.where in named:
                 error.where = where if error.where is None else f"{where}.{error.where}"
             raise
-        # Others keep their traceback: they are faults of the component, not of its arguments.
+        # Other errors keep their traceback: they are faults of the component, not of its arguments.
         except (ValueError, TypeError, FileNotFoundError) as error:
             raise ConfigError(f"{node['_target_']} refused its arguments: {error}", location=where) from error
 
     def _callbacks(self) -> dict[str, Any]:
         """Build all callbacks except the one that saves."""
-        return self._components(
-            "callbacks", {name: node for name, node in self.config.callbacks.items() if name != SAVER}
-        )
+        nodes = {name: node for name, node in self.config.callbacks.items() if name != SAVER}
+        return self._make_components("callbacks", nodes)
 
     def _checkpointer(self, folder: Path, identity: RunIdentity) -> Any:
         """Build the CheckpointerCallback, or the subclass that `callbacks.checkpoint` names with its arguments."""
@@ -399,7 +413,7 @@ class Builder:
         if node is None:
             return CheckpointerCallback(folder, config=settings, identity=identity)
         where = f"callbacks.{SAVER}"
-        # By name: the node may set fields, and the constructor of the subclass may have parameters of these names.
+        # Field by field: the node may set fields, and the subclass may have parameters with the names of fields.
         fields = {**asdict(settings), "folder": folder, "identity": identity}
         check_folder(f"{where}.folder", as_node(node, where).get("folder"), self.trust, folder.parent, identity.run_id)
         callback = self.make({**fields, **as_node(node, where)}, where)
@@ -412,7 +426,8 @@ class Builder:
             )
         return callback
 
-    def _components(self, section: str, nodes: Mapping[str, Any]) -> dict[str, Any]:
+    def _make_components(self, section: str, nodes: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the components of a section, by name, without those that are null."""
         return {
             name: self.make(as_node(node, f"{section}.{name}"), f"{section}.{name}")
             for name, node in nodes.items()
@@ -420,13 +435,14 @@ class Builder:
         }
 
 
-def _few(dataset: Any, count: int, seed: int) -> Any:
+def _take_subset(dataset: Any, count: int, seed: int) -> Any:
     """A fixed subset of `count` samples of a dataset, chosen by the seed.
 
     Raises:
         ConfigError: the dataset makes its own batches, or has no length.
     """
-    if isinstance(dataset, DataLoader) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    is_map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if isinstance(dataset, DataLoader) or not is_map_style:
         raise ConfigError(
             f"data.overfit_batches needs a dataset with __len__ and __getitem__, and train is a "
             f"{type(dataset).__name__}",
@@ -478,4 +494,5 @@ def target_packages(config: TrainConfig) -> tuple[str, ...]:
 
 
 def _is_shipped(node: Any) -> bool:
+    """Whether a node names a class of this package."""
     return isinstance(node, Mapping) and str(node.get("_target_")).startswith("trainer_cli.")

@@ -23,7 +23,7 @@ _AFFORDABLE_BYTES = 2**30
 _SMALL_BYTES = 2**26
 """A state up to this size is built with values at once: a step without them imports sympy for half a second."""
 LOG_MARKS_BYTES = 560
-"""Size of where the logs stood, after step 0: about this with the default loggers and two validation metrics."""
+"""Size of the positions of the logs in a checkpoint: about this with the default loggers and two validation metrics."""
 IMPLEMENTATIONS = ("fused", "foreach", "capturable")
 """Settings by which torch's optimizers choose how a step is computed. They do not change the state."""
 
@@ -33,9 +33,10 @@ class CheckpointSize:
     """Size of one checkpoint in bytes; None if unknown."""
 
     before_training: int | None = None
-    """Of one saved before the first optimizer step."""
+    """Size of a checkpoint that is saved before the first optimizer step."""
     trained: int | None = None
-    doubt: str | None = None
+    """Size of a later one."""
+    note: str | None = None
     """What the size leaves out, or why it is unknown."""
 
     def at(self, step: int) -> int:
@@ -56,32 +57,32 @@ def checkpoint_size(
     """Compute the size of a checkpoint at step 0 and of one at `end`.
 
     Args:
-        beside: size in bytes of the small files in it.
-        log_marks: size in bytes of where the logs stood, after step 0.
+        beside: size in bytes of the small files in a checkpoint.
+        log_marks: size in bytes of the positions of the logs, which a checkpoint after step 0 has.
         leave_out: `checkpoint.leave_out`.
 
     Raises:
         TrainError: `fit` would refuse the model, the optimizer or their state.
     """
     try:
-        trainer = _prepared_trainer(builder, data)
-        before = _size(trainer, data, format, leave_out)
-        if before <= _SMALL_BYTES:
-            trainer = _prepared_again(builder, data)
-        doubt = _create_optimizer_state(trainer)
-        if doubt is not None and before <= _AFFORDABLE_BYTES:
-            trainer = _prepared_again(builder, data)
-            doubt = _create_optimizer_state(trainer)
-        # At the end, because numbers of more digits make the JSON of the state longer.
+        trainer = _prepare_trainer(builder, data)
+        before_bytes = _compute_size(trainer, data, format, leave_out)
+        if before_bytes <= _SMALL_BYTES:
+            trainer = _prepare_with_values(builder, data)
+        why_not_counted = _create_optimizer_state(trainer)
+        if why_not_counted is not None and before_bytes <= _AFFORDABLE_BYTES:
+            trainer = _prepare_with_values(builder, data)
+            why_not_counted = _create_optimizer_state(trainer)
+        # With the counts of the last step: longer numbers make the JSON of the state longer.
         trainer.progress.load_state_dict(end.state_dict())
-        after = _size(trainer, data, format, leave_out) + log_marks
-        return CheckpointSize(before + beside, after + beside, doubt)
+        after_bytes = _compute_size(trainer, data, format, leave_out) + log_marks
+        return CheckpointSize(before_bytes + beside, after_bytes + beside, why_not_counted)
     except RuntimeError as error:
-        return CheckpointSize(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
+        return CheckpointSize(note=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
 
 
-def _prepared_trainer(builder: Builder, data: Data, *, values: bool = False) -> Trainer:
-    """A trainer in the state before its first step."""
+def _prepare_trainer(builder: Builder, data: Data, *, values: bool = False) -> Trainer:
+    """Build a trainer, on the meta device unless it needs `values`, and prepare it for its first step."""
     trainer = builder.shapes(data, values=values)
     trainer.loop.prepare(trainer, data.train)
     trainer.make_schedulers()
@@ -89,18 +90,19 @@ def _prepared_trainer(builder: Builder, data: Data, *, values: bool = False) -> 
     return trainer
 
 
-def _prepared_again(builder: Builder, data: Data) -> Trainer:
-    """The same with values. The messages of the parts were shown when they were made first."""
+def _prepare_with_values(builder: Builder, data: Data) -> Trainer:
+    """Build and prepare the trainer again, with values, and without messages: they have been shown once."""
     logger = logging.getLogger(ROOT)
     level = logger.level
     logger.setLevel(SILENT.upper())
     try:
-        return _prepared_trainer(builder, data, values=True)
+        return _prepare_trainer(builder, data, values=True)
     finally:
         logger.setLevel(level)
 
 
-def _size(trainer: Trainer, data: Data, format: Format, leave_out: Sequence[str]) -> int:
+def _compute_size(trainer: Trainer, data: Data, format: Format, leave_out: Sequence[str]) -> int:
+    """Size in bytes of a checkpoint of the trainer's present state, without the small files."""
     # Callbacks create their state here, such as the copy of an average.
     trainer.hooks.call("on_fit_start", trainer, data.train, data.val, trainer.loop)
     files = sum(map(len, describe(trainer).files.values()))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def explain_disk_failure(error: BaseException, run: Path, trainer: Trainer) -> TrainError | None:
-    """The error to raise instead, for a full disk and a run directory that is gone; None for any other end."""
+    """The error to raise instead of one that a full disk or a missing run directory caused; None for other errors."""
     if isinstance(error, OSError | SaveError) and is_gone(run):
         return TrainError(
             "the run directory is gone: it was moved or deleted during the run",
@@ -25,14 +25,17 @@ def explain_disk_failure(error: BaseException, run: Path, trainer: Trainer) -> T
 
 
 def _stop_of_full_disk(error: BaseException, trainer: Trainer) -> FullDiskError | None:
-    """An error with exit code 75, so that a scheduler starts the command again; see `RankProcesses.wait`."""
+    """The error for a run that a full disk has stopped; None if another cause did.
+
+    Its exit code is 75, so that a scheduler starts the command again; see `RankProcesses.wait`.
+    """
     step = stopped_step(error, trainer)
     if step is None:
         return None
     if isinstance(error, TrainError):
-        what, where, cure = error.what, error.where, error.cure
+        message, where, cure = error.what, error.where, error.cure
     else:
         assert isinstance(error, OSError)
-        what, where = error.strerror or str(error), error.filename
+        message, where = error.strerror or str(error), error.filename
         cure = f"What was committed before is intact. {disk_cure(error)}"
-    return FullDiskError(what, where=where, cure=f"{cure} Then run the same command again to resume at step {step}.")
+    return FullDiskError(message, where=where, cure=f"{cure} Then run the same command again to resume at step {step}.")

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_METRICS = 12
-_LONGEST_NAME = 32
-_LONGEST_IN_SECONDS = 100
+_MAX_METRICS = 12
+_MAX_NAME_WIDTH = 32
+_MAX_PLAIN_SECONDS = 100
 
 
 def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -47,7 +47,7 @@ def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[st
     Args:
         best_metrics: for each metric the best value of the run and its step, as in `summary.json`.
     """
-    # Here: it imports torch, and a finished run needs none.
+    # Imported here: it imports torch, which a finished run does not need.
     from trainer_cli.callbacks import CheckpointerCallback
 
     checkpoint = trainer.checkpoint
@@ -63,18 +63,20 @@ def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[st
     best = next(iter(rule.ranked(saved)), None) if rule is not None else None
     if rule is None or best is None:
         return {}
+    # The best value of the run may be of a checkpoint that was removed, or of a step that was not saved.
     best_of_run = best_metrics.get(rule.metric, {"value": math.nan, "step": 0})
     values = {rule.metric: best_of_run["value"]}
     is_best = rule.value(values) is None or rule.loss(values) >= rule.loss(best.metrics)
     title = "best checkpoint" if is_best else "best of the kept"
-    rows = {title: f"{checkpoint.folder / best.name} ({_measured(rule.metric, best.metrics)})"}
+    rows = {title: f"{checkpoint.folder / best.name} ({_format_metric(rule.metric, best.metrics)})"}
     if not is_best:
         cure = f"; checkpoint.keep_best.metric={rule.metric} keeps the best" if settings.metric is None else ""
-        rows["better, not kept"] = f"step {best_of_run['step']:,} ({_measured(rule.metric, values)}){cure}"
+        rows["better, not kept"] = f"step {best_of_run['step']:,} ({_format_metric(rule.metric, values)}){cure}"
     return rows
 
 
-def _measured(metric: str, values: Mapping[str, float]) -> str:
+def _format_metric(metric: str, values: Mapping[str, float]) -> str:
+    """The name and value of a metric."""
     return f"{metric} {values[metric]:.4g}"
 
 
@@ -103,27 +105,27 @@ def print_outcome(
     """
     rate = outcome.throughput.get("samples_per_s", 0.0)
     seconds = outcome.wall_time_s
-    duration = f"{seconds:.1f}s" if seconds < _LONGEST_IN_SECONDS else format_clock(seconds)
+    duration = f"{seconds:.1f}s" if seconds < _MAX_PLAIN_SECONDS else format_clock(seconds)
     ended = f"{outcome.status} at step {outcome.step:,}: {outcome.reason}"
     _print(f"\n{ended} ({duration}, {format_rate(rate)} samples/s)")
     validation = [key for key in metrics if not key.startswith("train/")]
-    # Those first of which it is known what is best; the sort is stable.
+    # Metrics with a best value first, else in their order: the sort is stable.
     validation.sort(key=lambda key: key not in outcome.best_metrics)
     if outcome.average is not None and validation:
         _print(f"  {'evaluated':<16} the average of {outcome.average}, not the trained weights")
-    widths = map(cell_width, validation[:_MOST_METRICS])
-    width = max([16, *(key_width for key_width in widths if key_width <= _LONGEST_NAME)])
-    for key in validation[:_MOST_METRICS]:
+    widths = map(cell_width, validation[:_MAX_METRICS])
+    width = max([16, *(key_width for key_width in widths if key_width <= _MAX_NAME_WIDTH)])
+    for key in validation[:_MAX_METRICS]:
         best_value = outcome.best_metrics.get(key)
         note = f"  (best {best_value['value']:.4g} at step {best_value['step']:,})" if best_value else ""
         _print(f"  {padded(key, width)} {metrics[key]:<9.4g}{note}".rstrip())
-    if len(validation) > _MOST_METRICS:
-        _print(f"  and {format_count(len(validation) - _MOST_METRICS, 'more metric')} in {run.summary_file}")
+    if len(validation) > _MAX_METRICS:
+        _print(f"  and {format_count(len(validation) - _MAX_METRICS, 'more metric')} in {run.summary_file}")
     _print(f"  {'run directory':<16} {run.path}")
     for title, text in best.items():
         _print(f"  {title:<16} {text}")
     if outcome.checkpoints:
-        # Those with a rare reason first: the final one, the best, the pinned.
+        # Checkpoints with a rare reason first: the final one, the best, the pinned.
         reasons = Counter(checkpoint["why"] for checkpoint in outcome.checkpoints)
         rarest = sorted(outcome.checkpoints, key=lambda checkpoint: reasons[checkpoint["why"]])
         names = [f"{checkpoint['name']} ({checkpoint['why']})" for checkpoint in rarest]

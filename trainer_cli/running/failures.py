@@ -16,7 +16,7 @@ from trainer_cli.terminal import format_count
 
 _COPIED_BYTES = 32 * 2**20
 _COPIES = 3
-_SMALLEST_SAVE_S = 0.001
+_MIN_SAVE_S = 0.001
 """Assumed for collecting and encoding the state of a save in the background, besides its tensors."""
 
 
@@ -49,11 +49,11 @@ def find_best_interval(
     """The best interval by the measured saves of a run, or else by the estimated ones; None if neither is known."""
     saves = measured_saves(run)
     if saves is None and in_background and size_bytes:
-        seconds = _SMALLEST_SAVE_S + copy_seconds(size_bytes)
+        seconds = _MIN_SAVE_S + copy_seconds(size_bytes)
         saves = SaveTime(seconds, "estimated, at least: 1 ms, and a copy of its size in memory")
     if saves is None:
         return None
-    # The interval of a save that takes no time would be none.
+    # A save that takes no time would have no best interval.
     save_s = max(saves.save_s, 1e-6)
     interval_s = best_interval_s(save_s, between_failures_s)
     step_s = step_time_s or saves.step_s
@@ -68,16 +68,17 @@ def find_best_interval(
 
 
 def measured_saves(run: RunDir) -> SaveTime | None:
-    """The mean of the saves of the newest attempt that has made two or more; None if there is no such attempt."""
+    """The mean times of the saves of the newest attempt that has made two or more; None if there is no such attempt."""
+    # Unix time at which the attempt after the one in question began.
     rows, end = read_rows(run.history_file), float("inf")
     for attempt in reversed(run.attempts):
         started = unix(attempt.get("started"))
         if started is None:
             continue
-        saves = [(step, spent.time_s) for at, step, spent in Spent.noted(rows, started) if at < end]
+        saves = [(step, spent.time_s) for time, step, spent in Spent.noted(rows, started) if time < end]
         end = started
         if len(saves) > 1:
-            # Each notes the time before it, so that the last one's own is not known.
+            # Each save records the time before it, so that the time of the last save itself is not known.
             (first_step, first), (last_step, last) = saves[0], saves[-1]
             spent = {activity: last.get(activity, 0.0) - first.get(activity, 0.0) for activity in Activity}
             count, steps = len(saves) - 1, last_step - first_step

@@ -27,8 +27,10 @@ _SMALL_FILES = 2
 
 
 def estimate_size(trainer: Trainer, start_point: StartPoint) -> int:
-    """Size in bytes of the next checkpoint, at least: that of the newest one, or else of the weights and the state of
-    torch's own optimizers. 0 if nothing is known."""
+    """A lower bound of the size in bytes of the next checkpoint; 0 if nothing is known.
+
+    It is the size of the newest checkpoint, or else of the weights and the state of torch's own optimizers.
+    """
     settings = trainer.checkpoint.settings if isinstance(trainer.checkpoint, CheckpointerCallback) else None
     if settings is None or settings.compression is not Compression.none:
         return 0
@@ -36,21 +38,17 @@ def estimate_size(trainer: Trainer, start_point: StartPoint) -> int:
         return start_point.sizes[max(start_point.saved, key=lambda saved: saved.step).name]
     if settings.leave_out:
         return 0
-    # The state's tied tensors are stored once.
-    state = trainer.model.state_dict(keep_vars=True)
-    # One that is not dense has no size here, and is refused by name when the state is tried.
-    tensors = {
-        id(value): value
-        for value in state.values()
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided
-    }
-    return sum(tensor.nbytes for tensor in tensors.values()) + sum(map(optimizer_bytes, trainer.optimizers.values()))
+    tensors = [value for value in trainer.model.state_dict(keep_vars=True).values() if isinstance(value, torch.Tensor)]
+    # By identity: tied tensors are stored once. One that is not dense is refused later, when the state is tried.
+    dense = {id(tensor): tensor for tensor in tensors if tensor.layout is torch.strided}
+    return sum(tensor.nbytes for tensor in dense.values()) + sum(map(optimizer_bytes, trainer.optimizers.values()))
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Size in bytes of the state that an optimizer has after its first step, at least; 0 if it is not one of torch.
+    """A lower bound of the size in bytes of an optimizer's state after its first step; 0 if it is not one of torch.
 
-    A second optimizer with the same settings makes a step with tensors of one element.
+    A second optimizer with the same settings makes a step with tensors of one element, which shows the state for each
+    parameter.
     """
     # A class of a user may have effects beyond its parameters.
     if not type(optimizer).__module__.startswith("torch.optim"):
@@ -70,7 +68,7 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
             # As in the trainer: torch's wrapper of `step` imports the compiler, half of the time to the first step.
             step_lightly(copy)
             copy.step()
-        # It needs more than gradients, such as a closure.
+        # The optimizer needs more than gradients, such as a closure.
         except Exception as error:
             log.debug("the size of the state of %s is unknown: %r", type(optimizer).__name__, error)
             return 0
@@ -91,8 +89,9 @@ def check_space(trainer: Trainer, start_point: StartPoint, timeline: Timeline, s
     """
     checkpoint, peak = trainer.checkpoint, timeline.peak
     assert isinstance(checkpoint, CheckpointerCallback)
-    # A folder of a URL has no limit, and its cache is emptied meanwhile.
-    if not size_bytes or peak is None or not timeline.saves or is_url(checkpoint.folder):
+    # A store has no limit, and its local cache is emptied while the training goes on.
+    is_limited = not is_url(checkpoint.folder)
+    if not size_bytes or peak is None or not timeline.saves or not is_limited:
         return
     files = files_of_checkpoint(trainer.strategy.world_size, _SMALL_FILES)
     present = start_point.sizes or {}

@@ -41,26 +41,28 @@ def overview_rows(
     """
     config, checkpoint = composed.config, trainer.checkpoint
     steps = f", steps {plan['steps']}" if "steps" in plan else ""
-    yield "run", f"{start.run.path} ({_beginning(start, fork)}){steps}"
-    yield "model", _model(trainer, config.model)
-    yield "optimizer", ", ".join([*_optimizers(trainer, config), *_schedules(config.scheduler)])
-    yield "data", ", ".join([*_data(trainer, data, config.data), *_step(trainer, data)])
-    yield "device", ", ".join(_device(trainer, composed))
-    yield "evaluates", _evaluated(trainer, data, plan.get("evaluations", ""))
-    if callbacks := ", ".join(_callbacks(trainer, config.callbacks)):
+    yield "run", f"{start.run.path} ({_describe_start(start, fork)}){steps}"
+    yield "model", _describe_model(trainer, config.model)
+    yield "optimizer", ", ".join([*_describe_optimizers(trainer, config), *_list_schedule_names(config.scheduler)])
+    yield "data", ", ".join([*_describe_data(trainer, data, config.data), *_describe_step(trainer, data)])
+    yield "device", ", ".join(_describe_device(trainer, composed))
+    yield "evaluates", _describe_evaluations(trainer, data, plan.get("evaluations", ""))
+    if callbacks := ", ".join(_list_callbacks(trainer, config.callbacks)):
         yield "callbacks", callbacks
     if isinstance(checkpoint, CheckpointerCallback):
-        yield "saves", ", ".join(_saves(start, data, composed, checkpoint, plan.get("saves", "checkpoints")))
+        yield "saves", ", ".join(_describe_saves(start, data, composed, checkpoint, plan.get("saves", "checkpoints")))
 
 
-def _beginning(start: Start, fork: Path | None) -> str:
+def _describe_start(start: Start, fork: Path | None) -> str:
+    """Whether the run is new or resumed, and from which weights."""
     if start.entry is not None:
         return f"attempt {start.attempt}, resumes at step {start.entry.step:,}"
     weights = "" if fork is None else f", with the weights of {fork}"
     return f"{'new' if start.is_new else f'attempt {start.attempt}, from step 0'}{weights}"
 
 
-def _device(trainer: Trainer, composed: Composed) -> Iterator[str]:
+def _describe_device(trainer: Trainer, composed: Composed) -> Iterator[str]:
+    """The device, the processes, and the settings of how it computes."""
     config, device, group = composed.config, trainer.device, trainer.strategy.group
     if device.type == "cuda":
         yield f"{device} ({torch.cuda.get_device_name(device)})"
@@ -79,7 +81,8 @@ def _device(trainer: Trainer, composed: Composed) -> Iterator[str]:
         yield "deterministic"
 
 
-def _model(trainer: Trainer, node: Mapping[str, Any]) -> str:
+def _describe_model(trainer: Trainer, node: Mapping[str, Any]) -> str:
+    """The class of the model, and how many of its parameters are trained."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     total, frozen = sum(size for size, _ in sizes), sum(size for size, trained in sizes if not trained)
     name = str(node.get("_target_", "")).rpartition(".")[2]
@@ -87,13 +90,13 @@ def _model(trainer: Trainer, node: Mapping[str, Any]) -> str:
     return f"{name + ', ' if name else ''}{format_count(total, 'parameter')}, {trained}"
 
 
-def _optimizers(trainer: Trainer, config: TrainConfig) -> Iterator[str]:
+def _describe_optimizers(trainer: Trainer, config: TrainConfig) -> Iterator[str]:
     """Each optimizer with its rate, and whether it has a fused kernel that the config has not chosen."""
     nodes = {where.rpartition(".")[2]: node for where, node in list_optimizers(config.optimizer).items()}
     for name, optimizer in trainer.optimizers.items():
         kind = type(optimizer).__name__
         if optimizer.defaults.get("fused") and nodes[name].get("fused") is None:
-            # The last digits are other ones than those of a plain loop, from which the user may have ported.
+            # Its last digits differ from those of the plain loop in torch, with which a user may compare.
             kind += f" (fused; `{'foreach: true' if trainer.device.type == 'cuda' else 'fused: false'}` as torch)"
         rates = [f"{rate:.4g}" for rate in sorted(set(_rates(optimizer)))]
         yield f"{'' if name == ONLY else f'{name}: '}{kind}"
@@ -102,56 +105,61 @@ def _optimizers(trainer: Trainer, config: TrainConfig) -> Iterator[str]:
 
 
 def _rates(optimizer: Optimizer) -> Iterator[float]:
-    """The rate of each group before its schedule. One on a GPU is not read, which would wait for the device."""
+    """The rate of each group before its schedule. A rate on a GPU is left out: to read it would wait for the device."""
     for group in optimizer.param_groups:
         rate = group.get("initial_lr", group.get("lr"))
         if isinstance(rate, int | float) or (isinstance(rate, torch.Tensor) and rate.device.type == "cpu"):
             yield float(rate)
 
 
-def _schedules(node: Any) -> Iterator[str]:
+def _list_schedule_names(node: Any) -> Iterator[str]:
+    """The class of each schedule of the config."""
     for _, schedule in list_schedules(node):
         yield str(schedule.get("_target_", "")).rpartition(".")[2] if is_node(schedule) else "a schedule"
 
 
-def _step(trainer: Trainer, data: Data) -> Iterator[str]:
+def _describe_step(trainer: Trainer, data: Data) -> Iterator[str]:
     """The samples of an optimizer step."""
     if (batch_size := getattr(data.train, "batch_size", None)) is None:
         return
     group, accumulated = trainer.strategy.group, trainer.loop.settings.grad_accum_steps
-    factors = [] if group.data_size == 1 else [format_count(group.data_size, "process")]
-    factors += [f"{batch_size:,}", *([] if accumulated == 1 else [f"{accumulated} accumulated"])]
+    factors = [f"{batch_size:,}"]
+    if group.data_size > 1:
+        factors.insert(0, format_count(group.data_size, "process"))
+    if accumulated > 1:
+        factors.append(f"{accumulated} accumulated")
     total = format_count(group.data_size * batch_size * accumulated, "sample")
     yield f"{total} a step" if len(factors) == 1 else f"{total} a step = {' x '.join(factors)}"
 
 
-def _data(trainer: Trainer, data: Data, node: Any) -> Iterator[str]:
+def _describe_data(trainer: Trainer, data: Data, node: Any) -> Iterator[str]:
+    """The class of the data with the files that its node names, its samples, and the batches of an epoch."""
     samples, batches = getattr(data.train, "length", None), trainer.loop.epoch_batches
     name = type(data.source).__name__
-    paths = [text for text in _texts(node) if os.path.exists(text)]
+    paths = [text for text in _walk_texts(node) if os.path.exists(text)]
     yield f"{name} of {format_first(paths, 2)}" if paths else name
     if samples is not None:
         yield format_count(samples, "sample")
     yield f"{format_count(batches, 'batch')} an epoch" if batches is not None else "an epoch of unknown length"
 
 
-def _texts(node: Any) -> Iterator[str]:
+def _walk_texts(node: Any) -> Iterator[str]:
     """The texts in a node that may be paths."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key != "_target_":
-                yield from _texts(value)
+                yield from _walk_texts(value)
     elif isinstance(node, list | tuple):
         for value in node:
-            yield from _texts(value)
+            yield from _walk_texts(value)
     elif isinstance(node, str) and node:
         yield node
 
 
-def _evaluated(trainer: Trainer, data: Data, when: str) -> str:
-    """The validation sets, when they are evaluated, and by which weights."""
+def _describe_evaluations(trainer: Trainer, data: Data, when: str) -> str:
+    """The validation sets, when they are evaluated, and with which weights."""
     sets = list(data.val)
-    # Of several sets the names alone, so that the row is one line.
+    # The size of a single set; several have only their names, so that the row is one line.
     if len(sets) == 1 and (length := getattr(data.val[sets[0]], "length", None)) is not None:
         sets = [f"{sets[0]} ({format_count(length, 'sample')})"]
     if trainer.hooks["run_validation"]:
@@ -163,22 +171,22 @@ def _evaluated(trainer: Trainer, data: Data, when: str) -> str:
     return f"{', '.join(sets)} {when}".rstrip() + average
 
 
-def _saves(
+def _describe_saves(
     start: Start, data: Data, composed: Composed, checkpoint: CheckpointerCallback, planned: str
 ) -> Iterator[str]:
-    """What is saved; of several validation sets the metric that decides which checkpoint is best; another folder."""
+    """What is saved; with several validation sets, the metric that decides which checkpoint is best; another folder."""
     yield planned
     settings = BestSettings.of(asdict(composed.config))
     # A metric that the config names and no evaluation logs is refused at the start of the fit.
-    named = [*filter(None, [settings.metric]), *(name for name, _ in settings.watched)]
-    rule = settings.rule([*named, *(f"{name}/loss" for name in data.val)])
+    metrics = [*filter(None, [settings.metric]), *(name for name, _ in settings.watched)]
+    rule = settings.rule([*metrics, *(f"{name}/loss" for name in data.val)])
     if len(data.val) > 1 and rule is not None and rule.metric not in planned:
         yield f"best by {rule.metric}"
     if checkpoint.folder != start.run.checkpoints_folder:
         yield f"in {checkpoint.folder}"
 
 
-def _callbacks(trainer: Trainer, nodes: Mapping[str, Any]) -> Iterator[str]:
+def _list_callbacks(trainer: Trainer, nodes: Mapping[str, Any]) -> Iterator[str]:
     """The callbacks of the config that may change the run; first those that may end it."""
     kinds = {name: type(trainer.callbacks[name]) for name in nodes if name != SAVER and name in trainer.callbacks}
     names = [name for name, kind in kinds.items() if not kind.measures_only]
@@ -196,7 +204,7 @@ def why_on_cpu(
     Args:
         setting: the value of `device` in the config.
         visible: value of CUDA_VISIBLE_DEVICES; empty: the user has hidden the GPUs.
-        gpu_devices: files of which one exists where there is a GPU.
+        gpu_devices: device files; a machine with a GPU has at least one of them.
     """
     if setting != "auto" or device.type != "cpu" or visible in ("", "-1"):
         return None

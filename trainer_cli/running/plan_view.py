@@ -16,8 +16,8 @@ from trainer_cli.running.planning import Plan
 from trainer_cli.running.start import Done
 from trainer_cli.terminal import format_bytes, format_count, line_width, painted, table
 
-_WIDTH = 64
-_ROWS = 40
+_MAX_WIDTH = 64
+_MAX_ROWS = 40
 
 
 def describe_plan(plan: Plan | Mapping[str, Plan], *, as_json: bool = False) -> str:
@@ -80,14 +80,14 @@ def shown(plan: Plan) -> str:
             f"{plan.start.note}.\n"
             f"{plan.start.end.how_to_reopen()}."
         )
-        return "\n\n".join([finished, *_failures(plan.best_interval)])
+        return "\n\n".join([finished, *_describe_best_interval(plan.best_interval)])
     blocks = ["\n".join(map(_with_label, _summary(plan)))]
     if plan.timeline.end is not None:
-        blocks += ["\n".join(map(_with_label, _chart(plan))), _table(plan)]
+        blocks += ["\n".join(map(_with_label, _chart(plan))), _describe_checkpoints(plan)]
     for title, lines in (("estimated", plan.estimates), ("not known before the run", plan.unknown)):
         if lines:
             blocks.append("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))
-    blocks += _failures(plan.best_interval)
+    blocks += _describe_best_interval(plan.best_interval)
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -96,20 +96,21 @@ def _with_label(line: str) -> str:
     return re.sub(r"^  \S.*?(?=  )", lambda match: painted(match[0], "dim", sys.stdout), line)
 
 
-def _failures(best: BestInterval | None) -> list[str]:
+def _describe_best_interval(best: BestInterval | None) -> list[str]:
     """A block with the best interval of saves and where it is from; none if it was not asked for."""
     if best is None:
         return []
     lines = (
         f"with a failure every {best.between_failures_s:g} s on average:",
         f"  a save         stops training for {best.save_s:.3g} s ({best.source})",
-        f"  best interval  {_interval(best)}",
+        f"  best interval  {_format_interval(best)}",
         f"  lost           {100 * best.lost_share:.3g} % of the time, half for saves, half for repeated steps",
     )
     return ["\n".join(lines)]
 
 
-def _interval(best: BestInterval | None) -> str:
+def _format_interval(best: BestInterval | None) -> str:
+    """The interval in seconds and steps; empty for None."""
     if best is None:
         return ""
     steps = "" if best.steps is None else f", {format_count(best.steps, 'step')}"
@@ -126,29 +127,31 @@ def schedule_texts(
     """
     if line.end is None or line.stop is None:
         return {}
-    steps = f"{start_step:,} to {line.end.step:,} ({_length(line.stop.reason, steps_per_epoch)})"
+    steps = f"{start_step:,} to {line.end.step:,} ({_describe_length(line.stop.reason, steps_per_epoch)})"
     if line.cut:
-        saves = f"checkpoints at {_spread([save.step for save in line.saves[:4]])}, … (`train plan` lists all of them)"
+        first_saves = _shorten_steps([save.step for save in line.saves[:4]])
+        saves = f"checkpoints at {first_saves}, … (`train plan` lists all of them)"
         return {"steps": steps, "saves": saves}
-    may = f", up to {len(line.may_save):,} more for {metric}" if line.may_save else ""
-    stay = f", {len(line.kept)} stay" if line.kept else ""
+    more = f", up to {len(line.may_save):,} more for {metric}" if line.may_save else ""
+    kept = f", {len(line.kept)} stay" if line.kept else ""
     return {
         "steps": steps,
-        "evaluations": f"at {_spread(line.evaluations)}" if line.evaluations else "at no step",
-        "saves": f"{_counted([save.step for save in line.saves], 'checkpoint')}{may}{stay}",
+        "evaluations": f"at {_shorten_steps(line.evaluations)}" if line.evaluations else "at no step",
+        "saves": f"{_count_steps([save.step for save in line.saves], 'checkpoint')}{more}{kept}",
     }
 
 
-def _length(reason: str, steps_per_epoch: int | None) -> str:
-    """The length that ends the training, and that of an epoch if it is another: `15 epochs of 45 steps`."""
+def _describe_length(reason: str, steps_per_epoch: int | None) -> str:
+    """The length that ends the training and, if it is another, the length of an epoch: `15 epochs of 45 steps`.
+
+    `reason` is that of the end.
+    """
     length = reason.removesuffix(" reached").removeprefix("max_duration of ")
     if steps_per_epoch is None or length == "1 epoch":
         return length
-    return (
-        f"{length} of {format_count(steps_per_epoch, 'step')}"
-        if length.endswith("epochs")
-        else f"{length}, {steps_per_epoch:,} an epoch"
-    )
+    if length.endswith("epochs"):
+        return f"{length} of {format_count(steps_per_epoch, 'step')}"
+    return f"{length}, {steps_per_epoch:,} an epoch"
 
 
 def sweep_table(plans: Mapping[str, Plan]) -> str:
@@ -156,8 +159,8 @@ def sweep_table(plans: Mapping[str, Plan]) -> str:
     rows: list[tuple[str, ...]] = []
     for key, plan in plans.items():
         line, first = plan.timeline, plan.start_point.progress.step
-        peak = "" if line.peak is None else _many(line.peak.count, line.peak.size_bytes)
-        best = _interval(plan.best_interval)
+        peak = "" if line.peak is None else _format_size(line.peak.count, line.peak.size_bytes)
+        best = _format_interval(plan.best_interval)
         if isinstance(plan.start, Done):
             rows.append((key, f"finished at {first:,}", "", "", "", best))
         else:
@@ -174,14 +177,15 @@ def sweep_table(plans: Mapping[str, Plan]) -> str:
 
 
 def _summary(plan: Plan) -> Iterator[str]:
+    """The lines above the chart: the run, and a labelled line for each fact of the plan."""
     line, start_point, start = plan.timeline, plan.start_point, plan.start
     first = start_point.progress.step
     assert not isinstance(start, Done)
     yield f"{plan.run_dir}: {start.reason}"
-    if start_point.path is not None:
-        yield (
-            f"  resumes        {start_point.path} (step {first:,})" if first else f"  weights from   {start_point.path}"
-        )
+    if start_point.path is not None and first:
+        yield f"  resumes        {start_point.path} (step {first:,})"
+    elif start_point.path is not None:
+        yield f"  weights from   {start_point.path}"
     for change in start.changes:
         yield f"  changed        {change} (may change)"
     if start_point.newer:
@@ -195,15 +199,15 @@ def _summary(plan: Plan) -> Iterator[str]:
     for unfreezing in plan.unfreezes:
         after = unfreezing.duration if unfreezing.step is None else f"step {unfreezing.step:,}"
         yield f"  unfreezes      {unfreezing.pattern} after {after}"
-    yield f"  evaluations    {_listed(line.evaluations)}"
-    yield f"  checkpoints    {_listed([save.step for save in line.saves])}"
+    yield f"  evaluations    {_list_steps(line.evaluations)}"
+    yield f"  checkpoints    {_list_steps([save.step for save in line.saves])}"
     if line.may_save:
-        yield f"  may also save  {_listed(line.may_save)}: where the metric is among the best"
+        yield f"  may also save  {_list_steps(line.may_save)}: where the metric is among the best"
     if line.peak is not None:
-        most = _many(line.peak.count, line.peak.size_bytes)
+        most = _format_size(line.peak.count, line.peak.size_bytes)
         yield f"  on the disk    {len(line.kept)} at the end; at most {most}, at step {line.peak.step:,}"
     if plan.at_most is not None:
-        yield f"                 with those that may be added, no more than {_many(*plan.at_most)}"
+        yield f"                 with those that may be added, no more than {_format_size(*plan.at_most)}"
     if plan.copies is not None:
         yield f"  copied to      {plan.copies}"
     if plan.size.trained is not None:
@@ -229,16 +233,17 @@ def _chart(plan: Plan) -> Iterator[str]:
         "perhaps": ("?", line.may_save),
         "removals": ("x", [removal.step for removal in line.removals]),
     }
-    ends = f"{first:,}", f"{last:,}"
-    width = max(min(_WIDTH, line_width(sys.stdout) - 15), 8)
-    yield f"  {'step':<13}{ends[0]}{' ' * max(1, width - len(ends[0]) - len(ends[1]))}{ends[1]}"
+    left, right = f"{first:,}", f"{last:,}"
+    width = max(min(_MAX_WIDTH, line_width(sys.stdout) - 15), 8)
+    yield f"  {'step':<13}{left}{' ' * max(1, width - len(left) - len(right))}{right}"
     for title, (mark, steps) in rows.items():
         if steps:
             marked = {_column(step, first, last, width) for step in steps}
             yield f"  {title:<13}{''.join(mark if column in marked else '.' for column in range(width))}"
 
 
-def _table(plan: Plan) -> str:
+def _describe_checkpoints(plan: Plan) -> str:
+    """A table with a row for each checkpoint, the middle of a long one left out; empty without checkpoints."""
     line = plan.timeline
     outcomes = {removal.name: f"removed at {removal.step:,}: {removal.reason}" for removal in line.removals}
     outcomes |= {name: f"stays: {why}" for name, why in line.kept.items()}
@@ -247,31 +252,34 @@ def _table(plan: Plan) -> str:
         for saved in plan.start_point.saved
     ]
     rows += [(save.name, save.kind.value, save.reason, outcomes.get(save.name, "")) for save in line.saves]
-    hidden = len(rows) - _ROWS
+    hidden = len(rows) - _MAX_ROWS
     if hidden > 0:
-        half = _ROWS // 2
+        half = _MAX_ROWS // 2
         rows = [*rows[:half], (f"… {hidden} more", "", "", "(--json lists all)"), *rows[-half:]]
     return table(("checkpoint", "kind", "why", "kept or removed"), rows, indent="  ") if rows else ""
 
 
 def _column(step: int, first: int, last: int, width: int) -> int:
+    """The column of a step in a chart of this width, from `first` to `last`."""
     return 0 if last == first else (step - first) * (width - 1) // (last - first)
 
 
-def _listed(steps: Sequence[int]) -> str:
-    return f"{len(steps):,}: {_spread(steps)}" if steps else "none"
+def _list_steps(steps: Sequence[int]) -> str:
+    """How many steps, and some of them; `none` without any."""
+    return f"{len(steps):,}: {_shorten_steps(steps)}" if steps else "none"
 
 
-def _counted(steps: Sequence[int], noun: str) -> str:
-    many = format_count(len(steps), noun) if steps else f"no {noun}"
-    return f"{many} ({_spread(steps)})" if steps else many
+def _count_steps(steps: Sequence[int], noun: str) -> str:
+    """The number of things at these steps, each called `noun`, and some of the steps."""
+    return f"{format_count(len(steps), noun)} ({_shorten_steps(steps)})" if steps else f"no {noun}"
 
 
-def _spread(steps: Sequence[int]) -> str:
-    """The first few steps and the last."""
+def _shorten_steps(steps: Sequence[int]) -> str:
+    """The first few steps and the last one."""
     texts = [f"{step:,}" for step in steps]
     return ", ".join(texts if len(texts) <= 6 else [*texts[:3], "…", texts[-1]])
 
 
-def _many(count: int, size_bytes: int) -> str:
+def _format_size(count: int, size_bytes: int) -> str:
+    """A number of checkpoints, and their size if it is known."""
     return f"{count:,}{f', {format_bytes(size_bytes)}' if size_bytes else ''}"

@@ -472,7 +472,7 @@ def _unknown(
             yield f"callbacks.{name}: may end the run earlier"
         elif package != "trainer_cli":
             yield f"callbacks.{name}: what it saves, asks for or stops is not counted"
-    if size.doubt is not None:
-        yield size.doubt
+    if size.note is not None:
+        yield size.note
     if run.read_summary().get("status") == RunStatus.running:
         yield f"{run.path} is being trained, or was killed: this is the plan from its present state"

@@ -1,7 +1,7 @@
 """What a config that was found on disk may reach: the directory of its run, and flags of `torch.backends`.
 
-`components/targets.py` decides which components such a config may name; here it is decided what they may be given. A
-value that the user gives, on the command line or by a choice from the project's own configs, is not bounded.
+`components/targets.py` decides which components such a config may name; this module checks the arguments that they
+get. A value that the user gives, on the command line or by a choice from the project's own configs, is not bounded.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ log = logging.getLogger(__name__)
 _FLAGS = "torch.backends"
 
 
-def check_reach(made: Any, where: str, trust: Trust, run_dir: Path | None) -> None:
-    """Refuse a component that a recovered config lets write, or set, what is not of its run.
+def check_reach(component: Any, where: str, trust: Trust, run_dir: Path | None) -> None:
+    """Refuse a component of a recovered config that would write outside the run's directory, or set other flags.
 
     Args:
         where: its key path.
-        run_dir: the directory of the run; None: none of its files is written.
+        run_dir: the directory of the run; None: the component writes nothing there.
 
     Raises:
         ConfigError: with the argument that reaches further.
     """
-    if trust.unrestricted or not isinstance(made, CheckedArguments):
+    if trust.unrestricted or not isinstance(component, CheckedArguments):
         return
-    for argument, value in _find_reach(made, run_dir):
+    for argument, value in _find_reach(component, run_dir):
         _refuse(f"{where}.{argument}", value, trust)
 
 
 def check_partial(target: Any, where: str, trust: Trust) -> None:
-    """Refuse `_partial_` of a component whose arguments `check_reach` would judge: they may be given later.
+    """Refuse `_partial_` of a component whose arguments `check_reach` would check: they may be given later.
 
     Raises:
         ConfigError: the config is recovered.
@@ -54,18 +54,19 @@ def check_partial(target: Any, where: str, trust: Trust) -> None:
         raise ConfigError(message, location=where)
 
 
-def _find_reach(made: CheckedArguments, run_dir: Path | None) -> Iterator[tuple[str, str]]:
+def _find_reach(component: CheckedArguments, run_dir: Path | None) -> Iterator[tuple[str, str]]:
     """The arguments of a component that lead out of the run, with their values."""
     # Components write during a fit, which has a directory.
-    for name in made.writes:
-        path = getattr(made, name)
+    for name in component.writes:
+        path = getattr(component, name)
         if run_dir is not None and path is not None and is_outside(path, run_dir):
             yield name, str(path)
-    if isinstance(made, ScopedFlags):
+    if isinstance(component, ScopedFlags):
         for section in ("fit", "train", "validate"):
-            for flag in getattr(made, section):
-                if not flag.startswith(f"{_FLAGS}.") or "._" in flag:
-                    yield f"{section}.{flag}", str(getattr(made, section)[flag])
+            for flag, value in getattr(component, section).items():
+                is_public_flag = flag.startswith(f"{_FLAGS}.") and "._" not in flag
+                if not is_public_flag:
+                    yield f"{section}.{flag}", str(value)
 
 
 def check_folder(key: str, folder: str | Path | None, trust: Trust, run_dir: Path, run_id: str | None = None) -> None:
@@ -79,8 +80,10 @@ def check_folder(key: str, folder: str | Path | None, trust: Trust, run_dir: Pat
 
 
 def own_folder(key: str, folder: str | None, trust: Trust, run_dir: Path | None) -> str | None:
-    """The folder for results of an evaluation; None, with a warning, for one of a recovered config outside of the run,
-    which the default replaces."""
+    """The folder for results of an evaluation; None for the default one.
+
+    A folder outside of the run that a recovered config names is not used, with a warning.
+    """
     if folder is None or not trust.bounds(key) or (run_dir is not None and is_of_run(folder, run_dir)):
         return folder
     log.warning("%s=%s is of a config on disk, and not used: if it is meant, give it on the command line", key, folder)
@@ -102,12 +105,16 @@ def is_outside(path: str | Path, run_dir: Path) -> bool:
     """Whether a path, relative to the run's directory, leads out of it: by itself, or by a link."""
     if str(path).startswith(("http://", "https://")):
         return False  # A server, to which a logger sends what is logged.
-    inside = os.path.realpath(run_dir)
-    # With a separator, which the directory itself lacks: /runs/a is no part of /runs/ab.
-    return is_url(path) or not f"{os.path.realpath(os.path.join(inside, path))}{os.sep}".startswith(inside + os.sep)
+    if is_url(path):
+        return True
+    folder = os.path.realpath(run_dir)
+    real_path = os.path.realpath(os.path.join(folder, path))
+    # With a separator, as /runs/ab begins with /runs/a and is not inside it; the directory itself is inside.
+    return not (real_path + os.sep).startswith(folder + os.sep)
 
 
 def _refuse(key: str, value: str, trust: Trust) -> None:
+    """Raise ConfigError for a value that reaches beyond the run, unless the user has given it."""
     if trust.bounds(key):
         raise ConfigError(
             f"{key} is {value!r}, which reaches beyond the run, and the config comes from disk",

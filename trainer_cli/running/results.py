@@ -36,12 +36,12 @@ class Results:
         self.folder, self.show, self.settings = folder, show or show_table, settings or BestSettings()
         self.rows: list[ValidationRow] = []
         self.is_written = True
-        # Before any evaluation: an hour of work must not end in a folder that takes nothing.
+        # Before any evaluation: an hour of work must not end at a folder that cannot be written.
         if why := _why_unwritable(folder):
             self._give_up(why)
 
     def add(self, rows: Sequence[ValidationRow]) -> None:
-        """Append to validation.jsonl and write validation.csv anew at once: a later failure then loses no row."""
+        """Append rows to validation.jsonl and write validation.csv anew, at once: a later failure then loses no row."""
         self.rows += rows
         with self._giving_up():
             self._append(rows)
@@ -65,6 +65,7 @@ class Results:
             self._give_up(error.strerror or str(error))
 
     def _give_up(self, why: str) -> None:
+        """Stop writing, with a warning that gives the reason."""
         if self.is_written:
             self.is_written = False
             log.warning(
@@ -73,6 +74,7 @@ class Results:
             )  # fmt: skip
 
     def _append(self, rows: Sequence[ValidationRow]) -> None:
+        """Append rows to validation.jsonl."""
         if not self.is_written:
             return
         # Only now: an evaluation without a result leaves no empty folder.
@@ -85,11 +87,12 @@ class Results:
                 file.append(strict_json({**facts, **row.named_metrics}).encode() + b"\n")
 
     def _write_csv(self) -> None:
+        """Write the newest row of each checkpoint and loader to validation.csv."""
         if not self.is_written:
             return
         # With the results of earlier evaluations in the folder.
         rows = ValidationRow.read_all(self.folder)
-        names = _names(rows)
+        names = _metric_names(rows)
         average = ["average"] if any(row.average for row in rows) else []
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -101,6 +104,7 @@ class Results:
         replace(self.folder / "validation.csv", [text.getvalue().encode()])
 
     def _write_events(self) -> None:
+        """Write all rows as TensorBoard events into a new folder."""
         if not self.is_written:
             return
         from trainer_cli.loggers import TensorBoardLogger
@@ -143,24 +147,24 @@ def _make_numbered_folder(folder: Path) -> Path:
 def show_table(results: Results) -> None:
     """Print a row for each checkpoint and loader; the best is marked."""
     rows = results.rows
-    names = _names(rows)
+    names = _metric_names(rows)
     best, rule = results.settings.best_row(rows)
     averages = {row.average for row in rows}
     weights = ["weights"] if averages != {None} else []
-    # A terminal has no room for what is the same in all rows; a program gets all of a row on its line.
+    # On a terminal, what is the same in all rows is printed once above them; for a program each line is complete.
     folders = {row.checkpoint.rpartition("/")[0] for row in rows} if sys.stdout.isatty() else set()
     folder = f"{folders.pop()}/" if len(folders) == 1 and folders != {""} else ""
     if folder:
-        of_all = f", {rows[0].weights}" if len(averages) == 1 and weights else ""
-        print(wrapped(f"{folder}{of_all}", line_width(sys.stdout)))
-        weights = [] if of_all else weights
+        common_weights = f", {rows[0].weights}" if len(averages) == 1 and weights else ""
+        print(wrapped(f"{folder}{common_weights}", line_width(sys.stdout)))
+        weights = [] if common_weights else weights
     cells = []
     for index, row in enumerate(rows):
         numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
         facts = [row.checkpoint.removeprefix(folder), str(row.step), row.loader, *([row.weights] if weights else [])]
         cells.append(["*" if index == best else "", *facts, *numbers])
     header = ["", "checkpoint", "step", "loader", *weights, *names]
-    # A row is one line, with the metric that decides which is best: the files have all.
+    # Each row stays on one line, if necessary with only the metric that decides which is best: the files have all.
     decisive = names[0]
     if rule is not None:
         decisive = rule.metric.removeprefix(f"{loader_of(rule.metric, (row.loader for row in rows))}/")
@@ -174,5 +178,6 @@ def show_table(results: Results) -> None:
         print(f"results: {results.folder}/validation.jsonl, validation.csv")
 
 
-def _names(rows: Sequence[ValidationRow]) -> list[str]:
+def _metric_names(rows: Sequence[ValidationRow]) -> list[str]:
+    """The names of all metrics, in order of appearance."""
     return list(dict.fromkeys(key for row in rows for key in row.metrics))

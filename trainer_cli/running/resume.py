@@ -40,9 +40,13 @@ class ChosenCheckpoint:
 
 
 def folder_of_checkpoints(run: RunDir, now: CheckpointConfig, before: CheckpointConfig) -> Path:
-    """The folder to resume from: that in which this attempt saves; if it is empty, that of earlier attempts."""
+    """The folder to resume from: the one in which this attempt saves or, if that is empty, the one of earlier attempts.
+
+    `now` and `before` are the sections `checkpoint` of the config and of the run's stored config.
+    """
     folder, earlier_folder = run.folder_for(now.folder), run.folder_for(before.folder)
-    return folder if folder == earlier_folder or run.catalog(folder).names() else earlier_folder
+    has_checkpoints = folder == earlier_folder or run.catalog(folder).names()
+    return folder if has_checkpoints else earlier_folder
 
 
 def stored_config(composed: Composed, run_id: str) -> str:
@@ -66,24 +70,24 @@ def holds_training(run: RunDir, folder: Path, now: CheckpointConfig, stored: Tra
     catalogs = [run.catalog(folder)]
     if now.copy_to.folder is not None:
         catalogs.append(Catalog.of(as_path(now.copy_to.folder), run.copies_cache))
+    # A checkpoint of step 0 counts if its weights are not those of a new model.
     was_named = any(attempt.get("resume") is not None for attempt in run.attempts)
-    return any(
-        catalog.holds_steps(run.run_id, counts_first=was_named or stored.ckpt is not None) for catalog in catalogs
-    )
+    counts_first = was_named or stored.ckpt is not None
+    return any(catalog.holds_steps(run.run_id, counts_first=counts_first) for catalog in catalogs)
 
 
 def refuse_absent_folder(run: RunDir, catalog: Catalog) -> None:
     """Refuse to begin anew while the run's checkpoints may be on a disk that is not mounted.
 
-    Their folder is somewhere else then, or a link. A folder in the run's directory was emptied by its user.
+    That can be if their folder is outside of the run's directory, or a link. A folder inside was emptied by its user.
 
     Raises:
-        CheckpointError: it holds none after step 0, though the run has saved some that it has not removed.
+        CheckpointError: the folder holds none after step 0, though the run has saved some that it has not removed.
     """
-    # One of step 0 is not needed, and may be there: saved before the disk was mounted over it.
-    folder, saved = catalog.folder, [life for life in _not_removed(run) if life.step]
-    inside = Path(os.path.realpath(run.path)) in Path(os.path.realpath(folder)).parents
-    if saved and (is_url(folder) or not inside):
+    # A checkpoint of step 0 is not needed, and may be found: saved before the disk was mounted over it.
+    folder, saved = catalog.folder, [life for life in _list_unremoved(run) if life.step]
+    is_inside = Path(os.path.realpath(run.path)) in Path(os.path.realpath(folder)).parents
+    if saved and (is_url(folder) or not is_inside):
         raise CheckpointError(
             f"{folder} holds no checkpoint after step 0 now, but the run has saved {saved[-1].name}",
             where=str(run.path),
@@ -92,19 +96,22 @@ def refuse_absent_folder(run: RunDir, catalog: Catalog) -> None:
 
 
 def note_gone_checkpoints(run: RunDir, folder: Path) -> None:
-    """Record which checkpoints a run that begins anew does not have: a later start, from another folder, would take
-    them for those of a disk that is not mounted."""
+    """Record as removed the checkpoints that a run lacks when it begins anew.
+
+    Otherwise a later start, from another folder, would take them for checkpoints on a disk that is not mounted.
+    """
     history, names = CheckpointHistory(run.history_file), run.catalog(folder).names()
-    for life in (life for life in _not_removed(run) if life.name not in names):
-        history.removed(life.name, "it was gone when the run began anew")
+    for life in _list_unremoved(run):
+        if life.name not in names:
+            history.removed(life.name, "it was gone when the run began anew")
 
 
 def keep_records(run: RunDir, attempt: int, *, begins_anew: bool) -> None:
-    """Keep the records of the steps that a run has made before it starts at step 0 again, in a file.
+    """Keep the records of a run that starts at step 0 again in a file of their own.
 
     Args:
-        begins_anew: whether no checkpoint is resumed, maybe with another model, so that no record stays; the resume of
-            a checkpoint of step 0 drops those of later steps.
+        begins_anew: True if no checkpoint is resumed, so that no record stays valid. The resume of a checkpoint of step
+            0 drops the records of later steps itself.
     """
     step = read_last_row(run.metrics_file).get("step")
     if step:
@@ -116,7 +123,8 @@ def keep_records(run: RunDir, attempt: int, *, begins_anew: bool) -> None:
         log.info("the records of the %s before are kept in %s", format_count(step, "step"), kept)
 
 
-def _not_removed(run: RunDir) -> list[Life]:
+def _list_unremoved(run: RunDir) -> list[Life]:
+    """The checkpoints that a run has saved and, by its history, not removed."""
     return [life for life in Life.read_all(read_rows(run.history_file)) if life.removed_at is None]
 
 
@@ -133,10 +141,9 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path,
     refused = [change for change, why in verdicts if why is None]
     if not refused:
         return
-    # An argument that a class does not take, or of another type, is a mistake, whatever a resume allows.
-    if changed := [
-        name for name in SECTIONS if any(change.path[0] == name and not change.is_removal for change in changes)
-    ]:
+    # An argument that a class does not take, or of another type, is a mistake even if a resume would allow it.
+    set_sections = {change.path[0] for change in changes if not change.is_removal}
+    if changed := [name for name in SECTIONS if name in set_sections]:
         composed.check_targets(changed)
     # The refused changes first: they are what the user must act on. The sort is stable.
     verdicts.sort(key=lambda verdict: verdict[1] is not None)
@@ -157,32 +164,31 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path,
     trash = RunDir(run_dir).trash
     is_of_shapes = any(change.path[0] == "model" and _is_size(change.new) for change in refused)
     if in_sweep:
-        others = (
+        alternatives = (
             "To train this as another sweep, add name=OTHER. "
             f"To begin all runs anew, add resume=anew: they are moved to {trash}, and nothing is deleted."
         )
     else:
         # Weights of other shapes are not loaded.
         fork = "" if is_of_shapes else f", and {ckpt_argument(weights)} to begin it with the weights of this one"
-        others = (
+        alternatives = (
             f"To train this as another run, add name=OTHER{fork}. "
             f"To begin this run anew, add resume=anew: it is moved to {trash}, and nothing is deleted."
         )
     raise ConfigError(
         f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
-        hint=f"{others} {allow}" if is_of_shapes else f"{allow} {others}",
+        hint=f"{alternatives} {allow}" if is_of_shapes else f"{allow} {alternatives}",
     )
 
 
 def _is_size(value: object) -> bool:
-    """Whether a value of the model may be the size of a layer, or those of several."""
+    """Whether a value of the model may be the size of a layer, or a list of sizes."""
     values = value if isinstance(value, list) else [value]
     return bool(values) and all(isinstance(item, int) and not isinstance(item, bool) for item in values)
 
 
 def _is_fixed(change: Change) -> bool:
-    """Whether a checkpoint cannot be loaded after a change: it holds the seed and, by class, the state of each
-    optimizer and schedule."""
+    """Whether no checkpoint can be loaded after a change: of the seed, or the class of an optimizer or schedule."""
     if change.path[0] not in ("optimizer", "scheduler"):
         return change.path == ("seed",)
     return change.path[-1] == "_target_" or any(is_node(value) for value in (change.old, change.new))
@@ -201,11 +207,12 @@ def choose(
 ) -> ChosenCheckpoint:
     """Choose the checkpoint of this run to resume, and verify its bytes by `check`.
 
-    If `resume=PATH`, or `resume=RUN@step500`, is repeated after it has saved, what it saved is resumed. If it has saved
-    nothing, PATH is loaded again, and newer checkpoints of earlier attempts are ignored.
+    If `resume=PATH`, or `resume=RUN@step500`, is repeated after the attempt that it began has saved, the newest of its
+    checkpoints is resumed. If that attempt has saved nothing, PATH is loaded again, and newer checkpoints of earlier
+    attempts are ignored.
 
     Args:
-        catalogs: of the folder in which the run saves, and of that of its copies.
+        catalogs: of the folder in which the run saves, then of the folder of its copies.
         begins_anew: whether a checkpoint of step 0 is resumed only if `resume` names it; see `holds_training`.
 
     Raises:
@@ -218,37 +225,37 @@ def choose(
             f"resume=never, but {folder.parent} holds a run already",
             cure="Start another run with name=OTHER, or begin this one anew with resume=anew.",
         )
-    back = _last_return(attempts)
-    saved_since = back is not None and any(
-        _is_saved_since(entry, back.attempt) for catalog in catalogs for entry in catalog.newest_first(run_id)
+    last_return = _find_last_return(attempts)
+    has_saved_since = last_return is not None and any(
+        _is_saved_since(entry, last_return.attempt) for catalog in catalogs for entry in catalog.newest_first(run_id)
     )
-    repeated = saved_since and bool(attempts) and attempts[-1].get("resume") == resume
-    if resume not in ("auto", "must") and not repeated:
+    is_repeated = has_saved_since and bool(attempts) and attempts[-1].get("resume") == resume
+    if resume not in ("auto", "must") and not is_repeated:
         path = named_path(resume)
-        # By the resolved folder: the path may lead through a link or be relative.
-        catalog = next(
-            (catalog for catalog in catalogs if catalog.folder.resolve() == path.resolve().parent), catalogs[0]
-        )
-        return _choose_named(path, _entries(catalog, run_id), catalog, newer, check)
+        # Resolved: the path may lead through a link or be relative.
+        holders = (catalog for catalog in catalogs if catalog.folder.resolve() == path.resolve().parent)
+        catalog = next(holders, catalogs[0])
+        return _choose_named(path, _entries_of_run(catalog, run_id), catalog, newer, check)
     if begins_anew and any(not entry.partial for catalog in catalogs for entry in catalog.newest_first(run_id)):
         return ChosenCheckpoint(None, f"anew: {FIRST_ONLY}", catalogs[0])
-    # What was saved after the step that the run returned to belongs to the abandoned course.
-    limit = None if back is None or saved_since else back.step
+    # Until the attempt that returned has saved, later checkpoints are those of steps that it abandoned.
+    limit = None if last_return is None or has_saved_since else last_return.step
     newest = newest_of_all(catalogs, run_id, limit=limit, check=check, quarantine=quarantine)
     if newest is not None:
-        before = f"; the previous attempt resumed from {resume}, and has saved since" if repeated else ""
+        note = f"; the previous attempt resumed from {resume}, and has saved since" if is_repeated else ""
         holder = newest[0].folder
         if holder.name == "checkpoints":
-            # The run's own, unless `checkpoint.folder` names another.
+            # The folder in the run's directory: the run itself is named.
             holder = holder.parent
-        return ChosenCheckpoint(newest[1], f"the newest valid checkpoint of {holder}{before}", newest[0])
+        return ChosenCheckpoint(newest[1], f"the newest valid checkpoint of {holder}{note}", newest[0])
     if resume == "must":
         raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
     return ChosenCheckpoint(None, f"{folder} holds no checkpoint yet", catalogs[0])
 
 
-def _entries(catalog: Catalog, run_id: str) -> list[Entry]:
-    # An entry without a readable manifest may belong to the run: it is kept, so that it can be reported.
+def _entries_of_run(catalog: Catalog, run_id: str) -> list[Entry]:
+    """The checkpoints of a catalog that are of a run, or may be."""
+    # An entry without a readable manifest may belong to the run, and is reported then.
     return [entry for entry in catalog.entries() if entry.manifest is None or entry.manifest.run_id == run_id]
 
 
@@ -261,12 +268,12 @@ class _Return:
 
 
 def _is_saved_since(entry: Entry, attempt: int) -> bool:
-    """Whether this checkpoint is valid and was saved by an attempt or a later one."""
+    """Whether a checkpoint is valid and was saved by this attempt or a later one."""
     return entry.valid and entry.manifest is not None and entry.manifest.attempt >= attempt
 
 
-def _last_return(attempts: Sequence[Mapping[str, Any]]) -> _Return | None:
-    # The newest return decides: it abandoned the course of the earlier ones.
+def _find_last_return(attempts: Sequence[Mapping[str, Any]]) -> _Return | None:
+    """The newest attempt that returned to an earlier step: it abandoned what came from earlier returns."""
     for attempt in reversed(attempts):
         number, step = attempt.get("attempt"), attempt.get("start_step")
         if attempt.get("resume") is not None and isinstance(number, int) and isinstance(step, int):
@@ -275,7 +282,7 @@ def _last_return(attempts: Sequence[Mapping[str, Any]]) -> _Return | None:
 
 
 def why_finished(entry: Entry, summary: dict[str, object]) -> str | None:
-    """Why the run had ended at this checkpoint, or None."""
+    """Why the run had ended at this checkpoint, by its manifest or the run's summary; None if it had not."""
     assert entry.manifest is not None
     finished = entry.manifest.finished
     if finished is None and summary.get("status") == "finished" and summary.get("step") == entry.manifest.step:
@@ -284,7 +291,7 @@ def why_finished(entry: Entry, summary: dict[str, object]) -> str | None:
 
 
 def unsaved_end(catalog: Catalog, run_id: str, summary: dict[str, object], settings: CheckpointConfig) -> int | None:
-    """Step of an end that the summary records and no checkpoint, or None.
+    """The step at which the run ended, if only the summary records it and no checkpoint; else None.
 
     The final checkpoint is missing if the weights were not finite, or if the config disabled the final save. A run
     whose final checkpoint was lost is not finished.
@@ -302,16 +309,21 @@ def unsaved_end(catalog: Catalog, run_id: str, summary: dict[str, object], setti
 def _choose_named(
     path: Path, entries: Sequence[Entry], catalog: Catalog, newer: Newer, check: Check
 ) -> ChosenCheckpoint:
-    """Choose the checkpoint that `resume=PATH` names."""
+    """Choose the checkpoint that `resume=PATH` names among those of the run in a catalog, and verify it.
+
+    Raises:
+        UserError: it is not among them, or newer ones exist and `newer` refuses that.
+        CheckpointError: it is damaged or cannot be read.
+    """
     folder = catalog.folder
     entry = next((entry for entry in entries if (folder / entry.name).resolve() == path.resolve()), None)
     if entry is None:
+        nearby = None if path.exists() else suggest_nearby(str(folder / path.name))
+        fork = "To begin a new run with the weights of another, use ckpt=PATH."
         raise UserError(
             f"resume={path} is neither {', '.join(RESUME_WORDS)}, a run directory, nor a checkpoint in {folder}",
             where="resume",
-            cure=hint_on("resume", str(path))
-            or (None if path.exists() else suggest_nearby(str(folder / path.name)))
-            or "To begin a new run with the weights of another, use ckpt=PATH.",
+            cure=hint_on("resume", str(path)) or nearby or fork,
         )
     try:
         problem = catalog.why_damaged(entry, check)

@@ -37,12 +37,17 @@ def read_losses(records: Iterable[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def find_risen_loss(losses: Mapping[int, float], step: int) -> RisenLoss | None:
-    """The last finite loss up to a step, if it is far above the first finite one: by more than the absolute value of
-    the first, so that a positive loss has more than doubled. Both are means since the log before."""
+    """The last finite loss up to a step, if it is far above the first finite one; else None.
+
+    Far above is by more than the absolute value of the first, so that a positive loss has more than doubled.
+    """
     finite = _finite_until(losses, step)
-    if not finite or finite[-1][1] - finite[0][1] <= abs(finite[0][1]):
+    if not finite:
         return None
-    return RisenLoss(*finite[-1], *finite[0])
+    (first_step, first_loss), (last_step, last_loss) = finite[0], finite[-1]
+    if last_loss - first_loss <= abs(first_loss):
+        return None
+    return RisenLoss(last_step, last_loss, first_step, first_loss)
 
 
 def is_before_rise(losses: Mapping[int, float], step: int) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LABEL_WIDTH = 11
-_MOST_SIMULATED = 500
+_MAX_SIMULATED = 500
 """Saves that are simulated before the first step, at 0.1 ms each."""
 
 
@@ -36,10 +36,9 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     checkpoint, loop = trainer.checkpoint, trainer.loop
     assert isinstance(checkpoint, CheckpointerCallback)
     retention = checkpoint.retention
-    # Each checkpoint is not looked at as a whole, as by `train plan`: of thousands, that takes seconds.
-    saved = [
-        replace(entry, pinned=True) if retention.catalog.is_pinned(entry.name) else entry for entry in retention.own()
-    ]
+    # Only pins are looked up: to examine thousands of checkpoints as a whole, as `train plan` does, takes seconds.
+    is_pinned = retention.catalog.is_pinned
+    saved = [replace(entry, pinned=True) if is_pinned(entry.name) else entry for entry in retention.own()]
     start_point = start_point_of(start, fork, checkpoint.folder, composed, saved)
     # As the trainer will do: the simulation needs the lengths before `fit` has computed them.
     loop.learn_lengths(data.train, start_point.progress)
@@ -47,8 +46,8 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     callbacks = bool(trainer.hooks["run_validation"])
     counts, size_bytes = loop.step_counts(data.train, start_point.progress), estimate_size(trainer, start_point)
     setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks)
-    timeline = setting.run(counts, size=lambda step: size_bytes, sizes=start_point.sizes, most_saves=_MOST_SIMULATED)
-    # The command has them, and so a terminal needs them not.
+    timeline = setting.run(counts, size=lambda step: size_bytes, sizes=start_point.sizes, most_saves=_MAX_SIMULATED)
+    # Only for train.log: on a terminal the command shows them.
     log.debug("overrides: %s", " ".join(composed.overrides))
     metric = composed.config.checkpoint.keep_best.metric
     plan = schedule_texts(timeline, start_point.progress.step, loop.steps_per_epoch, metric)

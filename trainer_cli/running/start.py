@@ -87,16 +87,17 @@ class Done:
     step: int
     end: RecordedEnd
     note: str = ""
-    """That the given length is below what is trained, in brackets, if it is."""
+    """In brackets: that the config asks for a shorter length than was trained; else empty."""
 
 
 def refuse_no_optimizer(composed: Composed) -> None:
     """Refuse a config without an optimizer, before any object is built."""
     if not composed.config.optimizer:
         choice = composed.tree.choices.get(("optimizer",))
+        chose_null = choice is not None and not choice.label
         raise ConfigError(
             "optimizer is null, but nothing trains without",
-            source=choice.origin.source if choice is not None and not choice.label else composed.where("optimizer"),
+            source=choice.origin.source if choice is not None and chose_null else composed.where("optimizer"),
             hint="Choose one with optimizer=NAME; `train list optimizer` shows them.",
         )
 
@@ -135,10 +136,10 @@ def start_existing(
     if config.resume in ("auto", "must") and stays_finished:
         end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
         if end is not None:
-            return _done(end, recorded, catalog.newest_valid(run_id), composed)
+            return _make_done(end, recorded, catalog.newest_valid(run_id), composed)
     # Not always the folder to resume from: a changed checkpoint.folder is still empty.
     save_folder = run.folder_for(config.checkpoint.folder)
-    catalogs = _catalogs(run, catalog, run_id, attempt, config.checkpoint)
+    catalogs = _open_catalogs(run, catalog, run_id, attempt, config.checkpoint)
     saved = catalog if save_folder == folder else run.catalog(save_folder)
     refuse_other_runs([saved, *catalogs[1:]], run_id, config.checkpoint)
     find = partial(
@@ -150,22 +151,23 @@ def start_existing(
         newer=config.checkpoint.newer,
         attempts=run.attempts,
     )
-    ended = summary.get("status") == RunStatus.finished
-    if ended and stays_finished and group.world_size == 1:
-        # Nothing is loaded where the run stays finished, so right digests suffice: to decode it torch is imported.
+    has_ended = summary.get("status") == RunStatus.finished
+    if has_ended and stays_finished and group.world_size == 1:
+        # If the run stays finished nothing is loaded: right digests suffice, and torch is not imported to decode it.
         choice = find(check=verify, quarantine=False)
         final = _why_stays_finished(choice, summary, stored.config, config)
-        # Another choice left out later checkpoints, or the one of which it is a copy; these are reported below.
+        # Any other choice has passed over later checkpoints or the original of a copy, which are reported below.
         is_last = choice.entry is not None and choice.entry.step == summary.get("step")
-        if is_last and choice.entry is not None and final is not None and choice.catalog is catalogs[0]:
-            return _done(choice.entry.step, final, choice.entry, composed)
-    choice = find(check=_check(meanwhile, group), quarantine=not read_only)
+        is_in_own_folder = choice.catalog is catalogs[0]
+        if choice.entry is not None and is_last and final is not None and is_in_own_folder:
+            return _make_done(choice.entry.step, final, choice.entry, composed)
+    choice = find(check=_make_check(meanwhile, group), quarantine=not read_only)
     finished = _why_stays_finished(choice, summary, stored.config, config)
     if choice.entry is None:
         refuse_absent_folder(run, catalog)
     else:
-        if ended and finished is not None:
-            return _done(choice.entry.step, finished, choice.entry, composed)
+        if has_ended and finished is not None:
+            return _make_done(choice.entry.step, finished, choice.entry, composed)
         options_of(choice.entry, choice.catalog.folder, config.load)
     return Start(
         run,
@@ -182,22 +184,22 @@ def start_existing(
     )
 
 
-def _done(step: int, end: RecordedEnd, last: Entry | None, composed: Composed) -> Done:
-    """The end of a run, with what it does not follow: source files that have changed, and a length below its own."""
+def _make_done(step: int, end: RecordedEnd, last: Entry | None, composed: Composed) -> Done:
+    """The `Done` of a run whose newest checkpoint is `last`. Source files that have changed since are reported."""
     note = ""
     if last is not None and last.manifest is not None:
         report_source(last.name, other_source(last.manifest.source, composed.project_root))
         length, progress = composed.config.loop.max_duration, Progress.of(last.manifest.progress or {})
-        given = Duration.parse(length)
-        # Whole epochs: how many steps an epoch has is only known to a training.
-        given = replace(given, value=Fraction(math.ceil(given.value)))
-        if progress is not None and Interval(given).passed(progress):
+        duration = Duration.parse(length)
+        # Rounded up to whole epochs: the steps of an epoch are known only in a training.
+        duration = replace(duration, value=Fraction(math.ceil(duration.value)))
+        if progress is not None and Interval(duration).passed(progress):
             note = f" (loop.max_duration={length} is below what is trained)"
     return Done(step, end, note)
 
 
 def _start_anew(run: RunDir, composed: Composed) -> Start:
-    """Decide how a run begins anew that is moved away when the new one is made.
+    """Decide how a run begins anew; its directory is moved away when the new one is made.
 
     Raises:
         TrainError: see `refuse_anew`.
@@ -215,7 +217,7 @@ def refuse_anew(run: RunDir, composed: Composed) -> None:
     """
     run.check_movable()
     config = composed.config
-    catalogs = _catalogs(run, run.catalog(run.folder_for(config.checkpoint.folder)), None, 0, config.checkpoint)
+    catalogs = _open_catalogs(run, run.catalog(run.folder_for(config.checkpoint.folder)), None, 0, config.checkpoint)
     refuse_other_runs(catalogs, None, config.checkpoint, moved_id=run.run_id)
     fork = fork_path(composed)
     if fork is not None and run.path.resolve() in fork.resolve().parents:
@@ -229,13 +231,13 @@ def refuse_anew(run: RunDir, composed: Composed) -> None:
 def _why_stays_finished(
     choice: ChosenCheckpoint, summary: dict[str, object], stored: TrainConfig, config: TrainConfig
 ) -> RecordedEnd | None:
-    """How the run had ended at the chosen checkpoint; None if it had not, or if the config reopens it."""
+    """How the run had ended at the chosen checkpoint; None if it had not, or if the config lets it train further."""
     finished = None if choice.entry is None else why_finished(choice.entry, summary)
     if choice.entry is None or choice.entry.manifest is None or finished is None:
         return None
     if choice.entry.manifest.finished is not None:
-        # The config of the checkpoint, because an attempt to reopen the run may have replaced the run's. An end that
-        # the summary alone records is that of the last attempt, which has made no step after this checkpoint.
+        # By the config in the checkpoint: an attempt to train further may have replaced that of the run. If only the
+        # summary records the end, the last attempt has made no step since, and the run's config is right.
         source, _ = StoredCheckpoint(choice.catalog.folder / choice.entry.name, choice.catalog).read_config()
         stored = from_yaml(source, trusted=True, missing_ok=True).config
     end = RecordedEnd.of(finished, summary)
@@ -269,7 +271,7 @@ def accepted_changes(run: RunDir, composed: Composed, *, in_sweep: bool = False)
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
     folder = folder_of_checkpoints(run, composed.config.checkpoint, stored.config.checkpoint)
     if not holds_training(run, folder, composed.config.checkpoint, stored.config):
-        # Maybe with another model: what is `auto` is found again.
+        # It may have another model, so values for `auto` are found again.
         return Accepted(stored, changes_since(run, stored, composed), folder, {}, begins_anew=True)
     stored_values = values_found(composed, stored)
     composed = composed.with_values(stored_values)
@@ -279,7 +281,7 @@ def accepted_changes(run: RunDir, composed: Composed, *, in_sweep: bool = False)
 
 
 def values_found(composed: Composed, stored: Composed) -> dict[str, Any]:
-    """The values of a stored config for the keys that are `auto` in another.
+    """The values that a stored config has for the keys that are `auto` in the composed one.
 
     A batch size above LIMIT of `auto:LIMIT` is left out, so that it is refused as a changed number is.
     """
@@ -308,14 +310,14 @@ def start_new(
     config = composed.config
     refuse_nested(run.path)
     folder = run.folder_for(config.checkpoint.folder)
-    # The run has no id yet: one that was lost has that of its checkpoints.
-    catalogs = _catalogs(run, run.catalog(folder), None, 0, config.checkpoint)
+    # Without a run id, which is unknown yet: a lost run has the id in its checkpoints.
+    catalogs = _open_catalogs(run, run.catalog(folder), None, 0, config.checkpoint)
     if config.resume in ("auto", "must"):
-        # The default folder is in the lost directory, so only a folder elsewhere or the copies can be left.
+        # The default folder was in the lost directory: only another folder and the copies can still exist.
         for catalog in catalogs if config.checkpoint.folder is not None else catalogs[1:]:
             lost = _find_lost_run(catalog, config.run_dir)
             if lost is not None:
-                return _start_lost(run, composed, catalogs, lost, _check(meanwhile, group), read_only)
+                return _start_lost(run, composed, catalogs, lost, _make_check(meanwhile, group), read_only)
     refuse_other_runs(catalogs, None, config.checkpoint)
     if config.resume == "must":
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
@@ -339,8 +341,10 @@ def start_new(
     return Start(run, secrets.token_hex(8), 1, None, folder, "holds no run yet", is_new=True)
 
 
-def _catalogs(run: RunDir, saved: Catalog, run_id: str | None, attempt: int, config: CheckpointConfig) -> list[Catalog]:
-    """Of the folder in which the run saves, and of that of its copies if there is one and it can be listed.
+def _open_catalogs(
+    run: RunDir, saved: Catalog, run_id: str | None, attempt: int, config: CheckpointConfig
+) -> list[Catalog]:
+    """The catalogs of the folder in which the run saves, `saved`, and of its copies, if they can be listed.
 
     Raises:
         TrainError: see `check_copies` and `reachable`.
@@ -359,30 +363,30 @@ def refuse_other_runs(
     """Refuse to save or copy checkpoints into a folder where only another run has saved: the names would collide.
 
     Args:
-        catalogs: of the folder of the checkpoints, and of that of the copies if there is one.
-        moved_id: of the run that `resume=anew` moves away, without these folders.
+        catalogs: of the folder of the checkpoints, then of the folder of the copies, if there is one.
+        moved_id: id of the run that `resume=anew` moves away, without these folders.
 
     Raises:
-        RunDirectoryError: one holds checkpoints, but none of this run.
+        RunDirectoryError: one of the folders holds checkpoints, but none of this run.
     """
     if not config.enabled:
         return
-    for catalog, configured, key in zip(
-        catalogs, (config.folder, config.copy_to.folder), ("folder", "copy_to.folder"), strict=False
-    ):
+    settings = (("folder", config.folder), ("copy_to.folder", config.copy_to.folder))
+    for catalog, (key, configured) in zip(catalogs, settings, strict=False):
         entries = [] if configured is None else catalog.remembered()
-        saved = [(entry.name, entry.manifest.run_id) for entry in entries if entry.manifest is not None]
-        if saved and run_id not in [owner for _, owner in saved]:
-            owner = "the run that resume=anew moves away" if saved[-1][1] == moved_id else "another run"
+        owners = {entry.name: entry.manifest.run_id for entry in entries if entry.manifest is not None}
+        if owners and run_id not in owners.values():
+            name, owner_id = [*owners.items()][-1]
+            owner = "the run that resume=anew moves away" if owner_id == moved_id else "another run"
             raise RunDirectoryError(
-                f"{catalog.folder} holds checkpoints of {owner}, such as {saved[-1][0]}",
+                f"{catalog.folder} holds checkpoints of {owner}, such as {name}",
                 where=f"checkpoint.{key}",
                 cure="Choose another folder, or move them away. With {run_name} in it each run has its own.",
             )
 
 
-def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check:
-    """The function that verifies and decodes the files of a checkpoint."""
+def _make_check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check:
+    """The function that verifies and decodes a checkpoint: by all ranks, or while `meanwhile` is called."""
     digests: Check = verify
     if group.world_size > 1:
         digests = GroupVerifier(group).verify
@@ -391,18 +395,22 @@ def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check
     return partial(verify_and_decode, digests=digests)
 
 
-_PATIENCE_S = 2.0
+_JOIN_TIMEOUT_S = 2.0
 """How long an interrupted start waits for the thread that verifies."""
 
 
 def _verify_beside(meanwhile: Callable[[], object], folder: ReadableFolder, manifest: Manifest) -> None:
-    """Verify a checkpoint in another thread while `meanwhile` is called in this one."""
+    """Verify the digests of a checkpoint in another thread while `meanwhile` is called in this one.
+
+    Raises:
+        DamagedCheckpoint: as `verify`; an error of `meanwhile` comes first.
+    """
     errors: list[BaseException] = []
 
     def read() -> None:
         try:
             verify(folder, manifest)
-        except BaseException as error:  # Raised in the thread that waits for the result.
+        except BaseException as error:  # The waiting thread raises it.
             errors.append(error)
 
     # A daemon: an interrupted start does not wait for a disk that hangs.
@@ -412,7 +420,7 @@ def _verify_beside(meanwhile: Callable[[], object], folder: ReadableFolder, mani
         meanwhile()
         reader.join()
     except BaseException:
-        reader.join(_PATIENCE_S)
+        reader.join(_JOIN_TIMEOUT_S)
         raise
     if errors:
         raise errors[0]
@@ -428,7 +436,7 @@ class _LostRun(NamedTuple):
 
 def _find_lost_run(catalog: Catalog, run_dir: str) -> _LostRun | None:
     """The run in `run_dir` that saved the checkpoints of a folder; None if another run saved them."""
-    # The newest first: earlier ones may be of a run that had the folder before.
+    # Only the newest valid one decides: earlier ones may be of a run that had the folder before.
     for entry in catalog.newest_first():
         if entry.manifest is not None and entry.valid:
             source, _ = StoredCheckpoint(catalog.folder / entry.name, catalog).read_config()
@@ -448,7 +456,7 @@ def _start_lost(
 ) -> Start | Done:
     """Decide how a run starts whose directory was lost, but not its checkpoints."""
     run_id = lost.run_id
-    # First: to choose one of step 0 would download it into the new directory, and refuse a damaged one.
+    # Asked first: `choose` would download a checkpoint of step 0 into the new directory, and refuse a damaged one.
     if not any(catalog.holds_steps(run_id, counts_first=lost.is_fork) for catalog in catalogs):
         reason = f"anew: {FIRST_ONLY}"
         return Start(run, run_id, lost.attempt + 1, None, catalogs[0].folder, reason, is_new=True)
@@ -464,7 +472,7 @@ def _start_lost(
     finished = choice.entry.manifest.finished
     end = None if finished is None else RecordedEnd(finished)
     if end is not None and not end.may_reopen(stored.config, composed.config):
-        return _done(choice.entry.step, end, choice.entry, composed)
+        return _make_done(choice.entry.step, end, choice.entry, composed)
     options_of(choice.entry, choice.catalog.folder, composed.config.load)
     return Start(
         run,
@@ -482,14 +490,14 @@ def _start_lost(
 
 def kept_settings(changes: Sequence[Change]) -> tuple[str, ...]:
     """The optimizer settings among changes of the config: these stay as configured, not as in the checkpoint."""
-    # A group with an lr_scale has an lr in its place.
+    # A group with an `lr_scale` has an `lr` in the optimizer.
     keys = [change.key.removesuffix("_scale") if change.key.endswith(".lr_scale") else change.key for change in changes]
     settings = [key.removeprefix("optimizer.") for key in keys if key.startswith("optimizer.")]
     return (*settings, *(key.rpartition(".")[2] for key in keys if key.startswith("param_groups.")))
 
 
 def options_of(entry: Entry, folder: Path, config: LoadConfig) -> LoadOptions:
-    """What to load from the checkpoint to resume: everything; if it lacks states, those that `load.states` names.
+    """What to load from the checkpoint to resume: everything or, if it lacks states, those that `load.states` names.
 
     Raises:
         CheckpointError: it lacks states, and `load.states` names all, or only the weights.
@@ -513,7 +521,7 @@ def fork_path(composed: Composed) -> Path | None:
 
 
 def describe_fork(checkpoint: Path | None, *, counts_on: bool) -> dict[str, Any] | None:
-    """What the first attempt of a run records; None if it begins with no checkpoint of this program.
+    """What the first attempt of a run records about the checkpoint of `ckpt=`; None without one of this program.
 
     Args:
         counts_on: whether the run continues at the step of the checkpoint; else it begins at step 0.

@@ -38,6 +38,7 @@ class TriggerFiles:
         self._thread.join(_JOIN_TIMEOUT_S)
 
     def _watch(self) -> None:
+        """Look for the files again and again, in the thread, until the training has ended."""
         while not self._stopped.wait(self._interval_s):
             for name in self._take_requests():
                 log.info("%s was requested by a file", name)
@@ -47,11 +48,11 @@ class TriggerFiles:
         """The names of the files that exist; they are deleted, so that each request counts once."""
         requests = []
         for name, file in self._files.items():
-            # Deleted, not looked for: the deletion itself takes the request, so that it counts once.
+            # Not tested for existence first: only the process that deletes a file takes the request.
             try:
                 os.unlink(file)
             except OSError:
-                # Absent, or it cannot be deleted: then it would count at every poll.
+                # Absent; or it cannot be deleted, and would count at every poll.
                 continue
             requests.append(name)
         return requests

@@ -61,6 +61,7 @@ class GrowingColumns:
 
 
 def _join(first: Columns, second: Columns) -> Columns:
+    """The records of both, those of `second` after those of `first`."""
     offset = len(first.step)
     metrics = dict(first.metrics)
     for name, series in second.metrics.items():
@@ -75,32 +76,34 @@ def _join(first: Columns, second: Columns) -> Columns:
 
 
 def _columns_of(records: Sequence[dict[str, Any]]) -> Columns:
+    """The records as arrays. A metric whose values are no numbers is left out."""
     rows_by_keys: dict[tuple[str, ...], list[int]] = {}
     for row, record in enumerate(records):
         rows_by_keys.setdefault(tuple(record), []).append(row)
     rows: dict[str, list[int]] = {}
     values: dict[str, list[Any]] = {}
-    # Grouped by keys, because one loop per record is much slower.
-    for keys, same_keys in rows_by_keys.items():
+    # Records with the same keys together, because a loop for each record is much slower.
+    for keys, rows_of_keys in rows_by_keys.items():
         for key in keys:
             if key not in FACTS:
-                rows.setdefault(key, []).extend(same_keys)
-                values.setdefault(key, []).extend([records[row][key] for row in same_keys])
+                rows.setdefault(key, []).extend(rows_of_keys)
+                values.setdefault(key, []).extend([records[row][key] for row in rows_of_keys])
     step, epoch, time = ([record[fact] for record in records] for fact in FACTS)
-    metrics = {key: series for key in rows if len((series := _series(rows[key], values[key])).rows)}
+    all_series = {key: _make_series(rows[key], values[key]) for key in rows}
+    metrics = {key: series for key, series in all_series.items() if len(series.rows)}
     return Columns(np.array(step, np.int64), np.array(epoch, float), np.array(time, float), metrics)
 
 
-def _series(rows: Sequence[int], values: Sequence[Any]) -> Series:
+def _make_series(rows: Sequence[int], values: Sequence[Any]) -> Series:
+    """The values that are numbers, in the order of their rows."""
     try:
         series = Series(np.array(rows, np.int64), np.array(values, float))
         if series.values.ndim > 1:
             raise TypeError("lists of equal length")
     except (ValueError, TypeError, OverflowError):
         # Some values are no numbers: convert one at a time and leave these out.
-        numbers = {
-            row: number for row, value in zip(rows, values, strict=True) if (number := read_number(value)) is not None
-        }
+        numbers = {row: read_number(value) for row, value in zip(rows, values, strict=True)}
+        numbers = {row: number for row, number in numbers.items() if number is not None}
         series = Series(np.array(list(numbers), np.int64), np.array(list(numbers.values()), float))
     # Grouping by keys has put records of different keys out of the order of the file.
     order = np.argsort(series.rows, kind="stable")
@@ -108,7 +111,10 @@ def _series(rows: Sequence[int], values: Sequence[Any]) -> Series:
 
 
 def best_values(columns: Columns, modes: Mapping[str, str]) -> dict[str, tuple[float, int]]:
-    """Best finite value and its step of each metric whose mode, `min` or `max`, is given; of equal ones the newest."""
+    """Metric -> its best finite value and the step of it; of equal values the newest.
+
+    `modes` has the metrics, each with its mode, `min` or `max`.
+    """
     best: dict[str, tuple[float, int]] = {}
     for name, mode in modes.items():
         series = columns.metrics.get(name)

@@ -28,7 +28,7 @@ def explain(error: OSError | TrainError, folder: Path) -> str:
 
 @contextmanager
 def collecting(problems: list[str], folder: Path) -> Iterator[None]:
-    """Add to `problems` why the block cannot read a file; what it would have read keeps its default."""
+    """Context manager that adds to `problems` why the block cannot read a file, instead of raising an error."""
     try:
         yield
     except (OSError, TrainError) as error:
@@ -36,7 +36,7 @@ def collecting(problems: list[str], folder: Path) -> Iterator[None]:
 
 
 def unread_lines(file: Path, count: int) -> list[str]:
-    """The sentence about lines that hold no record; none without any."""
+    """A sentence about lines that hold no record, as a list; empty if `count` is 0."""
     return [f"{format_count(count, 'line')} of {file.name} cannot be read"] if count else []
 
 
@@ -53,11 +53,12 @@ def damaged_files(run: RunDir) -> Iterator[str]:
         content = run.values or None if file == run.config_file else read_json(file)
         if content is None and file.suffix != ".jsonl":
             yield f"{file.name} is damaged"
-        elif file == run.summary_file and (count := _count(content) - _count(run.read_summary())):
+        # `read_summary` leaves out values of a kind that this program does not write.
+        elif file == run.summary_file and (count := _count_values(content) - _count_values(run.read_summary())):
             yield f"{format_count(count, 'value')} of {file.name} cannot be read"
 
 
-def _count(content: Any) -> int:
-    """The number of values in mappings and lists."""
+def _count_values(content: Any) -> int:
+    """The number of values in nested mappings and lists, which count too."""
     items = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    return 1 + sum(map(_count, items))
+    return 1 + sum(map(_count_values, items))

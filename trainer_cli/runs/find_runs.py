@@ -48,16 +48,17 @@ class Listings:
         """
         changed_ns = os.stat(folder).st_mtime_ns
         cached = self._cache.get(folder)
-        if cached is not None and cached.changed_ns == changed_ns and cached.listed_ns - changed_ns > _SETTLED_NS:
+        is_same = cached is not None and cached.changed_ns == changed_ns
+        if cached is not None and is_same and cached.listed_ns - changed_ns > _SETTLED_NS:
             return cached
-        # Read before the listing: a change during it must look newer.
+        # The time before the listing: a change during it must look newer.
         listed_ns = time.time_ns()
         folders: list[str] = []
         files: list[str] = []
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.name.startswith("."):
-                    # From the directory entry, which costs no call for each file.
+                    # The directory entry knows the type, so that no call for each file is needed.
                     (folders if entry.is_dir() else files).append(entry.name)
         listing = Listing(tuple(sorted(folders)), frozenset(files), changed_ns, listed_ns)
         self._cache[folder] = listing
@@ -73,9 +74,10 @@ class RunFinder:
 
     def find(self) -> list[FoundRun]:
         """All runs that exist now."""
-        return list(self._below(self.root, set()))
+        return list(self._find_below(self.root, set()))
 
-    def _below(self, folder: Path, seen: set[tuple[int, int]]) -> Iterator[FoundRun]:
+    def _find_below(self, folder: Path, seen: set[tuple[int, int]]) -> Iterator[FoundRun]:
+        """The runs in a folder and below it, without the folders in `seen`, to which it is added."""
         try:
             # By device and inode, so that a circle of symbolic links ends.
             identity = os.stat(folder)
@@ -94,7 +96,7 @@ class RunFinder:
         for name in listing.folders:
             # Within a run only the folder of a sweep holds runs.
             if not is_run or name == SWEEP_FOLDER:
-                yield from self._below(folder / name, seen)
+                yield from self._find_below(folder / name, seen)
 
 
 def refuse_nested(path: Path) -> None:

@@ -34,40 +34,43 @@ class BestSettings(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> BestSettings:
-        """What a run's config, also as written, says about which checkpoint is best."""
+        """The settings of a run's config, whose interpolations may be unresolved."""
         scheduler = _section(config, "scheduler")
         nodes = {f"callbacks.{name}": node for name, node in _section(config, "callbacks").items()}
         nodes |= {"scheduler": scheduler} | {f"scheduler.{name}": node for name, node in scheduler.items()}
-        watched = [
-            (metric, _text(config, f"{key}.mode", node.get("mode")))
-            for key, node in nodes.items()
-            if isinstance(node, Mapping) and _SEEKS_BEST.fullmatch(str(node.get("_target_")))
-            if (metric := _text(config, f"{key}.metric", node.get("metric"))) is not None
-        ]
+        watched: list[tuple[str, str | None]] = []
+        for key, node in nodes.items():
+            if isinstance(node, Mapping) and _TARGETS_WITH_MODE.fullmatch(str(node.get("_target_"))):
+                metric = _read_string(config, f"{key}.metric", node.get("metric"))
+                if metric is not None:
+                    watched.append((metric, _read_string(config, f"{key}.mode", node.get("mode"))))
         loaders = _section(_section(config, "loop"), "eval_loaders")
         keep_best = _section(_section(config, "checkpoint"), "keep_best")
         return cls(
-            _text(config, "checkpoint.keep_best.metric", keep_best.get("metric")),
-            _text(config, "checkpoint.keep_best.mode", keep_best.get("mode")),
+            _read_string(config, "checkpoint.keep_best.metric", keep_best.get("metric")),
+            _read_string(config, "checkpoint.keep_best.mode", keep_best.get("mode")),
             tuple(watched),
             tuple(str(name) for name in loaders if _section(loaders, name).get("interval", "") is None),
         )
 
     @classmethod
     def common(cls, all_settings: Iterable[BestSettings]) -> BestSettings:
-        """The settings that all runs have in common; each is that of an empty config where they differ."""
-        settings = list(all_settings)
-        metric, mode = _shared([(each.metric, each.mode) for each in settings], (None, None))
+        """The settings that all runs have in common; one that differs between them is that of an empty config."""
+        runs = list(all_settings)
+        metric, mode = _common_value([(run.metric, run.mode) for run in runs], (None, None))
         return cls(
             metric,
             mode,
-            _shared([each.watched for each in settings], ()),
-            _shared([each.at_the_end for each in settings], ()),
+            _common_value([run.watched for run in runs], ()),
+            _common_value([run.at_the_end for run in runs], ()),
         )
 
     def mode_of(self, metric: str) -> Mode | None:
-        """Whether the smallest or the largest value of a metric is best: by the mode of `keep_best` if that names it,
-        as for retention, or of what watches it; else the usual one of its name; None if that is unknown."""
+        """Whether the smallest or the largest value of a metric is best; None if that is unknown.
+
+        It is the mode of `keep_best` if that names the metric, as for retention, else that of a callback or schedule
+        that watches it, else the usual one for its name.
+        """
         modes = [self.mode] if metric == self.metric else [mode for name, mode in self.watched if name == metric]
         stated = (Mode(mode) for mode in modes if mode in (Mode.min, Mode.max))
         return next(stated, None) or find_usual_mode(metric)
@@ -78,32 +81,35 @@ class BestSettings(NamedTuple):
             return BestRule(self.metric, self.mode_of(self.metric) or Mode.min)
         for name, _ in self.watched:
             mode = self.mode_of(name)
-            if name in metrics and mode is not None and is_validation_metric(name) and self.may_decide(name):
+            may_rank = is_validation_metric(name) and self.may_decide(name)
+            if name in metrics and mode is not None and may_rank:
                 return BestRule(name, mode)
         return None
 
     def may_decide(self, metric: str) -> bool:
-        """Whether a metric may decide unasked: not one of a test set, by the name of the set or its interval, which is
-        for the checkpoint that was chosen."""
+        """Whether a metric may decide which checkpoint is best without being named: not if it is of a test set.
+
+        A test set is recognised by its name, or because it is evaluated only at the end.
+        """
         name = metric.rpartition("/")[0]
-        return not _TEST.search(name) and name not in self.at_the_end
+        return not _TEST_SET.search(name) and name not in self.at_the_end
 
     def rule(self, metrics: Iterable[str]) -> BestRule | None:
         """The rule that decides which checkpoint or run is best; None without a rule and without a validation loss.
 
         Args:
-            metrics: names of the measured metrics. If none that the config names is among them, a validation loss
-                decides: of the set of a metric that the run watches, else of `val`, else of the first one that is no
-                test set.
+            metrics: names of the measured metrics. If the config names none of them, a validation loss decides: of the
+                set of a metric that the run watches, else of `val`, else of the first one that is no test set.
         """
         names = set(metrics)
         if (rule := self.decisive(names)) is not None:
             return rule
         losses = [name for name in names if name.endswith("/loss") and is_validation_metric(name)]
-        watched = {metric.rpartition("/")[0] for metric in (self.metric or "", *(name for name, _ in self.watched))}
+        watched_metrics = [self.metric or "", *(name for name, _ in self.watched)]
+        watched_sets = {metric.rpartition("/")[0] for metric in watched_metrics}
         candidates = sorted(
             filter(self.may_decide, losses),
-            key=lambda name: (name.removesuffix("/loss") not in watched, name != "val/loss", name),
+            key=lambda name: (name.removesuffix("/loss") not in watched_sets, name != "val/loss", name),
         )
         return BestRule(candidates[0]) if candidates else None
 
@@ -127,32 +133,32 @@ class BestSettings(NamedTuple):
         return best, {name: values.last for name, values in ranges.items()}
 
     def best_row(self, rows: Sequence[ValidationRow]) -> tuple[int | None, BestRule | None]:
-        """Index of the best row and the rule that ranks the rows; both None if no row has a finite value of its
+        """Index of the best row, and the rule that ranks the rows; both None if no row has a finite value of its
         metric."""
-        measured = [row.named_metrics for row in rows]
-        rule = self.rule(name for metrics in measured for name in metrics)
+        metrics_of_rows = [row.named_metrics for row in rows]
+        rule = self.rule(name for metrics in metrics_of_rows for name in metrics)
         if rule is None:
             return None, None
-        ranked = [
-            # Of equal values the newest, by the negated step.
-            (rule.loss(metrics), -row.step, index)
-            for index, (row, metrics) in enumerate(zip(rows, measured, strict=True))
-            if rule.value(metrics) is not None
-        ]
-        return (min(ranked)[2], rule) if ranked else (None, None)
+        ranks = []
+        for index, metrics in enumerate(metrics_of_rows):
+            if rule.value(metrics) is not None:
+                # Of equal values the newest is first, by the negated step.
+                ranks.append((rule.loss(metrics), -rows[index].step, index))
+        return (min(ranks)[2], rule) if ranks else (None, None)
 
 
-_TEST = re.compile(r"(?<![a-z])test|Test")
-_SEEKS_BEST = re.compile(r"trainer_cli\.(.+\.)?EarlyStopping|torch\.optim\.lr_scheduler\.ReduceLROnPlateau")
+_TEST_SET = re.compile(r"(?<![a-z])test|Test")
+_TARGETS_WITH_MODE = re.compile(r"trainer_cli\.(.+\.)?EarlyStopping|torch\.optim\.lr_scheduler\.ReduceLROnPlateau")
 """Targets whose `metric` and `mode` say which value is best; `mode` of ThresholdStopper is the direction of a limit."""
 
 
 def _section(config: Mapping[Any, Any], key: Any) -> Mapping[Any, Any]:
+    """The mapping at a key; empty if there is none."""
     value = config.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
-def _text(config: Mapping[str, Any], key: str, value: Any) -> str | None:
+def _read_string(config: Mapping[str, Any], key: str, value: Any) -> str | None:
     """The value of a key, interpolations resolved; None if it is no string or cannot be resolved."""
     if not isinstance(value, str):
         return None
@@ -162,6 +168,7 @@ def _text(config: Mapping[str, Any], key: str, value: Any) -> str | None:
         return None
 
 
-def _shared(values: Iterable[_Setting], default: _Setting) -> _Setting:
+def _common_value(values: Iterable[_Setting], default: _Setting) -> _Setting:
+    """The value if all are equal, else the default."""
     different = set(values)
     return different.pop() if len(different) == 1 else default

@@ -59,7 +59,7 @@ class RunView:
 
     @property
     def position(self) -> tuple[bool, float, Path]:
-        """By which runs are sorted: running ones by path, then ended ones, the newest first."""
+        """The key by which runs are sorted: running ones by path, then ended ones, the newest first."""
         age_s = math.inf if self.age_s is None else self.age_s
         return not self.is_running, 0.0 if self.is_running else age_s, self.path
 
@@ -107,9 +107,10 @@ class RunRecord:
 
     @property
     def began(self) -> float:
-        """Unix seconds at which its first attempt, or its first record, began."""
-        started = [time for attempt in self.attempts[:1] if (time := unix(attempt.get("started"))) is not None]
-        return min([*started, *self.columns.time[:1]], default=0.0)
+        """Unix seconds of its first attempt's start or its first record, whichever is earlier; 0 if unknown."""
+        started = [unix(attempt.get("started")) for attempt in self.attempts[:1]]
+        known = [time for time in started if time is not None]
+        return min([*known, *self.columns.time[:1]], default=0.0)
 
 
 def as_text(value: Any) -> str:

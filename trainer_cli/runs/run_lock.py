@@ -21,7 +21,7 @@ class RunLock:
     """The held lock of a run directory; released by `release`, `with`, or the end of the process.
 
     Args:
-        descriptors: of the locked files, that of `.lock` first.
+        descriptors: the open locked files, `.lock` first.
     """
 
     def __init__(self, descriptors: Iterable[int]) -> None:
@@ -44,7 +44,7 @@ class RunLock:
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
-        # Cleared before the close: a second release must not close a descriptor that something else has by then.
+        # Cleared before the close: a second release must not close a descriptor that was reused meanwhile.
         descriptors, self._descriptors = self._descriptors, []
         for descriptor in descriptors:
             close_private(descriptor)
@@ -64,7 +64,11 @@ def is_file_at(descriptor: int, path: Path) -> bool:
 
 
 def lock_file(descriptor: int) -> None:
-    """Lock exclusively. A held lock is retried for a moment, because `is_locked` of another process may hold it."""
+    """Lock an open file exclusively. A held lock is retried briefly: `is_locked` of another process may hold it.
+
+    Raises:
+        BlockingIOError: another process holds it longer.
+    """
     until = time.monotonic() + _READERS_S
     while True:
         try:

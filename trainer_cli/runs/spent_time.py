@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def seconds_of(attempt: Mapping[str, Any]) -> Seconds:
-    """The seconds of an attempt by activity; of one that an earlier version recorded, all as training."""
+    """The seconds of an attempt by activity; if an earlier version recorded it, all count as training."""
     seconds = read_seconds(attempt.get("time_s"))
     return {Activity.training: float(attempt.get("wall_time_s") or 0.0)} if seconds is None else seconds
 
@@ -29,7 +29,7 @@ def seconds_of_killed(run: RunDir, attempt: Mapping[str, Any]) -> dict[str, floa
     if started is None:
         return {}
     saves = Spent.noted(read_rows(run.history_file), started)
-    # By what is written in the files: they are copied, and removals by hand are appended to the history days later.
+    # Not by the times of the files, which may be copies, nor by all lines of the history: removals by hand come later.
     ends = [time for time, _, _ in saves[-1:]]
     if isinstance(recorded := read_last_row(run.metrics_file).get("time"), int | float):
         ends.append(float(recorded))

@@ -17,8 +17,8 @@ def read_text(config: Mapping[str, Any] | str, key: str) -> str | None:
     """
     values = parse_values(config) if isinstance(config, str) else config
     value: Any = values
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
     if not isinstance(value, str):
         return None
     return resolve_value(values, key) if "${" in value else value

@@ -35,7 +35,9 @@ class ValidationRow:
 
     @classmethod
     def read_all(cls, folder: Path) -> list[ValidationRow]:
-        """Read a `validation.jsonl`: the newest row of each checkpoint and loader, by step.
+        """Read the `validation.jsonl` of a folder: the newest row of each checkpoint and loader, by step.
+
+        Lines that are no such row are left out.
 
         Raises:
             OSError: the file cannot be read.
