@@ -296,10 +296,10 @@ def test_a_failure_midway_leaves_nothing(empty_folder: Path, monkeypatch: pytest
     folder = empty_folder / "shapes"
     if exists:
         folder.mkdir()
-    made = dict(new._files("shapes"))
+    made = dict(new._render_files("shapes"))
     # The last file lies below what is already a file: the disk refuses it.
     made[Path("README.md/more")] = "x"
-    monkeypatch.setattr(new, "_files", lambda package: made.items())
+    monkeypatch.setattr(new, "_render_files", lambda package: made.items())
     with pytest.raises(UserError, match=r"cannot make .*shapes: (Not a directory|File exists)"):
         make_project(folder, "shapes")
     assert sorted(empty_folder.rglob("*")) == ([folder] if exists else [])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer, make_sync_checkpointer
-from trainer_cli.commands.ckpt_inspect import Difference, TensorChange, compare, opened
+from trainer_cli.commands.ckpt_inspect import Difference, TensorChange, compare, open_content
 from trainer_cli.errors import CheckpointError
 from trainer_cli.format import stored
 from trainer_cli.format.sharded import TensorsFormat
@@ -38,7 +38,7 @@ def exact(tensor: torch.Tensor) -> torch.Tensor:
 
 def change(tmp_path: Path, before: torch.Tensor, after: torch.Tensor) -> Difference:
     first, second = written(tmp_path / "a", w=before), written(tmp_path / "b", w=after)
-    with opened(first) as a, opened(second) as b:
+    with open_content(first) as a, open_content(second) as b:
         return compare(a, b)
 
 
@@ -59,7 +59,7 @@ def test_a_norm_is_that_of_torch(
         monkeypatch.setattr(stored, "_BLOCK", block)
     torch.manual_seed(1)
     tensor = (torch.randn(shape) * 3).abs().to(dtype)
-    with opened(written(tmp_path / "a", w=tensor)) as content:
+    with open_content(written(tmp_path / "a", w=tensor)) as content:
         norm = content.tensors["w"].norm()
     assert norm == pytest.approx(float(exact(tensor).norm()), rel=1e-14, abs=0)
 
@@ -67,14 +67,14 @@ def test_a_norm_is_that_of_torch(
 @pytest.mark.parametrize("dtype", FLOATS8, ids=str)
 def test_every_8_bit_float_has_the_value_that_torch_gives_it(tmp_path: Path, dtype: torch.dtype) -> None:
     every = torch.arange(256, dtype=torch.uint8).view(dtype)
-    with opened(written(tmp_path / "a", w=every)) as content:
+    with open_content(written(tmp_path / "a", w=every)) as content:
         (block,) = content.tensors["w"].blocks()
     assert torch.equal(torch.from_numpy(block).nan_to_num(nan=9e9), every.double().nan_to_num(nan=9e9))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e200])
 def test_a_norm_that_no_number_reports_makes_no_noise(tmp_path: Path, value: float) -> None:
-    with opened(written(tmp_path / "a", w=torch.tensor([value], dtype=torch.float64))) as content:
+    with open_content(written(tmp_path / "a", w=torch.tensor([value], dtype=torch.float64))) as content:
         assert not math.isfinite(content.tensors["w"].norm())
 
 
@@ -96,7 +96,7 @@ def test_every_format_is_looked_into_as_the_default_one(tmp_path: Path, format: 
     state = {"model": model, "optimizer": {"exp_avg": torch.ones(3)}, "loop": {"seen": {1: (2, b"x")}}}
     SyncCheckpointer(format="tensors").save(state, tmp_path / "a")
     SyncCheckpointer(format=format).save(state, tmp_path / "b")
-    with opened(tmp_path / "a") as default, opened(tmp_path / "b") as other:
+    with open_content(tmp_path / "a") as default, open_content(tmp_path / "b") as other:
         assert default.manifest.format != other.manifest.format
         assert {name: tensor.entry for name, tensor in default.tensors.items()} == {
             name: tensor.entry for name, tensor in other.tensors.items()
@@ -133,7 +133,10 @@ def test_a_change_without_a_number_is_reported_in_words(
 def test_the_largest_change_comes_first_after_those_without_a_number(tmp_path: Path) -> None:
     before = {"a": torch.ones(1), "b": torch.ones(1), "c": torch.ones(2), "d": torch.ones(1)}
     after = {"a": torch.tensor([1.5]), "b": torch.tensor([4.0]), "c": torch.ones(3), "e": torch.ones(1)}
-    with opened(written(tmp_path / "x", **before)) as first, opened(written(tmp_path / "y", **after)) as second:
+    with (
+        open_content(written(tmp_path / "x", **before)) as first,
+        open_content(written(tmp_path / "y", **after)) as second,
+    ):
         difference = compare(first, second)
     assert [entry.name for entry in difference.tensors] == ["c", "b", "a"]
     assert (difference.only_first, difference.only_second, difference.same) == (["d"], ["e"], 0)
@@ -154,7 +157,7 @@ def by_ranks(root: Path, states: list[dict[str, Any]], **facts: Any) -> Path:
 
 def test_the_tensors_of_every_rank_are_there(tmp_path: Path) -> None:
     states = [{"w": torch.full((4,), float(rank + 1)), f"own{rank}": torch.ones(1)} for rank in range(2)]
-    with opened(by_ranks(tmp_path, states)) as content:
+    with open_content(by_ranks(tmp_path, states)) as content:
         norms = {name: tensor.norm() for name, tensor in content.tensors.items()}
         assert norms == {"w": 2.0, "own0": 1.0, "w@rank1": 4.0, "own1": 1.0}
         assert set(content.states()) == {"rank0", "rank1"}
@@ -175,7 +178,7 @@ def test_parts_of_a_tensor_are_one_tensor(tmp_path: Path) -> None:
             begins, sizes = shards[name][rank].offsets, shards[name][rank].sizes
             state[name] = tensor[tuple(slice(b, b + s) for b, s in zip(begins, sizes, strict=True))].clone()
     other = written(tmp_path / "whole", **{**whole, "count": torch.tensor(4.0)})
-    with opened(by_ranks(tmp_path, states, shards=files)) as parts, opened(other) as second:
+    with open_content(by_ranks(tmp_path, states, shards=files)) as parts, open_content(other) as second:
         assert {name: (tensor.entry.shape, tensor.entry.size_bytes) for name, tensor in parts.tensors.items()} == {
             "rows": ((5, 2), 40),
             "columns": ((2, 4), 32),
@@ -190,12 +193,12 @@ def test_parts_of_a_tensor_are_one_tensor(tmp_path: Path) -> None:
 def test_what_is_looked_at_is_not_removed_meanwhile(tmp_path: Path) -> None:
     path = written(tmp_path / "step1", w=torch.ones(2))
     storage = LocalStorage(tmp_path)
-    with opened(path):
+    with open_content(path):
         assert not storage.remove("step1")
     assert storage.remove("step1")
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = by_ranks(tmp_path, [{}], format="stone")
-    with pytest.raises(CheckpointError, match="format 'stone'"), opened(path):
+    with pytest.raises(CheckpointError, match="format 'stone'"), open_content(path):
         pass

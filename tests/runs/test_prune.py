@@ -15,7 +15,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.commands.ckpt_prune import apply_pruning, prunings, steps_per_epoch
-from trainer_cli.commands.ckpt_remove import look
+from trainer_cli.commands.ckpt_remove import find_items
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 from trainer_cli.runs.run_dir import RunDir
@@ -51,7 +51,7 @@ def with_rules(run: Path, rules: dict[str, Any]) -> Path:
 
 
 def pruned(run: Path) -> list[str]:
-    items = look([str(run)])
+    items = find_items([str(run)])
     (plan,) = prunings(items)
     gone, left = apply_pruning(plan, items)
     assert left == {}
@@ -80,7 +80,7 @@ def test_it_leaves_what_the_run_itself_would_leave_for_the_same_reasons(
     trained: Path, tmp_path: Path, rules: dict[str, Any]
 ) -> None:
     by_hand, by_itself = (shutil.copytree(trained, tmp_path / name) for name in ("hand", "self"))
-    (plan,) = prunings(look([str(with_rules(by_hand, rules))]))
+    (plan,) = prunings(find_items([str(with_rules(by_hand, rules))]))
     left = pruned(by_hand)
     callback = fit(by_itself / "checkpoints", 20, stop=11, **rules).checkpoint
     # The stop at step 11 is saved too, so that step 10 is the newest no longer, and may go.
@@ -92,13 +92,13 @@ def test_it_leaves_what_the_run_itself_would_leave_for_the_same_reasons(
 def test_checkpoints_of_another_run_in_the_same_folder_stay(trained: Path, tmp_path: Path) -> None:
     run = with_rules(shutil.copytree(trained, tmp_path / "run"), {"save_interval": 2, "max_checkpoints": 1})
     (run / "environment.json").write_text('{"run_id": "another"}')
-    (plan,) = prunings(look([str(run)]))
+    (plan,) = prunings(find_items([str(run)]))
     assert (plan.keep, plan.remove) == ({}, {})
 
 
 def test_only_what_was_named_goes_and_what_was_pinned_since_the_question_stays(trained: Path, tmp_path: Path) -> None:
     run = with_rules(shutil.copytree(trained, tmp_path / "run"), {"save_interval": 2})
-    items = look([f"{run}@step1", f"{run}@step2", f"{run}@step3"])
+    items = find_items([f"{run}@step1", f"{run}@step2", f"{run}@step3"])
     (plan,) = prunings(items)
     assert [path.name for path in plan.remove] == ["step1", "step3"]
     (run / "checkpoints/step1/pinned").touch()
@@ -134,4 +134,4 @@ def test_part_epochs_of_an_unknown_length_are_refused(trained: Path, tmp_path: P
         shutil.rmtree(run / "checkpoints" / f"step{step}")
     shutil.rmtree(run / "checkpoints" / "step0")
     with pytest.raises(UserError, match=r"checkpoint\.save_interval=0\.5ep needs the number of steps"):
-        list(prunings(look([str(run)])))
+        list(prunings(find_items([str(run)])))

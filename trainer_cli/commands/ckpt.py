@@ -131,13 +131,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(args: argparse.Namespace) -> int:
-    from trainer_cli.commands.ckpt_remove import look
+    from trainer_cli.commands.ckpt_remove import find_items
     from trainer_cli.runs import RunDir
 
     patterns = args.names or [pattern for pattern in _DEFAULT_PATTERNS if any(Path().glob(pattern))]
     if not patterns:
         raise CheckpointError("there is no folder runs/ here", cure="Say where: train ckpt ls RUN_DIRECTORY.")
-    items = look(patterns)
+    items = find_items(patterns)
     if args.json:
         print_json([item.record() for item in items])
         return ExitCode.DONE
@@ -213,9 +213,9 @@ def _listing(items: Sequence[Item], now: float) -> str:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from trainer_cli.commands.ckpt_inspect import TENSOR_COLUMNS, opened, tensor_rows
+    from trainer_cli.commands.ckpt_inspect import TENSOR_COLUMNS, open_content, tensor_rows
 
-    with opened(_select_one(args.names[0])) as content:
+    with open_content(_select_one(args.names[0])) as content:
         tensors = content.tensors
         if args.norms:
             # The norm of a random generator's state has no meaning.
@@ -295,7 +295,7 @@ def _fact_lines(content: Content) -> list[tuple[str, str]]:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from trainer_cli.commands.ckpt_remove import look, verify_all
+    from trainer_cli.commands.ckpt_remove import find_items, verify_all
 
     # A log file would keep every state of the line.
     shows = is_terminal(sys.stderr) and not args.json
@@ -307,7 +307,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     # Again where a run removed all of them meanwhile: its newer checkpoints are those that count.
     for _ in range(_VERIFY_TRIES):
-        items = look(args.names)
+        items = find_items(args.names)
         _import_decoders()
         problems = verify_all(items, show_progress)
         if shows:
@@ -339,12 +339,12 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from trainer_cli.commands.ckpt_inspect import compare, opened
+    from trainer_cli.commands.ckpt_inspect import compare, open_content
 
     paths = [_select_one(name) for name in args.names]
     with ExitStack() as stack:
         # Both stay open to the end, since their tensors are read from the files as they are compared.
-        first, second = (stack.enter_context(opened(path)) for path in paths)
+        first, second = (stack.enter_context(open_content(path)) for path in paths)
         difference = compare(first, second)
     changes = difference.config
     if args.json:
@@ -364,16 +364,16 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _pin(args: argparse.Namespace) -> int:
-    from trainer_cli.commands.ckpt_remove import look, pin
+    from trainer_cli.commands.ckpt_remove import find_items, pin
 
-    changed = pin(look(args.names), pinned=args.action == "pin")
+    changed = pin(find_items(args.names), pinned=args.action == "pin")
     return _report(args, f"{args.action}ned", changed)
 
 
 def _rm(args: argparse.Namespace) -> int:
-    from trainer_cli.commands.ckpt_remove import look, remove, why_not_remove
+    from trainer_cli.commands.ckpt_remove import find_items, remove, why_not_remove
 
-    items = look(args.names)
+    items = find_items(args.names)
     # All or nothing: what is left after half a removal would be hard to tell.
     if not args.force and (reasons := why_not_remove(items)):
         listed = "\n".join(f"  {path}: {why}" for path, why in reasons.items())
@@ -388,13 +388,13 @@ def _rm(args: argparse.Namespace) -> int:
 
 def _prune(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_prune import apply_pruning, leftovers_in, prunings, remove_leftovers
-    from trainer_cli.commands.ckpt_remove import look
+    from trainer_cli.commands.ckpt_remove import find_items
     from trainer_cli.runs import RunDir
 
     # A run names the checkpoints that it saved; those that were replayed are removed with them.
     runs = [run for run in map(RunDir, args.names) if run.is_run()]
     replayed = [str(run.replayed_folder) for run in runs if Catalog.of(run.replayed_folder).names()]
-    items = look([*args.names, *replayed])
+    items = find_items([*args.names, *replayed])
     _import_decoders()
     # A run that is training has such folders too.
     leftovers = leftovers_in([run for run in runs if not run.is_locked()])

@@ -38,8 +38,8 @@ class Content(StoredState):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Content]:
-    """Read the manifest and the table of tensors, and hold the checkpoint against removal inside the `with` block.
+def open_content(path: Path) -> Iterator[Content]:
+    """Context manager that reads the manifest and the table of tensors, and holds the checkpoint against removal.
 
     Of safetensors files only the header is checked; `train ckpt verify` compares digests. Other formats are read whole.
 
@@ -69,7 +69,7 @@ class TensorChange:
     relative: float | None = None
     """‖b - a‖ / ‖a‖; None if it cannot be computed."""
     why: str | None = None
-    """Why it cannot."""
+    """What differs, if `relative` is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,7 @@ def compare(first: Content, second: Content) -> Difference:
 
 
 def _compare_tensors(name: str, old: StoredTensor, new: StoredTensor) -> TensorChange | None:
+    """How two tensors of one name differ; None if they are equal bit for bit."""
     if old.entry.shape != new.entry.shape:
         return TensorChange(name, why=f"shape {list(old.entry.shape)} -> {list(new.entry.shape)}")
     if old.entry.code != new.entry.code:
@@ -118,12 +119,12 @@ def _compare_tensors(name: str, old: StoredTensor, new: StoredTensor) -> TensorC
     if old.has_bytes_of(new):
         return None
     relative = old.relative_change(new)
-    return TensorChange(
-        name, relative=relative, why="it differs, and holds NaN or infinity" if relative is None else None
-    )
+    why = "it differs, and holds NaN or infinity" if relative is None else None
+    return TensorChange(name, relative, why)
 
 
 def _config_changes(first: Content, second: Content) -> tuple[list[Change], str | None]:
+    """The changes of the config from the first to the second; or why they cannot be compared."""
     # Imported here: Hydra would take most of the time of `train ckpt show`, which does not need it.
     from trainer_cli.config import diff, from_yaml
 

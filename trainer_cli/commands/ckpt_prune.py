@@ -39,14 +39,15 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
     Raises:
         CheckpointError: a folder belongs to no run whose config can be read.
     """
-    # By folder, since the rules count all checkpoints of a run, also those that the command does not name.
+    # Folder by folder: the rules count all checkpoints of a run, also those that the command does not name.
     for folder in dict.fromkeys(item.path.parent for item in items):
         in_folder = [item for item in items if item.path.parent == folder]
-        if RunDir(folder.parent).is_run() and folder == RunDir(folder.parent).replayed_folder:
+        parent = RunDir(folder.parent)
+        if folder == parent.replayed_folder and parent.is_run():
             replayed = [item for item in in_folder if item.entry.is_replayed]
             keep = {item.path: "pinned" for item in replayed if item.entry.pinned}
             removals = {item.path: "it was replayed" for item in replayed if not item.entry.pinned}
-            yield Pruning(RunDir(folder.parent), keep, removals)
+            yield Pruning(parent, keep, removals)
             continue
         run = RunDir(next((item.run for item in in_folder if item.run is not None), folder))
         if not run.exists_as_run():
@@ -54,9 +55,9 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
                 f"{folder} is not in a run's directory, so its retention rules are unknown",
                 cure="Name the run: train ckpt prune RUN_DIRECTORY.",
             )
-        entries = _usable(folder, run.run_id)
+        entries = _list_usable(folder, run.run_id)
         saved = [entry.facts for entry in entries if entry.facts is not None]
-        rules = _rules(run, entries)
+        rules = _read_rules(run, entries)
         chosen = {item.path for item in in_folder}
         keep = {folder / name: why for name, why in rules.why_keep(saved).items()}
         removals = {folder / name: why for name, why in rules.why_remove(saved).items() if folder / name in chosen}
@@ -70,10 +71,11 @@ def apply_pruning(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], 
         RunDirectoryError: the run is training, and applies the rules itself.
     """
     with pruning.run.lock():
-        # Again, under the lock: the run may have saved or removed checkpoints since.
-        candidates = [item for item in items if item.path in pruning.keep or item.path in pruning.remove]
-        reasons = {path: f"train ckpt prune: {why}" for now in prunings(candidates) for path, why in now.remove.items()}
-        return remove([item for item in candidates if item.path in pruning.remove and item.path in reasons], reasons)
+        # Applied again under the lock: the run may have saved or removed checkpoints since.
+        items_of_run = [item for item in items if item.path in pruning.keep or item.path in pruning.remove]
+        removed_now = {path: why for now in prunings(items_of_run) for path, why in now.remove.items()}
+        still_removed = [item for item in items_of_run if item.path in pruning.remove and item.path in removed_now]
+        return remove(still_removed, {path: f"train ckpt prune: {why}" for path, why in removed_now.items()})
 
 
 def leftovers_in(runs: Sequence[RunDir]) -> dict[Path, str]:
@@ -83,14 +85,13 @@ def leftovers_in(runs: Sequence[RunDir]) -> dict[Path, str]:
         if run.searches_folder.is_dir():
             folders[run.searches_folder] = "what train bisect evaluated"
         if (storage := _storage_of(run)) is not None:
-            folders |= {
-                storage.root / name: "what a killed save or a failed removal left" for name in storage.leftovers()
-            }
+            leftovers = [storage.root / name for name in storage.leftovers()]
+            folders |= dict.fromkeys(leftovers, "what a killed save or a failed removal left")
     return folders
 
 
 def remove_leftovers(runs: Sequence[RunDir], folders: Collection[Path]) -> list[Path]:
-    """Remove those of these folders that are still leftovers once the lock of their run is held.
+    """Remove the folders that are still leftovers once the lock of their run is held. Returns those removed.
 
     Raises:
         RunDirectoryError: the run is training, or being replayed.
@@ -99,13 +100,13 @@ def remove_leftovers(runs: Sequence[RunDir], folders: Collection[Path]) -> list[
     for run in runs if folders else ():
         with run.lock():
             # Only under the lock: an attempt that saves has such folders too.
-            named = [folder for folder in leftovers_in([run]) if folder in folders]
+            still_left = [folder for folder in leftovers_in([run]) if folder in folders]
             if (storage := _storage_of(run)) is not None:
                 storage.sweep()
-            for folder in named:
+            for folder in still_left:
                 if folder.parent == run.replayed_folder:
                     shutil.rmtree(folder)
-            removed += [folder for folder in named if not folder.exists()]
+            removed += [folder for folder in still_left if not folder.exists()]
     return removed
 
 
@@ -120,12 +121,13 @@ def steps_per_epoch(entries: Sequence[Entry]) -> int | None:
     for entry in entries:
         progress: Mapping[str, Any] = entry.manifest.progress if entry.manifest is not None else {}
         epoch, step = progress.get("epoch", 0), progress.get("step", 0)
-        if epoch and not progress.get("batch", 1) and (length := Fraction(step) / Fraction(epoch)).denominator == 1:
+        is_at_end = epoch and not progress.get("batch", 1)
+        if is_at_end and (length := Fraction(step) / Fraction(epoch)).denominator == 1:
             return int(length)
     return None
 
 
-def _usable(folder: Path, run_id: str) -> list[Entry]:
+def _list_usable(folder: Path, run_id: str) -> list[Entry]:
     """The run's valid checkpoints up to the one that a resume would load."""
     catalog = Catalog.of(folder)
     entries = catalog.valid(run_id)
@@ -135,7 +137,12 @@ def _usable(folder: Path, run_id: str) -> list[Entry]:
     return entries
 
 
-def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
+def _read_rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
+    """The retention rules of a run's stored config.
+
+    Raises:
+        UserError: a rule needs the steps of an epoch, which neither the config nor a checkpoint shows.
+    """
     config = from_yaml(run.config_file, trusted=True, missing_ok=True).config
     settings = config.checkpoint.overridden_by(config.callbacks.get(SAVER))
     epoch = config.loop.steps_per_epoch or steps_per_epoch(entries)

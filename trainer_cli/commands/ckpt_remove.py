@@ -79,10 +79,10 @@ class Item:
         }
 
 
-def look(patterns: Sequence[str]) -> list[Item]:
+def find_items(patterns: Sequence[str]) -> list[Item]:
     """The checkpoints that the patterns name, by folder and step.
 
-    Those that a run removes meanwhile are left out, so that the list may be empty.
+    Checkpoints that a run removes meanwhile are left out, so that the list may be empty.
 
     Raises:
         CheckpointError: a pattern matches nothing, or the checkpoint that it names is removed meanwhile.
@@ -96,8 +96,7 @@ def look(patterns: Sequence[str]) -> list[Item]:
         catalog = Catalog.of(folder)
         entries = catalog.entries()
         missing = names.keys() - {entry.name for entry in entries}
-        # Copies of checkpoints under other names, and replayed ones, are not in the catalog's list, but a command may
-        # name them.
+        # The catalog does not list copies and replayed checkpoints, which a command may name.
         unlisted = [catalog.entry(name) for name in sorted(missing)]
         copies = [entry for entry in unlisted if names[entry.name].itself or entry.is_replayed]
         if lost := [entry.name for entry in copies if entry.manifest is None]:
@@ -120,6 +119,7 @@ def look(patterns: Sequence[str]) -> list[Item]:
 
 
 def _is_of_run(entry: Entry, run_id: str | None) -> bool:
+    """Whether a checkpoint has a manifest and is of the run; None: of any run."""
     return entry.manifest is not None and run_id in (None, entry.manifest.run_id)
 
 
@@ -134,7 +134,8 @@ def verify_all(items: Sequence[Item], show: Callable[[int, Item], None]) -> dict
     problems: dict[Path, str | None] = {}
     # Threads: the digests are computed in C, without the interpreter's lock.
     with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
-        for done, (item, (exists, problem)) in enumerate(zip(items, pool.map(_verify, items), strict=True), start=1):
+        results = zip(items, pool.map(_verify, items), strict=True)
+        for done, (item, (exists, problem)) in enumerate(results, start=1):
             if exists:
                 problems[item.path] = problem
             show(done, item)
@@ -158,19 +159,20 @@ def pin(items: Sequence[Item], *, pinned: bool) -> list[Path]:
 
 
 def why_not_remove(items: Sequence[Item]) -> dict[Path, str]:
-    """Why some of these need `--force`: path -> reason. They are pinned, or the last valid checkpoint of a run."""
+    """The checkpoints that are removed only with `--force`, and why: pinned, or the last valid one of its run."""
     reasons = {item.path: "it is pinned" for item in items if item.entry.pinned}
     # Real paths: the same folder may be named through a link too.
-    going: dict[str, set[str]] = {}
+    removed_names: dict[str, set[str]] = {}
     for item in items:
-        going.setdefault(os.path.realpath(item.path.parent), set()).add(item.path.name)
+        removed_names.setdefault(os.path.realpath(item.path.parent), set()).add(item.path.name)
     for folder in dict.fromkeys(item.path.parent for item in items):
+        # Id of a run -> the newest valid checkpoint; and the runs of which a valid one remains.
         last: dict[str, str] = {}
         remaining: set[str] = set()
         for entry in Catalog.of(folder).entries():
             if entry.resumable and entry.manifest is not None:
                 last[entry.manifest.run_id] = entry.name
-                if entry.name not in going[os.path.realpath(folder)]:
+                if entry.name not in removed_names[os.path.realpath(folder)]:
                     remaining.add(entry.manifest.run_id)
         for run_id, name in last.items():
             if run_id not in remaining:
@@ -187,12 +189,12 @@ def remove(items: Iterable[Item], reasons: Mapping[Path, str] | None = None) -> 
     removed: list[Path] = []
     refused: dict[Path, str] = {}
     for item in items:
-        # Before the removal of the config that names the run.
+        # The run first: the config in the checkpoint may be all that names it.
         run, storage, name = _run_of(item), _storage_of(item), item.path.name
         # A partial one has no manifest, by which `remove` would mark the begin of the removal.
-        done = storage.clear(name) if item.entry.partial else storage.remove(name)
-        # Gone is gone: the run itself may have removed it at the same time.
-        if done or not item.path.exists():
+        is_removed = storage.clear(name) if item.entry.partial else storage.remove(name)
+        # The run itself may have removed it at the same time.
+        if is_removed or not item.path.exists():
             removed.append(item.path)
             if run is not None and not item.entry.partial:
                 reason = (reasons or {}).get(item.path, "train ckpt rm")
@@ -203,10 +205,10 @@ def remove(items: Iterable[Item], reasons: Mapping[Path, str] | None = None) -> 
 
 
 def _run_of(item: Item) -> Path | None:
-    """The run that saves in the folder of a checkpoint; None if it is not found. Copies are in another folder."""
+    """The run that saves in the folder of a checkpoint; None if it is unknown, or the folder is one of copies."""
     if item.run is not None:
         return item.run
-    # A damaged checkpoint may be removed too.
+    # The checkpoint may be damaged: then its run is unknown.
     with suppress(OSError, TrainError):
         run = StoredCheckpoint(item.path).find_run()
         if run is not None and os.path.realpath(RunDir(run).stored_checkpoints()) == os.path.realpath(item.path.parent):
@@ -215,7 +217,7 @@ def _run_of(item: Item) -> Path | None:
 
 
 def _storage_of(item: Item) -> Storage:
-    """The storage, with the identity of the checkpoint's run: the run clears away a removal that is interrupted."""
+    """The storage, with the identity of the checkpoint's run, which later completes an interrupted removal."""
     manifest = item.entry.manifest
     # An id from a damaged manifest must not become part of a path.
     run_id = manifest.run_id if manifest is not None and is_run_id(manifest.run_id) else "local"
@@ -223,7 +225,7 @@ def _storage_of(item: Item) -> Storage:
 
 
 def _verify(item: Item) -> tuple[bool, str | None]:
-    """(whether the checkpoint still exists, its damage or None)."""
+    """Whether a checkpoint still exists, and its damage or None."""
     catalog = Catalog.of(item.path.parent)
     problem: str | None = None
     for _ in range(_TRIES):
@@ -234,6 +236,6 @@ def _verify(item: Item) -> tuple[bool, str | None]:
             problem = f"it cannot be read: {error.strerror or error}"
             if not isinstance(error, FileNotFoundError) or catalog.entry(item.path.name).removed:
                 break
-        # A removal locks the checkpoint before its mark can be seen: look again before calling it damage.
+        # A removal locks the checkpoint before it marks it: wait before a missing file counts as damage.
         time.sleep(_PAUSE_S)
     return problem is None or not catalog.entry(item.path.name).removed, problem

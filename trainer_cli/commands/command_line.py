@@ -60,7 +60,7 @@ VERBS: Mapping[str, Verb] = {
     "env": Verb("trainer_cli.commands.env", "show versions, devices and paths, for a bug report", loads_torch=True),
     "complete": Verb("trainer_cli.commands.complete", "print the completion script for bash or zsh"),
 }
-"""Those that are no add-on's."""
+"""The verbs that do not come from add-ons."""
 EXAMPLES = """examples:
   train list                                        what there is
   train fit digits                                  train an experiment
@@ -77,20 +77,21 @@ class Parser(argparse.ArgumentParser):
         return with_headings(super().format_help(), sys.stdout)
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of ending the process."""
+        """Raise UserError instead of ending the process, with an example or the nearest choice."""
         cure = f"See {self.prog} --help."
-        lacking = message.removeprefix("the following arguments are required: ")
-        if lacking != message and (
-            example := re.search(rf"^  ({self.prog} [^-\n].*?)( {{2,}}|$)", self.epilog or "", re.M)
-        ):
-            message, cure = f"{self.prog} needs {lacking}", f"For example: {example[1]}"
+        missing = message.removeprefix("the following arguments are required: ")
+        # An example that begins with a positional argument.
+        example = re.search(rf"^  ({self.prog} [^-\n].*?)( {{2,}}|$)", self.epilog or "", re.M)
+        if missing != message and example:
+            message, cure = f"{self.prog} needs {missing}", f"For example: {example[1]}"
         elif choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            near = did_you_mean(choice[1], re.findall(r"[^', ]+", choice[2])).strip()
-            message, cure = (message[: message.index(" (choose")], near) if near else (message, cure)
+            suggestion = did_you_mean(choice[1], re.findall(r"[^', ]+", choice[2])).strip()
+            if suggestion:
+                message, cure = message[: message.index(" (choose")], suggestion
         raise UserError(message, cure=cure)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # One letter that begins several flags, as -c does, is a flag that is unknown.
+        """The flags that a word abbreviates; none if there are several: then `-c` is an unknown flag, not ambiguous."""
         matches = super()._get_option_tuples(option_string)
         return matches if len(matches) < 2 else []
 
@@ -99,6 +100,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps examples and paragraphs at words, as argparse does the texts of flags."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wrap a description or epilog."""
         return wrapped_help(text, width)
 
 
@@ -106,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. Mistakes of the user become one message on stderr."""
     # First: what follows may print, or open a file that would get the number of a closed stream.
     prepare_streams()
-    # Those of an earlier command of this process.
+    # A program may call this for several commands: each has its own secrets.
     forget_secrets()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -117,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except TrainError as error:
-        # Here, as below: most commands end without an error.
+        # Imported here, as below: most commands end without an error.
         from trainer_cli.commands.print_errors import print_error, record_for_torchrun
 
         print_error(error, whole=_wants_traceback())
@@ -128,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # The reader has what it wanted: no mistake of the user's, and no fault of ours.
+        # The reader of our output has what it wanted: neither a mistake of the user nor a fault of ours.
         return _reader_closed()
     except Exception as error:
         from trainer_cli.commands.print_errors import print_crash, print_error
@@ -136,18 +138,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_disk_error(error) and not _wants_traceback():
             cure = f"What was committed before is intact. {disk_cure(error)}"
             print_error(TrainError(error.strerror or str(error), where=error.filename, cure=cure))
-            # A name of which the user has chosen a part.
+            # A name that is too long was chosen by the user, at least in part.
             return int(ExitCode.USER if error.errno == errno.ENAMETOOLONG else ExitCode.FAILED)
         print_crash(error, whole=_wants_traceback())
         return int(ExitCode.FAILED)
 
 
 def _is_disk_error(error: Exception) -> TypeGuard[OSError]:
-    """Whether an error needs no traceback: the disk is full, or a file cannot be written."""
+    """Whether an error needs no traceback: the disk is full, or a file of ours cannot be written."""
     if not isinstance(error, OSError) or error.errno not in DISK_CURES:
         return False
     from trainer_cli.commands.print_errors import is_without_user_code
 
+    # Such an error may come from code of the user, whose line the traceback shows.
     if error.errno in OF_ONE_FILE and not is_without_user_code(error.__traceback__):
         return False
     return error.errno in NO_SPACE or error.filename is not None
@@ -160,6 +163,7 @@ def _at_exit() -> None:
 
 
 def _wants_traceback() -> bool:
+    """Whether the user asks for whole tracebacks, by TRAIN_FULL_ERROR."""
     return os.environ.get("TRAIN_FULL_ERROR", "") not in ("", "0")
 
 
@@ -172,7 +176,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_overrides(parser: argparse.ArgumentParser, text: str) -> None:
     """Add the overrides of a config, with this text in the help."""
-    # With a default argparse does not list it among the arguments that are missing.
+    # Without the default, argparse would list it among the missing arguments.
     parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE", help=text)
 
 
@@ -206,6 +210,11 @@ def add_no_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    """Find the verb, parse its arguments and run it. Returns the exit code.
+
+    Raises:
+        UserError: there is no such verb, or an argument is wrong.
+    """
     if sys.platform == "win32":
         raise UserError(
             "Windows is not supported: files cannot be locked and replaced there as training safely needs",
@@ -220,8 +229,9 @@ def _dispatch(arguments: list[str]) -> int:
     if word in ("-V", "--version"):
         print(_version())
         return int(ExitCode.DONE)
-    # Before any import, which would fail with a traceback where the current folder no longer exists.
-    if {"-h", "--help"}.isdisjoint(words):
+    asks_help = not {"-h", "--help"}.isdisjoint(words)
+    # Before any import, which would fail with a traceback if the current folder no longer exists.
+    if not asks_help:
         _refuse_missing_folder()
     verb = VERBS.get(word) or find_verb(word)
     if verb is None:
@@ -234,8 +244,8 @@ def _dispatch(arguments: list[str]) -> int:
 
         if (error := wants_help_on(words)) is not None:
             raise error
-    if verb.loads_torch and {"-h", "--help"}.isdisjoint(words):
-        # Of a sweep the jobs load torch, in processes of their own, but all their configs are checked first.
+    if verb.loads_torch and not asks_help:
+        # The jobs of a sweep load torch, in processes of their own, after all their configs are checked.
         show_status(LOADING_TORCH if {"-m", "--multirun"}.isdisjoint(words) else "checking the jobs …")
     with gc_paused():
         # Only the verb's own module: each imports what it needs, and the help of others waits for nothing.
@@ -251,8 +261,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _name_levels() -> None:
-    """Begin messages that come before `to_console`, or in verbs without it, with their level."""
-    # Here: the help of a verb waits for no import.
+    """Begin messages that are logged before `to_console`, or in verbs without it, with their level."""
+    # Imported here, so that the help of a verb does not wait for it.
     import logging
 
     class Formatter(logging.Formatter):
@@ -264,6 +274,7 @@ def _name_levels() -> None:
 
 
 def _refuse_missing_folder() -> None:
+    """Raise UserError if the current folder was removed."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -301,7 +312,7 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
     """Parse the arguments of a verb, or of the action that the first word names.
 
     Raises:
-        UserError: an argument that is unknown, with the nearest that is known.
+        UserError: an argument is unknown or missing; it names the nearest known one.
     """
     actions = actions_of(parser)
     if actions and words[:1] not in (["-h"], ["--help"]):
@@ -317,9 +328,10 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
     if any(word.startswith("-") for word in unknown):
         from trainer_cli.commands.choices import wrong_flags
 
+        unknown_flags = [word.partition("=")[0] for word in unknown]
         owners = {
             flag: [action for action, subparser in actions.items() if flag in subparser._option_string_actions]
-            for flag in (word.partition("=")[0] for word in unknown)
+            for flag in unknown_flags
         }
         flags = parser._option_string_actions
         raise_all(wrong_flags(unknown, words, flags, verb=verb, owners=owners, parsed=parsed))
@@ -339,28 +351,33 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
 
 
 def _exit_code(value: Any) -> int:
-    return value if isinstance(value, int) else int(ExitCode.DONE if value is None else ExitCode.FAILED)
+    """The exit code of what a verb returned or argparse exited with: a number, None for success, or a message."""
+    if isinstance(value, int):
+        return value
+    return int(ExitCode.DONE if value is None else ExitCode.FAILED)
 
 
 def _overview() -> str:
-    listed = listed_verbs()
-    names, width = max(map(len, listed)), columns(sys.stdout)
-    verbs = "\n".join(
-        textwrap.fill(f"  {name:{names}}  {verb.summary}", width, subsequent_indent=" " * (names + 4)).replace(
-            name, painted(name, "bold", sys.stdout), 1
-        )
-        for name, verb in listed.items()
-    )
+    """The help of `train` itself."""
+    verbs = listed_verbs()
+    name_width, width = max(map(len, verbs)), columns(sys.stdout)
+    rows = []
+    for name, verb in verbs.items():
+        row = f"  {name:{name_width}}  {verb.summary}"
+        wrapped_row = textwrap.fill(row, width, subsequent_indent=" " * (name_width + 4))
+        rows.append(wrapped_row.replace(name, painted(name, "bold", sys.stdout), 1))
+    listed = "\n".join(rows)
     return with_headings(
         "usage: train VERB [OVERRIDE ...] [FLAGS]\n\n"
         f"{wrapped_help('Train PyTorch models from YAML, and resume exactly.', width)}\n\n"
-        f"verbs:\n{verbs}\n\n{wrapped_help(EXAMPLES, width)}\n\n"
+        f"verbs:\n{listed}\n\n{wrapped_help(EXAMPLES, width)}\n\n"
         f"{wrapped_help('`train VERB --help` for more; `train --version` for the version.', width)}",
         sys.stdout,
     )
 
 
 def _version() -> str:
+    """The name and version of the program."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -116,6 +116,7 @@ def split(line: str, breaks: str = "") -> tuple[list[str], int]:
     Also returns how many characters of the last word the shell keeps: up to the last of `breaks`, or the last quote.
     """
     words, kept = [""], 0
+    # `begun`: the last word has begun, be it by an empty pair of quotes.
     quote, escaped, begun = "", False, False
     for letter in line:
         if escaped:
@@ -144,11 +145,12 @@ def candidates(words: Sequence[str], cwd: Path) -> list[Candidate]:
         return []
     current = words[-1]
     # Each word once: a key of the schema may be one of the chosen option too.
-    by_word = {candidate.word: candidate for candidate in _find_all(words[1:-1], current, cwd)}
+    by_word = {candidate.word: candidate for candidate in _find_candidates(words[1:-1], current, cwd)}
     return [by_word[word] for word in sorted(by_word) if word.startswith(current)]
 
 
-def _find_all(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
+def _find_candidates(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
+    """Candidates for the word `current` after the words `before`; some may not begin as it does."""
     if not before or before == ["help"]:
         yield from (Candidate(name, verb.summary) for name, verb in listed_verbs().items())
         if not before:
@@ -159,57 +161,62 @@ def _find_all(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candid
         return
     parser = parser_of(before[0], verb)
     # An action has flags and arguments of its own.
-    chosen = actions_of(parser).get(before[1]) if len(before) > 1 else None
-    if chosen is not None:
-        parser, before = chosen, before[1:]
+    action_parser = actions_of(parser).get(before[1]) if len(before) > 1 else None
+    if action_parser is not None:
+        parser, before = action_parser, before[1:]
     actions = {flag: action for action in parser._actions for flag in action.option_strings}
-    flag, equals, _ = current.partition("=")
+    flag, equals, value = current.partition("=")
+    previous = actions.get(before[-1])
     if current.startswith("-") and equals and flag in actions:
-        for value in _values_of(actions[flag], current[len(flag) + 1 :], before, cwd):
-            yield Candidate(f"{flag}={value.word}", value.about)
-    elif before[-1] in actions and actions[before[-1]].nargs not in (0, "?"):
-        yield from _values_of(actions[before[-1]], current, before, cwd)
+        for candidate in _argument_candidates(actions[flag], value, before, cwd):
+            yield Candidate(f"{flag}={candidate.word}", candidate.about)
+    elif previous is not None and previous.nargs not in (0, "?"):
+        yield from _argument_candidates(previous, current, before, cwd)
     elif current.startswith("-"):
         shown = {name: action for name, action in actions.items() if action.help != argparse.SUPPRESS}
         yield from (Candidate(name, action.help or "") for name, action in shown.items() if name.startswith("--"))
     else:
-        yield from _positional(parser, before[1:], current, cwd)
+        yield from _positional_candidates(parser, before[1:], current, cwd)
 
 
-def _values_of(action: argparse.Action, current: str, before: Sequence[str], cwd: Path) -> Iterator[Candidate]:
-    """The values of an argument, if its type or its name says them."""
+def _argument_candidates(
+    action: argparse.Action, current: str, before: Sequence[str], cwd: Path
+) -> Iterator[Candidate]:
+    """The values of an argument, as far as its type or its name tells them."""
     if action.choices is not None:
         yield from (Candidate(str(choice)) for choice in action.choices)
     elif action.dest == "config_name":
-        yield from map(Candidate, _choices(before, cwd).search.primaries())
+        yield from map(Candidate, _find_choices(before, cwd).search.primaries())
     elif action.dest == "submit":
         yield from map(Candidate, SUBMIT)
-        yield from (file for file in _files(current, cwd) if file.word.endswith((".yaml", ".yml", "/")))
+        yield from (file for file in _file_candidates(current, cwd) if file.word.endswith((".yaml", ".yml", "/")))
     elif action.dest == "page":
         yield from map(Candidate, find_pages())
     elif action.type is Path:
-        yield from _files(current, cwd, folders=action.dest.endswith("dir"))
+        yield from _file_candidates(current, cwd, folders=action.dest.endswith("dir"))
 
 
-def _positional(parser: argparse.ArgumentParser, before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
+def _positional_candidates(
+    parser: argparse.ArgumentParser, before: Sequence[str], current: str, cwd: Path
+) -> Iterator[Candidate]:
     """The values of the first positional argument that has none yet."""
     values = [word for word in before if not word.startswith("-")]
     for action in parser._actions:
         if action.option_strings:
             continue
         if action.dest == "overrides":
-            yield from _overrides(_choices(before, cwd), before, current, cwd)
+            yield from _override_candidates(_find_choices(before, cwd), before, current, cwd)
         elif values and action.nargs not in ("+", "*"):
             values.pop(0)
             continue
         elif action.dest == "group":
-            yield from map(Candidate, _choices(before, cwd).groups)
+            yield from map(Candidate, _find_choices(before, cwd).groups)
         else:
-            yield from _values_of(action, current, before, cwd)
+            yield from _argument_candidates(action, current, before, cwd)
         return
 
 
-def _choices(before: Sequence[str], cwd: Path) -> Choices:
+def _find_choices(before: Sequence[str], cwd: Path) -> Choices:
     """The choices, also in the folder of `--config-dir` if the line has it."""
     config_dir: Path | None = None
     for index, word in enumerate(before):
@@ -222,12 +229,13 @@ def _choices(before: Sequence[str], cwd: Path) -> Choices:
     return Choices.of(config_dir, cwd)
 
 
-def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
+def _override_candidates(choices: Choices, before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
+    """Experiments, groups and keys; after an equals sign the values of the key."""
     sign = current[: len(current) - len(current.lstrip("+~"))]
     key, equals, value = current[len(sign) :].partition("=")
     settings = choices.settings("config", before)
     if equals:
-        for candidate in _values(choices, settings, key, value, cwd):
+        for candidate in _value_candidates(choices, settings, key, value, cwd):
             yield Candidate(f"{sign}{key}={candidate.word}", candidate.about)
         return
     end = "" if sign == "~" else "="
@@ -241,14 +249,19 @@ def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path)
         return
     for name in [*keys(), *settings]:
         # Keys such as _target_ are chosen with an option, not typed.
-        if name.startswith(key) and not name.endswith("_"):
-            # Complete up to the next dot: hundreds of keys at once are no help.
-            dot = name.find(".", len(key))
-            about = keys()[name].meaning if dot < 0 and name in keys() else ""
-            yield Candidate(sign + (name[: dot + 1] if dot >= 0 else name + end), about)
+        if not name.startswith(key) or name.endswith("_"):
+            continue
+        # Complete up to the next dot: hundreds of keys at once are no help.
+        dot = name.find(".", len(key))
+        if dot >= 0:
+            yield Candidate(sign + name[: dot + 1])
+        else:
+            yield Candidate(sign + name + end, keys()[name].meaning if name in keys() else "")
 
 
-def _values(choices: Choices, settings: Mapping[str, object], key: str, value: str, cwd: Path) -> Iterator[Candidate]:
+def _value_candidates(
+    choices: Choices, settings: Mapping[str, object], key: str, value: str, cwd: Path
+) -> Iterator[Candidate]:
     if key in choices.groups or choices.search.is_group(key):
         options = choices.options(key)
         yield from (Candidate(option, SearchPath.describe_file(file)) for option, file in options.items())
@@ -260,15 +273,15 @@ def _values(choices: Choices, settings: Mapping[str, object], key: str, value: s
     else:
         yield from map(Candidate, values_of(type(settings.get(key))))
     # A text argument of a component may be a path.
-    text = key in settings and key not in keys() and isinstance(settings[key], str | None)
-    if key in _PATHS or text:
-        yield from _files(value, cwd)
+    may_be_path = key in settings and key not in keys() and isinstance(settings[key], str | None)
+    if key in _PATHS or may_be_path:
+        yield from _file_candidates(value, cwd)
 
 
-def _files(current: str, cwd: Path, *, folders: bool = False) -> Iterator[Candidate]:
+def _file_candidates(current: str, cwd: Path, *, folders: bool = False) -> Iterator[Candidate]:
     """Entries of the folder that is typed so far; hidden ones only after their dot is typed."""
-    above, slash, start = current.rpartition("/")
-    folder = cwd / Path(above + slash).expanduser()
+    parent, slash, start = current.rpartition("/")
+    folder = cwd / Path(parent + slash).expanduser()
     try:
         entries = list(os.scandir(folder))
     except OSError:
@@ -277,6 +290,6 @@ def _files(current: str, cwd: Path, *, folders: bool = False) -> Iterator[Candid
         if entry.name.startswith(".") and not start.startswith("."):
             continue
         if entry.is_dir():
-            yield Candidate(f"{above}{slash}{entry.name}/")
+            yield Candidate(f"{parent}{slash}{entry.name}/")
         elif not folders:
-            yield Candidate(f"{above}{slash}{entry.name}")
+            yield Candidate(f"{parent}{slash}{entry.name}")

@@ -123,7 +123,8 @@ def field_lines(key: str = "") -> Iterator[str]:
         raise UserError(f"there is no key {key!r}", where="--fields", cure=hint)
     for entry in list_keys():
         length = min(len(path), len(entry.path))
-        if entry.path[:length] != path[:length] or (len(entry.path) < len(path) and not entry.is_section):
+        is_on_path = entry.path[:length] == path[:length]
+        if not is_on_path or (len(entry.path) < len(path) and not entry.is_section):
             continue
         indent = "  " * (len(entry.path) - 1)
         if entry.is_section:
@@ -154,7 +155,7 @@ def difference_lines(other: str, overrides: Sequence[str], settings: Mapping[str
         return
     yield f"# from: {file or shlex.join(words) or 'no overrides'}"
     yield f"# to: {second or shlex.join(overrides) or 'no overrides'}"
-    yield from _commented([(str(change), str(change.origin(new.tree) or "")) for change in changes])
+    yield from _align_comments([(str(change), str(change.origin(new.tree) or "")) for change in changes])
 
 
 def _find_config_file(name: str) -> Path | None:
@@ -189,6 +190,7 @@ def _find_config_file(name: str) -> Path | None:
 
 
 def _is_override(word: str) -> bool:
+    """Whether a word is an override, and not a path with an equals sign in it."""
     return ("=" in word or word.startswith("~")) and not _is_on_disk(word)
 
 
@@ -236,33 +238,34 @@ def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> I
     for section, choice in tree.choices.items():
         if section[0] not in values:
             yield f"# {choice.origin}"
-    yield from _commented(list(_rows(composed, values, (), OmegaConf.create(_without_resolvers(values)))))
+    yield from _align_comments(
+        list(_provenance_rows(composed, values, (), OmegaConf.create(_without_resolvers(values))))
+    )
     paths = [path for path, _ in whole_values(values)]
     defaults = sum(tree.is_default(path) for path in paths)
     counted = f"{defaults:,} of {format_count(len(paths), 'value')} are defaults; train config shows them"
     yield beside("# ", counted, line_width(sys.stdout), sign="# ")
 
 
-def _rows(composed: Composed, values: Mapping[Any, Any], path: KeyPath, resolving: Any) -> Iterator[tuple[str, str]]:
-    """(line of YAML, origin of its value) of each key that is set.
+def _provenance_rows(
+    composed: Composed, values: Mapping[Any, Any], path: KeyPath, resolving: Any
+) -> Iterator[tuple[str, str]]:
+    """(line of YAML, origin of its value) of each key that is set in the section at `path`.
 
-    `resolving` is the same config with interpolations.
+    `resolving` is the section as OmegaConf has it, which resolves interpolations.
     """
-
     tree, indent = composed.tree, "  " * len(path)
     for key, value in values.items():
         key_path = (*path, str(key))
         if isinstance(value, Mapping) and value:
-            rows = list(_rows(composed, value, key_path, resolving[key]))
+            rows = list(_provenance_rows(composed, value, key_path, resolving[key]))
             if rows:
                 yield f"{indent}{to_yaml_line(key)}:", str(tree.chosen(key_path) or "")
                 yield from rows
         elif not tree.is_default(key_path):
             result = _resolve(resolving, key, value)
-            yield (
-                f"{indent}{to_yaml_line(key)}: {to_yaml_line(value)}",
-                f"{tree.exact(key_path)}{result and f' ({result})'}",
-            )
+            note = f" ({result})" if result else ""
+            yield f"{indent}{to_yaml_line(key)}: {to_yaml_line(value)}", f"{tree.exact(key_path)}{note}"
 
 
 def _without_resolvers(value: Any) -> Any:
@@ -289,7 +292,7 @@ def _resolve(resolving: Any, key: Any, value: Any) -> str:
     return "" if _HIDDEN in str(result) else to_yaml_line(result)
 
 
-def _commented(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _align_comments(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Lines, each followed by its comment; the comments are aligned unless a line is too long.
 
     On a terminal that is too narrow, those of each section are aligned, and a comment without room is above its line.
@@ -298,6 +301,7 @@ def _commented(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     if all(_fits(row, width, column) for row in rows):
         sections = [rows]
     else:
+        # A section begins with a key without indentation.
         begins = [index for index, (text, _) in enumerate(rows) if text.endswith(":") and not text.startswith(" ")]
         sections = [rows[begin:end] for begin, end in pairwise([0, *begins, len(rows)]) if begin < end]
         column = 0

@@ -71,6 +71,7 @@ def _print_mentions(word: str, texts: Mapping[str, str]) -> None:
 
 
 def _title(text: str) -> str:
+    """The heading in the first line of a page."""
     return text.partition("\n")[0].lstrip("# ")
 
 

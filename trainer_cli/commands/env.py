@@ -55,7 +55,7 @@ def gather(config_dir: Path | None = None) -> dict[str, dict[str, Any]]:
     cwd = Path.cwd()
     root = project_root(config_dir, cwd)
     try:
-        configs: Any = [_tilde(folder) for folder in SearchPath.without_own(config_dir, cwd).dirs]
+        configs: Any = [_shorten_home(folder) for folder in SearchPath.without_own(config_dir, cwd).dirs]
     except ConfigError as error:
         configs = str(error)
     facts: dict[str, dict[str, Any]] = {
@@ -65,24 +65,24 @@ def gather(config_dir: Path | None = None) -> dict[str, dict[str, Any]]:
             "cpus": os.cpu_count(),
             # A container or Slurm may allow fewer cores than the machine has.
             "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory_gib": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+            "memory_gib": _to_gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         },
-        "torch": _torch(),
+        "torch": _torch_facts(),
         "paths": {
-            "python": _tilde(sys.executable),
-            "package": _tilde(PACKAGE),
+            "python": _shorten_home(sys.executable),
+            "package": _shorten_home(PACKAGE),
             "configs": configs,
-            "current": _tilde(cwd),
-            "project_root": _tilde(root),
+            "current": _shorten_home(cwd),
+            "project_root": _shorten_home(root),
         },
         "addons": list_addons(),
-        "git": {"project": git_facts(root), **_own_git()},
-        "variables": dict(_variables(os.environ)),
+        "git": {"project": git_facts(root), **_package_git()},
+        "variables": dict(_list_variables(os.environ)),
     }
     return facts
 
 
-def _torch() -> dict[str, Any]:
+def _torch_facts() -> dict[str, Any]:
     """Facts about torch and the devices; or why torch cannot be imported."""
     try:
         import torch
@@ -98,54 +98,58 @@ def _torch() -> dict[str, Any]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
-            facts["devices"].append(f"cuda:{index} {device.name}, {_gib(device.total_memory)} GiB")
+            facts["devices"].append(f"cuda:{index} {device.name}, {_to_gib(device.total_memory)} GiB")
     if torch.backends.mps.is_available():
         facts["devices"].append("mps")
     return facts
 
 
-def _own_git() -> dict[str, Any]:
-    """The commit of this package, where it is used from a checkout of its own."""
+def _package_git() -> dict[str, Any]:
+    """The commit of this package if it is used from a checkout; else empty."""
     shipped = shipped_folder("configs")
-    return {"package": git_facts(PACKAGE.parent)} if shipped is not None and shipped.parent == PACKAGE.parent else {}
+    is_checkout = shipped is not None and shipped.parent == PACKAGE.parent
+    return {"package": git_facts(PACKAGE.parent)} if is_checkout else {}
 
 
-def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The listed variables that are set; of other TRAIN_ variables the name alone."""
+def _list_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The listed variables that are set, and the names of other TRAIN_ variables, without their values."""
     for name in SHOWN:
         if name in environment:
-            yield name, os.pathsep.join(map(_tilde, environment[name].split(os.pathsep)))
+            yield name, os.pathsep.join(map(_shorten_home, environment[name].split(os.pathsep)))
     for name in sorted(environment):
         if name.startswith("TRAIN_") and name not in SHOWN:
             # Its value may be a token: the name says enough for a bug report.
             yield name, "(set)"
 
 
-def _tilde(path: Path | str) -> str:
+def _shorten_home(path: Path | str) -> str:
     """A path with the home directory written as `~`."""
-    # Not Path.home(), which raises for a user without one; "~" then stays, and begins no path.
+    # Not Path.home(), which raises for a user without one: here `home` is then `~`, and no path begins with it.
     text, home = str(path), os.path.expanduser("~")
-    # A whole folder's name: /home/me is no part of /home/me2.
-    inside = text == home or text.startswith(home + os.sep)
-    return "~" + text[len(home) :] if inside and home != os.sep else text
+    # With a separator: /home/me2 is not inside of /home/me.
+    is_inside = text == home or text.startswith(home + os.sep)
+    return "~" + text[len(home) :] if is_inside and home != os.sep else text
 
 
-def _gib(size_bytes: int) -> float:
+def _to_gib(size_bytes: int) -> float:
+    """Bytes in GiB, to one decimal."""
     return round(size_bytes / 2**30, 1)
 
 
 def _lines(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The facts for people: each section with its names and values in two columns."""
     width = max(len(name) for section in facts.values() for name in section)
     for number, (section, values) in enumerate(facts.items()):
         yield f"{'' if number == 0 else chr(10)}{section}"
         for name, value in values.items():
-            for line, text in enumerate(_shown(value)):
+            for line, text in enumerate(_format_value(value)):
                 yield f"  {'' if line else name:{width}}  {text}".rstrip()
         if not values:
             yield "  none"
 
 
-def _shown(value: Any) -> list[str]:
+def _format_value(value: Any) -> list[str]:
+    """The lines of a value: one for each item of a list."""
     if isinstance(value, list):
         return [str(item) for item in value]
     if isinstance(value, dict):

@@ -41,9 +41,17 @@ def run(args: argparse.Namespace) -> int:
         print_json({group: _plain_rows(group, choices) for group in names})
         return 0
     if args.group is not None:
-        print("\n".join([*_table(args.group, choices), *_files(args.group, choices), *_keys(args.group)]))
+        print(
+            "\n".join(
+                [
+                    *_describe_options(args.group, choices),
+                    *_list_files(args.group, choices),
+                    *_describe_keys(args.group),
+                ]
+            )
+        )
         return 0
-    print("\n\n".join("\n".join(_table(group, choices)) for group in names))
+    print("\n\n".join("\n".join(_describe_options(group, choices)) for group in names))
     # The star is explained only where it occurs.
     if any(choices.is_own(file) for group in names for file in choices.options(group).values()):
         print("\n* yours")
@@ -53,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plain_rows(group: str, choices: Choices) -> list[dict[str, object]]:
+    """The options of a group as plain values, for JSON."""
     return [
         {
             "option": option,
@@ -64,7 +73,8 @@ def _plain_rows(group: str, choices: Choices) -> list[dict[str, object]]:
     ]
 
 
-def _table(group: str, choices: Choices) -> Iterator[str]:
+def _describe_options(group: str, choices: Choices) -> Iterator[str]:
+    """The name of a group, and a line for each option; the user's own have a star."""
     options = choices.options(group)
     width = max((len(option) for option in options), default=0)
     yield painted(group, "bold", sys.stdout)
@@ -75,23 +85,24 @@ def _table(group: str, choices: Choices) -> Iterator[str]:
         yield painted("*", "green", sys.stdout) + line[1:] if mark == "*" else line
 
 
-def _files(group: str, choices: Choices) -> Iterator[str]:
+def _list_files(group: str, choices: Choices) -> Iterator[str]:
+    """The file of each option of a group."""
     yield f"\n{painted('files', 'bold', sys.stdout)}"
     for option, file in choices.options(group).items():
         yield f"  {option}: {choices.search.label(file)}"
 
 
-def _keys(group: str) -> Iterator[str]:
+def _describe_keys(group: str) -> Iterator[str]:
     """The keys of a closed section with their defaults and meanings."""
     entries = [entry for entry in keys().values() if entry.path[0] == group and len(entry.path) > 1]
     if entries:
-        settings = {entry.key: f"{entry.key}={_plain(entry.default)}" for entry in entries}
+        settings = {entry.key: f"{entry.key}={_to_argument(entry.default)}" for entry in entries}
         width = max(map(len, settings.values()))
         yield f"\n{painted('keys', 'bold', sys.stdout)}"
         for entry in entries:
             yield beside(f"  {settings[entry.key]:{width}}  ", entry.meaning, line_width(sys.stdout))
 
 
-def _plain(value: object) -> str:
+def _to_argument(value: object) -> str:
     """A value as it is typed on the command line."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -87,22 +87,23 @@ def make_project(folder: Path, package: str) -> None:
     Raises:
         UserError: the folder is not empty, or cannot be written.
     """
-    files = dict(_files(package))
+    files = dict(_render_files(package))
     try:
         if folder.is_dir():
             if any(folder.iterdir()):
-                raise _occupied(folder, "is not empty")
-            _fill(folder, files)
+                raise _occupied_error(folder, "is not empty")
+            _fill_folder(folder, files)
         elif os.path.lexists(folder):
-            raise _occupied(folder, "is not a directory")
+            raise _occupied_error(folder, "is not a directory")
         else:
-            _make(folder, files)
+            _make_folder(folder, files)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         raise UserError(f"cannot make {folder}: {error.strerror}{where}") from None
 
 
-def _occupied(folder: Path, why: str) -> UserError:
+def _occupied_error(folder: Path, why: str) -> UserError:
+    """The error for a directory that cannot become a project."""
     return UserError(f"{folder} {why}, and nothing is overwritten", cure="Name a new directory.")
 
 
@@ -122,35 +123,36 @@ def _why_taken(package: str) -> str | None:
     return "an installed package" if spec is not None and spec.origin is not None else None
 
 
-def _files(package: str) -> Iterator[tuple[Path, str]]:
+def _render_files(package: str) -> Iterator[tuple[Path, str]]:
     """Every file of a project with its text."""
     values = {"@PACKAGE@": package, "@PROJECT@": package.replace("_", "-"), "@TRAINER@": _requirement()}
     for template in sorted(SCAFFOLD.rglob(f"*{_SUFFIX}")):
         path = template.relative_to(SCAFFOLD).with_suffix("")
-        # Without the dot in the scaffold: git would apply the file there.
+        # In the scaffold its name has no dot, or git would apply it there.
         segments = [segment.replace("package", package) for segment in path.parts]
         segments = [".gitignore" if segment == "gitignore" else segment for segment in segments]
         text = template.read_text("utf-8")
         for mark, value in values.items():
             text = text.replace(mark, value)
         yield Path(*segments), text
-    # Of this very version: editors check the files by what the command accepts.
+    # The schema of this very version: editors accept what the command accepts.
     yield Path("configs/train.schema.json"), json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _requirement() -> str:
+    """How a project requires this package: at least its present version, if that is known."""
     try:
         return f"trainer-cli>={metadata.version('trainer-cli')}"
     except metadata.PackageNotFoundError:
         return "trainer-cli"
 
 
-def _make(folder: Path, files: dict[Path, str]) -> None:
+def _make_folder(folder: Path, files: dict[Path, str]) -> None:
     """Make a new folder: it appears with all files, or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     staged = folder.parent / f".{secrets.token_hex(4)}.new"
     try:
-        _write(staged, files)
+        _write_files(staged, files)
         # One rename: an interrupt leaves a hidden folder, never half a project.
         staged.rename(folder)
     except BaseException:
@@ -158,24 +160,28 @@ def _make(folder: Path, files: dict[Path, str]) -> None:
         raise
 
 
-def _fill(folder: Path, files: dict[Path, str]) -> None:
+def _fill_folder(folder: Path, files: dict[Path, str]) -> None:
     """Fill an empty folder without replacing it: it may be the current folder, or a mount."""
     staged = folder / f".{secrets.token_hex(4)}.new"
     moved: list[Path] = []
     try:
-        _write(staged, files)
+        _write_files(staged, files)
         for path in sorted(staged.iterdir()):
-            # Noted before the move, so that an interrupt between the two removes it too.
+            # Listed before the move, so that an interrupt between the two removes it too.
             moved.append(folder / path.name)
             path.rename(moved[-1])
         staged.rmdir()
     except BaseException:
         for path in [*moved, staged]:
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         raise
 
 
-def _write(folder: Path, files: dict[Path, str]) -> None:
+def _write_files(folder: Path, files: dict[Path, str]) -> None:
+    """Write files, by path within a folder, and make the folders that they need."""
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, "utf-8")

@@ -16,23 +16,27 @@ def prepare_streams() -> None:
         if stream is None:
             setattr(sys, name, _open_null(mode))
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):
-            if stream.errors == "strict" or (stream.errors == "surrogateescape" and not _is_utf8(stream)):
+            may_raise = stream.errors == "strict" or (stream.errors == "surrogateescape" and not _is_utf8(stream))
+            if may_raise:
                 # A name that the stream cannot encode must not end a training when it prints its last line.
                 stream.reconfigure(errors="replace")
             if stream.isatty():
-                setattr(sys, name, _tolerate(stream, errno.EIO))
+                setattr(sys, name, _make_tolerant(stream, errno.EIO))
 
 
 def tolerate_lost_output() -> None:
-    """Let a training continue, and end with its own exit code, when its output cannot be written: the reader of a pipe
-    is gone, or the disk of a file is full. Its log is in the run directory too."""
+    """Discard output that cannot be written, so that a training continues and ends with its own exit code.
+
+    The reader of a pipe may be gone, or the disk of a file full. The log is in the run directory too.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and not isinstance(_raw(stream), _TolerantFile):
-            setattr(sys, name, _tolerate(stream))
+        if isinstance(stream, io.TextIOWrapper) and not isinstance(_raw_file(stream), _TolerantFile):
+            setattr(sys, name, _make_tolerant(stream))
 
 
 def _is_utf8(stream: io.TextIOWrapper) -> bool:
+    """Whether a stream writes UTF-8."""
     return stream.encoding.lower().replace("-", "") == "utf8"
 
 
@@ -48,13 +52,17 @@ def _open_null(mode: str) -> io.TextIOWrapper:
     return stream
 
 
-def _raw(stream: io.TextIOWrapper) -> object:
+def _raw_file(stream: io.TextIOWrapper) -> object:
+    """The unbuffered file behind a stream."""
     return getattr(stream.buffer, "raw", None)
 
 
-def _tolerate(stream: io.TextIOWrapper, error_number: int | None = None) -> io.TextIOWrapper:
-    """A stream to the same file that discards what cannot be written, by an error of this number or by any."""
-    # What is buffered goes first: two buffers of one file would mix their order.
+def _make_tolerant(stream: io.TextIOWrapper, error_number: int | None = None) -> io.TextIOWrapper:
+    """A stream to the same file that discards what cannot be written because of an error of this number; None: of any.
+
+    A stream without a descriptor is returned as it is.
+    """
+    # Flushed first: with two buffers for one file, later output could come before earlier.
     try:
         stream.flush()
     except OSError as error:
@@ -63,8 +71,8 @@ def _tolerate(stream: io.TextIOWrapper, error_number: int | None = None) -> io.T
     try:
         raw = _TolerantFile(stream.fileno(), error_number)
     except io.UnsupportedOperation:
-        return stream  # It has no descriptor.
-    # An unbuffered stream (PYTHONUNBUFFERED=1) has no line buffering, and this one would keep its lines.
+        return stream
+    # An unbuffered stream (PYTHONUNBUFFERED=1) has no line buffering; this one needs it to write each line at once.
     is_prompt = stream.line_buffering or stream.write_through
     return io.TextIOWrapper(
         io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=is_prompt
@@ -72,7 +80,7 @@ def _tolerate(stream: io.TextIOWrapper, error_number: int | None = None) -> io.T
 
 
 class _TolerantFile(io.FileIO):
-    """A terminal or a pipe whose reader may go away, or a file whose disk may be full.
+    """A terminal or pipe whose reader may end, or a file whose disk may be full: such writes are discarded.
 
     After a terminal is closed each write fails with EIO, while SIGHUP lets the run save and exit.
     """
@@ -82,6 +90,7 @@ class _TolerantFile(io.FileIO):
         self._error_number = error_number
 
     def write(self, data: object, /) -> int:
+        """Write, or discard, all bytes; returns their number."""
         try:
             return super().write(data)  # type: ignore[arg-type]
         except OSError as error:

@@ -12,7 +12,8 @@ from trainer_cli.strict_json import strict_json
 
 
 class SummaryAtEnd:
-    """Surrounds a fit: stdout is stderr meanwhile, also that of its processes, and gets the summary at the end.
+    """Context manager around a fit: meanwhile stdout goes to stderr, also that of its processes; then it prints the
+    summary.
 
     Nothing is printed if the fit was refused before it opened the run, or in a rank other than the main one.
     """

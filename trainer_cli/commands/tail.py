@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
+    """Print the last `most` lines, with `follow` new ones until the run ends, then the state of an ended run."""
     tail, run = Tail(path, most, as_json=as_json), RunDir(path)
     while True:
         # Before reading: the last lines of a run that ends now must be printed.
@@ -83,8 +84,10 @@ def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
 def no_run(path: Path) -> UserError:
     """The error for a path without a run, with the nearest run below `runs`."""
     known_runs = [str(run.path) for run in RunsBelow(_RUNS).find()]
-    found = in_runs(str(path))
-    cure = did_you_mean(str(path), known_runs).strip() if found is None else f"Did you mean '{found}'?"
+    path_in_runs = in_runs(str(path))
+    cure = did_you_mean(str(path), known_runs).strip()
+    if path_in_runs is not None:
+        cure = f"Did you mean '{path_in_runs}'?"
     return UserError(f"{path} holds no run", cure=cure or "`train top DIR` lists the runs below a folder.")
 
 
@@ -115,38 +118,40 @@ class Tail:
             OSError: a file cannot be read.
         """
         # Each file is in the order of time already, so that nothing needs to be sorted.
-        merged = heapq.merge(self._log_lines(), self._records(), key=lambda line: line[0])
+        merged = heapq.merge(self._read_log(), self._read_records(), key=lambda line: line[0])
         lines = [text for _, text in merged]
         # Only the first call is limited: later ones return what was added, however much it is.
         most, self._most = self._most, None
         return lines if most is None else lines[max(0, len(lines) - most) :]
 
-    def _log_lines(self) -> list[tuple[float, str]]:
+    def _read_log(self) -> list[tuple[float, str]]:
+        """Time and text of the lines of the log: at the first call at least the last `most`, then new ones."""
         if self._log is not None:
-            return list(self._shown(self._log.read().lines))
+            return list(self._filter_messages(self._log.read().lines))
         count, most = _FIRST_LINES, self._most or 0
         while True:
             # As many lines as it takes: any number of them may belong to messages that are not shown.
             self._log = GrowingFile(self._log_file, count)
             self._messages = MessageFilter(shows_debug=self._shows_debug)
             lines = self._log.read().lines
-            shown = list(self._shown(lines))
+            shown = list(self._filter_messages(lines))
             if len(shown) >= most or len(lines) < count:
                 return shown
             count *= 4
 
-    def _shown(self, lines: Iterable[bytes]) -> Iterator[tuple[float, str]]:
-        for at, text in self._messages.shown(lines):
-            shown = strict_json({"time": at, "message": text}) if self._as_json else one_line(text)
-            yield at, shown
+    def _filter_messages(self, lines: Iterable[bytes]) -> Iterator[tuple[float, str]]:
+        """Time and text of the lines of the log that are shown."""
+        for time_s, text in self._messages.shown(lines):
+            yield time_s, strict_json({"time": time_s, "message": text}) if self._as_json else one_line(text)
 
-    def _records(self) -> Iterator[tuple[float, str]]:
+    def _read_records(self) -> Iterator[tuple[float, str]]:
+        """Time and text of the new records."""
         try:
             new = self._metrics.read_rows("step", "time")
         except OSError:
-            # The state of the run, which is printed last, has the reason; the log is shown.
+            # The state of the run, which is printed last, says why; the log is shown all the same.
             return
-        shown = self._metrics_time
+        last_shown = self._metrics_time
         for record in new.rows:
             at, step = record["time"], record["step"]
             try:
@@ -154,7 +159,8 @@ class Tail:
             except (ValueError, TypeError, OverflowError):
                 # Not written by this package.
                 continue
-            if new.restarted and at <= shown:
+            # After a resume has cut the file, it is read from its beginning.
+            if new.restarted and at <= last_shown:
                 continue
             self._metrics_time = at
             if self._as_json:

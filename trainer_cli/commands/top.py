@@ -41,12 +41,12 @@ goodput: share of a run's time spent computing steps that led to its state, not 
 _COLUMNS = ("run", "state", "step", "steps/s", "train/loss", "metric", "ETA", "goodput", "checkpoint", "seen", "reason")
 _RIGHT = ("step", "steps/s", "train/loss", "metric", "ETA", "goodput", "seen")
 _GAP = 2
-_SHORTEST, _SHORTEST_NAME = 12, 8
-"""Least width of a reason that is shown, and of a name."""
+_MIN_REASON_WIDTH, _MIN_NAME_WIDTH = 12, 8
+"""The smallest width at which a reason is shown, and a name is cut to."""
 _LEAST_IMPORTANT = ("goodput", "seen", "checkpoint", "steps/s", "train/loss", "metric", "ETA")
 """Columns that a narrow terminal leaves out, in this order."""
 _COLOURS = {"running": "green", "stale": "yellow", "stopped": "yellow"}
-_UNBOUNDED = 100_000
+_UNBOUNDED_WIDTH = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             facts = asdict(view)
             print(strict_json({"run": str(facts.pop("path")), **facts}))
     elif args.once or not is_terminal(sys.stdout):
-        print(_printed(runs.look(time.time()), args.dir))
+        print(_render_text(runs.look(time.time()), args.dir))
     else:
         _follow(runs, args.dir, args.every)
     return 0
@@ -90,9 +90,9 @@ def _follow(runs: RunsBelow, root: Path, every_s: float) -> None:
                 # Without the lines of the heading, the header and the count of hidden rows.
                 rows = max(1, console.height - 3)
                 hidden = f"{len(views) - rows} more" if len(views) > rows else ""
-                heading = f"{_counted(views, root)}   Ctrl-C ends this view"
+                heading = f"{_count_states(views, root)}   Ctrl-C ends this view"
                 live.update(
-                    Group(Text(heading, "bold"), _table(views[:rows], root, console.width), Text(hidden, "dim")),
+                    Group(Text(heading, "bold"), _make_table(views[:rows], root, console.width), Text(hidden, "dim")),
                     refresh=True,
                 )
                 time.sleep(every_s)
@@ -100,43 +100,48 @@ def _follow(runs: RunsBelow, root: Path, every_s: float) -> None:
         return
 
 
-def _printed(views: Sequence[RunView], root: Path) -> str:
+def _render_text(views: Sequence[RunView], root: Path) -> str:
     """The table as plain text, as wide as the terminal, or as its cells if stdout is not a terminal."""
     if not views:
-        return _counted(views, root)
+        return _count_states(views, root)
     from rich.console import Console
 
     out = io.StringIO()
     # In a pipe no cell is cut: a program may read it.
-    width = Console().width if sys.stdout.isatty() else _UNBOUNDED
-    Console(file=out, width=width, color_system=None).print(_table(views, root, width))
+    width = Console().width if sys.stdout.isatty() else _UNBOUNDED_WIDTH
+    Console(file=out, width=width, color_system=None).print(_make_table(views, root, width))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def _counted(views: Sequence[RunView], root: Path) -> str:
+def _count_states(views: Sequence[RunView], root: Path) -> str:
     """`runs: 2 running, 1 failed`."""
     counts = Counter(view.state for view in views)
     return f"{root}: {', '.join(f'{count} {state}' for state, count in counts.items()) or 'no runs'}"
 
 
-def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
-    """The table in `width` columns: on a narrow terminal the reason is cut, then left out; then the name of the run is
-    cut, and columns are left out."""
+def _make_table(views: Sequence[RunView], root: Path, width: int) -> Table:
+    """The table in `width` columns.
+
+    On a narrow terminal the reason is cut, then left out; then the name of the run is cut, and columns are left out.
+    """
     from rich.table import Table
     from rich.text import Text
 
     # The name of the metric is in the header, unless runs have different ones.
     metrics = {view.metric for view in views if view.metric}
-    titles = {name: name for name in _COLUMNS} | ({"metric": one_line(metrics.pop())} if len(metrics) == 1 else {})
+    titles = {name: name for name in _COLUMNS}
+    if len(metrics) == 1:
+        titles["metric"] = one_line(metrics.pop())
     rows = [_cells(view, root, names_metric=titles["metric"] == "metric") for view in views]
     longest = {name: max(cell_width(titles[name]), *(cell_width(row[name]) for row in rows)) for name in titles if rows}
     # An empty column takes room from the names.
     shown = [name for name in longest if any(row[name] for row in rows)]
+    # Columns that are left for the name of the run and the reason.
     room = width - sum(longest[name] + _GAP for name in shown if name not in ("run", "reason"))
-    if "reason" in shown and longest["run"] + _GAP + min(longest["reason"], _SHORTEST) > room:
+    if "reason" in shown and longest["run"] + _GAP + min(longest["reason"], _MIN_REASON_WIDTH) > room:
         shown.remove("reason")
     for name in _LEAST_IMPORTANT:
-        if name in shown and min(longest["run"], _SHORTEST_NAME) + _GAP > room:
+        if name in shown and min(longest["run"], _MIN_NAME_WIDTH) + _GAP > room:
             shown.remove(name)
             room += longest[name] + _GAP
     grid = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
@@ -145,7 +150,7 @@ def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
             Text(titles[name]), justify="right" if name in _RIGHT else "left", no_wrap=True, overflow="ellipsis"
         )
     for row in rows:
-        row["run"] = cut_begin(row["run"], max(room - _GAP, _SHORTEST_NAME))
+        row["run"] = cut_begin(row["run"], max(room - _GAP, _MIN_NAME_WIDTH))
         row["reason"] = cut_end(row["reason"], room - longest["run"] - _GAP)
         colour = COLOURS[_COLOURS.get(row["state"], "red")]
         styles = {"state": "dim" if row["state"] == "finished" else f"color({colour})", "reason": "dim"}
@@ -154,7 +159,7 @@ def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
 
 
 def _cells(view: RunView, root: Path, *, names_metric: bool) -> dict[str, str]:
-    """Column -> text."""
+    """Column -> text of its cell; with `names_metric` the metric is named beside its value."""
     name = str(view.path.relative_to(root)) if view.path != root else view.path.resolve().name
     step = "" if view.step is None else f"{view.step:,}"
     metric = "" if view.value is None else f"{view.value:.4g}"

@@ -55,4 +55,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_json(results: Results) -> None:
+    """Print the results as JSON."""
     print_json({"folder": str(results.folder), "rows": [asdict(row) for row in results.rows]})

@@ -25,7 +25,7 @@ from trainer_cli.checkpoint.checkpointer import (
     CheckpointMetadata,
     SyncCheckpointer,
 )
-from trainer_cli.commands.ckpt_inspect import opened
+from trainer_cli.commands.ckpt_inspect import open_content
 from trainer_cli.errors import CheckpointError
 from trainer_cli.format.open import new_format
 from trainer_cli.schema.checkpoint_config import CheckpointFormat, Compression
@@ -126,7 +126,7 @@ def test_a_torch_file_holds_types_that_safetensors_cannot(tmp_path: Path, kind: 
     checkpointer.save(of_torch_alone(), tmp_path / "step3", metadata=METADATA)
     checkpointer.close()
     assert same(dict(SyncCheckpointer().load(tmp_path / "step3")), of_torch_alone())
-    with opened(tmp_path / "step3") as content:
+    with open_content(tmp_path / "step3") as content:
         norms = {name: tensor.norm() for name, tensor in content.tensors.items()}
     assert norms["model/array"] == pytest.approx(math.sqrt(5))
     values = of_torch_alone()["model"]["torch.complex32"].to(torch.complex128)

@@ -15,7 +15,7 @@ from trainer_cli.addons.formats.export_run import export_one, strip
 from trainer_cli.addons.formats.huggingface import HuggingFaceFormat
 from trainer_cli.addons.formats.torch_file import TorchFileFormat
 from trainer_cli.checkpoint.checkpointer import SyncCheckpointer, make_sync_checkpointer
-from trainer_cli.commands.ckpt_inspect import compare, opened
+from trainer_cli.commands.ckpt_inspect import compare, open_content
 
 
 def flat(count: int = 20) -> torch.Tensor:
@@ -70,11 +70,11 @@ def test_strip_and_diff_know_views(tmp_path: Path, checkpoint: tuple[Path, dict[
     other["b"][0, 0] += 1  # Also in "a".
     make_sync_checkpointer().save({"model": other}, tmp_path / "run/step2")
     make_sync_checkpointer(format="torch_file").save({"model": model}, tmp_path / "run/step3")
-    with opened(path) as one, opened(slim) as stripped, opened(tmp_path / "run/step2") as two:
+    with open_content(path) as one, open_content(slim) as stripped, open_content(tmp_path / "run/step2") as two:
         assert (compare(one, stripped).same, compare(one, stripped).only_first) == (3, ["callbacks/whole"])
         difference = compare(stripped, two)
         assert ({change.name for change in difference.tensors}, difference.same) == ({"model/a", "model/b"}, 1)
         assert (difference.only_first, difference.only_second) == ([], [])
         assert set(one.views()) == {"model/a", "model/b", "model/t", "callbacks/whole"}
-        with opened(tmp_path / "run/step3") as of_torch:
+        with open_content(tmp_path / "run/step3") as of_torch:
             assert compare(stripped, of_torch).same == 3

@@ -33,7 +33,7 @@ from trainer_cli.addons.stores.object_store import ObjectStorage
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_async_checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands import ckpt_remove as ckpt_admin
-from trainer_cli.commands.ckpt_inspect import opened
+from trainer_cli.commands.ckpt_inspect import open_content
 from trainer_cli.errors import NotDurableError, StoreAwayError, UserError
 from trainer_cli.files.url_path import as_path
 from trainer_cli.manifest import DamagedCheckpoint
@@ -508,7 +508,7 @@ def _verify(path: Path) -> None:
 
 
 def _show(path: Path) -> None:
-    with opened(path) as content:
+    with open_content(path) as content:
         assert content.states()
 
 

@@ -19,7 +19,7 @@ from trainer_cli.addons.stores import download
 from trainer_cli.catalog.find import latest_checkpoint
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.commands import ckpt_remove as ckpt_admin
-from trainer_cli.commands.ckpt_inspect import opened
+from trainer_cli.commands.ckpt_inspect import open_content
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, StoreAwayError, UserError
 from trainer_cli.models.mlp import MLP
@@ -77,7 +77,7 @@ def _verifies(url: str) -> None:
 
 
 def _shows(url: str) -> None:
-    with opened(select_one(url)) as content:
+    with open_content(select_one(url)) as content:
         assert content.states()
     assert StoredCheckpoint(select_one(url)).read("rank0.json")
 
