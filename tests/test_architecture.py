@@ -271,8 +271,8 @@ GATES = {
     "imports of add-ons by what is no add-on": 11,
     "imports of add-ons by other add-ons": 3,
     "names that are taken past the face of a package": 0,
-    "lines that importing trainer_cli.trainer.trainer brings in": 20_000,
-    "tokens of code": 517_600,
+    "lines that importing trainer_cli.trainer.trainer brings in": 20_100,
+    "tokens of code": 518_300,
     "names of public classes with several meanings": 0,
 }
 """What makes the package hard to read, at most. A change that lowers a figure lowers it here, too; one that raises a
