@@ -25,8 +25,8 @@ TABLES: dict[str, str] = next(
 )
 NEEDS_CUDA = {"gpu"}
 """Measured on the CPU by test_bench.py."""
-LONG = {"console", "failures", "ranks", "recovery"}
-"""Tables of many processes, which campaigns measure."""
+LONG = {"console", "failures", "growth", "ranks", "recovery"}
+"""Tables of many processes or long runs, which campaigns measure."""
 
 
 @pytest.fixture(scope="module", autouse=True)

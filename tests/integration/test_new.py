@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command import ROOT, environment, names, records, train
+from command import ROOT, names, records, train
 
 from trainer_cli.commands import new
 from trainer_cli.commands.command_line import main
@@ -111,15 +111,6 @@ def test_it_is_predicted_from_as_it_is(project: Path) -> None:
 def test_its_other_model_is_chosen_by_name(project: Path) -> None:
     done = train("fit", "+experiment=shapes", "model=large", "name=large", "loop.max_duration=3st", cwd=project)
     assert done.code == 0, done.err
-
-
-@pytest.mark.slow
-def test_its_own_tests_pass(project: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=project, env=environment(), capture_output=True, text=True, timeout=580,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_it_is_shown_and_composed_first_class(

@@ -57,6 +57,9 @@ TRAININGS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
+IN_CAMPAIGNS = ("char_gpt", "a loader that shuffles")
+"""Another row has the same model, and test_data.py each kind of data."""
+
 
 def write_texts() -> None:
     for name, first in (("a.txt", 0), ("b.txt", 500)):
@@ -70,7 +73,9 @@ def small_state(checkpoint: Path) -> object:
     return {**state, "progress": {**state["progress"], "seconds": 0, "last_seconds": 0}}
 
 
-@pytest.mark.parametrize("kind", TRAININGS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.campaign if kind in IN_CAMPAIGNS else ()) for kind in TRAININGS]
+)
 def test_every_step_is_that_of_the_run(kind: str, empty_folder: Path) -> None:
     write_texts()
     assert main(["fit", *TRAININGS[kind], *BASE]) == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -98,9 +99,8 @@ def _become(asked: dict[str, Any], streams: list[int], caller: socket.socket, sc
         os.environ.clear()
         os.environ.update(asked["env"] | here)
         name, *arguments = asked["argv"]
-        if "-m" in arguments:
-            # The jobs of a sweep, too.
-            sys.executable = str(scripts / "python")
+        # What the command starts, as the jobs of a sweep or the processes of a replay, is a fork, too.
+        sys.executable = str(scripts / "python")
         code = _train(arguments) if name == "train" else _python(arguments)
     except BaseException:
         traceback.print_exc()
@@ -130,13 +130,25 @@ def _train(arguments: list[str]) -> int:
 
 
 def _python(arguments: list[str]) -> int:
-    """`python [-P] -m trainer_cli …`; or `python -c PROGRAM` and `python FILE …`, with warnings as errors."""
+    """`python [-P] -m trainer_cli …`, `python -m MODULE …`, `python -P -c PROGRAM`; or `python -c PROGRAM` and `python
+    FILE …`, with warnings as errors."""
     if "trainer_cli" in arguments:
         return _train(arguments[arguments.index("trainer_cli") + 1 :])
-    warnings.simplefilter("error")
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, os.getcwd())
+        try:
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        except SystemExit as stop:
+            return int(stop.code or 0)
+        return 0
+    if arguments[0] == "-P":
+        del arguments[0]
+    else:
+        warnings.simplefilter("error")
+        sys.path.insert(0, "" if arguments[0] == "-c" else str(Path(arguments[0]).resolve().parent))
     program = arguments[1] if arguments[0] == "-c" else Path(arguments[0]).read_text(encoding="utf-8")
     sys.argv = arguments[1:] if arguments[0] == "-c" else arguments
-    sys.path.insert(0, "" if arguments[0] == "-c" else str(Path(arguments[0]).resolve().parent))
     # A script may look for files beside itself.
     names = {"__name__": "__main__", "__file__": arguments[0]}
     try:

@@ -30,6 +30,12 @@ SHOWS = {
     "preempted-job": ("data.count=320", (r"finished at step 100\b",)),
     "sweep": (SHORT, (r"(?s)(moons.*finished.*){8}", r"moons\.html: 8 runs")),
 }
+RECIPES = {
+    "recipes": (
+        "loop.hard_stop=3 loop.eval_steps=1",
+        (r"^vae +losses differ by \d\.\de-0\d, weights by \d\.\de-0\d after 60 steps$",),
+    )
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +44,20 @@ def commands() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("name", SHOWS)
+@pytest.mark.parametrize("name", SHOWS | RECIPES)
 def test_an_example_runs_by_its_readme(name: str, tmp_path: Path, commands: Path) -> None:
     shutil.copytree(EXAMPLES / name, tmp_path / name)
-    short, shows = SHOWS[name]
+    short, shows = (SHOWS | RECIPES)[name]
     reader = Reader(tmp_path / name, commands, short)
     reader.page(EXAMPLES / name / "README.md")
     for pattern in shows:
         assert re.search(pattern, reader.output, re.MULTILINE), f"{pattern} is not in the output:\n{reader.output}"
+
+
+def test_the_tests_of_a_new_project_pass(tmp_path: Path, commands: Path) -> None:
+    reader = Reader(tmp_path, commands)
+    reader.sh("train new shapes && cd shapes")
+    assert re.search(r"^2 passed", reader.sh("python -m pytest -q -p no:cacheprovider"), re.MULTILINE)
 
 
 def test_the_gan_learns_to_draw_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +75,10 @@ def test_the_gan_learns_to_draw_digits(tmp_path: Path, monkeypatch: pytest.Monke
 def test_every_example_is_run_and_is_in_the_table() -> None:
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     folders = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
-    # tests/pages/test_recipes.py runs the recipes, tests/addons/test_example.py the add-on.
+    # tests/addons/test_example.py runs the add-on.
     assert (
         folders
-        == sorted([*SHOWS, "addon", "recipes"])
+        == sorted([*SHOWS, *RECIPES, "addon"])
         == sorted(re.findall(r"^\| \[([\w-]+)\]\(\1/README\.md\)", text, re.MULTILINE))
     )
 

@@ -113,7 +113,13 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", PLANTED)
+IN_CAMPAIGNS = ("one label", "epsilon", "weight decay", "betas", "precision")
+"""Another row has a difference of the same stage."""
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.campaign if what in IN_CAMPAIGNS else ()) for what in PLANTED]
+)
 def test_a_planted_difference_is_named_with_its_cause(what: str, base: Path, tmp_path: Path) -> None:
     planted = PLANTED[what]
     report = compare(base, fit(tmp_path / "run", planted.overrides))

@@ -24,7 +24,8 @@ GPT2 = "transformers.models.gpt2.modeling_gpt2"
     ("page", "overrides", "imports"),
     [
         ("training-step", ("+experiment=gan",), ()),
-        ("huggingface", ("+experiment=gpt2",), (GPT2,)),
+        # The row of its adapters trains it as well.
+        pytest.param("huggingface", ("+experiment=gpt2",), (GPT2,), marks=pytest.mark.campaign),
         ("huggingface", ("+experiment=gpt2_lora",), (GPT2, "peft")),
         ("freezing", ("+experiment=digits", FROZEN, "data.batch_size=8", "loop.limit_train_batches=5"), ()),
     ],
