@@ -19,12 +19,18 @@ import yaml
 import trainer_cli
 from trainer_cli.commands.command_line import actions_of, listed_verbs, parser_of
 from trainer_cli.config.changes import shown
+from trainer_cli.config.search_path import addon_folders
 from trainer_cli.keys.config_keys import ConfigKey, list_keys, whole_values
 from trainer_cli.trainer import hooks
 
 PACKAGE = Path(trainer_cli.__file__).parent
 ROOT = Path(__file__).parents[1]
 CONFIGS = next(folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir())
+OPTIONS = sorted(
+    (path for folder in (CONFIGS, *addon_folders()) for path in folder.glob("*/*.yaml")),
+    key=lambda path: (path.parent.name, path.name),
+)
+"""The files of the shipped options, also of those of add-ons."""
 
 
 def commands() -> Iterator[str]:
@@ -58,7 +64,7 @@ def config() -> Iterator[str]:
 def options(described: set[str]) -> Iterator[str]:
     """The file of each shipped option, with its keys, except those described already, as objects of the site."""
     yield "## Shipped options\n\n`GROUP=OPTION` on the command line, such as `optimizer=sgd`, selects one of these.\n"
-    for path in sorted(CONFIGS.glob("*/*.yaml")):
+    for path in OPTIONS:
         group, text = path.parent.name, re.sub("# yaml-language-server:.*\n", "", path.read_text(encoding="utf-8"))
         if text.startswith("# @package"):
             continue
@@ -97,7 +103,7 @@ def classes() -> Iterator[str]:
             # The hooks have a page of their own.
             yield f"   :exclude-members: {', '.join(hooks.VOCABULARY)}"
     yield "```\n\n## Components of the shipped configs\n\n```{eval-rst}"
-    text = "".join(path.read_text("utf-8") for path in sorted(CONFIGS.rglob("*.yaml")))
+    text = "".join(path.read_text("utf-8") for path in OPTIONS)
     public = {getattr(trainer_cli, name) for name in trainer_cli.__all__}
     for target in sorted(set(re.findall(r"_target_: (trainer_cli\.[\w.]+)", text))):
         module, _, name = target.rpartition(".")

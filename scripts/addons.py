@@ -2,9 +2,9 @@
 
     python scripts/addons.py
 
-`trainer_cli/addons/shipped.json` has the names of all verbs, public names and parts of each add-on. It stays when an
-add-on's folder is deleted, so that an error can name it. `trainer_cli/addons/__init__.pyi` imports the public names; a
-type checker takes those of a missing add-on for `Any`.
+`trainer_cli/addons/shipped.json` has the names of all verbs, public names, parts and configs of each add-on. It stays
+when an add-on's folder is deleted, so that an error can name it. `trainer_cli/addons/__init__.pyi` imports the public
+names; a type checker takes those of a missing add-on for `Any`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ def _shipped_addons() -> Iterator[tuple[str, AddOn]]:
     return ((name, addon) for name, addon in each_addon() if (FOLDER / name).is_dir())
 
 
+def _configs_in(folder: Path) -> Iterator[str]:
+    return (path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+
+
 def shipped() -> str:
     """The text of `shipped.json`."""
     brings = {}
@@ -38,6 +42,7 @@ def shipped() -> str:
             "verbs": [*(verb for verb, entry in addon.verbs.items() if entry.summary), *(f"ckpt {a}" for a in actions)],
             "names": sorted(each for names in addon.names.values() for each in names.split()),
             "parts": sorted(addon.parts),
+            "configs": sorted(_configs_in(Path(addon.configs))) if addon.configs is not None else [],
         }
     return json.dumps(brings, indent=1) + "\n"
 

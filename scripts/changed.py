@@ -68,7 +68,8 @@ class Graph:
         self._configs: dict[str, list[str]] = {}
         self._texts = {
             str(path.relative_to(root)): re.sub("#.*", "", path.read_text("utf-8"))
-            for path in (root / "configs").rglob("*.yaml")
+            for folder in (root / "configs", *root.glob(f"{PACKAGE}/addons/*/configs"))
+            for path in folder.rglob("*.yaml")
         }
         for file in self._texts:
             self._configs.setdefault(_stem(file), []).append(file)

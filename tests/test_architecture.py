@@ -272,7 +272,7 @@ GATES = {
     "imports of add-ons by other add-ons": 3,
     "names that are taken past the face of a package": 0,
     "lines that importing trainer_cli.trainer.trainer brings in": 20_100,
-    "tokens of code": 518_300,
+    "tokens of code": 518_600,
     "names of public classes with several meanings": 0,
 }
 """What makes the package hard to read, at most. A change that lowers a figure lowers it here, too; one that raises a

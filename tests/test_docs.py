@@ -182,6 +182,7 @@ def test_the_scripts_can_be_executed() -> None:
 
 NAMED_BY_USERS = [
     *(path for folder in ("configs", "examples") for path in sorted((ROOT / folder).rglob("*")) if path.is_file()),
+    *sorted((ROOT / "trainer_cli/addons").glob("*/configs/*/*.yaml")),
     *(ROOT / page for page in PAGES if page not in ("docs/architecture.md", "CONTRIBUTING.md")),
     ROOT / "trainer_cli/commands/new.py",
 ]

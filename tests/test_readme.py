@@ -167,6 +167,7 @@ def test_the_picture_of_a_report_is_small() -> None:
 
 
 def test_the_table_of_experiments_is_complete() -> None:
-    shipped = {path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml")}
+    folders = (ROOT / "configs", *ROOT.glob("trainer_cli/addons/*/configs"))
+    shipped = {path.stem for folder in folders for path in (folder / "experiment").glob("*.yaml")}
     text = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == shipped

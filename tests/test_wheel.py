@@ -105,6 +105,9 @@ def test_the_wheel_carries_code_configs_data_and_licence_and_no_tests(wheel: Pat
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.*")}
     assert {f"trainer_cli/{name}" for name in tracked} <= names
+    of_addons = {path.relative_to(ROOT).as_posix() for path in (ROOT / "trainer_cli/addons").rglob("*.yaml")}
+    assert of_addons
+    assert {*of_addons, "trainer_cli/addons/shipped.json", "trainer_cli/addons/__init__.pyi"} <= names
     assert {"trainer_cli/py.typed", "trainer_cli/data/digits.npz"} <= names
     assert {"trainer_cli/addons/view/report_page.html", "trainer_cli/addons/view/report_page.js"} <= names
     pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}

@@ -46,6 +46,7 @@ class AddOn(NamedTuple):
         parts: what other code asks for (`parts.py`) -> `module:name` of the function or class that is it.
         components: packages and modules, all of whose public classes a config from disk may name.
         bases: `module:name` of classes, of whose subclasses in a package that the user trusts the same holds.
+        configs: the folder of its configs, each in the folder of its group.
     """
 
     verbs: Mapping[str, Verb] = {}
@@ -53,6 +54,7 @@ class AddOn(NamedTuple):
     parts: Mapping[str, str] = {}
     components: Sequence[str] = ()
     bases: Sequence[str] = ()
+    configs: str | None = None
 
 
 class _HasPosition(Protocol):

@@ -91,8 +91,8 @@ def explain_missing(what: str, kind: str, name: str, where: str | None = None) -
 
     Args:
         what: what the user wants, such as `train replay`.
-        kind: `verbs`, `names` or `parts`.
-        name: of the verb, public name or part that is not there.
+        kind: `verbs`, `names`, `parts` or `configs`.
+        name: of the verb, public name, part or config that is not there.
         where: the key that asks for it.
     """
     addon = next((addon for addon, brings in _read_shipped().items() if name in brings[kind]), None)

@@ -19,6 +19,7 @@ import trainer_cli as t
 from trainer_cli import Callback, CheckpointerCallback
 from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.config.composing import compose
+from trainer_cli.config.search_path import SearchPath
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.schema.sections import SYSTEM
 
@@ -88,11 +89,7 @@ BLOCKS = re.findall(
 NODES = [node for block in BLOCKS for node in yaml.safe_load(block)["callbacks"].values()]
 ROWS = [node for node in NODES if node["_target_"].rpartition(".")[2] in trainer_cli.__all__]
 """Examples of the callbacks that are there: those of an add-on may have been deleted."""
-OPTIONS = [
-    path.stem
-    for path in sorted((ROOT / "configs/callbacks").glob("*.yaml"))
-    if path.stem != "default" and set(re.findall(r"trainer_cli\.(\w+)", path.read_text())) <= {*trainer_cli.__all__}
-]
+OPTIONS = [option for option in SearchPath.without_own(cwd=ROOT).options("callbacks") if option != "default"]
 
 
 def _shipped() -> dict[str, type]:

@@ -136,7 +136,7 @@ def test_list_shows_ours_first_and_marked(project: Path, capsys: pytest.CaptureF
 def test_list_of_a_group_reports_the_file_of_each_option(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "list", "model")
     assert "  mlp: configs/model/mlp.yaml\n" in out
-    assert "  gpt: trainer_cli/configs/model/gpt.yaml\n" in out, "the same name in each installation"
+    assert "  gpt: trainer_cli/addons/text/configs/model/gpt.yaml\n" in out, "the same name in each installation"
 
 
 def test_list_of_a_section_reports_its_keys_as_they_can_be_set(

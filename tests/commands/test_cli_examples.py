@@ -19,7 +19,7 @@ from trainer_cli.commands import command_line as main_module
 from trainer_cli.commands.choices import Choices
 from trainer_cli.commands.command_line import listed_verbs, main, parser_of
 from trainer_cli.config.composing import compose
-from trainer_cli.config.search_path import SearchPath, shipped_folder
+from trainer_cli.config.search_path import SearchPath, addon_folders, shipped_folder
 from trainer_cli.runs.run_dir import RunDir
 
 VERBS = listed_verbs()
@@ -105,7 +105,7 @@ def save_some(project: Path) -> None:
 def shipped() -> list[str]:
     folder = shipped_folder("configs")
     assert folder is not None
-    choices = Choices(SearchPath([folder], folder, folder, "config"))
+    choices = Choices(SearchPath([folder, *addon_folders()], folder, folder, "config"))
     return [f"{group}={option}" for group in choices.groups for option in choices.options(group)]
 
 

@@ -178,7 +178,7 @@ def ours(project: Path, primary: str, *lines: str) -> dict[str, Any]:
 def theirs(project: Path, primary: str, *lines: str) -> dict[str, Any]:
     """What Hydra makes of it."""
     ConfigStore.instance().store(SCHEMA, fields.defaults())
-    places = [f"file://{SHIPPED}", f"file://{project / 'shared'}"]
+    places = [f"file://{folder}" for folder in (SHIPPED, *search_path.addon_folders(), project / "shared")]
     return hydras(project / "configs", [f"hydra.searchpath=[{','.join(places)}]", *lines], primary)
 
 

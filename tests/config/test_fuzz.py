@@ -33,7 +33,7 @@ from trainer_cli.schema.sections import TrainConfig
 IN_ALL = int(os.environ.get("TRAIN_FUZZ", "1000"))
 TEXTS = {
     file.relative_to(folder).as_posix(): file.read_text("utf-8")
-    for folder in [search_path.shipped_folder("configs") or Path()]
+    for folder in [search_path.shipped_folder("configs") or Path(), *search_path.addon_folders()]
     for file in sorted(folder.rglob("*.yaml"))
 }
 

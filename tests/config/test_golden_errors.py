@@ -31,7 +31,7 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
         "3ep, 0.25ep, 1e9tok, 2048sp, 90s, 30min, 1h30m\n  --> command line\n"
         "help: Did you mean 'loop.max_duration=3d'?\n")),
     Code.not_given: (["fit", "+experiment=char_gpt"], "", (
-        "error: data.path must be given\n  --> trainer_cli/configs/data/characters.yaml:4\n"
+        "error: data.path must be given\n  --> trainer_cli/addons/text/configs/data/characters.yaml:4\n"
         "help: Add data.path=VALUE to the command line.\n")),
     Code.yaml: (["config", "+experiment=x"], "loop:\n  max_time: 12:30:45\n", (
         f"error: loop.max_time: 12:30:45 is read by YAML as the number 45045\n  --> {EXPERIMENT}:3\n"

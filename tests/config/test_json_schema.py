@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config.search_path import SearchPath
+from trainer_cli.config.search_path import SearchPath, addon_folders
 from trainer_cli.errors import ConfigError
 from trainer_cli.keys.config_keys import ConfigKey, list_keys
 from trainer_cli.keys.editor_schema import DIALECT, json_schema
@@ -20,7 +20,11 @@ from trainer_cli.steps.intervals import Duration, Unit
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCHEMA = json_schema()
-FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
+FILES = {
+    path.relative_to(folder).as_posix(): path
+    for folder in (CONFIGS, *addon_folders())
+    for path in sorted(folder.rglob("*.yaml"))
+}
 MODELINE = "# yaml-language-server: $schema="
 
 
@@ -33,14 +37,14 @@ def validator(fragment: str = "") -> Draft202012Validator:
 
 def named(file: str) -> tuple[Path, str]:
     """The schema that a shipped file asks editors to use, and the part of it."""
-    lines = (CONFIGS / file).read_text().splitlines()
+    lines = FILES[file].read_text().splitlines()
     (line,) = [line for line in lines[:3] if line.startswith(MODELINE)]
     path, _, fragment = line.removeprefix(MODELINE).partition("#")
-    return ((CONFIGS / file).parent / path).resolve(), fragment
+    return (FILES[file].parent / path).resolve(), fragment
 
 
 def loaded(file: str) -> dict[str, Any]:
-    values = OmegaConf.to_container(OmegaConf.load(CONFIGS / file))
+    values = OmegaConf.to_container(OmegaConf.load(FILES[file]))
     assert isinstance(values, dict)
     return values
 

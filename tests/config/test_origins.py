@@ -16,14 +16,14 @@ from omegaconf import OmegaConf
 from trainer_cli.config import override_values
 from trainer_cli.config.composing import Composed, compose, from_yaml
 from trainer_cli.config.overrides import read_overrides
-from trainer_cli.config.search_path import SearchPath
+from trainer_cli.config.search_path import SearchPath, addon_folders
 from trainer_cli.config.tree import DEFAULT, ConfigTree, Node, merge
 from trainer_cli.config.yaml import read_text
 from trainer_cli.keys.config_keys import defaults
 
 Write = Callable[[str, str], Path]
 SHIPPED = Path(__file__).parents[2] / "configs"
-EXPERIMENTS = list(SearchPath([SHIPPED], SHIPPED, SHIPPED, "").options("experiment"))
+EXPERIMENTS = list(SearchPath([SHIPPED, *addon_folders()], SHIPPED, SHIPPED, "").options("experiment"))
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -70,7 +70,8 @@ def test_each_line_that_is_named_for_a_choice_of_a_shipped_experiment_makes_it(n
         group, _, option = choice.origin.words.partition("=")
         assert group == section
         assert f"{group}: {option}" in line_at(choice.origin.source, SHIPPED.parent)
-        assert choice.label == f"configs/{group}/{option}.yaml"
+        assert choice.label.endswith(f"configs/{group}/{option}.yaml")
+        assert (SHIPPED.parent / choice.label).is_file()
 
 
 RICH = {

@@ -11,6 +11,7 @@ import torch
 import yaml
 
 import trainer_cli.data.datasets as module
+from trainer_cli.config.search_path import addon_folders
 from trainer_cli.data.datasets import Digits, distort
 from trainer_cli.data.random_state import kept_random_state
 from trainer_cli.errors import UserError
@@ -85,25 +86,30 @@ def test_the_file_is_small_and_its_source_and_licence_stand_beside_it() -> None:
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+FILES = {
+    path.relative_to(folder).as_posix(): path
+    for folder in (CONFIGS, *addon_folders())
+    for path in sorted(folder.rglob("*.yaml"))
+}
 
 
 def read(path: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((CONFIGS / path).read_text())
+    content: dict[str, Any] = yaml.safe_load(FILES[path].read_text())
     return content
 
 
 @pytest.mark.parametrize("name", ["digits", "digits_mlp", "text", "char_gpt"])
 def test_an_experiment_is_global_and_described_in_its_first_lines(name: str) -> None:
-    lines = (CONFIGS / "experiment" / f"{name}.yaml").read_text().splitlines()
+    lines = FILES[f"experiment/{name}.yaml"].read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert lines[1].startswith("# ")
     assert lines[1].endswith(".")
 
 
-@pytest.mark.parametrize("path", sorted(path for group in ("model", "data") for path in (CONFIGS / group).glob("*")))
-def test_a_part_is_described_in_its_first_line_and_names_what_exists(path: Path) -> None:
-    assert path.read_text().startswith("# ")
-    module, _, attribute = read(str(path))["_target_"].rpartition(".")
+@pytest.mark.parametrize("path", [path for path in FILES if path.startswith(("model/", "data/"))])
+def test_a_part_is_described_in_its_first_line_and_names_what_exists(path: str) -> None:
+    assert FILES[path].read_text().startswith("# ")
+    module, _, attribute = read(path)["_target_"].rpartition(".")
     assert hasattr(__import__(module, fromlist=["_"]), attribute)
 
 

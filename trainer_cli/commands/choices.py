@@ -421,6 +421,8 @@ def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None, has_
             where="command line",
             cure=f"Write '{joined}', without spaces.",
         )
+    if (error := explain_missing(word, "configs", f"{EXPERIMENT}/{word}")) is not None:
+        return error
     suggestion = _suggest_override(words, index, Choices.of(config_dir), verb, has_config_name=has_config_name)
     if suggestion is None:
         return None

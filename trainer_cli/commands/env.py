@@ -55,7 +55,7 @@ def gather(config_dir: Path | None = None) -> dict[str, dict[str, Any]]:
     cwd = Path.cwd()
     root = project_root(config_dir, cwd)
     try:
-        configs: Any = [_shorten_home(folder) for folder in SearchPath.without_own(config_dir, cwd).dirs]
+        configs: Any = [_shorten_home(folder) for folder in SearchPath.without_own(config_dir, cwd).named_dirs]
     except ConfigError as error:
         configs = str(error)
     facts: dict[str, dict[str, Any]] = {

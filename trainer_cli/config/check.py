@@ -40,6 +40,7 @@ from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, Node, resolve
 from trainer_cli.config.yaml import PYTHONS_NULL, TRUTH_WORDS, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import OPEN, KeyPath, sections, text_keys, unknown_key
+from trainer_cli.parts import explain_missing
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.schema import RESUME_WORDS, TrainConfig
 from trainer_cli.values import (
@@ -419,6 +420,9 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
         yield override_error(f"{line} has no effect", hint, Code.no_effect)
     elif search.is_choice(override):
         yield from find_wrong_choice(search, override)
+    elif "." not in key and (missing := explain_missing(line, "configs", f"{key}/{override.value()}")) is not None:
+        # All options of the group are an add-on's.
+        yield override_error(missing.what, missing.cure, Code.unknown_option)
     elif key == "experiment" or ("/" in key and search.is_group(key)):
         message = f"{key} is a group, and takes the name of an option"
         yield override_error(message, f"Choose one of: {', '.join(search.options(key)) or 'none'}.", Code.wrong_type)

@@ -33,6 +33,7 @@ from trainer_cli.config.overrides import Append, CommandLine, correct_choice, li
 from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import (
     SearchPath,
+    addon_folders,
     label,
     list_names,
     own_config_dirs,
@@ -166,7 +167,8 @@ class Composed(NamedTuple):
         if shipped is None or any(path[0] == "experiment" and choice.label for path, choice in choices):
             return
         folder, shipped = Path.cwd().resolve(), shipped.resolve()
-        project = SearchPath([path for path in self.config_dirs if path != shipped], folder, folder, "")
+        shipped_dirs = [shipped, *addon_folders()]
+        project = SearchPath([path for path in self.config_dirs if path not in shipped_dirs], folder, folder, "")
         if any(self._is_chosen_by_user(section, project.label(shipped)) for section in ("model", "data")):
             return
         if experiments := list(project.options("experiment")):
@@ -175,7 +177,7 @@ class Composed(NamedTuple):
                 where=f"{project.label(project.dirs[0])}/experiment",
                 cure=f"Choose one: {list_names(experiments)}; or a model or data: model=NAME, data=NAME.",
             )
-        names = list_names(list(project._replace(dirs=[shipped]).options("experiment")))
+        names = list_names(list(project._replace(dirs=shipped_dirs).options("experiment")))
         raise UserError(
             "no experiment is chosen",
             cure=f"{project.advise_project_above()}Choose a shipped one: {names} (train fit digits); "

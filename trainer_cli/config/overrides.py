@@ -28,6 +28,7 @@ from trainer_cli.elsewhere import hint_on, normalise
 from trainer_cli.errors import Code, ConfigError, raise_all
 from trainer_cli.keys import DATA_KEYS, OPEN, SEVERAL, KeyPath, kind_at, sections, unknown_key, why_refused
 from trainer_cli.layout import parse_step
+from trainer_cli.parts import explain_missing
 from trainer_cli.patterns import find_key, find_name, find_nearest
 
 _USUAL_KEYS = ("optimizer.lr", "optimizer.weight_decay", "data.batch_size", "data.num_workers")
@@ -202,6 +203,9 @@ def unknown_option_error(
     Args:
         line: the override that names it, if one does.
     """
+    missing = explain_missing(f"{group}={option}", "configs", f"{group}/{option}")
+    if missing is not None:
+        return ConfigError(missing.what, source=source, code=Code.unknown_option, hint=missing.cure)
     similar = _find_similar_option(group, option, known_options)
     target = _find_torch_optimizer(group, option) if similar is None and source == COMMAND_LINE else None
     if target is not None:

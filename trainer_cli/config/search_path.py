@@ -1,4 +1,4 @@
-"""Find configs: in the folder that the user names, the project's own, then the one that ships.
+"""Find configs: in the folder that the user names, the project's own, the one that ships, then those of add-ons.
 
 A file in an earlier folder takes the place of one of the same name in a later folder. A config is a `.yaml` file that
 is not hidden; links are followed.
@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainer_cli.addon import each_addon
 from trainer_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class SearchPath(NamedTuple):
         """
         # Resolved once: messages shorten paths by it, and links would keep them long.
         current_folder = (cwd or Path.cwd()).resolve()
-        dirs = config_dirs(config_dir, current_folder, PACKAGE)
+        dirs = [*config_dirs(config_dir, current_folder, PACKAGE), *addon_folders()]
         if config_dir is not None and next(configs(dirs[0]), None) is None:
             raise ConfigError(f"{config_dir} holds no configs: no .yaml in it or below it", source="--config-dir")
         primary = config_name.removesuffix(".yaml")
@@ -58,7 +59,7 @@ class SearchPath(NamedTuple):
             ConfigError: there is no such folder.
         """
         current_folder = cwd or Path.cwd()
-        dirs = config_dirs(config_dir, current_folder, PACKAGE)
+        dirs = [*config_dirs(config_dir, current_folder, PACKAGE), *addon_folders()]
         return cls(dirs, current_folder, project_root(config_dir, current_folder), "config")
 
     def find(self, name: str) -> Path | None:
@@ -104,8 +105,7 @@ class SearchPath(NamedTuple):
 
     def is_own(self, file: Path) -> bool:
         """Whether a config file belongs to the user, not to this package."""
-        shipped = _shipped()
-        return shipped is None or shipped not in file.parents
+        return {_shipped(), *addon_folders()}.isdisjoint(file.parents)
 
     def label(self, file: Path) -> str:
         """The path as messages show it."""
@@ -145,9 +145,14 @@ class SearchPath(NamedTuple):
         folder = next((folder for folder in self.dirs if path.is_relative_to(folder)), path.parent)
         return path.relative_to(folder).with_suffix("").as_posix()
 
+    @property
+    def named_dirs(self) -> list[Path]:
+        """The folders without those of add-ons, which belong to the shipped one."""
+        return [folder for folder in self.dirs if folder not in addon_folders()]
+
     def listed(self) -> str:
         """The folders, for a message."""
-        return " or ".join(str(folder) for folder in self.dirs)
+        return " or ".join(map(str, self.named_dirs))
 
 
 def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
@@ -289,13 +294,19 @@ def _is_named_as_this_project(pyproject: str) -> bool:
 
 
 def label(path: Path, cwd: Path) -> str:
-    """The path as messages show it: relative to `cwd`, or `trainer_cli/configs/…` for a shipped config outside it."""
+    """The path as messages show it: relative to `cwd`, or `trainer_cli/…` for a shipped config outside it."""
     if path.is_relative_to(cwd):
         return str(path.relative_to(cwd))
     shipped = _shipped()
     if shipped is not None and path.is_relative_to(shipped):
         return str(Path(PACKAGE.name, FOLDER, path.relative_to(shipped)))
-    return str(path)
+    return str(path.relative_to(PACKAGE.parent) if path.is_relative_to(PACKAGE) else path)
+
+
+@cache
+def addon_folders() -> tuple[Path, ...]:
+    """The folders of the configs of add-ons, which are searched after the shipped one."""
+    return tuple(Path(addon.configs).resolve() for _, addon in each_addon() if addon.configs is not None)
 
 
 @cache

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from trainer_cli.addon import AddOn
 
 ADDON = AddOn(
+    configs=os.path.join(os.path.dirname(__file__), "configs"),
     parts={"data.find_origin": "trainer_cli.addons.text.origin:find_origin"},
     components=("trainer_cli.addons.text",),
     names={
