@@ -29,6 +29,7 @@ _LONG = (
     "test_fuzz",
 )
 _PROCESSES = (
+    "tests/addons/test_deletion",
     "tests/addons/test_example",
     "tests/bench",
     "tests/commands/",

@@ -1,0 +1,156 @@
+"""Uses the package in copies whose add-ons are deleted, each in a fork of one process that has imported torch.
+
+    python without_addons.py FOLDER < CASES
+
+CASES is JSON: the name of a copy in FOLDER -> the add-ons that it lacks. Prints JSON: the name -> what failed there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+# What takes long to import, and is no part of the package.
+MODULES = (
+    "hydra", "numpy", "omegaconf", "rich.console", "safetensors.torch", "torch", "torch.utils.data", "yaml",
+    "torch.utils.tensorboard", "hydra.core.override_parser.overrides_parser", "fsspec", "xxhash",
+)  # fmt: skip
+FIT = ["fit", "digits_mlp", "checkpoint.save_interval=2"]
+NEEDS: Mapping[str, Sequence[Sequence[str]]] = {
+    "auto": [[*FIT, "name=auto", "data.batch_size=auto"]],
+    "exact": [
+        ["replay", "runs/digits_mlp", "2"],
+        ["data", "runs/digits_mlp", "2"],
+        ["ckpt", "show", "runs/digits_mlp@step1"],
+        [*FIT, "name=fork", "ckpt=runs/digits_mlp@step1"],
+    ],
+    "formats": [
+        ["ckpt", "export", "runs/digits_mlp@latest", "--format", "torch"],
+        [*FIT, "name=format", "checkpoint.format=torch_file"],
+        [*FIT, "name=foreign", "ckpt=weights.pt", "load.states=[model]"],
+    ],
+    "inspect": [[*FIT, "name=norms", "callbacks=norms"]],
+    "jobs": [[*FIT, "-m", "seed=1,2"], ["plan", "-m", "digits_mlp", "seed=1,2"], [*FIT, "name=jobs", "restarts.max=1"]],
+    "predict": [["predict", "ckpt=runs/digits_mlp@latest"]],
+    "sparsity": [[*FIT, "name=sparse", "sparsity=gmp"]],
+    "text": [["fit", "char_gpt", "data.path=text.txt"], ["plan", "digits_mlp", "model._target_=trainer_cli.GPT"]],
+    "trackers": [[*FIT, "name=tracked", "loggers=wandb"]],
+    "view": [["report", "runs/digits_mlp"], ["serve", "runs"]],
+}
+"""What needs each add-on: commands that are refused without it."""
+VERBS = {
+    "exact": ("replay", "diverge", "check", "bisect", "data"),
+    "predict": ("predict",),
+    "view": ("serve", "report"),
+}
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    """Run a command of this copy: its exit code, and what it printed."""
+    from trainer_cli.commands.command_line import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(list(words))
+    return code, out.getvalue(), err.getvalue()
+
+
+def use(missing: Sequence[str], root: Path) -> Iterator[str]:
+    """Use everything that the core has; yields what fails."""
+    gone = {verb for addon in missing for verb in VERBS.get(addon, ())}
+    torch = sys.modules["torch"]
+    torch.save({"weight": torch.zeros(2)}, "weights.pt")
+    Path("text.txt").write_text("some text " * 400)
+    for words in (
+        ["--help"],
+        ["list"],
+        ["complete", "bash"],
+        ["env", "--json"],
+        ["config", "digits_mlp"],
+        [*FIT, "loop.max_duration=4"],
+        [*FIT, "loop.max_duration=6"],
+        ["plan", "digits_mlp", "loop.max_duration=9"],
+        ["validate", "ckpt=runs/digits_mlp"],
+        ["ckpt", "ls", "runs/digits_mlp"],
+        ["ckpt", "verify", "runs/digits_mlp"],
+        ["tail", "runs/digits_mlp"],
+        ["top", "runs"],
+    ):
+        code, out, err = run(*words)
+        if code:
+            yield f"train {' '.join(words)}: exit code {code}\n{err}"
+        if words == ["--help"] and (listed := [verb for verb in gone if f"\n  {verb} " in out]):
+            yield f"train --help lists {listed}"
+        if words[0] == "env":
+            states = json.loads(out)["addons"]
+            if wrong := {name for name in states if (states[name] == "missing") is not (name in missing)}:
+                yield f"train env is wrong on {wrong}"
+    if "resuming at step 4" not in Path("runs/digits_mlp/train.log").read_text():
+        yield "the second fit has not resumed"
+    for addon in missing:
+        for words in NEEDS.get(addon, ()):
+            code, out, err = run(*words)
+            # An add-on that another one would have asked for may be named.
+            if code != 2 or not any(f"the add-on '{name}'" in err for name in missing):
+                yield f"without {addon}, train {' '.join(words)}: exit code {code}\n{out}{err}"
+    yield from find_wrong_pages(missing, gone)
+    for path in sorted((root / "trainer_cli").rglob("*.py")):
+        module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        # Not the earlier place of a name of `exact`.
+        if not module.endswith("__main__") and not module.startswith("trainer_cli.testing."):
+            importlib.import_module(module)
+
+
+def find_wrong_pages(missing: Sequence[str], gone: set[str]) -> Iterator[str]:
+    """The generated reference has all that is there, and nothing of what is not."""
+    generated = importlib.import_module("generated")
+    if listed := [verb for verb in gone if f"## train {verb}\n" in "".join(generated.commands())]:
+        yield f"the reference of commands has {listed}"
+    with open(Path(generated.PACKAGE, "addons", "shipped.json"), encoding="utf-8") as file:
+        names = [name for addon, brings in json.load(file).items() if addon in missing for name in brings["names"]]
+    page = "\n".join(generated.classes())
+    if listed := [name for name in names if f":: trainer_cli.{name}\n" in page]:
+        yield f"the reference of public names has {listed}"
+
+
+def start(name: str, missing: Sequence[str], folder: Path) -> int:
+    """Fork a process that uses one copy, and writes what failed."""
+    if pid := os.fork():
+        return pid
+    root = folder / name
+    failures: list[str] = []
+    try:
+        work = root / "work"
+        work.mkdir()
+        os.chdir(work)
+        sys.path[:0] = [str(root), str(root / "docs")]
+        failures += use(missing, root)
+    except BaseException:
+        failures.append(traceback.format_exc())
+    finally:
+        (folder / f"{name}.json").write_text(json.dumps(failures))
+        os._exit(0)
+
+
+def main() -> None:
+    folder, cases = Path(sys.argv[1]), json.load(sys.stdin)
+    for module in MODULES:
+        importlib.import_module(module)
+    waiting, running = list(cases.items()), set[int]()
+    while waiting or running:
+        while waiting and len(running) < 2:
+            running.add(start(*waiting.pop(0), folder))
+        pid, _ = os.wait()
+        running.remove(pid)
+    json.dump({name: json.loads((folder / f"{name}.json").read_text()) for name in cases}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
