@@ -593,6 +593,13 @@ def test_diff_of_strangers_reports_what_only_one_has(ckpt: Ckpt) -> None:
     assert found["no_config"] == f"{ODD}/step1 holds no config"
 
 
+def test_a_checkpoint_does_not_differ_from_itself(ckpt: Ckpt) -> None:
+    found = ckpt("diff", "runs/fine@step30", "runs/fine@step30", "--json").json
+    assert (found["config"], found["no_config"], found["tensors"]) == ([], None, [])
+    found = ckpt("diff", "runs/odd@step1", "runs/odd@step1", "--json").json
+    assert found["no_config"] == f"{ODD}/step1 holds no config"
+
+
 def test_a_pin_is_set_and_taken_back_once(ckpt: Ckpt) -> None:
     pinned = Path(FINE) / "step10" / "pinned"
     assert ckpt("pin", "runs/fine@step10", "--json").json == {"pinned": [f"{FINE}/step10"], "left": {}}

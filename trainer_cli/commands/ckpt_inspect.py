@@ -128,11 +128,12 @@ def _config_changes(first: Content, second: Content) -> tuple[list[Change], str 
     # Imported here: Hydra would take most of the time of `train ckpt show`, which does not need it.
     from trainer_cli.config import diff, from_yaml
 
-    texts = {content.path: content.config() for content in (first, second)}
-    if lacking := [str(path) for path, text in texts.items() if text is None]:
+    # A list, since both may be one checkpoint.
+    texts = [(content.path, content.config()) for content in (first, second)]
+    if lacking := dict.fromkeys(str(path) for path, text in texts if text is None):
         return [], f"{' and '.join(lacking)} holds no config"
     try:
-        old, new = (from_yaml(text or "", trusted=True, missing_ok=True).raw for text in texts.values())
+        old, new = (from_yaml(text or "", trusted=True, missing_ok=True).raw for _, text in texts)
     except TrainError as error:
         return [], str(error)
     return diff(old, new), None
