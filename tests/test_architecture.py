@@ -23,8 +23,8 @@ PACKAGE = Path(__file__).parents[1] / "trainer_cli"
 ROOT = PACKAGE.name
 
 FLOORS = (
-    "version addon elsewhere bounds gc_pause memory signals strict_json torch_compat",
-    "environment lazy terminal",
+    "version addon containers elsewhere bounds gc_pause memory signals strict_json torch_compat",
+    "environment lazy leaves terminal",
     "errors goodput",
     "patterns ranks",
     "metric_names parts",
@@ -56,8 +56,8 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 PORTS = [f"{ROOT}.{part}" for part in ("storage", "format")]
 PURE_PACKAGES = (
-    "auto_values bounds elsewhere goodput layout loads manifest metric_names patterns policy ranks schema signatures "
-    "steps values"
+    "auto_values bounds containers elsewhere goodput layout leaves loads manifest metric_names patterns policy ranks "
+    "schema signatures steps values"
 )
 """What decides and names, from plain values alone."""
 # What would bring torch, a clock, the disk, other processes or chance into a pure module.

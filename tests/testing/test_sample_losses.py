@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.addons.exact.sample_losses import read_numbers
 from trainer_cli.addons.exact.step_trace import StepTrace
-from trainer_cli.batches.contents import rows_with_nan
+from trainer_cli.batches.nan_rows import rows_with_nan
 from trainer_cli.schema.sections import LoopConfig
 
 NAN, INF = float("nan"), float("inf")

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from trainer_cli.batches.contents import describe_batch as describe_batch
     from trainer_cli.batches.contents import is_dense as is_dense
     from trainer_cli.batches.contents import leading_size as leading_size
-    from trainer_cli.batches.contents import named_leaves as named_leaves
-    from trainer_cli.batches.contents import rows_with_nan as rows_with_nan
     from trainer_cli.batches.contents import tensors_of as tensors_of
     from trainer_cli.batches.contents import to_device as to_device
+    from trainer_cli.batches.nan_rows import rows_with_nan as rows_with_nan
     from trainer_cli.batches.samples import SampleCheck as SampleCheck
     from trainer_cli.batches.samples import sample_count as sample_count
     from trainer_cli.batches.split import split_batch as split_batch
@@ -30,7 +29,8 @@ else:
     add_lazy_names(
         globals(),
         {
-            "contents": "describe_batch is_dense leading_size named_leaves rows_with_nan tensors_of to_device",
+            "contents": "describe_batch is_dense leading_size tensors_of to_device",
+            "nan_rows": "rows_with_nan",
             "samples": "sample_count SampleCheck",
             "split": "split_batch",
         },

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, assert_never
 
 from torch import Tensor
 
 from trainer_cli.batches.contents import tensors_of
+from trainer_cli.containers import Container, container_of, rebuild, values_of
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
 
@@ -39,24 +40,28 @@ def _slice_batch(batch: Any, size: int, samples: slice) -> Any:
                 where="loop.microbatch",
             )
         return batch[samples]
-    if isinstance(batch, Mapping):
-        return type(batch)({key: _slice_batch(value, size, samples) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_slice_batch(value, size, samples) for value in batch))
-    if isinstance(batch, list | tuple):
-        if len(batch) == size and _are_samples(batch, size):
+    sliced = (_slice_batch(value, size, samples) for value in values_of(batch))
+    match container_of(batch):
+        case Container.sequence if len(batch) == size and _are_samples(batch, size):
             return batch[samples]
-        return type(batch)(_slice_batch(value, size, samples) for value in batch)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {
-            field.name: _slice_batch(getattr(batch, field.name), size, samples) for field in dataclasses.fields(batch)
-        }
-        return dataclasses.replace(batch, **fields)
-    if batch is None or isinstance(batch, str | int | float | bool):
-        return batch
-    raise UserError(
-        f"a batch with a {type(batch).__name__} cannot be split", where="loop.microbatch", cure="Set it to null."
-    )
+        case Container.named_tuple | Container.sequence:
+            return rebuild(batch, sliced)
+        # Not `rebuild`, in these two: what a constructor computes of the values is that of the slice.
+        case Container.mapping:
+            return type(batch)(dict(zip(batch, sliced, strict=True)))
+        case Container.dataclass:
+            names = (field.name for field in dataclasses.fields(batch))
+            return dataclasses.replace(batch, **dict(zip(names, sliced, strict=True)))
+        case None if batch is None or isinstance(batch, str | int | float | bool):
+            return batch
+        case None:
+            raise UserError(
+                f"a batch with a {type(batch).__name__} cannot be split",
+                where="loop.microbatch",
+                cure="Set it to null.",
+            )
+        case other:
+            assert_never(other)
 
 
 def _are_samples(batch: list[Any] | tuple[Any, ...], size: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trainer_cli.errors import CheckpointError, MissingStateError, UserError
+from trainer_cli.leaves import map_leaves
 from trainer_cli.tensor_files import LiveTensors
 from trainer_cli.terminal import format_first
 
@@ -70,20 +71,14 @@ def move_tensors(tree: dict[str, Any], location: MapLocation) -> dict[str, Any]:
     # By identity: tied tensors are moved once, and stay tied.
     done: dict[int, torch.Tensor] = {}
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if id(value) not in done:
-                done[id(value)] = move(value)
-            return done[id(value)]
-        if isinstance(value, dict):
-            moved = type(value)()
-            moved |= {key: walk(entry) for key, entry in value.items()}
-            return moved
-        if type(value) in (list, tuple):
-            return type(value)(walk(entry) for entry in value)
-        return value
+    def move_once(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in done:
+            done[id(value)] = move(value)
+        return done[id(value)]
 
-    moved: dict[str, Any] = walk(tree)
+    moved: dict[str, Any] = map_leaves(move_once, tree)
     return moved
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
+from trainer_cli.containers import values_of
 from trainer_cli.data.order import ORDER_VERSION, sample_seed
 from trainer_cli.data.position import STATE_VERSION, PositionedLoader, check_counts, check_same
 from trainer_cli.data.random_state import (
@@ -94,8 +95,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
         return
     seen.add(id(value))
     if isinstance(value, list | tuple | Mapping):
-        entries = value.values() if isinstance(value, Mapping) else value
-        for entry in entries if len(value) <= _MOST_ENTRIES else ():
+        for entry in values_of(value) if len(value) <= _MOST_ENTRIES else ():
             yield from _parts(entry, seen)
         return
     yield value

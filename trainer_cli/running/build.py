@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.files import as_path
 from trainer_cli.keys import DATA_KEYS
 from trainer_cli.layout import CONFIG_FILE
+from trainer_cli.leaves import walk
 from trainer_cli.messages import Logging
 from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
 from trainer_cli.parallel import ALONE, ProcessGroup
@@ -476,21 +478,9 @@ def make_identity(
 
 def target_packages(config: TrainConfig) -> tuple[str, ...]:
     """The top-level packages of all `_target_`s of a config, sorted."""
-    packages: set[str] = set()
-
-    def walk(value: Any) -> None:
-        if isinstance(value, Mapping):
-            if isinstance(target := value.get("_target_"), str):
-                packages.add(target.split(".", 1)[0])
-            for item in value.values():
-                walk(item)
-        elif isinstance(value, list):
-            for item in value:
-                walk(item)
-
-    for section in SECTIONS:
-        walk(getattr(config, section))
-    return tuple(sorted(packages))
+    leaves = chain.from_iterable(walk(getattr(config, section)) for section in SECTIONS)
+    targets = (leaf for key, leaf in leaves if isinstance(leaf, str) and key.rpartition(".")[2] == "_target_")
+    return tuple(sorted({target.partition(".")[0] for target in targets}))
 
 
 def _is_shipped(node: Any) -> bool:

@@ -13,6 +13,7 @@ import torch
 from trainer_cli.callbacks import CheckpointerCallback
 from trainer_cli.components import SAVER, is_node, list_optimizers, list_schedules
 from trainer_cli.config import Composed
+from trainer_cli.leaves import walk
 from trainer_cli.optim import ONLY
 from trainer_cli.running.start import Start
 from trainer_cli.runs import BestSettings
@@ -136,24 +137,12 @@ def _describe_data(trainer: Trainer, data: Data, node: Any) -> Iterator[str]:
     """The class of the data with the files that its node names, its samples, and the batches of an epoch."""
     samples, batches = getattr(data.train, "length", None), trainer.loop.epoch_batches
     name = type(data.source).__name__
-    paths = [text for text in _walk_texts(node) if os.path.exists(text)]
+    texts = (text for key, text in walk(node) if isinstance(text, str) and key.rpartition(".")[2] != "_target_")
+    paths = [text for text in texts if text and os.path.exists(text)]
     yield f"{name} of {format_first(paths, 2)}" if paths else name
     if samples is not None:
         yield format_count(samples, "sample")
     yield f"{format_count(batches, 'batch')} an epoch" if batches is not None else "an epoch of unknown length"
-
-
-def _walk_texts(node: Any) -> Iterator[str]:
-    """The texts in a node that may be paths."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            if key != "_target_":
-                yield from _walk_texts(value)
-    elif isinstance(node, list | tuple):
-        for value in node:
-            yield from _walk_texts(value)
-    elif isinstance(node, str) and node:
-        yield node
 
 
 def _describe_evaluations(trainer: Trainer, data: Data, when: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.batches import rows_with_nan
 from trainer_cli.errors import NotFiniteError
 from trainer_cli.state import are_finite
 from trainer_cli.terminal import format_first
@@ -64,6 +63,9 @@ def not_finite(trainer: Trainer, message: str, batch: Any = None) -> NotFiniteEr
     Args:
         batch: the last one, whose samples are looked at.
     """
+    # Only an error needs it.
+    from trainer_cli.batches import rows_with_nan
+
     of_tensors = {} if batch is None else rows_with_nan(batch, trainer.step.batch_size)
     rows = tuple(sorted({row for tensor_rows in of_tensors.values() for row in tensor_rows}))
     if rows:

@@ -30,7 +30,9 @@ import xxhash
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
+from trainer_cli.containers import Container, container_of
 from trainer_cli.dtensor import local_of
+from trainer_cli.leaves import named_values
 from trainer_cli.state import unwrap
 from trainer_cli.tensor_files import bytes_of
 from trainer_cli.trainer import capture
@@ -170,14 +172,9 @@ class Digests:
         """Containers that are being read: one that contains itself is named once."""
 
     def tree(self, value: Any, name: str) -> Iterator[tuple[str, str]]:
-        """Every leaf of a tree of mappings and lists, with its name."""
-        if isinstance(value, Mapping):
-            items: Iterable[tuple[str, Any]] = [(f"{name}.{key}", item) for key, item in value.items()]
-        elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            items = [(f"{name}.{key}", item) for key, item in zip(value._fields, value, strict=True)]
-        elif isinstance(value, list | tuple) and len(value) <= _MANY:
-            items = [(f"{name}[{number}]", item) for number, item in enumerate(value)]
-        else:
+        """Every leaf of a tree, with its name; a long list is one."""
+        kind = container_of(value)
+        if kind is None or (kind is Container.sequence and len(value) > _MANY):
             yield name, self.digest(value) or type(value).__name__
             return
         if id(value) in self._open:
@@ -185,7 +182,7 @@ class Digests:
             return
         self._open.add(id(value))
         try:
-            for inner, item in items:
+            for inner, item in named_values(value, name):
                 yield from self.tree(item, inner)
         finally:
             self._open.discard(id(value))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from trainer_cli.batches import named_leaves
 from trainer_cli.files import replace as replace_file
+from trainer_cli.leaves import walk
 
 _MOST_VALUES = 12
 """Elements of a tensor that are shown as they are; of a larger one, the range and the mean."""
@@ -24,24 +24,23 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 def describe_content(value: Any, name: str = "") -> Iterator[str]:
     """A line for each tensor, number and text of a sample."""
-    label = f"{name}: " if name else ""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from describe_content(inner, f"{name}.{key}".lstrip("."))
-    elif isinstance(value, list | tuple) and not all(isinstance(item, int | float) for item in value):
-        for number, inner in enumerate(value):
-            yield from describe_content(inner, f"{name}[{number}]")
-    elif isinstance(value, torch.Tensor | np.ndarray):
-        yield f"{label}{_of_array(torch.as_tensor(value))}"
-    else:
-        text = repr(value)
-        yield f"{label}{text if len(text) <= _MOST_LETTERS else text[:_MOST_LETTERS] + '…'}"
+    for inner, leaf in walk(value, name, _is_numbers):
+        label = f"{inner}: " if inner else ""
+        if isinstance(leaf, torch.Tensor | np.ndarray):
+            yield f"{label}{_of_array(torch.as_tensor(leaf))}"
+        else:
+            text = repr(leaf)
+            yield f"{label}{text if len(text) <= _MOST_LETTERS else text[:_MOST_LETTERS] + '…'}"
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, int | float) for item in value)
 
 
 def count_not_finite(value: Any) -> dict[str, int]:
     """Name -> number of values that are NaN or infinite, of each tensor, array and number of a sample that has any."""
     counts: dict[str, int] = {}
-    for name, leaf in named_leaves(value):
+    for name, leaf in walk(value):
         if isinstance(leaf, torch.Tensor | np.ndarray | np.floating | float):
             tensor = torch.as_tensor(leaf)
             if count := tensor.numel() - int(tensor.isfinite().sum()):
@@ -52,7 +51,7 @@ def count_not_finite(value: Any) -> dict[str, int]:
 def find_integer_ranges(value: Any) -> dict[str, tuple[int, int]]:
     """Name -> the least and the largest value of each integer, and tensor or array of integers, of a sample."""
     ranges: dict[str, tuple[int, int]] = {}
-    for name, leaf in named_leaves(value):
+    for name, leaf in walk(value):
         if isinstance(leaf, torch.Tensor | np.ndarray | np.integer | int) and not isinstance(leaf, bool):
             tensor = torch.as_tensor(leaf)
             if tensor.numel() and tensor.dtype in _INTEGERS:
@@ -83,35 +82,30 @@ def save_images(value: Any, folder: Path, name: str) -> Iterator[Path]:
     An image is a PIL image, or an array of (1 or 3, height, width), or of (height, width, 3) bytes. Numbers from 0 to 1
     are taken as shares of white, others are stretched from the smallest to the largest.
     """
-    for number, pixels in enumerate(_images_in(value)):
+    images = (image for _, leaf in walk(value) if (image := _image_of(leaf)) is not None)
+    for number, pixels in enumerate(images):
         path = folder / f"{name}{f'-{number}' if number else ''}.png"
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(path, [_png(pixels)])
         yield path
 
 
-def _images_in(value: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """The images of a sample as bytes (height, width, 1 or 3)."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for inner in value:
-            yield from _images_in(inner)
-        return
+def _image_of(value: Any) -> np.ndarray[Any, Any] | None:
+    """An image as bytes (height, width, 1 or 3); None for what is none."""
     if callable(getattr(value, "convert", None)) and hasattr(value, "getbands"):
         # A PIL image; its package is not imported here.
         value = np.asarray(value.convert("RGB"))
     if not isinstance(value, torch.Tensor | np.ndarray):
-        return
+        return None
     array = value.detach().cpu().float().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     is_bytes = value.dtype in (np.dtype(np.uint8), torch.uint8)
     if array.ndim != 3:
-        return
+        return None
     if array.shape[0] in (1, 3) and min(array.shape[1:]) >= _LEAST_SIDE:
         array = array.transpose(1, 2, 0)
     elif not (is_bytes and array.shape[2] == 3 and min(array.shape[:2]) >= _LEAST_SIDE):
-        return
-    yield array.astype(np.uint8) if is_bytes else _as_bytes(array)
+        return None
+    return array.astype(np.uint8) if is_bytes else _as_bytes(array)
 
 
 def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -20,6 +20,7 @@ from trainer_cli.addons.exact.samples import StepSamples, Use
 from trainer_cli.addons.exact.step_positions import DataFacts, StepPositions, StepRecords, needs_resolving, read_records
 from trainer_cli.data import ORDER_VERSION
 from trainer_cli.errors import UserError
+from trainer_cli.leaves import walk
 
 if TYPE_CHECKING:
     from trainer_cli.addons.exact.run_data import RunData
@@ -119,14 +120,7 @@ def _has_parts(config: Mapping[str, Any]) -> bool:
     data = config.get("data")
     if not isinstance(data, Mapping) or data.get("overfit_batches") is not None:
         return True
-    return any(str(value) in _WITH_PARTS for value in _targets(data))
-
-
-def _targets(node: Any) -> Iterator[Any]:
-    if isinstance(node, Mapping):
-        yield node.get("_target_")
-        for value in node.values():
-            yield from _targets(value)
+    return any(str(value) in _WITH_PARTS for key, value in walk(data) if key.rpartition(".")[2] == "_target_")
 
 
 def _fits_record(positions: StepPositions) -> bool:

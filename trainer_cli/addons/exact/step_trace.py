@@ -30,6 +30,7 @@ from trainer_cli.addons.exact.sample_losses import (
 from trainer_cli.batches import describe_batch, rows_with_nan, tensors_of
 from trainer_cli.dtensor import local_of, whole_of
 from trainer_cli.errors import TrainError
+from trainer_cli.leaves import walk
 from trainer_cli.outputs import ForwardState, read_evaluation, read_outputs
 from trainer_cli.policy import Occasion
 from trainer_cli.state import capture_rng, name_parameters, rng_kept, unwrap
@@ -100,7 +101,7 @@ class StepTrace(Callback):
         self._hold(batch, trainer.loop.batch_samples)
         self._sample_losses = compute_losses(trainer, batch, self._size, self._before) if self._per_sample else None
         if self._digests is not None:
-            for name, digests in self._rows_of(self._digests, batch, "batch", self._size):
+            for name, digests in _rows_of(self._digests, batch, self._size):
                 self._row.rows.setdefault(name, []).extend(digests)
         if self._debugs:
             # It shows this frame, with trainer, model and batch.
@@ -318,18 +319,18 @@ class StepTrace(Callback):
                 free = f"{name} (call {count})"
             values[free] = digest
 
-    def _rows_of(self, digests: Digests, batch: Any, name: str, size: int) -> Iterator[tuple[str, list[str]]]:
-        """The digest of each sample in each leaf of a batch; of a leaf that is not divided by samples, one for all."""
-        if isinstance(batch, Mapping):
-            for key, value in batch.items():
-                yield from self._rows_of(digests, value, f"{name}.{key}", size)
-        elif isinstance(batch, list | tuple) and any(isinstance(value, Tensor | Mapping) for value in batch):
-            for number, value in enumerate(batch):
-                yield from self._rows_of(digests, value, f"{name}[{number}]", size)
-        elif isinstance(batch, list | tuple) or (isinstance(batch, Tensor) and batch.dim() and len(batch) == size):
-            yield name, [digests.digest(row) or digests.whole(row) for row in batch]
+
+def _rows_of(digests: Digests, batch: Any, size: int) -> Iterator[tuple[str, list[str]]]:
+    """The digest of each sample in each leaf of a batch; of a leaf that is not divided by samples, one for all."""
+    for name, leaf in walk(batch, "batch", _is_list_of_samples):
+        if isinstance(leaf, list | tuple) or (isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size):
+            yield name, [digests.digest(row) or digests.whole(row) for row in leaf]
         else:
-            yield name, [digests.whole(batch)] * size
+            yield name, [digests.whole(leaf)] * size
+
+
+def _is_list_of_samples(value: Any) -> bool:
+    return isinstance(value, list | tuple) and not any(isinstance(entry, Tensor | Mapping) for entry in value)
 
 
 def _state(digests: Digests, trainer: Trainer) -> dict[str, dict[str, str]]:
