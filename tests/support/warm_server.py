@@ -124,6 +124,21 @@ def receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     return json.loads(text), descriptors
 
 
+OF_ADDONS = {
+    "trainer_cli.addon": ("_find_installed", "public_names"),
+    "trainer_cli.config.search_path": ("addon_folders",),
+    "trainer_cli.components.targets": ("_find_components", "_find_passages", "_find_bases"),
+}
+"""What remembers the add-ons on `sys.path`."""
+
+
+def forget_addons() -> None:
+    """Forget what the server has found: a command may have others on its path."""
+    for module, names in OF_ADDONS.items():
+        for name in names:
+            getattr(sys.modules[module], name).cache_clear()
+
+
 def become(request: Mapping[str, Any], streams: list[int], base_path: list[str]) -> int:
     """Be a new process of `python -P -m trainer_cli`, or of `python FILE`, as far as the program can see; returns its
     exit code."""
@@ -141,6 +156,7 @@ def become(request: Mapping[str, Any], streams: list[int], base_path: list[str])
     tempfile.tempdir = None
     sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(":")), *base_path]
     importlib.invalidate_caches()
+    forget_addons()
     numpy.random.seed()
     if request["composed"] is not None:
         composed = compose_once(tuple(request["composed"]))
