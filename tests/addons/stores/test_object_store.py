@@ -32,7 +32,7 @@ from trainer_cli.addons.stores.object_client import ObjectClient, explain_refusa
 from trainer_cli.addons.stores.object_store import ObjectStorage
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_async_checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
-from trainer_cli.commands import ckpt_remove as ckpt_admin
+from trainer_cli.commands import ckpt_remove
 from trainer_cli.commands.ckpt_inspect import open_content
 from trainer_cli.errors import NotDurableError, StoreAwayError, UserError
 from trainer_cli.files.url_path import as_path
@@ -503,8 +503,8 @@ def test_a_file_that_was_replaced_by_one_of_the_same_size_is_fetched_again(
 
 
 def _verify(path: Path) -> None:
-    [item] = ckpt_admin.look([str(path)])
-    assert ckpt_admin.verify_all([item], lambda done, item: None) == {path: None}
+    [item] = ckpt_remove.find_items([str(path)])
+    assert ckpt_remove.verify_all([item], lambda done, item: None) == {path: None}
 
 
 def _show(path: Path) -> None:
@@ -552,7 +552,7 @@ def test_a_copy_that_is_always_taken_away_is_not_told_as_removed(
     save(storage, 1)
     assert storage.finish_uploads() == []
     path = as_path(f"{url}/step1")
-    items = ckpt_admin.look([str(path)])
+    items = ckpt_remove.find_items([str(path)])
 
     class Taken(LocalStorage):
         @contextmanager
@@ -562,10 +562,10 @@ def test_a_copy_that_is_always_taken_away_is_not_told_as_removed(
                 yield folder
 
     monkeypatch.setattr("trainer_cli.addons.stores.object_store.LocalStorage", Taken)
-    problems = ckpt_admin.verify_all(items, lambda done, item: None)
+    problems = ckpt_remove.verify_all(items, lambda done, item: None)
     assert problems == {path: "it cannot be read: its local copy is being removed"}
     storage.remove("step1")
-    assert ckpt_admin.verify_all(items, lambda done, item: None) == {}
+    assert ckpt_remove.verify_all(items, lambda done, item: None) == {}
 
 
 def test_two_threads_that_fetch_one_file_share_the_copy(

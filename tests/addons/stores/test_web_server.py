@@ -18,7 +18,7 @@ from trainer_cli.addons.formats.whole_archive import write_archive
 from trainer_cli.addons.stores import download
 from trainer_cli.catalog.find import latest_checkpoint
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.commands import ckpt_remove as ckpt_admin
+from trainer_cli.commands import ckpt_remove
 from trainer_cli.commands.ckpt_inspect import open_content
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, StoreAwayError, UserError
@@ -73,7 +73,7 @@ def _reads(url: str) -> None:
 
 
 def _verifies(url: str) -> None:
-    assert list(ckpt_admin.verify_all(ckpt_admin.look([url]), lambda done, item: None).values()) == [None]
+    assert list(ckpt_remove.verify_all(ckpt_remove.find_items([url]), lambda done, item: None).values()) == [None]
 
 
 def _shows(url: str) -> None:
