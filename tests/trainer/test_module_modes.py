@@ -178,7 +178,14 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(
+    "stop",
+    [
+        "after step 3",
+        "in the evaluation",
+        *(pytest.param(f"after step {step}", marks=pytest.mark.campaign) for step in (1, 2, 5)),
+    ],
+)
 @pytest.mark.parametrize("each", [None, toggle, freeze_once])
 @pytest.mark.parametrize("make", MODELS)
 def test_a_resumed_training_is_that_of_a_plain_loop(make: Any, each: Each | None, stop: str, tmp_path: Path) -> None:

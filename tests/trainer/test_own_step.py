@@ -157,8 +157,8 @@ class Several(TrainStep):
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("shares_graph", [False, True])
-@pytest.mark.parametrize("name", [None, "only"])
-@pytest.mark.parametrize(("size", "accum"), [(16, 1), (8, 2), (4, 4)])
+@pytest.mark.parametrize("name", [None, pytest.param("only", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(("size", "accum"), [(16, 1), pytest.param(8, 2, marks=pytest.mark.campaign), (4, 4)])
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_several_losses_of_a_batch_add_up_as_in_a_loop_by_hand(
     parts: int, size: int, accum: int, name: str | None, shares_graph: bool, dtype: str
