@@ -20,7 +20,7 @@ from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
 from trainer_cli.addons.inspect.profiling import peak_tflops
 from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.data.loader import Loader
-from trainer_cli.parallel.process_group import join_processes
+from trainer_cli.parallel.distributed_group import join_processes
 from trainer_cli.strategies.fsdp import FSDP
 from trainer_cli.strategies.strategy import Strategy
 from trainer_cli.trainer.hooks import Callback

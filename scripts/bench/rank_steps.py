@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.data.loader import Loader
-from trainer_cli.parallel.process_group import ProcessGroup, join_processes
+from trainer_cli.parallel.distributed_group import join_processes
+from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.strategies.strategy import DDP
 from views import Batch, Views
 

@@ -28,7 +28,7 @@ from trainer_cli.checkpoint.group_verify import GroupVerifier, share_of
 from trainer_cli.errors import NotDurableError, SaveError, UserError
 from trainer_cli.format.sharded import SMALL_BYTES
 from trainer_cli.manifest import FileEntry, Manifest
-from trainer_cli.parallel.rendezvous import PeerError
+from trainer_cli.parallel.peer_errors import PeerError
 from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.storage.local import LocalStorage
 

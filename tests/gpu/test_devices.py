@@ -19,7 +19,7 @@ from trainer_cli.addons.auto.trial_memory import TrialMemory
 from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.data.loader import Loader
 from trainer_cli.outputs.metrics import WeightedMeans
-from trainer_cli.parallel.process_group import join_processes
+from trainer_cli.parallel.distributed_group import join_processes
 from trainer_cli.strategies.fsdp import FSDP
 
 STEPS, HALF = 6, 3

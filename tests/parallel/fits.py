@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from trainer_cli import Callback, Digits, TrainStep
 from trainer_cli.dtensor import whole_of
 from trainer_cli.parallel import same
-from trainer_cli.parallel.process_group import join_processes
+from trainer_cli.parallel.distributed_group import join_processes
 from trainer_cli.processes.fit import compose_fit
 from trainer_cli.running.fitting import fit
 

@@ -26,9 +26,9 @@ from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, CheckpointMet
 from trainer_cli.dtensor import local_of, targets_of
 from trainer_cli.errors import UserError
 from trainer_cli.loads.options import WHOLE
-from trainer_cli.parallel import process_group
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup, join_processes
-from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.parallel.distributed_group import find_default_group, join_processes
+from trainer_cli.parallel.peer_errors import is_of_peer
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.state.model_state import capture_model, fit_model
 from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.storage.local import LocalStorage
@@ -195,7 +195,7 @@ def machines_if_each_rank_has_its_own(rank: int) -> int:
     name = socket.gethostname
     socket.gethostname = lambda: f"machine{rank}"
     try:
-        return process_group.find_default_group().machines
+        return find_default_group().machines
     finally:
         socket.gethostname = name
 

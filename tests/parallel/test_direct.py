@@ -13,7 +13,7 @@ import torch
 from thread_ranks import ThreadGroup, on_ranks
 
 from trainer_cli.parallel.direct import DirectSums, connect
-from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.parallel.peer_errors import is_of_peer
 
 
 def _connect(group: ThreadGroup, timeout_s: float = 20.0) -> DirectSums:

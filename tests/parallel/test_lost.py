@@ -10,6 +10,7 @@ import pytest
 import torch.distributed
 
 from trainer_cli.parallel import rendezvous as lost
+from trainer_cli.parallel.peer_errors import is_of_peer
 from trainer_cli.parallel.rendezvous import LostRanks, find_lost_ranks, report_failure, wait_for_hosts, write_host
 
 dist: Any = torch.distributed
@@ -133,4 +134,4 @@ MESSAGES = {
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_an_error_of_a_backend_is_that_of_another_rank(message: str) -> None:
-    assert lost.is_of_peer(RuntimeError(message)) is MESSAGES[message]
+    assert is_of_peer(RuntimeError(message)) is MESSAGES[message]

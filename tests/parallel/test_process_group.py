@@ -19,8 +19,9 @@ from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import rendezvous
-from trainer_cli.parallel.process_group import ALONE, join_processes
-from trainer_cli.parallel.rendezvous import LostRankError, noted_activity, noting
+from trainer_cli.parallel.distributed_group import join_processes
+from trainer_cli.parallel.peer_errors import LostRankError, noted_activity, noting
+from trainer_cli.parallel.process_group import ALONE
 from trainer_cli.storage.local import LocalStorage
 
 pytestmark = pytest.mark.slow
@@ -106,7 +107,7 @@ def test_after_a_rank_is_lost_the_innermost_activity_is_reported_and_of_other_er
 
 def test_one_process_needs_no_torch_distributed() -> None:
     code = (
-        "import sys; from trainer_cli.parallel.process_group import join_processes as f;"
+        "import sys; from trainer_cli.parallel.distributed_group import join_processes as f;"
         "g = f({}); assert (g.gather(1), g.broadcast(2), g.on_main(lambda: 3)) == ([1], 2, 3); g.barrier(); g.close();"
         "assert 'torch' not in sys.modules"
     )

@@ -21,7 +21,7 @@ from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.group_verify import share_of
 from trainer_cli.commands.command_line import main
 from trainer_cli.manifest import Manifest
-from trainer_cli.parallel.process_group import join_processes
+from trainer_cli.parallel.distributed_group import join_processes
 from trainer_cli.strategies.fsdp import FSDP
 
 sys.path.insert(0, str(HERE.parent / "integration"))

@@ -11,8 +11,8 @@ models, checkpoints or configs.
   results alone are the same on every rank.
 - `check_same…` compare what the ranks see before a training goes wrong in silence.
 
-Begin with `process_group.py`. `rendezvous.py` has the store by which ranks meet and are found lost, `direct.py` sums
-between ranks of one machine over sockets.
+Begin with `process_group.py`; `distributed_group.py` has the group of more than one process. `rendezvous.py` has the
+store by which ranks meet and are found lost, `direct.py` sums between ranks of one machine over sockets.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from trainer_cli.lazy import add_lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_cli.parallel.agreement import Agreement as Agreement
+    from trainer_cli.parallel.distributed_group import find_default_group as find_default_group
+    from trainer_cli.parallel.distributed_group import join_processes as join_processes
+    from trainer_cli.parallel.peer_errors import LostRankError as LostRankError
+    from trainer_cli.parallel.peer_errors import PeerError as PeerError
+    from trainer_cli.parallel.peer_errors import is_of_peer as is_of_peer
+    from trainer_cli.parallel.peer_errors import noted_activity as noted_activity
+    from trainer_cli.parallel.peer_errors import noting as noting
     from trainer_cli.parallel.process_group import ALONE as ALONE
     from trainer_cli.parallel.process_group import ProcessGroup as ProcessGroup
     from trainer_cli.parallel.process_group import describe_lone_rank as describe_lone_rank
-    from trainer_cli.parallel.process_group import find_default_group as find_default_group
     from trainer_cli.parallel.process_group import find_default_ranks as find_default_ranks
     from trainer_cli.parallel.process_group import imitate_group as imitate_group
-    from trainer_cli.parallel.process_group import join_processes as join_processes
-    from trainer_cli.parallel.rendezvous import LostRankError as LostRankError
-    from trainer_cli.parallel.rendezvous import PeerError as PeerError
-    from trainer_cli.parallel.rendezvous import is_of_peer as is_of_peer
-    from trainer_cli.parallel.rendezvous import noted_activity as noted_activity
-    from trainer_cli.parallel.rendezvous import noting as noting
     from trainer_cli.parallel.rendezvous import serve_store as serve_store
     from trainer_cli.parallel.same import check_same as check_same
     from trainer_cli.parallel.same import check_same_file as check_same_file
@@ -46,11 +46,10 @@ else:
         globals(),
         {
             "agreement": "Agreement",
-            "process_group": (
-                "ALONE describe_lone_rank find_default_group find_default_ranks imitate_group join_processes "
-                "ProcessGroup"
-            ),
-            "rendezvous": "is_of_peer LostRankError noted_activity noting PeerError serve_store",
+            "distributed_group": "find_default_group join_processes",
+            "peer_errors": "is_of_peer LostRankError noted_activity noting PeerError",
+            "process_group": "ALONE describe_lone_rank find_default_ranks imitate_group ProcessGroup",
+            "rendezvous": "serve_store",
             "same": "check_same check_same_file check_same_losses check_same_samples",
         },
     )

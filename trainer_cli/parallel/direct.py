@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer_cli.parallel.rendezvous import DIRECT
+from trainer_cli.parallel.peer_errors import DIRECT
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
