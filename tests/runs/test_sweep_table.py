@@ -34,7 +34,7 @@ def job(folder: Path, *statuses: str, **facts: Any) -> RunDir:
 
 
 def stands(folder: Path, run: RunDir, now: str | None = None) -> tuple[str, str]:
-    found = job_status("KEY", {}, run, folder / "failure", now=now)
+    found = job_status("KEY", {}, run, folder / "failure", live_state=now)
     return found.status, found.reason
 
 

@@ -42,13 +42,13 @@ def batch_sizes(data: Mapping[str, Any], samples: int, data_size: int) -> list[i
         samples: number of training samples.
         data_size: number of ranks among which these are divided.
     """
-    most = min(largest_batch_size(data["batch_size"]), samples // data_size)
-    total = data.get(GLOBAL_BATCH_SIZE)
-    if total is None:
-        return [2**power for power in range(1, most.bit_length()) if 2**power <= most] or [1]
-    per_rank = total // data_size
+    largest = min(largest_batch_size(data["batch_size"]), samples // data_size)
+    global_batch_size = data.get(GLOBAL_BATCH_SIZE)
+    if global_batch_size is None:
+        return [2**power for power in range(1, largest.bit_length()) if 2**power <= largest] or [1]
+    per_rank = global_batch_size // data_size
     sizes: list[int] = []
-    for size in range(2, min(most, per_rank) + 1):
+    for size in range(2, min(largest, per_rank) + 1):
         if per_rank % size == 0 and (not sizes or size >= 2 * sizes[-1]):
             sizes.append(size)
     # Batch norms refuse a single sample, so it is tried only if there is no other size.
@@ -113,6 +113,7 @@ def _decide_batch_size(composed: Composed, group: ProcessGroup, start: Start) ->
 
 
 def _measure_batch_sizes(composed: Composed, group: ProcessGroup) -> tuple[list[BatchSizeTrial], TrialMemory]:
+    """Try batch sizes on this rank alone. Returns the trials, and the memory that they could take."""
     from trainer_cli.addons.auto.find import try_batch_sizes
     from trainer_cli.addons.auto.trial_memory import TrialMemory
 
@@ -156,6 +157,11 @@ def _decide_rate(composed: Composed, group: ProcessGroup, start: Start) -> AutoD
 
 
 def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> AutoDecision:
+    """Make the range test in this process, from the checkpoint with which the run starts, if it has one.
+
+    Raises:
+        UserError: the test found no learning rate.
+    """
     from trainer_cli.addons.auto.find import find_learning_rate
 
     config = composed.config
@@ -191,4 +197,5 @@ def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> AutoDe
     return AutoDecision(value, reason, {"rates": rates, "losses": result.losses})
 
 
+# The key of the config -> decides its value, from the config, the ranks and the start of the run.
 _DECIDERS = {BATCH_SIZE: _decide_batch_size, LR: _decide_rate}

@@ -28,6 +28,9 @@ from trainer_cli.trainer import Trainer, capture, load_all
 
 log = logging.getLogger(__name__)
 
+CountedBatch = tuple[Any, int | None]
+"""A batch on the device, and its number of samples; None if the loader does not know it."""
+
 _OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory")
 """In the messages of devices that have no error of their own for it."""
 _SMOOTHING = 0.98
@@ -76,14 +79,15 @@ def find_learning_rate(
     ):
         # The strategy may train another module while parameters are frozen.
         trainer.step.bind(trainer)
-        settings = [settings for optimizer in trainer.optimizers.values() for settings in optimizer.param_groups]
-        largest = max(float(of_group["lr"]) for of_group in settings) or 1.0
-        ratios = [float(of_group["lr"]) / largest or 1.0 for of_group in settings]
+        param_groups = [entry for optimizer in trainer.optimizers.values() for entry in optimizer.param_groups]
+        largest = max(float(entry["lr"]) for entry in param_groups) or 1.0
+        # A group whose rate is 0 now, as at the start of a warm-up, is tried like that with the largest.
+        ratios = [float(entry["lr"]) / largest or 1.0 for entry in param_groups]
         mean, smallest = 0.0, math.inf
-        for number, batches_of_step in enumerate(_group(batches, accumulated)):
+        for number, batches_of_step in enumerate(_divide(batches, accumulated)):
             rate = min_lr * (max_lr / min_lr) ** (number / (steps - 1))
-            for of_group, ratio in zip(settings, ratios, strict=True):
-                of_group["lr"] = rate * ratio
+            for entry, ratio in zip(param_groups, ratios, strict=True):
+                entry["lr"] = rate * ratio
             # The mean over the ranks, so that all end the trial at the same step.
             loss = float(group.sum(_step(trainer, batches_of_step).cpu().double())) / group.world_size
             mean = _SMOOTHING * mean + (1 - _SMOOTHING) * loss
@@ -94,9 +98,9 @@ def find_learning_rate(
                 break
             rates.append(rate)
             losses.append(smoothed)
-    inner = slice(_SKIPPED[0], len(losses) - _SKIPPED[1])
-    slopes = np.gradient(losses)[inner] if len(losses) > 1 else np.array([])
-    suggestion = rates[inner][int(slopes.argmin())] if len(slopes) else None
+    suggestable = slice(_SKIPPED[0], len(losses) - _SKIPPED[1])
+    slopes = np.gradient(losses)[suggestable] if len(losses) > 1 else np.array([])
+    suggestion = rates[suggestable][int(slopes.argmin())] if len(slopes) else None
     log.info("tried %d learning rates; suggested: %s", len(rates), suggestion)
     return LearningRates(rates, losses, suggestion)
 
@@ -123,13 +127,13 @@ def find_batch_size(
         UserError: no batch of `start` fits, or the data is not a map-style dataset.
     """
     loader = as_loader(train_loader, shuffle=True, seed=trainer.seed or 0)
-    most = min(max_size, getattr(loader, "length", None) or max_size)
-    sizes = itertools.takewhile(lambda size: size <= most, (start * 2**power for power in itertools.count()))
+    largest = min(max_size, getattr(loader, "length", None) or max_size)
+    sizes = itertools.takewhile(lambda size: size <= largest, (start * 2**power for power in itertools.count()))
     trials = try_batch_sizes(trainer, loader, sizes, TrialMemory(trainer.device), steps=steps)
     fitting = [trial.size for trial in trials if trial.fits]
     if not fitting:
         raise UserError(
-            f"no batch of {format_count(start, 'sample')} fits: there are {most}, or the memory is too small"
+            f"no batch of {format_count(start, 'sample')} fits: there are {largest}, or the memory is too small"
         )
     log.info("a batch of %s fits", format_count(fitting[-1], "sample"))
     return fitting[-1]
@@ -154,11 +158,12 @@ def try_batch_sizes(
         )
     trials: list[BatchSizeTrial] = []
     for size in sizes:
-        last = trials[-1] if trials else None
         # An error is safe on a GPU. On the CPU the system would kill this process.
-        if memory.is_cpu and last and last.peak_bytes and memory.exceeds(last.peak_bytes * size / last.size):
-            trials.append(BatchSizeTrial(size, fits=False, peak_bytes=None))
-            break
+        if memory.is_cpu and trials and trials[-1].peak_bytes:
+            expected_bytes = trials[-1].peak_bytes * size / trials[-1].size
+            if memory.exceeds(expected_bytes):
+                trials.append(BatchSizeTrial(size, fits=False, peak_bytes=None))
+                break
         memory.start_trial()
         fits = _try_batch_size(trainer, loader, size, steps)
         peak_bytes = memory.end_trial()
@@ -192,7 +197,8 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     # A copy, because the tensors of a state are the live ones.
     saved = copy.deepcopy(dict(capture(trainer, with_data=False)))
     # Including buffers that are not persistent, which a checkpoint does not hold, and those that a forward replaces.
-    before_trial = ForwardState(trainer.model)
+    forward_state = ForwardState(trainer.model)
+    # Of each parameter group all but the parameters: the learning rate is changed in a trial.
     settings = {
         name: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         for name, optimizer in trainer.optimizers.items()
@@ -209,18 +215,18 @@ def _trial(trainer: Trainer) -> Iterator[None]:
         trainer.modes.eval()
         for name, optimizer in trainer.optimizers.items():
             optimizer.zero_grad()
-            for group, before in zip(optimizer.param_groups, settings[name], strict=True):
-                group.update(before)
+            for group, saved_settings in zip(optimizer.param_groups, settings[name], strict=True):
+                group.update(saved_settings)
             # Loading the saved state would not remove the state of parameters that had none.
             for holder in (optimizer, *inner_optimizers(optimizer)):
                 holder.state.clear()
-        before_trial.restore()
+        forward_state.restore()
         load_all(trainer, None, saved, WHOLE, (), Path("the state before the trial"))
         trainer.loading.keep_rng(rng)
         trainer.step.bind(trainer)
 
 
-def _batches(trainer: Trainer, train_loader: Any, steps: int) -> Generator[tuple[Any, int | None], None, None]:
+def _batches(trainer: Trainer, train_loader: Any, steps: int) -> Generator[CountedBatch, None, None]:
     """Yield `steps` batches on the device with their numbers of samples, from the first epoch on.
 
     The generators of a DataLoader are restored.
@@ -234,7 +240,8 @@ def _batches(trainer: Trainer, train_loader: Any, steps: int) -> Generator[tuple
             generator.set_state(state)
 
 
-def _first_batches(trainer: Trainer, loader: Any, steps: int) -> Iterator[tuple[Any, int | None]]:
+def _first_batches(trainer: Trainer, loader: Any, steps: int) -> Iterator[CountedBatch]:
+    """Yield `steps` batches of a loader, of as many epochs as that takes."""
     count = 0
     for epoch in itertools.count():
         count_before = count
@@ -248,14 +255,14 @@ def _first_batches(trainer: Trainer, loader: Any, steps: int) -> Iterator[tuple[
             raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
 
 
-def _group(batches: Iterable[tuple[Any, int | None]], count: int) -> Iterator[list[tuple[Any, int | None]]]:
+def _divide(batches: Iterable[CountedBatch], count: int) -> Iterator[list[CountedBatch]]:
     """Yield `count` batches at a time."""
     iterator = iter(batches)
     while batches_of_step := list(itertools.islice(iterator, count)):
         yield batches_of_step
 
 
-def _step(trainer: Trainer, batches: Iterable[tuple[Any, int | None]]) -> torch.Tensor:
+def _step(trainer: Trainer, batches: Iterable[CountedBatch]) -> torch.Tensor:
     """Make an optimizer step with batches and their numbers of samples. Returns the mean loss before the step."""
     step = trainer.step
     losses = []

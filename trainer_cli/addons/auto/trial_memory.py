@@ -55,6 +55,7 @@ class TrialMemory:
         return None not in (peak_bytes, self.limit_bytes) and peak_bytes > self.limit_bytes  # type: ignore[operator]
 
     def __str__(self) -> str:
+        """The limit, as the object of "does not fit into"."""
         if self.limit_bytes is None:
             return "the memory, whose size is unknown,"
         return f"{format_bytes(self.limit_bytes)}, which is {1 - MARGIN:.0%} of the free memory"

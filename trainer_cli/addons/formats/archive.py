@@ -101,6 +101,7 @@ class ArchiveFormat:
         only: Collection[str] | None = None,
         targets: Targets | None = None,
     ) -> dict[str, Any]:
+        """Read the state from the files in the archive."""
         return self._inner.read(*self.files_of(folder, manifest), only, targets=targets)
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
@@ -180,6 +181,7 @@ class _Members(Mapping[str, FileEntry]):
 
 
 def _entry(content: bytearray) -> FileEntry:
+    """Size and digest of a file in an archive."""
     # Readers of single files verify a digest; the archive was verified as a whole.
     digest = new_digest(DigestAlgorithm.xxh3_128)
     digest.update(content)

@@ -85,6 +85,7 @@ def _parse_size(records: bytes) -> int | None:
 
 
 def _blocks(source: IO[bytes], size_bytes: int) -> Iterator[bytes]:
+    """Yield the content of a member in blocks. ValueError if the archive ends before."""
     while size_bytes:
         block = _read(source, min(size_bytes, _BLOCK))
         if not block:
@@ -107,6 +108,7 @@ def _read(source: IO[bytes], count: int) -> bytes:
 
 
 def _decompress(file: IO[bytes]) -> Any:
+    """The file, decompressed if it begins as gzip, bzip2 or xz does."""
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
     begin = buffered.peek(3)[:3]
     if begin.startswith(b"\x1f\x8b"):

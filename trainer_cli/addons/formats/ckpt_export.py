@@ -26,6 +26,7 @@ _UNITS = {"": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib"
 
 
 def _bytes(text: str) -> int:
+    """Parse a size of the command line, such as `5GB`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB or 5GB")
@@ -33,6 +34,7 @@ def _bytes(text: str) -> int:
 
 
 def _pair(text: str) -> tuple[str, str]:
+    """Parse OLD=NEW of the command line."""
     old, equals, new = text.partition("=")
     if not equals or not old:
         raise argparse.ArgumentTypeError(f"{text!r} is not OLD=NEW, such as 'model.*=*'")
@@ -150,12 +152,12 @@ def average_weights(args: argparse.Namespace) -> int:
     shares = args.weights
     if shares is not None:
         # In the order of the command, in which the weights are given; the selection is sorted.
-        named = dict.fromkeys(path for name in args.names for path in select([name]).paths)
-        if len(shares) != len(named):
+        in_order = dict.fromkeys(path for name in args.names for path in select([name]).paths)
+        if len(shares) != len(in_order):
             raise UserError(
-                f"--weights has {format_count(len(shares), 'number')} for {format_count(len(named), 'checkpoint')}"
+                f"--weights has {format_count(len(shares), 'number')} for {format_count(len(in_order), 'checkpoint')}"
             )
-        by_path = dict(zip(named, shares, strict=True))
+        by_path = dict(zip(in_order, shares, strict=True))
         shares = [by_path[path] for path in selection.paths]
     return _report(
         args, "averaged", average_of(selection.paths, _filled(args.output, selection.paths[-1]), shares, ema=args.ema)
@@ -182,6 +184,7 @@ def _select_one(name: str) -> Path:
 
 
 def _report(args: argparse.Namespace, outcome: str, written: Written) -> int:
+    """Print what was written, and which weights, as text or as JSON."""
     if args.json:
         facts = {"tensors": written.tensors, "size_bytes": written.size_bytes, "average": written.average}
         print_json({outcome: str(written.path), **facts})

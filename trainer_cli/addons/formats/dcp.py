@@ -65,6 +65,7 @@ class _Unpickler(pickle.Unpickler):
     """Creates the objects of torch's metadata, and refuses all other classes."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """The replacement of a class of torch's metadata, or a dtype. UnpicklingError for all else."""
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
         if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
@@ -72,6 +73,7 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no metadata of torch has")
 
     def persistent_load(self, pid: Any) -> Any:
+        """Refuse an object that is stored outside the pickle."""
         raise pickle.UnpicklingError("it has an external object")
 
 
@@ -125,6 +127,7 @@ def load_dcp(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_metadata(path: Path) -> _Metadata:
+    """Unpickle torch's metadata, without running code in it. ValueError if it is something else."""
     if path.stat().st_size > _LARGEST_METADATA:
         raise ValueError("it is too large")
     content = path.read_bytes()
@@ -136,6 +139,7 @@ def _read_metadata(path: Path) -> _Metadata:
 
 
 def _parse_path(raw: Any) -> tuple[str, ...]:
+    """The keys in the saved tree that lead to a tensor, as texts."""
     if not isinstance(raw, list | tuple) or not all(type(key) in (str, int) for key in raw):
         raise ValueError("a tensor has an invalid path in the saved tree")
     return tuple(map(str, raw))
@@ -162,18 +166,21 @@ def _model_names(paths: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
 
 
 def _parse_sizes(raw: Any) -> tuple[int, ...]:
+    """A shape or an offset. Raises ValueError for another value."""
     if not isinstance(raw, list | tuple) or len(raw) > _MOST_DIMENSIONS:
         raise ValueError("a shape or offset is invalid")
     return tuple(map(_parse_count, raw))
 
 
 def _parse_count(raw: Any) -> int:
+    """A number of bytes or elements. Raises ValueError for another value."""
     if type(raw) is not int or not 0 <= raw < 2**63:
         raise ValueError("a size or offset is not a number of bytes or elements")
     return raw
 
 
 def _parse_tensor(raw: _TensorMetadata) -> _TensorInfo:
+    """Shape, type and chunks of a tensor; ValueError if they are damaged."""
     dtype = raw.field("properties").state[0]
     if not isinstance(dtype, torch.dtype):
         raise ValueError("a tensor has an unknown dtype")
@@ -213,6 +220,7 @@ def _assemble(reader: _ChunkReader, name: str, info: _TensorInfo, chunks: list[_
 
 
 def _slices(offset: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
+    """The index of a chunk in its tensor."""
     return tuple(slice(begin, begin + count) for begin, count in zip(offset, size, strict=True))
 
 

@@ -149,7 +149,7 @@ def export(
 
 
 class Average:
-    """Running mean of the weights of several checkpoints.
+    """Running mean of the weights of the checkpoints that are added.
 
     Floating-point tensors are summed in 64 bits. Others are those of the last checkpoint that was added.
     """
@@ -191,6 +191,7 @@ class Average:
 
 
 def _differences(before: Weights, weights: Weights) -> Iterator[str]:
+    """A line for each tensor whose name, shape or type differs."""
     for name in sorted({*before, *weights}):
         if name not in weights or name not in before:
             yield f"{name}: {'missing' if name not in weights else 'only here'}"
@@ -214,10 +215,12 @@ def _with_own_storage(value: torch.Tensor) -> torch.Tensor:
 
 
 def _type(value: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The type in which a tensor is written: `dtype` for a floating-point one, if that is not None."""
     return dtype if dtype is not None and value.is_floating_point() else value.dtype
 
 
 def _save_safetensors(tensors: Weights, path: Path) -> None:
+    """Write one file, with the permissions of a new file."""
     untied = dict(tensors)
     seen: set[int] = set()
     for name, value in tensors.items():

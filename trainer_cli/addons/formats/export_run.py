@@ -115,6 +115,7 @@ def archive_one(path: Path, output: Path | None = None, *, overwrite: bool = Fal
 
 
 def _beside(path: Path, suffix: str) -> Path:
+    """The default output of an export: in the folder `export` of the run, or beside the checkpoint."""
     # The current folder for a URL: an export is written to the local disk.
     folder = Path() if is_url(path) else run_holding(path.parent) or path.parent
     return folder / "export" / f"{path.name}{suffix}"
@@ -144,11 +145,12 @@ def average(
         )
     # One checkpoint in memory at a time.
     mean, callbacks = Average(), set()
-    known = None
+    first_versions = None
     for path, share in zip(paths, shares, strict=True):
         weights, callback, versions = read_evaluated_weights(path, ema)
-        known = versions if known is None else known
-        if versions not in (None, known):
+        # Other programs save no versions: those of the first checkpoint that has some count.
+        first_versions = versions if first_versions is None else first_versions
+        if versions not in (None, first_versions):
             raise CheckpointError("it was saved by other versions of the modules than those before", where=str(path))
         mean.add(weights, str(path), share)
         callbacks.add(callback)
@@ -163,11 +165,11 @@ def average(
     weights = mean.result()
     return _save(
         {**weights, **find_spectral_vectors(weights)},
-        known,
-        paths[-1],
-        output,
-        f"average of {names}"[:500],
-        callbacks.pop(),
+        first_versions,
+        source=paths[-1],
+        output=output,
+        reason=f"average of {names}"[:500],
+        callback=callbacks.pop(),
     )
 
 
@@ -199,6 +201,12 @@ def _model_files(path: Path, config_file: Path | None = None) -> dict[str, bytes
 def _save(
     weights: Weights, versions: Mapping[str, int] | None, source: Path, output: Path, reason: str, callback: str | None
 ) -> Written:
+    """Save weights as a checkpoint with the config and the progress of `source`.
+
+    Args:
+        versions: those of the modules, by path; None if unknown.
+        callback: name of the callback whose average the weights are; None: they are the trained ones.
+    """
     if output.exists():
         raise UserError(f"{output} exists", cure="Choose another --output.")
     manifest = StoredCheckpoint(source).manifest
@@ -215,6 +223,7 @@ def _save(
 
 
 def _metadata(source: Path, manifest: Manifest | None, reason: str) -> CheckpointMetadata:
+    """The metadata of a checkpoint made from `source`, which has no manifest if another program saved it."""
     if manifest is None:
         return CheckpointMetadata(reason=reason)
     try:

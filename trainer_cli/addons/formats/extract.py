@@ -79,6 +79,7 @@ def _extract_states(member: Member, output: Path, storage: LocalStorage) -> None
 
 
 def _check_space(size_bytes: int, storage: LocalStorage) -> None:
+    """Raise ValueError if the disk has less free."""
     free = storage.free_bytes()
     # Before the first byte: a small archive may claim files of any size.
     if free is not None and size_bytes > free:
@@ -86,6 +87,16 @@ def _check_space(size_bytes: int, storage: LocalStorage) -> None:
 
 
 def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStorage, where: str) -> str:
+    """Extract the checkpoint of an archive into the storage, and return its name.
+
+    Args:
+        first: the first member, which is the manifest; None if the archive is empty.
+        archive: the members after it.
+        where: the archive, for messages.
+
+    Raises:
+        ValueError, ManifestError: it is not an archive of a checkpoint, or holds what no checkpoint has.
+    """
     if first is None or first.name.rpartition("/")[2] != MANIFEST_FILE:
         raise ValueError(f"its first file is not {MANIFEST_FILE}")
     # Before it is read into memory: an archive may claim any size.
@@ -103,6 +114,7 @@ def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStor
         raise ValueError(f"its folder {folder_name[:80]!r} is not a plain name")
 
     def files() -> Iterator[tuple[str, Iterator[bytes]]]:
+        """The members after the manifest, each checked against it before a byte is written."""
         seen: set[str] = set()
         for member in archive:
             above, _, name = member.name.rpartition("/")

@@ -58,9 +58,9 @@ def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, t
     """
     # In the order of transformers: of each format the whole file before the index, which may be of an earlier save.
     files = [name for pair in zip(_WHOLE_FILES, _INDEXES, strict=True) for name in pair if (folder / name).is_file()]
-    index, *others = files
-    if others:
-        log.warning("%s has several sets of weights: %s is loaded, and not %s", folder, index, ", ".join(others))
+    index, *ignored = files
+    if ignored:
+        log.warning("%s has several sets of weights: %s is loaded, and not %s", folder, index, ", ".join(ignored))
     if index in _WHOLE_FILES:
         return _load(folder / index, allow_pickle)
     names_of: dict[str, list[str]] = {}
@@ -85,6 +85,7 @@ def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, t
 
 
 def _load(path: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
+    """The weights in a file of safetensors or of torch."""
     if path.suffix == ".safetensors":
         return load_safetensors(path)
     try:
@@ -94,6 +95,7 @@ def _load(path: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index says it. Raises CheckpointError if it is damaged."""
     try:
         if index.stat().st_size > _LARGEST_INDEX:
             raise ValueError("it is too large")
@@ -161,10 +163,12 @@ def find_weights(saved: Any) -> SavedWeights:
 
 
 def _saved_weights(program: str, state: Mapping[str, Any], step: int | None) -> SavedWeights:
+    """The weights and versions in a state dict."""
     return SavedWeights(program, _tensors(state), step, _versions(state))
 
 
 def _versions(state: Mapping[str, Any]) -> dict[str, int] | None:
+    """The version of each saved module by its path; None if the state dict has none."""
     metadata = getattr(state, "_metadata", None)
     if not isinstance(metadata, Mapping):
         return None
@@ -182,6 +186,7 @@ def is_state_dict(value: Any) -> bool:
 
 
 def _state_dict_of(value: Any) -> Mapping[str, Any] | None:
+    """The state dict that a value is, or that of a module; None for another value."""
     if isinstance(value, torch.nn.Module):
         value = value.state_dict()
     return value if is_state_dict(value) else None

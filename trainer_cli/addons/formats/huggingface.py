@@ -36,6 +36,7 @@ class HuggingFaceLayout(FileLayout):
 
     @property
     def total_bytes(self) -> int:
+        """The size of all files together."""
         files = self._model_files()
         size_bytes = len(self.text) + len(_index(files))
         for tensors in (*files.values(), self._other_tensors()):
@@ -44,6 +45,7 @@ class HuggingFaceLayout(FileLayout):
         return size_bytes
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
+        """Write the files of the model and their index, then the other tensors, then the rest of the state."""
         files = self._model_files()
         for name, tensors in files.items():
             self._write_tensors(folder, name, tensors, image)
@@ -73,9 +75,11 @@ class HuggingFaceLayout(FileLayout):
         return {f"model-{number:05}-of-{len(shards):05}.safetensors": shard for number, shard in enumerate(shards, 1)}
 
     def _other_tensors(self) -> list[_Located]:
+        """The tensors that are no part of the model."""
         return [tensor for tensor in self._located_tensors() if not tensor.entry.name.startswith(_MODEL)]
 
     def _located_tensors(self) -> Iterator[_Located]:
+        """All tensors, in the order of the image, where they follow the header."""
         offset = len(self.header)
         for entry in self.entries:
             yield _Located(entry, offset)
@@ -84,6 +88,7 @@ class HuggingFaceLayout(FileLayout):
     def _write_tensors(
         self, folder: WritableFolder, name: str, tensors: list[_Located], image: memoryview | None
     ) -> None:
+        """Write a file of safetensors: bytes of the image, or of the tensors themselves if there is no image."""
         leaf_at = {span.offset: span.leaf for span in self.spans}
         with folder.create(name) as file:
             file.write(render_header([tensor.entry for tensor in tensors]))
@@ -109,11 +114,13 @@ class HuggingFaceFormat:
     name = "huggingface"
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        """Lay out the files of a state."""
         # Views are written in full: `from_pretrained` looks for each weight under its own name.
         base = lay_out(*encode(tree, share_views=False), shapes_only=shapes_only)
         return HuggingFaceLayout(**{field.name: getattr(base, field.name) for field in fields(base)})
 
     def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
+        """Read the state, or the keys `only` of it, from files of safetensors."""
         with decoded_state(folder, manifest, only) as decoder:
             aliases = manifest.aliases.get(FilesOfRank(0).tensors, {})
             stored = {name: aliases.get(name, name) for name in decoder.wanted}
@@ -132,5 +139,6 @@ class HuggingFaceFormat:
             return decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+        """Read keys of the state that hold no tensors."""
         with decoded_state(folder, manifest, only) as decoder:
             return decoder.values()

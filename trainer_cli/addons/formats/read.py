@@ -46,6 +46,7 @@ def _check_sizes(path: Path, model: Mapping[str, torch.Tensor]) -> None:
 
 
 def _read(path: Path, kind: ForeignKind | None, allow_pickle: bool) -> ForeignCheckpoint:
+    """Read a checkpoint of this kind; None is refused. Raises CheckpointError if it is damaged."""
     match kind:
         case ForeignKind.torch_file | ForeignKind.torch_checkpointer:
             try:

@@ -104,9 +104,11 @@ class TorchLayout(FileLayout):
 
     @property
     def container(self) -> str:
+        """The name of the one file."""
         return _file_of(self.rank)
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
+        """Write one file of torch.save. Without an image, the bytes of the tensors are those of the state itself."""
         tensors: dict[str, torch.Tensor] = {}
         leaf_at = {span.offset: span.leaf for span in self.spans}
         offset = len(self.header)
@@ -131,19 +133,23 @@ class TorchFileFormat:
     name = "torch_file"
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        """Lay out the file of a state."""
         base = lay_out(*encode(tree), shapes_only=shapes_only, dtypes=TORCH_DTYPES)
         return TorchLayout(**{field.name: getattr(base, field.name) for field in fields(base)})
 
     def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
+        """Read the state, or the keys `only` of it."""
         return self._read(folder, manifest, only)
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+        """Read keys of the state that hold no tensors."""
         return self._read(folder, manifest, only, with_tensors=False)
 
     @staticmethod
     def _read(
         folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None, *, with_tensors: bool = True
     ) -> dict[str, Any]:
+        """Read the state, or the keys `only` of it. DamagedCheckpoint if torch cannot."""
         file = _file_of(0)
         content = read_verified(folder, manifest, file)
         try:
@@ -223,6 +229,7 @@ def load_torch_bytes(content: bytes) -> Any:
 
 
 def _load(file: Path | IO[bytes], *, is_zip_file: bool = False) -> Any:
+    """Load a file that was scanned; objects without weights are replaced by stand-ins."""
     stand_ins: list[Any] = [(stand_in, name.replace(" ", ".")) for name, stand_in in _STAND_INS.items()]
     # mmap: a tensor that is not used is never read. torch maps zip files only.
     with torch.serialization.safe_globals(stand_ins):
@@ -295,6 +302,7 @@ def _check_end(file: IO[bytes], size: int, directory: int) -> None:
     file.seek(max(0, size - _ZIP64_END_BYTES))
     end = file.read()
     sign, *_, size_bytes, begin, comment = struct.unpack("<4s4HLLH", end[-_ZIP_END_BYTES:])
+    # Where the directory must end, if nothing is hidden between it and the records of the end.
     ends_at = size - _ZIP_END_BYTES
     if end[-42:-38] == b"PK\x06\x07":
         (locator,) = struct.unpack("<Q", end[-34:-26])
@@ -307,6 +315,7 @@ def _check_end(file: IO[bytes], size: int, directory: int) -> None:
 
 
 def _needs_pickle(path: Path, names: str) -> NeedsPickleError:
+    """The error of a file that can be loaded only by running code in it; `names` are those of the code, or empty."""
     return NeedsPickleError(
         f"the file holds more than dense tensors and plain values{names}: loading it can run any code",
         where=str(path),
@@ -315,6 +324,7 @@ def _needs_pickle(path: Path, names: str) -> NeedsPickleError:
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    """The error of a file that torch cannot read, with the first line of torch's own."""
     message = (str(error).splitlines() or [""])[0][:200]
     reason = message if isinstance(error, ValueError) and message else f"{type(error).__name__}: {message}"
     return CheckpointError(
@@ -401,11 +411,12 @@ def _slow_codec(text: str) -> str | None:
 
 def _pop_operands(stack: list[int], opcode: pickletools.OpcodeInfo) -> list[int]:
     """Pop the operands of an opcode from the stack."""
-    before = opcode.stack_before
+    kinds = opcode.stack_before
     operands: list[int] = []
-    count = len(before)
-    if pickletools.markobject in before:
-        count = before.index(pickletools.markobject)
+    count = len(kinds)
+    if pickletools.markobject in kinds:
+        # All down to the mark, and as many below it as the opcode takes.
+        count = kinds.index(pickletools.markobject)
         while (cost := stack.pop()) != _MARK:
             operands.append(cost)
     for _ in range(count):
@@ -422,6 +433,7 @@ class _WriteStream:
         self._file = file
 
     def write(self, data: Any) -> int:
+        """Write bytes, and return their number."""
         view = memoryview(data).cast("B")
         self._file.write(view)
         return len(view)

@@ -35,32 +35,35 @@ def draw_matrix(
 
     font = ImageFont.load_default(_FONT_SIZE)
     names = [label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…" for label in labels]
-    left = top = _GAP * 2 + round(max(map(font.getlength, names)))
+    matrix_left = matrix_top = _GAP * 2 + round(max(map(font.getlength, names)))
     side = cell * len(names)
-    scale_left = left + side + 2 * _GAP
-    image = Image.new("RGB", (scale_left + _SCALE_WIDTH + 6 * _GAP, top + side + 2 * _GAP), "white")
+    scale_left = matrix_left + side + 2 * _GAP
+    image = Image.new("RGB", (scale_left + _SCALE_WIDTH + 6 * _GAP, matrix_top + side + 2 * _GAP), "white")
     draw = ImageDraw.Draw(image)
     for row, name in enumerate(names):
         middle = row * cell + cell // 2
-        draw.text((left - _GAP, top + middle), name, "black", font, anchor="rm")
+        draw.text((matrix_left - _GAP, matrix_top + middle), name, "black", font, anchor="rm")
         # Turned, so that a long label is as wide as its cell.
-        turned = Image.new("RGB", (top, _FONT_SIZE + _GAP), "white")
+        turned = Image.new("RGB", (matrix_top, _FONT_SIZE + _GAP), "white")
         ImageDraw.Draw(turned).text((_GAP, turned.height // 2), name, "black", font, anchor="lm")
-        image.paste(turned.rotate(90, expand=True), (left + middle - turned.height // 2, 0))
+        image.paste(turned.rotate(90, expand=True), (matrix_left + middle - turned.height // 2, 0))
     for row, (numbers, shades) in enumerate(zip(counts, shares, strict=True)):
         for column, (count, share) in enumerate(zip(numbers, shades, strict=True)):
-            x, y = left + column * cell, top + row * cell
+            x, y = matrix_left + column * cell, matrix_top + row * cell
             draw.rectangle((x, y, x + cell - 1, y + cell - 1), _shade(share), "#d0d0d0")
             if font.getlength(str(count)) <= cell - 2:
                 colour = "white" if share > 0.5 else "black"
                 draw.text((x + cell // 2, y + cell // 2), str(count), colour, font, anchor="mm")
     for y in range(side):
-        draw.line((scale_left, top + y, scale_left + _SCALE_WIDTH, top + y), _shade(1 - y / max(side - 1, 1)))
-    for text, y, anchor in (("1", top, "lt"), ("0", top + side, "lb")):
+        draw.line(
+            (scale_left, matrix_top + y, scale_left + _SCALE_WIDTH, matrix_top + y), _shade(1 - y / max(side - 1, 1))
+        )
+    for text, y, anchor in (("1", matrix_top, "lt"), ("0", matrix_top + side, "lb")):
         draw.text((scale_left + _SCALE_WIDTH + _GAP, y), text, "black", font, anchor=anchor)
     return np.asarray(image).transpose(2, 0, 1)
 
 
 def _shade(share: float) -> tuple[int, int, int]:
+    """The colour of a share, from white for 0 to `_DARK` for 1."""
     red, green, blue = (round(255 + (dark - 255) * share) for dark in _DARK)
     return red, green, blue

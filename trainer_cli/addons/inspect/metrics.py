@@ -31,6 +31,7 @@ def value_of(key: str | int | None, outputs: Any, batch: Any) -> Any:
         UserError: neither has one.
     """
     if isinstance(outputs, tuple) and len(outputs) == 2:
+        # A loss, and what it was computed of.
         outputs = outputs[1]
     if key is None:
         return outputs
@@ -71,10 +72,12 @@ class Metrics(Callback):
         self.metrics, self.predictions, self.targets = dict(metrics), predictions, targets
 
     def setup(self, trainer: Trainer) -> None:
+        """Refuse a metric that cannot be combined over the processes."""
         for name, metric in self.metrics.items():
             GatheredMetric(name, metric).check(trainer.strategy.group)
 
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
+        """Begin each metric anew."""
         self._loop = loop
         for name, metric in self.metrics.items():
             # A stop may have interrupted the last evaluation.
@@ -85,6 +88,7 @@ class Metrics(Callback):
     def on_validate_batch_end(
         self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Update the metrics with a batch."""
         # A padding batch repeats samples of this rank, to keep collectives in step.
         if not self._loop.counts:
             return
@@ -93,6 +97,7 @@ class Metrics(Callback):
             metric.update(predictions, targets)
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
+        """Log the metrics, of the samples of all processes."""
         for name, metric in self.metrics.items():
             trainer.log_metrics(GatheredMetric(name, metric).compute(trainer.strategy.group))
 
@@ -123,12 +128,18 @@ class ConfusionMatrix(Callback):
         self.counts = torch.zeros(0, 0, dtype=torch.int64)
 
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
+        """Begin to count anew."""
         self._loop = loop
         self.counts = torch.zeros(0, 0, dtype=torch.int64)
 
     def on_validate_batch_end(
         self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Count the samples of a batch.
+
+        Raises:
+            UserError: predictions and targets are not classes of the same samples.
+        """
         if not self._loop.counts:
             return
         predicted, targets = value_of(self.predictions, outputs, batch), value_of(self.targets, outputs, batch)
@@ -141,8 +152,8 @@ class ConfusionMatrix(Callback):
             return
         if predicted.ndim > 1:
             # argmax takes neither bools nor the unsigned integers but uint8.
-            takes = predicted.is_floating_point() or predicted.is_complex()
-            predicted = (predicted if takes else predicted.long()).argmax(1)
+            has_argmax = predicted.is_floating_point() or predicted.is_complex()
+            predicted = (predicted if has_argmax else predicted.long()).argmax(1)
         predicted, targets = predicted.flatten().cpu(), targets.flatten().cpu()
         if len(targets) != len(predicted):
             raise UserError(
@@ -160,6 +171,7 @@ class ConfusionMatrix(Callback):
         self._add(targets, predicted, classes or 0)
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
+        """Add up the counts of all processes, and log them as a table and as an image."""
         group = trainer.strategy.group
         # The sum needs equal shapes, and a rank may not have seen the last classes.
         self._grow(max(group.gather(len(self.counts))))
@@ -198,12 +210,14 @@ class ConfusionMatrix(Callback):
         return value
 
     def _add(self, targets: Tensor, predicted: Tensor, classes: int) -> None:
+        """Count pairs of classes of two int64 tensors; the matrix gets room for at least `classes`."""
         size = max(classes, len(self.counts), int(torch.cat([targets, predicted]).max()) + 1)
         self._grow(size)
         # Each pair as one number: a single count, instead of a loop over the samples.
         self.counts += torch.bincount(targets * size + predicted, minlength=size * size).view(size, size)
 
     def _grow(self, size: int) -> None:
+        """Enlarge the matrix to this many classes."""
         grown = torch.zeros(size, size, dtype=torch.int64)
         grown[: len(self.counts), : len(self.counts)] = self.counts
         self.counts = grown

@@ -54,10 +54,11 @@ class DurationProfiler(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Begin to count steps."""
         self._on_cuda, self._step = trainer.device.type == "cuda", trainer.progress.step
 
     def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        # The training goes back to it.
+        """Forget all durations: the training goes back to the step of the checkpoint."""
         self._step = trainer.progress.step
         self._marks.clear()
         self._sums = dict.fromkeys(_PARTS, 0.0)
@@ -96,10 +97,12 @@ class DurationProfiler(Callback):
         self._mark("rest")
 
     def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+        """Measure the evaluation, until the stack is closed."""
         began = time.perf_counter()
         stack.callback(lambda: self._add_evaluation(time.perf_counter() - began))
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Log the mean durations of the steps since the last log."""
         steps, self._step = max(1, trainer.progress.step - self._step), trainer.progress.step
         self._sum_up()
         values = {f"train/time/{name}": spent / steps for name, spent in self._sums.items()}
@@ -108,8 +111,8 @@ class DurationProfiler(Callback):
             values["train/time/evaluation"], self._evaluation_s = self._evaluation_s, 0.0
         spent = trainer.metric_logger.time.seconds()
         # Also where there were none, so that the records of a resumed run have the same names.
-        for name, before in self._pauses_s.items():
-            values[f"train/time/{name}"], self._pauses_s[name] = spent[name] - before, spent[name]
+        for name, until_last_log in self._pauses_s.items():
+            values[f"train/time/{name}"], self._pauses_s[name] = spent[name] - until_last_log, spent[name]
         trainer.log_metrics(values)
         self._marks.clear()
         self._mark("")
@@ -122,12 +125,13 @@ class DurationProfiler(Callback):
         # The events before it are complete then, too.
         if self._on_cuda and self._marks:
             self._marks[-1][1].synchronize()
-        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
+        for (_, begin), (name, end) in zip(self._marks, self._marks[1:], strict=False):
             if name:
-                self._sums[name] += before.elapsed_time(after) / 1000 if self._on_cuda else after - before
+                self._sums[name] += begin.elapsed_time(end) / 1000 if self._on_cuda else end - begin
         del self._marks[:-1]
 
     def _mark(self, ended: str) -> None:
+        """Note that a part of the step ends now; an empty name: what came before is not counted."""
         if len(self._marks) >= _MOST_MARKS:
             self._sum_up()
         # The clock would show when kernels were launched; an event is recorded when the device comes to it.
@@ -184,6 +188,7 @@ class TorchProfiler(Callback):
         self._profile: Any = None
 
     def setup(self, trainer: Trainer) -> None:
+        """Refuse a second one: the process would end without any message."""
         if len(trainer.get_callbacks(TorchProfiler)) > 1:
             # The process would end without any message.
             raise UserError(
@@ -194,6 +199,7 @@ class TorchProfiler(Callback):
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Record until the fit ends; each cycle of steps is written into a file of its own."""
         folder = self.folder if trainer.run_dir is None else trainer.run_dir / self.folder
         group = trainer.strategy.group
         suffix = "" if group.is_main else f"-rank{group.rank}"
@@ -256,6 +262,7 @@ class Throughput(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Begin to count, and find the peak of the device."""
         self._count_from(trainer)
         if self.peak_tflops is None and trainer.device.type == "cuda":
             self.peak_tflops = peak_tflops(torch.cuda.get_device_name(trainer.device))
@@ -281,6 +288,7 @@ class Throughput(Callback):
         self._count_from(trainer)
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Log the rates since the last log."""
         progress, seconds = trainer.progress, max(trainer.metric_logger.rate_seconds, 1e-9)
         # At least a nanosecond: two logs may follow one another within the clock's resolution.
         now = progress.step, progress.samples, progress.tokens
@@ -301,6 +309,7 @@ class Throughput(Callback):
         self._last = progress.step, progress.samples, progress.tokens
 
     def _stop(self) -> None:
+        """Stop to count operations."""
         # Also after an error in the step: a mode that stays active would count every later operation.
         counter, self._counter = self._counter, None
         if counter is not None:
@@ -323,6 +332,7 @@ class MemoryMonitor(Callback):
     measures_only = True
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Log the peaks, and begin those of the device anew."""
         values = {"train/memory/host_peak": peak_resident_bytes() / _GIB}
         if trainer.device.type == "cuda":
             values["train/memory/device_peak"] = torch.cuda.max_memory_allocated(trainer.device) / _GIB

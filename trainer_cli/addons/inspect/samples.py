@@ -76,6 +76,7 @@ class TextSamples(ValidationCallback):
         self.length, self.temperature, self.tokenizer, self.seed = length, temperature, tokenizer, seed
 
     def evaluate(self, trainer: Trainer) -> None:
+        """Continue each prompt, and log the text."""
         codec, model = self.tokenizer or codec_of(self.val_loaders.values()), unwrap(trainer.model)
         # A generator of its own: the draws of the training must not depend on samples.
         generator = torch.Generator().manual_seed(self.seed + trainer.progress.step)
@@ -84,13 +85,14 @@ class TextSamples(ValidationCallback):
             if not tokens:
                 raise UserError(f"the prompt {prompt!r} has no token", where="prompts")
             for _ in range(self.length):
-                tokens.append(self._next(model, tokens, trainer.device, generator))
+                tokens.append(self._draw_next(model, tokens, trainer.device, generator))
             text = codec.decode(tokens)
             trainer.log_text(str(index), text)
             if not trainer.sanity_checking:
                 log.info("sample %d at step %d: %s", index, trainer.progress.step, text)
 
-    def _next(self, model: nn.Module, tokens: list[int], device: torch.device, generator: torch.Generator) -> int:
+    def _draw_next(self, model: nn.Module, tokens: list[int], device: torch.device, generator: torch.Generator) -> int:
+        """The token that follows these: the most likely one, or one that is drawn."""
         scores = next_scores(model, torch.tensor([tokens[-context_of(model) :]], device=device))[0, -1].float().cpu()
         if self.temperature == 0:
             return int(scores.argmax())
@@ -156,9 +158,11 @@ class EvalHarness(ValidationCallback):
         self.tasks, self.limit, self.include_path, self.tokenizer = list(tasks), limit, include_path, tokenizer
 
     def setup(self, trainer: Trainer) -> None:
+        """Fail at once if the extra is not installed."""
         import_extra("lm_eval", "eval-harness")
 
     def evaluate(self, trainer: Trainer) -> dict[str, float]:
+        """Run the tasks. Returns `TASK/METRIC` -> value, without the standard errors."""
         harness, tasks = import_extra("lm_eval", "eval-harness"), import_extra("lm_eval.tasks", "eval-harness")
         codec = self.tokenizer or codec_of(self.val_loaders.values())
         results = harness.simple_evaluate(
@@ -169,12 +173,14 @@ class EvalHarness(ValidationCallback):
             # Errors of the means are not logged.
             bootstrap_iters=0,
         )
-        return {
-            f"{task}/{key.partition(',')[0]}": float(value)
-            for task, metrics in results["results"].items()
-            for key, value in metrics.items()
-            if isinstance(value, int | float) and not key.partition(",")[0].endswith("_stderr") and "," in key
-        }
+        values: dict[str, float] = {}
+        for task, metrics in results["results"].items():
+            for key, value in metrics.items():
+                # A key is `METRIC,FILTER`; others, such as the alias of a task, are no metrics.
+                metric, comma, _ = key.partition(",")
+                if comma and isinstance(value, int | float) and not metric.endswith("_stderr"):
+                    values[f"{task}/{metric}"] = float(value)
+        return values
 
 
 def harness_model(model: nn.Module, codec: Codec, device: torch.device) -> Any:
@@ -192,20 +198,24 @@ def harness_model(model: nn.Module, codec: Codec, device: torch.device) -> Any:
             return [self._generated(*request.args) for request in requests]
 
         def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
-            before, after = codec.encode(context or "\n"), codec.encode(continuation)
-            total, likeliest, most = 0.0, True, context_of(model)
-            tokens = [*before, *after]
+            """The log probability of a continuation, and whether each of its tokens is the most likely one."""
+            context_tokens, longest = codec.encode(context or "\n"), context_of(model)
+            tokens = [*context_tokens, *codec.encode(continuation)]
+            total, is_likeliest = 0.0, True
             # Half a context at a time, so that each token is scored with at least half a context before it.
-            for first in range(len(before), len(tokens), most // 2 or 1):
-                stop = min(first + (most // 2 or 1), len(tokens))
-                start = max(0, stop - 1 - most)
-                scores = _log_probabilities(tokens[start : stop - 1])[first - 1 - start :]
-                targets = torch.tensor(tokens[first:stop])
+            half = longest // 2 or 1
+            for begin in range(len(context_tokens), len(tokens), half):
+                end = min(begin + half, len(tokens))
+                # The scores of tokens[begin:end] are those after each token before them.
+                window_begin = max(0, end - 1 - longest)
+                scores = _log_probabilities(tokens[window_begin : end - 1])[begin - 1 - window_begin :]
+                targets = torch.tensor(tokens[begin:end])
                 total += float(scores.gather(1, targets[:, None]).sum())
-                likeliest = likeliest and bool((scores.argmax(1) == targets).all())
-            return total, likeliest
+                is_likeliest = is_likeliest and bool((scores.argmax(1) == targets).all())
+            return total, is_likeliest
 
         def _generated(self, context: str, settings: dict[str, Any]) -> str:
+            """The most likely continuation, up to the first of the texts `until`."""
             tokens, text = list(codec.encode(context or "\n")), ""
             ends = settings.get("until") or []
             begin = len(tokens)
@@ -218,6 +228,7 @@ def harness_model(model: nn.Module, codec: Codec, device: torch.device) -> Any:
             return text
 
     def _log_probabilities(tokens: list[int]) -> Tensor:
+        """Log probabilities (T, vocabulary) of the token after each of T tokens."""
         return next_scores(model, torch.tensor([tokens], device=device))[0].float().log_softmax(-1).cpu()
 
     return HarnessModel()

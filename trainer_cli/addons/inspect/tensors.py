@@ -87,20 +87,24 @@ class TensorListener(Callback):
     def on_enter_train(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, loop: TrainingLoop, loop_idx: int
     ) -> None:
+        """Stop to listen at the end of the training."""
         # Also after an error in a step, whose end is not called.
         stack.callback(self._active.close)
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        """Listen in a step that is logged."""
         if trainer.progress.step + 1 >= trainer.loop.next_log_step:
             self._active.enter_context(observing(self._look))
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        """Stop to listen."""
         self._active.close()
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         trainer.log_metrics(self._latest.read("train/tensors", self.statistics))
 
     def _look(self, name: str, tensor: Tensor) -> None:
+        """Take the statistics of a tensor that the model passed to `observe`, if its name matches."""
         if any(matches(name, pattern) for pattern in self.names):
             self._latest.add(name, tensor)
 
@@ -123,17 +127,20 @@ class ActivationStatistics(Callback):
         self._hooks = ModuleHooks(self.modules, self._latest.add)
 
     def setup(self, trainer: Trainer) -> None:
+        """Refuse globs that match no module."""
         self._hooks.prepare(trainer.model)
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        """Look at the modules in a step that is logged."""
         if trainer.progress.step + 1 >= trainer.loop.next_log_step:
             self._hooks.begin(model)
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        """Remove the hooks."""
         self._hooks.end()
 
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        # A hook that stays would be called in every later forward.
+        """Remove the hooks: one that stays would be called in every later forward."""
         self.on_train_step_end(trainer, trainer.model, None, None)
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
@@ -197,9 +204,11 @@ class ModuleHooks:
             self._handles.clear()
 
     def _register(self, modules: Mapping[str, nn.Module]) -> None:
+        """Give these modules the hook."""
         self._handles += [module.register_forward_hook(partial(self._look, name)) for name, module in modules.items()]
 
     def _look(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        """The hook: pass on the first tensor that the module returned."""
         if self._active and (first := next(tensors_of(output), None)) is not None:
             self._call(name, first)
 
@@ -230,18 +239,22 @@ class DumpActivations(Callback):
         self._hooks = ModuleHooks(self.modules, self._latest.__setitem__)
 
     def setup(self, trainer: Trainer) -> None:
+        """Refuse globs that match no module."""
         self._hooks.prepare(trainer.model)
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        """Look at the modules in a step whose tensors are written."""
         if (trainer.progress.step + 1) % self.every == 0 and trainer.strategy.group.is_main:
             self._hooks.begin(model)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Write the tensors of a step that is due, and remove the hooks."""
         self._hooks.end()
         if self._latest and trainer.progress.step % self.every == 0:
             folder = self.folder if trainer.run_dir is None else trainer.run_dir / self.folder
             folder.mkdir(parents=True, exist_ok=True)
-            np.savez(folder / f"step{trainer.progress.step}.npz", **{n: _array(t) for n, t in self._latest.items()})
+            arrays = {name: _array(tensor) for name, tensor in self._latest.items()}
+            np.savez(folder / f"step{trainer.progress.step}.npz", **arrays)
             self._latest.clear()
 
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
@@ -249,7 +262,7 @@ class DumpActivations(Callback):
 
 
 def _array(tensor: Tensor) -> Any:
-    # numpy has no bfloat16.
+    """The tensor as an array of numpy, which has no bfloat16: floats of 16 bits get 32."""
     values = tensor.detach().cpu()
     return (values.float() if values.is_floating_point() and values.element_size() == 2 else values).numpy()
 
@@ -270,6 +283,7 @@ class Norms(Callback):
         """For each optimizer: its parameters with gradients, and the norms of these."""
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        """Compute the norms of gradients in a step that is logged."""
         if trainer.progress.step + 1 < trainer.loop.next_log_step or not self.gradients:
             return
         groups = optimizer.param_groups
@@ -278,6 +292,7 @@ class Norms(Callback):
         self._latest[str(id(optimizer))] = parameters, foreach_norm([parameter.grad for parameter in parameters])
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Log the norms, with one wait for the device."""
         names = name_parameters(trainer.model)
         logged: list[tuple[str, str, Tensor]] = []
         for parameters, norms in self._latest.values():
@@ -290,7 +305,6 @@ class Norms(Callback):
             logged += [("weights", names[parameter], norm) for parameter, norm in zip(trained, norms, strict=True)]
         if not logged:
             return
-        # One wait for the device.
         values = torch.stack([whole_of(norm).float() for _, _, norm in logged]).tolist()
         squares: dict[str, float] = {}
         for (kind, name, _), value in zip(logged, values, strict=True):

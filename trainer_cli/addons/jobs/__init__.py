@@ -5,7 +5,7 @@
 
 It promises:
 - A child is an ordinary `train fit`, which resumes: to repeat a command continues what it began.
-- Every child ends with its parent, for whatever reason that ends: it saves and exits.
+- Every child ends with its parent, even if that is killed: it saves and exits.
 - A signal is passed on to all children; each saves and exits with 75, and no other one begins.
 - All jobs of a sweep are checked before the first begins and before anything is written.
 - A job that fails does not stop the others. The state of a job is read from its run's directory, not remembered.

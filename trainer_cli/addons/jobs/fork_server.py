@@ -209,6 +209,7 @@ class ProcessStarter:
         return None
 
     def _start_server(self, env: dict[str, str]) -> None:
+        """Start a server with this environment, which this process asks for forks from then on."""
         # Packets: a request is read whole or not at all.
         control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Blocked in the server from its first instruction: Ctrl-C reaches it too, and the jobs save in their own time.
@@ -228,6 +229,7 @@ class ProcessStarter:
 
 
 def _fixed(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that is the same in a server and its forks."""
     return {name: value for name, value in env.items() if name not in _VARIABLES}
 
 
@@ -247,17 +249,17 @@ def _ask(
         streams: list[int] = []
         for mode in ("wb", "rb", "rb") if output == subprocess.PIPE else ("wb",):
             read, write = os.pipe()
-            mine, other = (write, read) if mode == "wb" else (read, write)
-            pipes.append(parent_ends.enter_context(os.fdopen(mine, mode, buffering=0)))
-            server_ends.callback(os.close, other)
-            streams.append(other)
+            parent_end, fork_end = (write, read) if mode == "wb" else (read, write)
+            pipes.append(parent_ends.enter_context(os.fdopen(parent_end, mode, buffering=0)))
+            server_ends.callback(os.close, fork_end)
+            streams.append(fork_end)
         if output != subprocess.PIPE:
             streams += [1, 2] if output is None else [output, output]
-        report, its = socket.socketpair()
+        report, server_report = socket.socketpair()
         parent_ends.enter_context(report)
-        server_ends.enter_context(its)
-        socket.send_fds(control, [json.dumps(request).encode()], [*streams, its.fileno()])
-        # Else the end of the server would not be seen.
+        server_ends.enter_context(server_report)
+        socket.send_fds(control, [json.dumps(request).encode()], [*streams, server_report.fileno()])
+        # A server that ends closes its copies: with a copy here, this process would wait for ever.
         server_ends.close()
         pid = report.recv(_NUMBER.size)
         if not pid:
@@ -291,6 +293,7 @@ def serve_forks(arguments: Sequence[str]) -> None:
     # numpy's OpenBLAS has threads that it ends before a fork and starts again when it computes: so none is left.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
+        # In a child, since the question may start the devices.
         if (child := os.fork()) == 0:
             os._exit(int(torch_compat.is_without_devices()))
     if os.waitpid(child, 0)[1]:

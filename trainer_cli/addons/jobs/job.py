@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
         hooks = [make_hook() for make_hook in AT_END.each()]
 
         def compose() -> Composed:
+            """Read the frozen config again, and tell it those that act at the end of the fit."""
             composed = Composed.thaw(args.file, args.overrides, config_dir=args.config_dir)
             provide_fork(composed.config, config_dir=args.config_dir)
             if not args.supervised:

@@ -93,8 +93,8 @@ class RankProcesses:
 
         75 of rank 0 stands over another's: only rank 0 knows that the run can be resumed, e.g. after a full disk.
         """
-        running, signals = dict(enumerate(self._processes)), list(_AFTER_A_FAILURE)
-        failed, since = None, float("inf")
+        running, signals_left = dict(enumerate(self._processes)), list(_AFTER_A_FAILURE)
+        failed, failed_at = None, float("inf")
         while running:
             time.sleep(_POLL_S)
             codes = {rank: code for rank, process in running.items() if (code := process.poll()) is not None}
@@ -105,13 +105,13 @@ class RankProcesses:
                 if code and failed is None:
                     failed = rank, code
                     # After a signal ranks end with 75, rank 0 perhaps much later than the others.
-                    since = float("inf") if self._is_stop(code) else time.monotonic()
+                    failed_at = float("inf") if self._is_stop(code) else time.monotonic()
             if self._received.count(signal.SIGINT) > 1:
                 # A rank that waits outside of Python handles no signal.
-                since = min(since, time.monotonic())
-            while signals and time.monotonic() - since > signals[0][0]:
-                _, number, first = signals.pop(0)
-                _signal_groups([process for rank, process in running.items() if rank >= first], number)
+                failed_at = min(failed_at, time.monotonic())
+            while signals_left and time.monotonic() - failed_at > signals_left[0][0]:
+                _, number, first_rank = signals_left.pop(0)
+                _signal_groups([process for rank, process in running.items() if rank >= first_rank], number)
                 if number == signal.SIGKILL:
                     _signal_groups(filter(_is_suspended, running.values()), number)
         return 0 if failed is None else self._exit_code(*failed)
@@ -122,6 +122,7 @@ class RankProcesses:
         return bool(self._received) and (code == ExitCode.STOPPED_EARLY or -code in STOPPING)
 
     def _exit_code(self, rank: int, code: int) -> int:
+        """The exit code of the launch after a rank failed with this code."""
         if self._received.count(signal.SIGINT) > 1:
             return int(ExitCode.INTERRUPTED)
         if self._is_stop(code):
@@ -133,6 +134,7 @@ class RankProcesses:
         return code
 
     def _forward(self, number: int, frame: object) -> None:
+        """Handle a signal: note it, and send it to all ranks."""
         self._received.append(number)
         for process in self._processes:
             process.send_signal(number)

@@ -54,6 +54,6 @@ def decide_restart(ended: Ended, *, failures: int, most: int, backoff_s: float) 
     failures = 1 if ended.progressed else failures + 1
     if failures > most:
         return Verdict(None, f"{format_count(failures, 'failure')} in a row without progress", failures)
-    end = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
+    how_ended = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
     pause_s = min(_LONGEST_S, backoff_s * 2 ** (failures - 1))
-    return Verdict(pause_s, f"{end}; failure {failures} of at most {most} without progress", failures)
+    return Verdict(pause_s, f"{how_ended}; failure {failures} of at most {most} without progress", failures)

@@ -9,7 +9,7 @@ import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has none."""
+    """The verb has no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:

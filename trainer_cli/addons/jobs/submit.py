@@ -113,10 +113,10 @@ def check_names(submission: Submission, names: Collection[str]) -> None:
                 where="--submit",
                 cure=f"Other options of sbatch go into additional_parameters={{NAME: VALUE}}.{suggestion}",
             )
-    limit, ahead = (submission.parameters.get(name) for name in ("timeout_min", "signal_delay_s"))
-    if isinstance(limit, int) and isinstance(ahead, int) and limit * 60 <= ahead:
+    limit, ahead_s = (submission.parameters.get(name) for name in ("timeout_min", "signal_delay_s"))
+    if isinstance(limit, int) and isinstance(ahead_s, int) and limit * 60 <= ahead_s:
         raise UserError(
-            f"timeout_min is {limit}, and the signal to save would come {ahead} s before that: before the job begins",
+            f"timeout_min is {limit}, and the signal to save would come {ahead_s} s before that: before the job begins",
             where="--submit",
             cure="Set a smaller signal_delay_s.",
         )
@@ -355,6 +355,7 @@ def known_parameters() -> set[str]:
 
 
 def _find_commands(*names: str) -> None:
+    """Raise UserError if one of the programs is not on this machine."""
     for name in names:
         if shutil.which(name) is None:
             raise UserError(

@@ -63,7 +63,7 @@ class Children:
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start a process in this process group, so that the terminal's Ctrl-C and Ctrl-Z reach it too."""
-        # The open end of the pipe to its stdin is what tells the child that this process lives.
+        # The child ends once the pipe to its stdin is closed, by this process or by its end.
         if self._log_of is None:
             self._processes[name] = self._starter.start(command, env)
             return
@@ -98,6 +98,7 @@ class Children:
         self._starter.close()
 
     def _forget(self, name: str, process: Process) -> None:
+        """Remove a process that has ended."""
         del self._processes[name]
         if process.stdin is not None:
             process.stdin.close()
@@ -141,6 +142,7 @@ class Child:
         return self._wake.wait(seconds) or self.stopped
 
     def _forward(self, number: int, frame: object) -> None:
+        """Handle a signal: note it, end a pause, and send it to the child."""
         self.received.append(number)
         self._wake.set()
         if self._process is not None:
@@ -187,7 +189,7 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
     with Child(for_ranks=(config.parallel.processes_per_node or 1) > 1) as child:
         while True:
             # Progress, not the exit code alone, decides whether another restart makes sense.
-            before = _newest_step(folder)
+            earlier_step = _newest_step(folder)
             code = child.run(command)
             if config.resume == ANEW and run.exists_as_run() and run.run_id != earlier_id:
                 # The new run is made: a restart resumes it.
@@ -198,7 +200,7 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
             # From the summary: the exit code alone does not say which error it was.
             reason = str(run.attempts[-1].get("reason") or "") if run.attempts else ""
             decision = decide_restart(
-                Ended(code, reason, progressed=_newest_step(folder) > before),
+                Ended(code, reason, progressed=_newest_step(folder) > earlier_step),
                 failures=failures,
                 most=config.restarts.max,
                 backoff_s=backoff_s,

@@ -100,12 +100,13 @@ def run_sweep(
     display = None
     if is_terminal(sys.stderr):
         display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}, settings_of(planned))
+    new_sweep = partial(Sweep, planned, command, at_once, cores, display=display)
     if submission is None:
         with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
-            return Sweep(planned, command, at_once, cores, children, display).run()
+            return new_sweep(children=children).run()
     for job in planned:
         check_processes(submission, job.parallel)
-    return Sweep(planned, command, at_once, cores, Submitted(submission, folder), display).run()
+    return new_sweep(children=Submitted(submission, folder)).run()
 
 
 def job_file(folder: Path, key: str, suffix: str) -> Path:
@@ -122,17 +123,19 @@ class Planned:
     base: Path
     """The directory that the run would have outside the sweep."""
     frozen: str
+    """The text of its frozen config."""
     reopened: bool
     """Whether a finished run trains further under another config."""
     level: str
+    """Of the messages on the console."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     folders: Mapping[str, str] = field(default_factory=dict)
     """Config key -> folder outside the run directory in which the job saves or copies checkpoints."""
     begins_anew: bool = False
     """Whether `resume=anew` moves the run away that it has."""
-    next: str = ""
+    how_to_resume: str = ""
     """What to do while jobs of the sweep are not finished."""
-    longer: str = ""
+    doubled_duration: str = ""
     """Twice the length of the training, for `loop.max_duration`."""
     best: BestSettings = field(default_factory=BestSettings)
     """What the config says about which run is best."""
@@ -144,7 +147,7 @@ class Planned:
 
     @property
     def overrides(self) -> list[str]:
-        """Those of the job, with its directory."""
+        """The overrides of the job, with its directory."""
         return [*self.job.overrides, f"run_dir={text_of(str(self.run.path))}"]
 
     @property
@@ -205,6 +208,11 @@ def folder_of(bases: Sequence[Path]) -> Path:
 
 
 def _plan_job(job: Job, composed: Composed) -> Planned:
+    """Check the config of a job, against its run if that exists, and freeze it. Nothing is written.
+
+    Raises:
+        UserError: the config is not one that a job of a sweep may have, or does not fit its run.
+    """
     composed.refuse_shipped_default()
     refuse_no_optimizer(composed)
     config = composed.config
@@ -220,48 +228,48 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
             source=composed.where(key),
             hint="Leave the time out: each job has a directory of its own.",
         )
-    end = f"{SWEEP_FOLDER}/{job.key}"
-    run = RunDir(Path(config.run_dir) / end)
+    job_folder = f"{SWEEP_FOLDER}/{job.key}"
+    run = RunDir(Path(config.run_dir) / job_folder)
     reopened, begins_anew = False, config.resume == ANEW and run.exists_as_run()
     if begins_anew:
         refuse_anew(run, composed)
     elif run.exists_as_run():
-        # The config of the job, with its own directory.
-        of_job = composed.with_values({"run_dir": str(run.path)})
-        stored = accepted_changes(run, of_job, in_sweep=True).stored.config
+        in_job_folder = composed.with_values({"run_dir": str(run.path)})
+        stored = accepted_changes(run, in_job_folder, in_sweep=True).stored.config
         summary = run.read_summary()
         reopened = RecordedEnd.of(str(summary.get("reason")), summary).may_reopen(stored, config)
     else:
         # Only a new run: one that exists has its place already.
         refuse_nested(run.path)
         composed.check_targets()
-    to_resume = composed.naming_again("next: the same command again resumes, and repeats what failed.")
+    how_to_resume = composed.naming_again("next: the same command again resumes, and repeats what failed.")
     if config.resume == ANEW:
         # The sweep moves the runs before its first job, so that a restarted job resumes.
         composed = composed.with_values({"resume": "auto"})
-    frozen = composed.freeze(end)
     return Planned(
-        job,
-        run,
-        Path(config.run_dir),
-        frozen,
-        reopened,
-        config.logging.level,
-        config.parallel,
-        _folders(config.checkpoint),
-        begins_anew,
-        to_resume,
-        _twice(Duration.parse(config.loop.max_duration)),
-        BestSettings.of(asdict(config)),
+        job=job,
+        run=run,
+        base=Path(config.run_dir),
+        frozen=composed.freeze(job_folder),
+        reopened=reopened,
+        level=config.logging.level,
+        parallel=config.parallel,
+        folders=_folders(config.checkpoint),
+        begins_anew=begins_anew,
+        how_to_resume=how_to_resume,
+        doubled_duration=_twice(Duration.parse(config.loop.max_duration)),
+        best=BestSettings.of(asdict(config)),
     )
 
 
-def _twice(length: Duration) -> str:
-    number = 2 * length.value
-    return f"{number if number.denominator == 1 else float(number)}{length.unit.value}"
+def _twice(duration: Duration) -> str:
+    """The text of twice a duration, as a config holds it: `1.5ep` for `0.75ep`."""
+    number = 2 * duration.value
+    return f"{number if number.denominator == 1 else float(number)}{duration.unit.value}"
 
 
 def _folders(checkpoint: CheckpointConfig) -> dict[str, str]:
+    """Config key -> folder outside the run directory in which checkpoints are saved or copied, if there are some."""
     folders = {"checkpoint.folder": checkpoint.folder, "checkpoint.copy_to.folder": checkpoint.copy_to.folder}
     return {key: folder for key, folder in folders.items() if folder is not None and checkpoint.enabled}
 
@@ -277,6 +285,7 @@ def _join_mistakes(failed: Sequence[tuple[Job, TrainError]]) -> ConfigError:
 
 
 def _swept_values(job: Job) -> str:
+    """The swept values of a job, as on the command line."""
     return " ".join(f"{key}={text}" for key, text in job.swept.items())
 
 
@@ -354,7 +363,7 @@ class Sweep:
                 except KeyboardInterrupt as interrupt:
                     self.children.kill()
                     interrupt.add_note(f"kept: the checkpoints that the jobs saved, in {self.folder}")
-                    interrupt.add_note(self.planned[0].next)
+                    interrupt.add_note(self.planned[0].how_to_resume)
                     raise
                 finally:
                     if self.display is not None:
@@ -365,12 +374,13 @@ class Sweep:
             settings = settings_of(self.planned)
             lines = [as_table(rows, settings), f"results: {self.folder / 'sweep.csv'}"]
             if any(not row.finished for row in rows):
-                lines.append(self.planned[0].next)
+                lines.append(self.planned[0].how_to_resume)
             shown = wrapped_message("\n".join(lines), line_width(sys.stdout))
             print(f"\n{shown}", flush=True)
             if all(row.finished for row in rows):
                 # Not wrapped: commands are copied as a whole.
-                print(self._next(best_jobs(rows, settings)[1]), flush=True)
+                _, best = best_jobs(rows, settings)
+                print(self._next_commands(best), flush=True)
             incomplete = any(job.key not in self.codes for job in waiting)
             stopped = signals.stop_request is not None
             return exit_code(list(self.codes.values()), stopped=stopped, incomplete=incomplete)
@@ -382,7 +392,7 @@ class Sweep:
         self._draw()
         by_key = {job.key: job for job in waiting}
         queue = list(waiting)
-        passed_on = False
+        signal_sent = False
         while queue or self.children:
             while queue and len(self.children) < self.at_once and signals.stop_request is None:
                 self._start(queue.pop(0), env)
@@ -391,25 +401,27 @@ class Sweep:
             if signals.stop_request is not None:
                 # No other job begins after the signal; those that run may save first.
                 queue.clear()
-                if not passed_on:
+                if not signal_sent:
                     # Not SIGINT for Ctrl-C: the terminal sends that to the jobs itself, and a second one interrupts.
                     self.children.signal(signal.SIGTERM)
-                    passed_on = True
+                    signal_sent = True
             self._draw()
             for key, code in self.children.wait():
-                if passed_on and code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
+                if signal_sent and code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
                     # The signal ended the process before its handlers were set, so there was nothing to save.
                     code = ExitCode.STOPPED_EARLY
                 self._on_ended(by_key[key], code)
                 self._write()
 
     def _draw(self) -> None:
+        """Draw the table of the jobs, if there is one."""
         if self.display is not None:
             self.display.draw_if_due()
 
     def _start(self, job: Planned, env: Mapping[str, str]) -> None:
+        """Start a job, and show that it has started."""
         self._report(job, "started")
-        # Those of an earlier command.
+        # The files of an earlier command.
         for suffix in ("failure", ERROR):
             with contextlib.suppress(FileNotFoundError):
                 self._file(job, suffix).unlink()
@@ -418,6 +430,7 @@ class Sweep:
             self.display.update(self._rows())
 
     def _on_ended(self, job: Planned, code: int) -> None:
+        """Take over the exit code of a job, record a failure, and print how it ended."""
         self.codes[job.key] = code
         if code in (ExitCode.DONE, *_SAVED):
             self._report(job, as_sentence(self._row(job), settings_of(self.planned)))
@@ -435,19 +448,19 @@ class Sweep:
             f" (output: {output})" if output.is_file() else "",
         )
 
-    def _next(self, best: Sequence[JobStatus]) -> str:
+    def _next_commands(self, best: Sequence[JobStatus]) -> str:
         """The next commands after a complete sweep: two for the best job, and the report of all."""
         commands = []
         if best:
             job = next(job for job in self.planned if job.key == best[0].key)
             # The parser of overrides reads the second `=` in quotes alone.
             resume = shlex.quote(f'resume="{job.run.path}"')
-            commands.append(f"train fit {resume} loop.max_duration={job.longer}")
+            commands.append(f"train fit {resume} loop.max_duration={job.doubled_duration}")
             if kept := job.run.read_summary().get("checkpoints"):
                 commands.append(validate_command(job.run, kept))
         commands.append(f"train report {shlex.quote(str(self.folder))}")
-        which = " the best job, trained twice as long:" if best else ""
-        return "\n  ".join([f"next:{which}", *commands])
+        of_first = " the best job, trained twice as long:" if best else ""
+        return "\n  ".join([f"next:{of_first}", *commands])
 
     def _report(self, job: Planned, event: str) -> None:
         """Print a line about a job, unless the table on the terminal shows it."""
@@ -472,12 +485,16 @@ class Sweep:
         return job_file(self.folder, job.key, suffix)
 
     def _row(self, job: Planned) -> JobStatus:
-        return job_status(job.key, job.job.swept, job.run, self._file(job, "failure"), now=self.children.state(job.key))
+        return job_status(
+            job.key, job.job.swept, job.run, self._file(job, "failure"), live_state=self.children.state(job.key)
+        )
 
     def _rows(self) -> list[JobStatus]:
+        """The states of all jobs, read from the disk."""
         return [self._row(job) for job in self.planned]
 
     def _write(self) -> None:
+        """Show the states of the jobs, and write them into sweep.csv."""
         file, rows = self.folder / "sweep.csv", self._rows()
         if self.display is not None:
             self.display.update(rows)
@@ -496,10 +513,10 @@ def exit_code(codes: Sequence[int], *, stopped: bool, incomplete: bool) -> ExitC
         stopped: whether a signal stopped the sweep.
         incomplete: whether some jobs did not begin or end.
     """
-    early = incomplete or any(code in _SAVED for code in codes)
+    can_continue = incomplete or any(code in _SAVED for code in codes)
     failures = [code for code in codes if code not in (ExitCode.DONE, *_SAVED)]
-    if stopped and early:
+    if stopped and can_continue:
         return ExitCode.STOPPED_EARLY
     if failures:
         return ExitCode.USER if all(code == ExitCode.USER for code in failures) else ExitCode.FAILED
-    return ExitCode.STOPPED_EARLY if early else ExitCode.DONE
+    return ExitCode.STOPPED_EARLY if can_continue else ExitCode.DONE

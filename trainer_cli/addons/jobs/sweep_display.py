@@ -85,17 +85,24 @@ class SweepDisplay:
             return
 
     def text(self, seconds: float, width: int, height: int) -> list[str]:
-        """The lines at a moment: header, jobs and bar. Jobs without room are counted in the last line of jobs."""
+        """The lines of the table: header, jobs and bar. Jobs without room are counted in the last line of jobs.
+
+        Args:
+            seconds: the time now, on the monotonic clock.
+            width, height: of the terminal, in columns and lines.
+        """
         rows = sorted(self._rows, key=lambda row: _ORDER.index(row.status) if row.status in _ORDER else len(_ORDER))
         # A job that has not begun has nothing to show but its name.
         begun = [row for row in rows if row.status != NOT_BEGUN]
         most = max(height // 2 - 2, _FEWEST_JOBS)
+        # The count of the jobs that are not shown takes a line.
         shown = begun if len(begun) + (len(begun) < len(rows)) <= most else begun[: most - 1]
         measured = {name for run in self._running.values() for name in self._best(run)}
         rule = self._settings.rule(measured.union(*(row.best for row in rows)))
         cells = [self._cells(row, rule) for row in shown]
         header = list(_HEADER if rule is None else (*_HEADER[:3], f"best {rule.metric}", _HEADER[4]))
         widths = [max(map(cell_width, column)) for column in zip(header, *cells, strict=True)]
+        # Only the names, in the first column, are shortened to fit.
         widths[0] = max(min(widths[0], width - sum(widths[1:]) - 2 * len(widths)), 8)
         for texts, name in zip(cells, _names(shown, self._rows, widths[0]), strict=True):
             texts[0] = name
@@ -113,10 +120,11 @@ class SweepDisplay:
         return [*lines, self._bar(seconds, width)]
 
     def _cells(self, row: JobStatus, rule: BestRule | None) -> list[str]:
-        job, view = self._running.get(row.key), self._views.get(row.key)
+        """The cells of a job, as `_HEADER` names them; those of a running one from what it has written last."""
+        run, view = self._running.get(row.key), self._views.get(row.key)
         step = row.step if view is None or view.step is None else view.step
         total = "" if view is None or view.total_steps is None else f"/{view.total_steps:,}"
-        values = row.best if job is None else self._best(job)
+        values = row.best if run is None else self._best(run)
         best = None if rule is None else values.get(rule.metric, {}).get("value")
         # The process imports torch, and makes data and model.
         is_starting = row.status == RunStatus.running and (view is None or view.step is None)
@@ -133,6 +141,7 @@ class SweepDisplay:
         return self._settings.summarize(run.ranges)[0]
 
     def _bar(self, seconds: float, width: int) -> str:
+        """The bar over all jobs, and beside it the counts and times for which there is room."""
         waiting = (NOT_BEGUN, QUEUED)
         shares = [
             _share(self._views.get(row.key)) if row.key in self._running else float(row.status not in waiting)
@@ -183,11 +192,9 @@ def _names(shown: Sequence[JobStatus], rows: Sequence[JobStatus], width: int) ->
         [",".join(f"{short[key]}={row.swept.get(key, '')}" for key in differing) for row in shown],
         [",".join(row.swept.get(key, "") for key in differing) for row in shown],
     ]
-    return (
-        next((names for names in shortened if max(map(cell_width, names)) <= width), shortened[-1])
-        if differing
-        else names
-    )
+    if not differing:
+        return names
+    return next((names for names in shortened if max(map(cell_width, names)) <= width), shortened[-1])
 
 
 def _join(texts: Sequence[str], widths: Sequence[int]) -> str:

@@ -102,7 +102,7 @@ def key_of(swept: Mapping[str, Any]) -> str:
 
 
 def _parsed(argument: str) -> Override | None:
-    """The override, where it gives several values."""
+    """The override that an argument is, if it gives several values; else None."""
     key = argument.partition("=")[0].lstrip("+")
     if key == "ckpt":
         return None
@@ -111,6 +111,7 @@ def _parsed(argument: str) -> Override | None:
 
 
 def _mistakes(arguments: Sequence[str], swept: Sequence[Override]) -> Iterator[ConfigError]:
+    """The mistakes in the arguments of a sweep that do not depend on the values."""
     keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
     if _RUN_DIR in keys:
         yield override_error(
@@ -148,9 +149,9 @@ def _values(override: Override, options: Callable[[str], Sequence[str] | None]) 
     if not values:
         raise override_error(f"{line} gives no value at all")
     texts = [text_of(value) for value in values]
-    twice = sorted({text for text in texts if texts.count(text) > 1})
-    if twice:
-        raise override_error(f"{line} gives {', '.join(twice)} twice", "Name each value once.")
+    repeated = sorted({text for text in texts if texts.count(text) > 1})
+    if repeated:
+        raise override_error(f"{line} gives {', '.join(repeated)} twice", "Name each value once.")
     if getattr(sweep, "shuffle", False):
         # Seeded by the override, so that the same command gives the same order.
         random.Random(line).shuffle(values)
@@ -198,12 +199,17 @@ def _range(sweep: RangeSweep, line: str) -> list[Any]:
     count = max(0, math.ceil((stop - start) / step))
     if count > MOST_JOBS:
         raise override_error(f"{line} gives {format_count(count, 'value')}", f"At most {MOST_JOBS:,}.")
-    whole = all(isinstance(end, int) for end in ends)
+    are_whole = all(isinstance(end, int) for end in ends)
     numbers = [start + index * step for index in range(count)]
-    return [int(number) if whole else float(number) for number in numbers]
+    return [int(number) if are_whole else float(number) for number in numbers]
 
 
 def _job(arguments: Sequence[str], parsed: Sequence[Override | None], combination: tuple[Any, ...]) -> Job:
+    """The job with one combination of the swept values; its other arguments are as on the command line.
+
+    Args:
+        parsed: for each argument its override if that is swept, else None.
+    """
     values = iter(combination)
     overrides: list[str] = []
     swept: dict[str, Any] = {}

@@ -54,26 +54,28 @@ class JobStatus:
         return self.status == RunStatus.finished
 
 
-def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, now: str | None = None) -> JobStatus:
+def job_status(
+    key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, live_state: str | None = None
+) -> JobStatus:
     """Read the status of a job from the disk.
 
     Args:
         failure: the file that `write_failure` writes.
-        now: `running` for a running child process; `queued` for a job that waits or runs in a cluster's queue.
+        live_state: `running` for a running child process; `queued` for a job that waits or runs in a cluster's queue.
     """
-    read = Run(run.path)
-    state, reason = read.read_status()
-    status, summary, attempts = state or NOT_BEGUN, read.summary, len(read.attempts)
-    if now == RunStatus.running or (now == QUEUED and summary.get("status") == RunStatus.running):
+    recorded = Run(run.path)
+    state, reason = recorded.read_status()
+    status, summary, attempts = state or NOT_BEGUN, recorded.summary, len(recorded.attempts)
+    if live_state == RunStatus.running or (live_state == QUEUED and summary.get("status") == RunStatus.running):
         status, reason = RunStatus.running, ""
-    elif now == QUEUED:
+    elif live_state == QUEUED:
         status, reason = QUEUED, ""
     if status not in (RunStatus.running, RunStatus.finished, QUEUED):
         # The job may have ended before it could write into its run directory, or make it: a summary that says `failed`
         # may be that of an earlier attempt.
         code, error = _failure(failure, attempts)
-        is_told = status == RunStatus.failed and (code or 0) >= 0 and error.removesuffix("...") in reason
-        if code is not None and not is_told:
+        is_in_summary = status == RunStatus.failed and (code or 0) >= 0 and error.removesuffix("...") in reason
+        if code is not None and not is_in_summary:
             status = RunStatus.killed if code < 0 else RunStatus.failed
             reason = f"signal {-code}" if code < 0 else f"exit code {code}"
             reason += f": {error}" if error else ""
@@ -84,16 +86,16 @@ def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *
         step = newest.step if newest is not None else step
     best, last = summary.get("best_metrics"), summary.get("last_metrics")
     return JobStatus(
-        key,
-        swept,
-        run.path,
-        status,
-        reason,
-        step if isinstance(step, int) else None,
-        float(seconds) if isinstance(seconds, int | float) else None,
-        attempts,
-        best if isinstance(best, dict) else {},
-        last if isinstance(last, dict) else {},
+        key=key,
+        swept=swept,
+        run_dir=run.path,
+        status=status,
+        reason=reason,
+        step=step if isinstance(step, int) else None,
+        seconds=float(seconds) if isinstance(seconds, int | float) else None,
+        attempts=attempts,
+        best=best if isinstance(best, dict) else {},
+        last=last if isinstance(last, dict) else {},
     )
 
 
@@ -126,6 +128,7 @@ def recorded_error(frozen: Path) -> str:
 
 
 def _failure(file: Path, attempts: int) -> tuple[int | None, str]:
+    """The exit code and the error that `write_failure` recorded; None and empty if the run has a later attempt."""
     try:
         failure = json.loads(file.read_bytes())
         return (int(failure["exit_code"]), str(failure["error"])) if failure["attempts"] == attempts else (None, "")
@@ -182,9 +185,9 @@ def as_table(rows: Sequence[JobStatus], settings: BestSettings) -> str:
         more = f" and {len(winners) - 1} more" if len(winners) > 1 else ""
         shown.append(f"* best {ranked} of all jobs: {_best(winners[0], str(ranked)):.4g}, of {winners[0].key}{more}")
         compared = (RunDir(row.run_dir).values for row in rows if ranked in row.best)
-        lengths = dict.fromkeys(map(_length, compared))
-        if len(lengths) > 1:
-            shown.append(f"  compared although loop.max_duration differs: {format_first(list(lengths), 4)}")
+        durations = dict.fromkeys(map(_max_duration, compared))
+        if len(durations) > 1:
+            shown.append(f"  compared although loop.max_duration differs: {format_first(list(durations), 4)}")
     return "\n".join([*shown, *_reasons(rows)])
 
 
@@ -199,14 +202,17 @@ def best_jobs(rows: Sequence[JobStatus], settings: BestSettings) -> tuple[str | 
 def short_names(keys: Sequence[str], reserved: Sequence[str] = ()) -> dict[str, str]:
     """Key -> its last parts, as few as tell it from the other keys and are no `reserved` name."""
 
-    def end(key: str, count: int) -> str:
+    def last_parts(key: str, count: int) -> str:
         return ".".join(key.split(".")[-count:])
 
     names = {}
     for key in keys:
-        counts = range(1, key.count(".") + 1)
-        unique = (end(key, n) for n in counts if [end(other, n) for other in keys].count(end(key, n)) == 1)
-        names[key] = next((name for name in unique if name not in reserved), key)
+        names[key] = key
+        for count in range(1, key.count(".") + 1):
+            name = last_parts(key, count)
+            if name not in reserved and [last_parts(other, count) for other in keys].count(name) == 1:
+                names[key] = name
+                break
     return names
 
 
@@ -216,10 +222,10 @@ def _reasons(rows: Sequence[JobStatus]) -> Iterator[str]:
     for row in rows:
         if not row.finished and row.reason:
             groups.setdefault((row.status, row.reason.replace(str(row.run_dir), "")), []).append(row)
-    for first, *others in groups.values():
+    for first, *same in groups.values():
         yield f"{first.status}: {first.key}: {first.reason}"
-        if others:
-            yield f"  the same: {format_first([row.key for row in others], 3)}"
+        if same:
+            yield f"  the same: {format_first([row.key for row in same], 3)}"
 
 
 def as_sentence(row: JobStatus, settings: BestSettings) -> str:
@@ -231,19 +237,22 @@ def as_sentence(row: JobStatus, settings: BestSettings) -> str:
 
 
 def _keys(rows: Sequence[JobStatus]) -> list[str]:
+    """The swept config keys of all jobs, each once."""
     return list(dict.fromkeys(key for row in rows for key in row.swept))
 
 
 def _metrics(rows: Sequence[JobStatus]) -> list[str]:
+    """The metrics of which a job has a best or a last value, each once."""
     return list(dict.fromkeys(name for row in rows for name in (*row.best, *row.last)))
 
 
 def _best(row: JobStatus, name: str) -> float | None:
+    """The best value of a metric in a job; None if there is no such number in its summary."""
     value = row.best.get(name, {}).get("value")
     return value if isinstance(value, int | float) else None
 
 
-def _length(config: Mapping[str, Any]) -> str:
+def _max_duration(config: Mapping[str, Any]) -> str:
     """The `loop.max_duration` of a run's config, as written."""
     loop = config.get("loop")
     return str(loop.get("max_duration")) if isinstance(loop, Mapping) else ""
@@ -255,6 +264,6 @@ def _winners(rows: Sequence[JobStatus], name: str) -> list[JobStatus]:
     values = [(value, row) for row in rows if (value := _best(row, name)) is not None and math.isfinite(value)]
     if not values:
         return []
-    smaller = values[0][1].best[name].get("mode") == "min"
-    best = (min if smaller else max)(value for value, _ in values)
+    is_minimized = values[0][1].best[name].get("mode") == "min"
+    best = (min if is_minimized else max)(value for value, _ in values)
     return [row for value, row in values if value == best]

@@ -108,7 +108,7 @@ class _Folders(NamedTuple):
 
 
 def _folders(paths: Sequence[Path]) -> dict[Path, _Folders]:
-    """The folders of each checkpoint; below `predict.folder`, checkpoints of several runs are kept apart by run."""
+    """The folders of each checkpoint. Below `predict.folder` each run has a folder of its own, if there are several."""
     runs = {path: run_or_place(path) for path in paths}
     places = {run.absolute() for run in runs.values() if run is not None}
     common = os.path.commonpath(places) if len(places) > 1 else None
@@ -164,8 +164,8 @@ class _Experiment:
             writer = _make_writer(builder)
             data = builder.data(predicts=True)
             loaders = _choose_loaders(data, config.predict.loader)
-            chosen = own_folder("predict.folder", config.predict.folder, self.composed.trust, run_or_place(self.path))
-            folder = folders.default if chosen is None else Path(chosen) / folders.below
+            root = own_folder("predict.folder", config.predict.folder, self.composed.trust, run_or_place(self.path))
+            folder = folders.default if root is None else Path(root) / folders.below
             files = {name: self._file(folder, name, loader, writer) for name, loader in loaders.items()}
             if all(not file.missing(ranks.rank, ranks.world_size) for file in files.values()):
                 _finish(files)
@@ -177,7 +177,8 @@ class _Experiment:
             _finish(files)
 
     def _file(self, folder: Path, name: str, loader: Any, writer: PredictionWriter) -> PredictionFile:
-        batches = _count_parts(loader)
+        """The file for the predictions on a loader, with the facts that they depend on."""
+        parts = _count_parts(loader)
         values = self.composed.raw
         config = {key: values.get(key) for key in _KEYS}
         if isinstance(config["data"], Mapping):
@@ -188,13 +189,13 @@ class _Experiment:
             "predict.outputs": list(self.composed.config.predict.outputs),
             "predict.writer": (values.get("predict") or {}).get("writer"),
             "samples": getattr(loader, "length", None),
-            "parts": batches,
+            "parts": parts,
         }
         if self.load.ignore_keys or self.load.key_mapping:
             facts["load"] = [list(self.load.ignore_keys), dict(self.load.key_mapping)]
         if not self.load.average:
             facts["load.average"] = False
-        return PredictionFile(folder, name, writer, batches, facts)
+        return PredictionFile(folder, name, writer, count=parts, facts=facts)
 
 
 def _identify(path: Path) -> Any:
@@ -210,6 +211,7 @@ def _identify(path: Path) -> Any:
 
 
 def _make_writer(builder: Builder) -> PredictionWriter:
+    """The writer that `predict.writer` names; by default that of JSON lines."""
     node = builder.config.predict.writer
     if node is None:
         return PredictionWriter()
@@ -246,6 +248,7 @@ def _batches_per_part(loader: Any) -> int | None:
 
 
 def _count_parts(loader: Any) -> int:
+    """The number of parts of all predictions on a loader."""
     per_part = _batches_per_part(loader)
     return 1 if per_part is None else -(-len(loader) // per_part)
 
@@ -260,8 +263,9 @@ def _write_missing(trainer: Trainer, loader: Any, file: PredictionFile, patterns
         stretch = [number for index, number in enumerate(missing) if number == first + index]
         missing = missing[len(stretch) :]
         batch = first * (per_part or 0)
-        with closing(loader.iterate(0, batch=batch, samples=batch * size)) as batches:
-            rows = _Rows(trainer, loader, patterns, batch * size)
+        sample = batch * size
+        with closing(loader.iterate(0, batch=batch, samples=sample)) as batches:
+            rows = _Rows(trainer, loader, patterns, sample)
             for number in stretch:
                 file.write(number, rows.of(islice(batches, per_part)))
                 log.info("%s: %s", file.path, format_count(rows.sample, "sample"))
@@ -286,6 +290,7 @@ class _Rows:
 
 
 def _finish(files: Mapping[str, PredictionFile]) -> None:
+    """Join the parts of each file, unless other processes have still to write some."""
     for file in files.values():
         if file.is_done:
             log.info("%s is complete already", file.path)

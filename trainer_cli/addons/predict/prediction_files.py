@@ -49,11 +49,17 @@ class PredictionFile:
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
+        """Hold the lock of the folder in the block."""
         # Other processes write parts of the same file.
         with locked_file(folder, os.O_RDONLY | os.O_DIRECTORY):
             yield
 
     def _check_facts(self, facts: Mapping[str, Any]) -> None:
+        """Write the facts; if there are some of an earlier command, compare them.
+
+        Raises:
+            UserError: what is in the folder was made with other facts, or without any.
+        """
         text = json.dumps(facts, sort_keys=True, indent=1)
         if not self._facts_file.exists():
             if self.path.exists():
@@ -62,12 +68,12 @@ class PredictionFile:
                     cure="Set predict.folder to another folder, or remove the file.",
                 )
             replace(self._facts_file, [text.encode()])
-        elif (before := self._facts_file.read_text("utf-8")) != text:
+        elif (old_text := self._facts_file.read_text("utf-8")) != text:
             if not self.path.exists() and not any(self._parts_folder.glob("[!.]*")):
                 # Of a command that failed before its first part.
                 replace(self._facts_file, [text.encode()])
                 return
-            old = json.loads(before)
+            old = json.loads(old_text)
             changed = sorted(name for name in {*old, *facts} if old.get(name) != facts.get(name))
             raise UserError(
                 f"{self.path.parent} has predictions of '{self.path.stem}' that were made with another "
@@ -83,8 +89,8 @@ class PredictionFile:
     def missing(self, rank: int = 0, world_size: int = 1) -> list[int]:
         """The parts that a process has to write: its share of all, without those that exist."""
         # In one stretch, so that a loader is entered once.
-        first, end = (self._count * share // world_size for share in (rank, rank + 1))
-        return [] if self.is_done else [number for number in range(first, end) if not self.part(number).exists()]
+        begin, end = (self._count * rank_count // world_size for rank_count in (rank, rank + 1))
+        return [] if self.is_done else [number for number in range(begin, end) if not self.part(number).exists()]
 
     def write(self, number: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write a part. It has its name only once it is whole and on the disk."""
@@ -106,7 +112,7 @@ class PredictionFile:
             if self.path.exists():
                 return True
             parts = [self.part(number) for number in range(self._count)]
-            if not all(part.exists() for part in parts):
+            if not all(file.exists() for file in parts):
                 return False
             staged = staged_path(self.path)
             try:
@@ -122,6 +128,7 @@ class PredictionFile:
             return True
 
     def _check_written(self, path: Path, method: str) -> None:
+        """Raise UserError if the method of a user's writer has not written the file."""
         if not path.is_file():
             raise UserError(
                 f"{type(self._writer).__name__}.{method} has not written the file that it was called with",

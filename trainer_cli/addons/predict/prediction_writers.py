@@ -38,8 +38,8 @@ class PredictionWriter:
     def join(self, parts: Sequence[Path], path: Path) -> None:
         """Write one file of all parts, in their order."""
         with open(path, "wb") as file:
-            for part in parts:
-                with open(part, "rb") as source:
+            for part_file in parts:
+                with open(part_file, "rb") as source:
                     shutil.copyfileobj(source, file, 1 << 20)
 
 
@@ -63,9 +63,11 @@ class ParquetWriter(PredictionWriter):
     suffix = ".parquet"
 
     def write(self, path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the rows as files of a limited number of rows, which are then joined."""
         arrow, parquet = import_extra("pyarrow", "parquet"), import_extra("pyarrow.parquet", "parquet")
         remaining, chunks = iter(rows), list[Path]()
         try:
+            # Without any rows, too, there is one file.
             while (chunk := list(islice(remaining, _CHUNK_ROWS))) or not chunks:
                 chunks.append(path.with_name(f"{path.name}.{len(chunks)}"))
                 values = [{name: _plain(value) for name, value in row.items()} for row in chunk]
@@ -82,13 +84,14 @@ class ParquetWriter(PredictionWriter):
                 file.unlink(missing_ok=True)
 
     def join(self, parts: Sequence[Path], path: Path) -> None:
+        """Write one file of all parts, with columns that can hold the values of each."""
         arrow, parquet = import_extra("pyarrow", "parquet"), import_extra("pyarrow.parquet", "parquet")
         # A part knows the types of its own samples alone: a list that is empty in all of them has none.
         with _types_reported(arrow):
             schema = arrow.unify_schemas(map(parquet.read_schema, parts), promote_options="permissive")
         with parquet.ParquetWriter(path, schema) as file:
-            for part in parts:
-                source = parquet.ParquetFile(part)
+            for part_file in parts:
+                source = parquet.ParquetFile(part_file)
                 for number in range(source.num_row_groups):
                     table = source.read_row_group(number)
                     if table.schema != schema:

@@ -40,8 +40,8 @@ class SelectiveGrad(Sparsity):
         for value in share.values() if isinstance(share, Mapping) else (share,):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
                 raise ConfigError(f"share is {value!r}, but it must be above 0 and at most 1", location="share")
-        zeros = {glob: 1 - value for glob, value in share.items()} if isinstance(share, Mapping) else 1 - share
-        super().__init__(zeros, parameters, exclude, init)
+        sparsity = {glob: 1 - value for glob, value in share.items()} if isinstance(share, Mapping) else 1 - share
+        super().__init__(sparsity, parameters, exclude, init)
 
     def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         """Weights are not masked."""
@@ -50,4 +50,4 @@ class SelectiveGrad(Sparsity):
         """Nothing changes, so nothing is logged."""
 
     def _apply(self, optimizer: Optimizer) -> None:
-        """Neither are they at the start."""
+        """Weights are not masked at the start, either."""

@@ -105,6 +105,7 @@ class ChangingSparsity(Sparsity):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Find the steps at which masks change, and make the first masks of a new training."""
         self._schedule.resolve(loop, self._stops_at)
         super().on_fit_start(trainer, train_loader, val_loaders, loop)
         # Nothing is due at the beginning. Earlier checkpoints did not hold this, and changed at due steps alone.
@@ -112,6 +113,7 @@ class ChangingSparsity(Sparsity):
         self._settled = {}
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        """Warn also of masks that have not changed when they were due."""
         super().on_fit_end(trainer, loop)
         due = self._schedule.last_due(trainer.progress.step)
         if late := [name for name in self._weights if self._is_due(name, due)]:
@@ -121,6 +123,7 @@ class ChangingSparsity(Sparsity):
             )  # fmt: skip
 
     def change(self, step: int, names: Sequence[str]) -> bool:
+        """Change those masks that were due up to this step and have not changed since. True if one did."""
         due, key = self._schedule.last_due(step), tuple(names)
         # The common case of a step: one comparison, and no look at the parameters.
         if self._settled.get(key) == due:
@@ -140,6 +143,7 @@ class ChangingSparsity(Sparsity):
         raise NotImplementedError
 
     def _is_due(self, name: str, due: int) -> bool:
+        """Whether the mask of a parameter has still to change for this due step."""
         return self._changed[name] < due
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,6 +151,7 @@ class ChangingSparsity(Sparsity):
         return {**super().state_dict(), "changed": dict(self._changed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the masks, and for which due step each was changed last."""
         super().load_state_dict(state)
         # Earlier checkpoints lack it: their masks changed at due steps alone.
         self._changed = dict(state.get("changed", {}))
@@ -187,14 +192,16 @@ class GMP(ChangingSparsity):
         """All weights are there at first."""
 
     def change_mask(self, name: str, due: int) -> bool:
-        weight, times = self._weights[name], self._schedule
-        share = cubic(due, times.start, times.stop, min(self.initial, self._targets[name]), self._targets[name])
+        """Mask the smallest weights of a parameter, so that it has the sparsity of this due step."""
+        weight, times, target = self._weights[name], self._schedule, self._targets[name]
+        share = cubic(due, times.start, times.stop, initial=min(self.initial, target), final=target)
         # With a schedule that a resume has made longer, the share may be smaller than before for a while.
         self._active[name] = min(self._active[name], kept(weight.numel(), share))
         put(self._masks[name], largest(whole_of(weight.detach().abs() * self._masks[name]), self._active[name]))
         return True
 
     def _is_due(self, name: str, due: int) -> bool:
+        """Whether the mask has still to change for this due step; after the last one, whether it is too dense."""
         # A schedule that was made shorter on a resume may have ended before the present step.
         ended = due >= self._schedule.stop
         return super()._is_due(name, due) or (
@@ -239,6 +246,7 @@ class SET(ChangingSparsity):
         self._schedule = Schedule(start, stop, every)
 
     def change_mask(self, name: str, due: int) -> bool:
+        """Drop the smallest weights of a parameter, and let others grow; not in a step without a finite gradient."""
         weight, active, decay = self._weights[name], self._active[name], self.decay(due)
         # From the run's seed and the due step, not from the global generator: a resume draws the same.
         growth = self.growth(weight, sample_seed(self._seed, due, list(self._weights).index(name)))
@@ -250,7 +258,8 @@ class SET(ChangingSparsity):
         # No more can grow than are masked.
         grow = min(count, weight.numel() - (active - drop))
         mask = self._masks[name]
-        put(mask, replaced(whole_of(mask), whole_of(weight.detach()), growth, drop, grow, active))
+        new_mask = replaced(whole_of(mask), whole_of(weight.detach()), growth, drop=drop, grow=grow, active=active)
+        put(mask, new_mask)
         self._active[name] = active - drop + grow
         return True
 

@@ -41,13 +41,14 @@ def erdos_renyi_kernel(shapes: Shapes, sparsity: float) -> dict[str, float]:
     product, and at most 1.
     """
     raw = {name: sum(shape) / math.prod(shape) for name, shape in shapes.items()}
+    # Numbers of weights from here on: all that are kept, and those of the parameters that are not dense.
     total = (1 - sparsity) * sum(map(math.prod, shapes.values()))
     dense: set[str] = set()
     # A density above 1 is cut to 1, and the rest shares what that parameter cannot take.
     while True:
         kept = total - sum(math.prod(shapes[name]) for name in dense)
-        scaled = sum(raw[name] * math.prod(shapes[name]) for name in shapes if name not in dense)
-        scale = kept / scaled if scaled else 0.0
+        unscaled = sum(raw[name] * math.prod(shapes[name]) for name in shapes if name not in dense)
+        scale = kept / unscaled if unscaled else 0.0
         full = {name for name in shapes if name not in dense and raw[name] * scale > 1}
         if not full:
             break
@@ -170,30 +171,32 @@ class Sparsity(Callback):
         self._active: dict[str, int] = {}
         """How many weights of each are not masked."""
         self._begun = False
+        """Whether the first masks were made, here or in the checkpoint."""
         self._seed = 0
-        self._of: dict[int, list[str]] = {}
-        """By optimizer: the names of its masked parameters."""
+        self._names_of: dict[int, list[str]] = {}
+        """By id of an optimizer: the names of its masked parameters."""
 
     def setup(self, trainer: Trainer) -> None:
+        """Find the parameters that have a mask, how sparse each is to be, and the optimizer of each."""
         self._seed = trainer.seed or 0
-        named = {clean_name(name): parameter for name, parameter in unwrap(trainer.model).named_parameters()}
+        can_be_sparse = {
+            clean_name(name): parameter
+            for name, parameter in unwrap(trainer.model).named_parameters()
+            if parameter.requires_grad and parameter.ndim >= self.least_dimensions
+        }
         self._weights = {
             name: parameter
-            for name, parameter in named.items()
-            if parameter.requires_grad and parameter.ndim >= self.least_dimensions
+            for name, parameter in can_be_sparse.items()
             # What a step holds, such as a loss with a matrix, is no part of the model that is to be sparse.
-            and not name.startswith(f"{STEP_MODULES}.")
+            if not name.startswith(f"{STEP_MODULES}.")
             and any(matches(name, glob) for glob in self.parameters)
             and not any(matches(name, glob) for glob in self.exclude)
-        }  # fmt: skip
+        }
         if not self._weights:
-            fit = [
-                name
-                for name, parameter in named.items()
-                if parameter.requires_grad and parameter.ndim >= self.least_dimensions
-            ]
             raise ConfigError(
-                "no parameter has a mask", location="sparsity.parameters", hint=f"They could be: {fit[:20]}."
+                "no parameter has a mask",
+                location="sparsity.parameters",
+                hint=f"They could be: {list(can_be_sparse)[:20]}.",
             )
         if self.distribution is Distribution.erk:
             shapes = {name: tuple(weight.shape) for name, weight in self._weights.items()}
@@ -203,17 +206,18 @@ class Sparsity(Callback):
         self._masks = {name: torch.ones_like(weight, requires_grad=False) for name, weight in self._weights.items()}
         for optimizer in trainer.optimizers.values():
             parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            self._of[id(optimizer)] = [name for name, weight in self._weights.items() if id(weight) in parameters]
+            self._names_of[id(optimizer)] = [name for name, weight in self._weights.items() if id(weight) in parameters]
 
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Make the first masks unless a checkpoint had them, and mask the weights where they are new to them."""
         # Masks of a checkpoint are loaded before; new ones would take their place.
         is_new = not self._begun
         if is_new:
             self._begun = True
             self.begin()
-        self._count()
+        self._count_active()
         # New masks do not hold for the weights yet. Those of a training that continues do, unless another callback
         # writes weights behind them: a straight run trains with these until the next optimizer step masks them.
         if is_new or not trainer.resumed:
@@ -221,6 +225,7 @@ class Sparsity(Callback):
                 self._apply(optimizer)
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        """Warn of weights that are masked and not zero."""
         differing = {
             name: count
             for name, weight in self._weights.items()
@@ -251,20 +256,23 @@ class Sparsity(Callback):
         return False
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        if self.change(trainer.progress.step + 1, self._of[id(optimizer)]):
+        """Change the masks that are due, and mask the gradients."""
+        if self.change(trainer.progress.step + 1, self._names_of[id(optimizer)]):
             self._apply(optimizer)
-        names = [name for name in self._of[id(optimizer)] if self._weights[name].grad is not None]
+        names = [name for name in self._names_of[id(optimizer)] if self._weights[name].grad is not None]
         grads = [local_of(grad) for name in names if (grad := self._weights[name].grad) is not None]
         # Before clipping, which is of the norm of what is trained.
         foreach_mul_(grads, self._local_masks(names))
 
     def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        """Mask the weights."""
         # Weight decay and momentum move weights without a gradient, too.
-        names = self._of[id(optimizer)]
+        names = self._names_of[id(optimizer)]
         with torch.no_grad():
             foreach_mul_([local_of(self._weights[name]) for name in names], self._local_masks(names))
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Log the share of weights that are masked."""
         sizes = {name: mask.numel() for name, mask in self._masks.items()}
         values = {"train/sparsity": 1 - sum(self._active.values()) / sum(sizes.values())}
         if self.per_layer:
@@ -276,6 +284,7 @@ class Sparsity(Callback):
         return {"begun": self._begun, "masks": {name: mask.bool() for name, mask in self._masks.items()}}
 
     def check_state(self, state: dict[str, Any]) -> Iterable[str]:
+        """Say which masks of a checkpoint do not fit the parameters."""
         saved = {clean_name(name, self._masks): mask for name, mask in state["masks"].items()}
         for name, mask in saved.items():
             if name not in self._masks:
@@ -285,18 +294,22 @@ class Sparsity(Callback):
         yield from (f"{name}: has no mask in the checkpoint" for name in self._masks if name not in saved)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the masks."""
         self._begun = bool(state["begun"])
         for name, mask in state["masks"].items():
             put(self._masks[clean_name(name, self._masks)], mask)
-        self._count()
+        self._count_active()
 
-    def _count(self) -> None:
+    def _count_active(self) -> None:
+        """Count the weights that are not masked."""
         self._active = {name: int(whole_of(mask).count_nonzero()) for name, mask in self._masks.items()}
 
     def _local_masks(self, names: Sequence[str]) -> list[Tensor]:
+        """The masks of these parameters, of a sharded one the part of this rank."""
         return [local_of(self._masks[name]) for name in names]
 
     def _share_of(self, name: str) -> float:
+        """The sparsity of a parameter, by the first glob that matches. Raises ConfigError if none does."""
         share_of_name = next((share for glob, share in self.sparsity.items() if matches(name, glob)), None)
         if share_of_name is None:
             raise ConfigError(
@@ -307,13 +320,13 @@ class Sparsity(Callback):
     def _apply(self, optimizer: Optimizer) -> None:
         """Mask the weights of an optimizer, and its state of them."""
         with torch.no_grad():
-            for name in self._of[id(optimizer)]:
+            for name in self._names_of[id(optimizer)]:
                 weight, mask = self._weights[name], self._masks[name]
                 local_of(weight).mul_(local_of(mask))
                 # States of the weight's shape, such as moments; a step count has another.
-                for kept_state in optimizer.state.get(weight, {}).values():
-                    if isinstance(kept_state, Tensor) and kept_state.shape == mask.shape:
-                        local_of(kept_state).mul_(local_of(mask))
+                for state in optimizer.state.get(weight, {}).values():
+                    if isinstance(state, Tensor) and state.shape == mask.shape:
+                        local_of(state).mul_(local_of(mask))
 
 
 def check_share(key: str, value: object) -> None:

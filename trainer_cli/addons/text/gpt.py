@@ -143,6 +143,7 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix (rows, length, width) values between positions: of each with earlier ones, or as `mask` says."""
         batch, length, _ = hidden.shape
         if hasattr(self, "qkv"):
             qkv = self.qkv(hidden).view(batch, length, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)

@@ -59,6 +59,7 @@ class Mixture:
                 self.val[str(name)] = val
 
     def __getattr__(self, name: str) -> Any:
+        """An attribute of the sources that all of them have, with the same value."""
         # Without this, a copy or unpickling, which has no `sources` yet, would recurse without end.
         if name.startswith("_") or name == "sources":
             raise AttributeError(name)
@@ -69,7 +70,7 @@ class Mixture:
 
 
 class MixedDataset:
-    """Concatenation of several datasets. The key of a sample is (index of the dataset, key in that dataset)."""
+    """Samples of some datasets, in the proportions of their weights. A key is (index of the dataset, key in it)."""
 
     order_version = f"mixture-1 {ORDER_VERSION}"
 
@@ -79,9 +80,8 @@ class MixedDataset:
         self.names, self.datasets = list(map(str, datasets)), list(datasets.values())
         self.lengths = [len(dataset) for dataset in self.datasets]
         self.quotas = tuple(quotas(dict(zip(datasets, weights, strict=True)), BLOCK))
-        if epoch_samples is not None and (
-            isinstance(epoch_samples, bool) or not isinstance(epoch_samples, int) or epoch_samples < 1
-        ):
+        is_number = isinstance(epoch_samples, int) and not isinstance(epoch_samples, bool)
+        if epoch_samples is not None and (not is_number or epoch_samples < 1):
             raise UserError(
                 f"data.epoch_samples is {epoch_samples!r}, but it must be a whole number of at least 1, or null",
                 where="data.epoch_samples",
@@ -113,14 +113,14 @@ class MixedDataset:
         """The (index of the dataset, key in it) at each of these positions of an epoch."""
         keys: list[tuple[int, Any]] = []
         # Positions count over all epochs, so an epoch may begin inside a block.
-        first, end = epoch * self.length + start, epoch * self.length + stop
+        position, end = epoch * self.length + start, epoch * self.length + stop
         order_seed = sample_seed(seed, _ORDER_EPOCH, 0)
-        while first < end:
-            block, inside = divmod(first, BLOCK)
-            count = min(end - first, BLOCK - inside)
-            for number, nth in _arrange_block(order_seed, block, self.quotas)[inside : inside + count]:
+        while position < end:
+            block, offset = divmod(position, BLOCK)
+            count = min(end - position, BLOCK - offset)
+            for number, nth in _arrange_block(order_seed, block, self.quotas)[offset : offset + count]:
                 keys.append((number, self._key(seed, number, block * self.quotas[number] + nth)))
-            first += count
+            position += count
         return keys
 
     def _key(self, seed: int, number: int, draw: int) -> Any:
@@ -148,10 +148,10 @@ def quotas(weights: Mapping[str, float], block: int) -> list[int]:
             )
     # fsum is exact, so the result does not depend on the order of the weights.
     total = math.fsum(weights.values())
-    exact = [block * weight / total for weight in weights.values()]
-    shares = [math.floor(share) for share in exact]
+    exact_shares = [block * weight / total for weight in weights.values()]
+    shares = [math.floor(share) for share in exact_shares]
     # Ties go to the earlier source, so that equal weights give the same shares on each machine.
-    by_remainder = sorted(range(len(exact)), key=lambda number: (shares[number] - exact[number], number))
+    by_remainder = sorted(range(len(exact_shares)), key=lambda number: (shares[number] - exact_shares[number], number))
     for number in by_remainder[: block - sum(shares)]:
         shares[number] += 1
     for name, share in zip(weights, shares, strict=True):

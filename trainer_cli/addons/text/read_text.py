@@ -81,17 +81,18 @@ def read_text(path: str | Sequence[str] | None) -> tuple[Bytes, list[int]]:
 def find_documents(content: Bytes, ends: Sequence[int], document: str) -> tuple[Integers, Integers]:
     """The start and the end of each document that is not blank. None crosses the end of a file."""
     starts, stops = array("q"), array("q")
-    buffer, first = content.data, 0
+    buffer, begin = content.data, 0
     for end in ends:
-        for start, stop in _split(buffer, first, end, document):
+        for start, stop in _split(buffer, begin, end, document):
             if start < stop if document == DocumentUnit.file else _NOT_BLANK.search(buffer, start, stop):
                 starts.append(start)
                 stops.append(stop)
-        first = end
+        begin = end
     return np.asarray(starts, dtype=np.int64), np.asarray(stops, dtype=np.int64)
 
 
 def _split(buffer: memoryview, start: int, end: int, document: str) -> Iterator[tuple[int, int]]:
+    """The start and the end of each document between two positions, also of blank ones."""
     if document == DocumentUnit.line:
         for line in _LINE.finditer(buffer, start, end):
             yield line.span()
@@ -122,14 +123,16 @@ def keep_documents(content: Bytes, starts: Integers, stops: Integers) -> Bytes:
 
 def count_characters(content: Bytes, ends: Integers) -> Integers:
     """The number of characters of each piece of UTF-8 text, by the ends of the pieces."""
-    before, characters = np.empty(len(ends), dtype=np.int64), 0
+    # For each piece the characters from the begin of the text to its end.
+    until_end, characters = np.empty(len(ends), dtype=np.int64), 0
     for start in range(0, len(content), _CHUNK_BYTES):
         # The bytes of a character after its first are 10xxxxxx.
         counts = np.cumsum(content[start : start + _CHUNK_BYTES] & 0xC0 != 0x80)
+        # The pieces that end in this chunk.
         first, stop = np.searchsorted(ends, [start, start + len(counts)], side="right")
-        before[first:stop] = characters + counts[ends[first:stop] - start - 1]
+        until_end[first:stop] = characters + counts[ends[first:stop] - start - 1]
         characters += int(counts[-1])
-    return np.diff(before, prepend=0)
+    return np.diff(until_end, prepend=0)
 
 
 def tokenize(content: Bytes, unit: str) -> tuple[Tensor, str | None]:
@@ -139,11 +142,11 @@ def tokenize(content: Bytes, unit: str) -> tuple[Tensor, str | None]:
     """
     if unit == TextUnit.bytes:
         return torch.from_numpy(content), None
-    seen, count = np.zeros(_CODE_POINTS, dtype=bool), 0
+    occurs, count = np.zeros(_CODE_POINTS, dtype=bool), 0
     for codes in _decode(content):
-        seen[codes] = True
+        occurs[codes] = True
         count += len(codes)
-    characters = np.flatnonzero(seen).astype("<u4")
+    characters = np.flatnonzero(occurs).astype("<u4")
     if len(characters) <= 1 << 8:
         tokens: np.ndarray[Any, Any] = content
     else:
@@ -162,13 +165,13 @@ def _decode(content: Bytes) -> Iterator[np.ndarray[Any, np.dtype[np.uint32]]]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, max(1, len(content)), _CHUNK_BYTES):
         # A character may have begun at the end of the last chunk.
-        begun = len(decoder.getstate()[0])
+        pending_bytes = len(decoder.getstate()[0])
         chunk = content[start : start + _CHUNK_BYTES].tobytes()
         try:
             text = decoder.decode(chunk, final=start + _CHUNK_BYTES >= len(content))
         except UnicodeDecodeError as error:
             raise UserError(
-                f"the text is not UTF-8 (byte {start - begun + error.start:,})",
+                f"the text is not UTF-8 (byte {start - pending_bytes + error.start:,})",
                 where="data.path",
                 cure="Use data.unit=bytes.",
             ) from None
@@ -176,6 +179,7 @@ def _decode(content: Bytes) -> Iterator[np.ndarray[Any, np.dtype[np.uint32]]]:
 
 
 def _list_files(path: str | Sequence[str]) -> list[Path]:
+    """The files at the paths, of a folder all below it. Raises UserError if a path has no files."""
     files: list[Path] = []
     for entry in map(Path, [path] if isinstance(path, str) else path):
         # Sorted, because the order of a folder differs between file systems.

@@ -49,11 +49,7 @@ class Text:
     """
 
     def __init__(
-        self,
-        path: str | Sequence[str] | None = None,
-        unit: str = "bytes",
-        context: int = 64,
-        val_fraction: float = 0.1,
+        self, path: str | Sequence[str] | None = None, unit: str = "bytes", context: int = 64, val_fraction: float = 0.1
     ) -> None:
         _check_choice("unit", unit, TextUnit)
         if context < 1:
@@ -130,6 +126,7 @@ class Windows:
 
 
 def _decode(tokens: Sequence[int], characters: str | None) -> str:
+    """The text of tokens that are numbers of `characters`, or bytes if that is None."""
     if characters is None:
         return bytes(tokens).decode(errors="replace")
     return "".join(characters[token] for token in tokens)
@@ -178,18 +175,14 @@ class Sequences:
     """Sequences of different `lengths`, which are stored one after another in `tokens`.
 
     Args:
-        digest_dtype: type of the tokens in the fingerprint; None: that of `tokens`.
+        digest_dtype: type to which tokens are converted for the fingerprint; None: they are not.
         characters: as in `Windows`.
     """
 
     deterministic = True
 
     def __init__(
-        self,
-        tokens: Tensor,
-        lengths: Integers,
-        digest_dtype: torch.dtype | None = None,
-        characters: str | None = None,
+        self, tokens: Tensor, lengths: Integers, digest_dtype: torch.dtype | None = None, characters: str | None = None
     ) -> None:
         self.lengths = lengths
         self._characters = characters
@@ -222,6 +215,7 @@ def _digest(tokens: Tensor, dtype: torch.dtype | None, more: bytes = b"") -> str
 
 
 def _check_choice(name: str, value: str, choices: type[StrEnum]) -> None:
+    """Raise UserError unless the value of a key of `data` is one of the choices."""
     if value not in list(choices):
         raise UserError(f"data.{name} is {value!r}, but it must be one of {', '.join(choices)}", where=f"data.{name}")
 
@@ -402,6 +396,7 @@ def best_fit(sizes: np.ndarray[Any, Any], capacity: int) -> np.ndarray[Any, Any]
 
 
 def _get_dataset(source: Any, split: str) -> Any:
+    """The `train` or `val` of a source. Raises UserError if it is not a dataset with a length."""
     dataset = getattr(source, split, None)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
@@ -412,6 +407,7 @@ def _get_dataset(source: Any, split: str) -> Any:
 
 
 def _lengths(dataset: Any) -> Integers:
+    """The length of each sequence: as the dataset states them, else of the sequences, which are all read."""
     if (stated := getattr(dataset, "lengths", None)) is None:
         # Samples may draw random numbers.
         with kept_random_state():

@@ -90,15 +90,15 @@ def inspect(path: Path, dtype: str, where: str) -> TokenFile:
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=where) from error
     header = _read_header(path, head, size, where) if path.suffix == ".bin" else None
-    offset, token = (0, np.dtype(dtype).newbyteorder("<")) if header is None else (_HEADER_BYTES, header)
-    count, excess = divmod(size - offset, token.itemsize)
+    offset, token_dtype = (0, np.dtype(dtype).newbyteorder("<")) if header is None else (_HEADER_BYTES, header)
+    count, excess = divmod(size - offset, token_dtype.itemsize)
     if excess:
         raise UserError(
-            f"{str(path)!r} has {format_count(size, 'byte')}, which is not a whole number of {token.name} tokens",
+            f"{str(path)!r} has {format_count(size, 'byte')}, which is not a whole number of {token_dtype.name} tokens",
             where=where,
             cure="Its download is incomplete, or data.dtype is not the type that it was written with.",
         )
-    return TokenFile(path, size, offset, token, count)
+    return TokenFile(path, size, offset, token_dtype, count)
 
 
 def _read_header(path: Path, head: bytes, size: int, where: str) -> np.dtype[Any] | None:
@@ -117,23 +117,24 @@ def _read_header(path: Path, head: bytes, size: int, where: str) -> np.dtype[Any
             )
         return None
     expected_version, dtype = _HEADERS[magic]
-    token = np.dtype(dtype)
+    token_dtype = np.dtype(dtype)
     if version != expected_version:
         raise UserError(
             f"{str(path)!r} has version {version} of the header {magic}, expected {expected_version}", where=where
         )
-    if size != _HEADER_BYTES + count * token.itemsize:
+    if size != _HEADER_BYTES + count * token_dtype.itemsize:
         raise UserError(
             f"the header of {str(path)!r} counts {format_count(count, 'token')}, but "
             f"{format_count(size - _HEADER_BYTES, 'byte')} follow it, "
-            f"expected {count * token.itemsize:,}",
+            f"expected {count * token_dtype.itemsize:,}",
             where=where,
             cure="Its download is incomplete: get the file again.",
         )
-    return token
+    return token_dtype
 
 
 def _inspect_npy(path: Path, size: int, where: str) -> TokenFile:
+    """Read the format of an array that numpy has saved. Raises UserError if it is not one of tokens."""
     try:
         # A map reads the header alone.
         array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -207,6 +208,7 @@ class TokenReader:
 
 
 def _open(file: TokenFile) -> int:
+    """Open a file, and return the descriptor. Raises UserError if its size has changed."""
     descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     size = os.fstat(descriptor).st_size
     if size != file.size:
@@ -216,6 +218,7 @@ def _open(file: TokenFile) -> int:
 
 
 def _read(descriptor: int, file: TokenFile, start: int, count: int) -> Tokens:
+    """Read `count` tokens from position `start`. Raises UserError if the file has become shorter."""
     offset, size = file.offset + start * file.dtype.itemsize, count * file.dtype.itemsize
     content = os.pread(descriptor, size, offset)
     # A file system in user space may return less than it was asked for.
@@ -227,6 +230,7 @@ def _read(descriptor: int, file: TokenFile, start: int, count: int) -> Tokens:
 
 
 def _changed(file: TokenFile, size: int) -> UserError:
+    """The error of a file whose size is another than at the start."""
     return UserError(
         f"{str(file.path)!r} was changed while it is used: it has {format_count(size, 'byte')}, and had "
         f"{file.size:,} at the start",

@@ -213,6 +213,7 @@ def _split(files: Sequence[TokenFile], size: int) -> tuple[list[Span], list[Span
 
 
 def _check_numbers(*, vocab_size: int, context: int, end_token: int | None, val_fraction: float) -> None:
+    """Raise UserError for a number that is not within its bounds."""
     for name, value, least in (("vocab_size", vocab_size, 1), ("context", context, 1), ("end_token", end_token, 0)):
         if value is None and name == "end_token":
             continue

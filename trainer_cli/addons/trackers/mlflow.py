@@ -96,6 +96,7 @@ class MlflowLogger(Logger):
         self._names = LegalNames()
 
     def start(self, facts: RunFacts) -> None:
+        """Continue the run of an earlier attempt, or create one with the hyperparameters as its params."""
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", _TIMEOUT_S)
         mlflow, self._entities = import_extra("mlflow", "mlflow"), import_extra("mlflow.entities", "mlflow")
@@ -120,6 +121,7 @@ class MlflowLogger(Logger):
         self._client, self._run_id, self._status = client, run_id, None
 
     def log(self, record: Record) -> None:
+        """Send metrics in one request, and each text, image and table in one of its own."""
         if self._client is None:
             return
         client, run_id, time_ms = self._client, self._run_id, round(record.time * 1000)
@@ -140,6 +142,7 @@ class MlflowLogger(Logger):
             client.log_dict(run_id, rows, f"{self._names(name)}/step{record.step}.json")
 
     def last_step(self) -> int | None:
+        """The newest step that the service has; -1 if it has none."""
         # The value of each metric at its greatest step: the history of a long run would be read as a whole. `epoch` is
         # sent with all metrics of a record. Only the message of the service has the step.
         newest = self._client.get_run(self._run_id).data.to_proto().metrics

@@ -31,6 +31,7 @@ class TrackioLogger(Logger):
         self._trackio: Any = None
 
     def start(self, facts: RunFacts) -> None:
+        """Continue the run of an earlier attempt by its name, or begin one."""
         self._trackio = trackio = import_extra("trackio", "trackio")
         file = None if facts.run_dir is None else facts.run_dir / "trackio.json"
         name = read_id(file) or f"{facts.title}-{uuid4().hex[:6]}"
@@ -50,6 +51,7 @@ class TrackioLogger(Logger):
         save_id(file, name)
 
     def log(self, record: Record) -> None:
+        """Send all values of a record together."""
         if self._run is None:
             return
         trackio, values = self._trackio, {"epoch": record.epoch, **record.metrics}
@@ -62,6 +64,7 @@ class TrackioLogger(Logger):
         self._run.log(values, step=record.step)
 
     def last_step(self) -> int | None:
+        """The newest step that the service has, -1 if it has none; None if unknown."""
         # Trackio has read it from the folder or the Space; no public name has it.
         following = getattr(self._run, "_next_step", None)
         # It begins with 0 also if a Space cannot be asked.

@@ -53,6 +53,7 @@ class WandbLogger(Logger):
         self._start_step = self._exit_code = 0
 
     def start(self, facts: RunFacts) -> None:
+        """Continue the run of an earlier attempt by its id, or begin one."""
         # Without a limit a run whose server is gone would never end. `wandb sync` sends the rest.
         os.environ.setdefault("WANDB_FINISH_TIMEOUT", _FINISH_TIMEOUT_S)
         self._start_step, self._exit_code = facts.start_step, 0
@@ -76,6 +77,7 @@ class WandbLogger(Logger):
         self._run.define_metric("*", step_metric=STEP)
 
     def log(self, record: Record) -> None:
+        """Send all values of a record together; the step is one of them."""
         if self._run is None:
             return
         wandb, values = self._wandb, {STEP: record.step, "epoch": record.epoch, **record.metrics}
@@ -93,6 +95,7 @@ class WandbLogger(Logger):
             self._run.summary[STEP] = newest
 
     def last_step(self) -> int | None:
+        """The newest step that the service has, -1 if it has none; None if it cannot be asked."""
         if self._run.offline or self._run.disabled:
             return None
         # The last values of a continued run, which its server has stored.
@@ -103,6 +106,7 @@ class WandbLogger(Logger):
         return None if self._run.starting_step else -1
 
     def note_end(self, status: RunStatus) -> None:
+        """Note the exit code for `close`; a run that was stopped to be resumed is marked as preempted."""
         self._exit_code = _EXIT_CODES[status]
         if status is RunStatus.stopped and self._run is not None:
             # With an exit code other than 0 the run is `preempted`: neither finished nor failed.

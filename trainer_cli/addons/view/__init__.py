@@ -6,7 +6,7 @@ only after its files have changed. `ReportAtEnd` writes the report of a run when
 It promises:
 - A page needs no network: it holds its data, its style, and the scripts that draw it.
 - What of a run cannot be read is named on the page, and the rest is drawn.
-- The server answers GET alone. No part of a request becomes a path, and whoever is not on this machine needs the token
+- The server answers GET alone. No part of a request becomes a path, and a browser on another machine needs the token
   that is printed at the start.
 - Nothing in a run's directory is written but `report.html`. A report that fails never fails the fit: it is a warning.
 

@@ -1,4 +1,4 @@
-"""Curves for a screen: their course, their pauses, and few points that look like all of them."""
+"""Curves for a screen: few points that look like all, the seconds per step, and the longest pauses."""
 
 from __future__ import annotations
 
@@ -46,13 +46,14 @@ def reduce(x: Array, y: Array, buckets: int) -> Reduced:
         return Reduced(np.unique(kept), None)
     # x does not decrease, so the points of a bucket are neighbours.
     values, bucket = y[finite], bucket[finite]
-    first = np.flatnonzero(np.diff(bucket, prepend=-1))
-    sizes = np.diff(np.append(first, len(finite)))
+    starts = np.flatnonzero(np.diff(bucket, prepend=-1))
+    sizes = np.diff(np.append(starts, len(finite)))
     for extreme in (np.minimum, np.maximum):
-        equal = np.flatnonzero(values == np.repeat(extreme.reduceat(values, first), sizes))
+        # Of equal values in a bucket the first one.
+        equal = np.flatnonzero(values == np.repeat(extreme.reduceat(values, starts), sizes))
         kept = np.append(kept, finite[equal[np.diff(bucket[equal], prepend=-1) > 0]])
-    means = np.add.reduceat(values, first) / sizes
-    return Reduced(np.unique(kept), Means(finite[first + sizes // 2], means))
+    means = np.add.reduceat(values, starts) / sizes
+    return Reduced(np.unique(kept), Means(finite[starts + sizes // 2], means))
 
 
 class SlowInterval(NamedTuple):

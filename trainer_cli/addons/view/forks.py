@@ -27,13 +27,15 @@ def recorded_fork(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def forks_among(summaries: Sequence[Mapping[str, Any]]) -> dict[int, Fork]:
     """Those of the runs with these summaries that are forks of another one of them."""
-    number_of = {summary["run_id"]: at for at, summary in reversed([*enumerate(summaries)]) if summary.get("run_id")}
+    index_of = {
+        summary["run_id"]: index for index, summary in reversed([*enumerate(summaries)]) if summary.get("run_id")
+    }
     forks = {}
-    for at, summary in enumerate(summaries):
+    for index, summary in enumerate(summaries):
         fork = recorded_fork(summary)
-        parent = number_of.get(str(fork.get("run_id")), at)
-        if parent != at and is_count(fork.get("step")) and is_count(fork.get("shift")):
-            forks[at] = Fork(parent, fork["step"], fork["shift"])
+        parent = index_of.get(str(fork.get("run_id")), index)
+        if parent != index and is_count(fork.get("step")) and is_count(fork.get("shift")):
+            forks[index] = Fork(parent, fork["step"], fork["shift"])
     return forks
 
 
@@ -41,13 +43,15 @@ def beside_parents(summaries: Sequence[Mapping[str, Any]]) -> list[int]:
     """The order of the runs in which each fork comes after its parent, and the others as they are."""
     forks = forks_among(summaries)
     children: dict[int, list[int]] = {}
-    for at, fork in forks.items():
-        children.setdefault(fork.parent, []).append(at)
+    for run, fork in forks.items():
+        children.setdefault(fork.parent, []).append(run)
     order: dict[int, None] = {}
     # Those that are no fork first: a circle, which no run can make, has none, and is appended as it is.
-    waiting = [*(at for at in range(len(summaries)) if at not in forks), *forks][::-1]
-    while waiting:
-        if (at := waiting.pop()) not in order:
-            order[at] = None
-            waiting += children.get(at, [])[::-1]
+    roots = [run for run in range(len(summaries)) if run not in forks]
+    # A stack: its last run is next, so that the children of a run follow it at once.
+    stack = [*roots, *forks][::-1]
+    while stack:
+        if (run := stack.pop()) not in order:
+            order[run] = None
+            stack += children.get(run, [])[::-1]
     return list(order)

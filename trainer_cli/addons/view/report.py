@@ -123,8 +123,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         validated += rows
         # A run may be named twice, also through a link.
         read_paths = {os.path.realpath(record.path) for record in records}
-        new = [run for run in runs if os.path.realpath(run.path) not in read_paths]
-        records += [run.record(now) for run in new]
+        records += [run.record(now) for run in runs if os.path.realpath(run.path) not in read_paths]
     names, validated_elsewhere = short_names(records, sweep), _assign_rows(validated, records)
     version = versions(["trainer-cli"])["trainer-cli"] or ""
     configs = [record.config for record in records]
@@ -164,8 +163,8 @@ def _assign_rows(rows: Sequence[ValidationRow], records: Sequence[RunRecord]) ->
     for record in records:
         rows_of_record = of_run.pop(os.path.abspath(record.path), [])
         record.validation = sorted([*record.validation, *rows_of_record], key=lambda row: row.step)
-    above = os.path.commonpath(of_run) if len(of_run) > 1 else os.getcwd()
-    return {os.path.relpath(path, above): run_rows for path, run_rows in of_run.items()}
+    common_folder = os.path.commonpath(of_run) if len(of_run) > 1 else os.getcwd()
+    return {os.path.relpath(path, common_folder): run_rows for path, run_rows in of_run.items()}
 
 
 def look_of(record: RunRecord) -> Block:
@@ -180,16 +179,20 @@ def look_of(record: RunRecord) -> Block:
 
 
 def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:
+    """The name of a single run; else the number of runs, after the path if that is the only one."""
     if len(records) == 1:
         return records[0].path.name
-    many = f"{len(records)} runs" if records else ""
-    return many if len(paths) > 1 and many else f"{paths[0]}{many and f': {many}'}"
+    if not records:
+        return str(paths[0])
+    count = f"{len(records)} runs"
+    return count if len(paths) > 1 else f"{paths[0]}: {count}"
 
 
 def _runs_at(path: Path) -> list[Run]:
-    found = sorted(RunsBelow(path).find(), key=lambda run: run.path)
+    """The run in a folder; if it is no run itself, the runs below it, sorted by path."""
+    runs = sorted(RunsBelow(path).find(), key=lambda run: run.path)
     # A run is reported without those of its sweep.
-    return found[:1] if found and found[0].path == path else found
+    return runs[:1] if runs and runs[0].path == path else runs
 
 
 def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> list[str]:
@@ -208,13 +211,15 @@ def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> 
     for path, job in zip(paths, jobs, strict=True):
         name = os.path.relpath(path, common)
         if job is not None and job.swept:
-            above = name.rpartition("sweep/")[0].rstrip("/")
-            name = f"{above} {', '.join(f'{short[key]}={text}' for key, text in job.swept.items())}".strip()
+            # The run whose sweep it is, or nothing for the only sweep, and the values of this job.
+            run_of_sweep = name.rpartition("sweep/")[0].rstrip("/")
+            name = f"{run_of_sweep} {', '.join(f'{short[key]}={text}' for key, text in job.swept.items())}".strip()
         names.append(name)
     return names
 
 
 def _refuse_other_file(output: Path) -> None:
+    """Raise UserError if the report would replace a file that is no report, or its folder does not exist."""
     if not output.parent.is_dir():
         raise UserError(f"there is no folder {output.parent}", where="-o")
     try:
@@ -230,6 +235,7 @@ def _refuse_other_file(output: Path) -> None:
 
 
 def _page(data: Block) -> bytes:
+    """The whole HTML file of a report, with its data and its scripts."""
     # Inside a script element `<` may begin the end tag or a comment.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     scripts = f'<script type="application/json" id="data">{text}</script>\n<script>\n{page_script()}</script>'

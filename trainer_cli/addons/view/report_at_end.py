@@ -44,7 +44,7 @@ class ReportAtEnd:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A second Ctrl-C ends at once.
+        """Write the report unless nothing was trained, or a second Ctrl-C has ended the fit."""
         if self._run is None or isinstance(error, KeyboardInterrupt):
             return
         # Without a new summary nothing was trained: a finished run is left as it is.
@@ -56,14 +56,14 @@ class ReportAtEnd:
                 _write(self._run)
         except _SignalReceived:
             log.debug("a signal has ended the report")
-        # Whatever it is: it must not replace how the run has ended.
+        # An error of the report must not replace how the run has ended.
         except Exception as failure:
             log.warning("%s could not be written: %s", self._run.report_file, failure)
             log.debug("the report failed", exc_info=True)
 
 
 class _SignalReceived(BaseException):
-    """Raised by the handler, in whatever code it interrupts."""
+    """Raised by the handler of signals in the code that it interrupts."""
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
@@ -71,6 +71,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _write(run: RunDir) -> None:
+    """Write the report, unless the run has no step, or it was stopped and its records are long."""
     summary = run.read_summary()
     # A run without a step has nothing to show, and its error is what is read.
     if not summary.get("step"):

@@ -42,15 +42,15 @@ def table(
             row the index of its run; `filter`, whether rows can be searched; `choose`, whether runs and columns can be
             chosen; `progress`, for each row the share of its steps that a running run has made, else None.
     """
-    shown = [index for index, _ in enumerate(columns) if any(row[index] for row in rows)]
-    about = [{"right": name in right, "extra": name in extra, "best": (best or {}).get(name)} for name in columns]
+    filled = [index for index in range(len(columns)) if any(row[index] for row in rows)]
+    heads = []
+    for name in (columns[index] for index in filled):
+        flags = {"right": name in right, "extra": name in extra, "best": (best or {}).get(name)}
+        heads.append({"name": name, **{flag: value for flag, value in flags.items() if value}})
     return {
         "kind": "table",
-        "columns": [
-            {"name": columns[index], **{fact: value for fact, value in about[index].items() if value}}
-            for index in shown
-        ],
-        "rows": [[row[index] for index in shown] for row in rows],
+        "columns": heads,
+        "rows": [[row[index] for index in filled] for row in rows],
         **more,
     }
 
@@ -90,6 +90,7 @@ def curve(
 
 
 def _axes(columns: Columns, rows: Array, began: float) -> Block:
+    """The x values of a curve at these rows: steps, epochs, and seconds since the run began."""
     seconds = columns.time[rows] - began
     return {"step": columns.step[rows].tolist(), "epoch": rounded(columns.epoch[rows]), "time": rounded(seconds, 7)}
 
@@ -138,6 +139,7 @@ def timeline(records: Sequence[RunRecord], names: Sequence[str]) -> Block | None
 
 
 def _lane_order(lane: str) -> tuple[bool, str]:
+    """Sorts lanes of kept checkpoints before those of removed ones."""
     return lane.endswith("removed"), lane
 
 

@@ -49,52 +49,52 @@ def media(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]
 # Cached, because a live page is rendered again whenever another file of the run has changed.
 @lru_cache(maxsize=8)
 def _read_media(file: Path, size_bytes: int, changed_ns: int) -> list[Block]:
-    """The media by name, each with what it shows at some steps."""
+    """Read the media of a run: the name of each, and what it shows at some steps."""
     with open(file, "rb") as content:
         content.seek(max(0, size_bytes - _READ_BYTES))
         lines = content.read(_READ_BYTES).split(b"\n")
     # The first line may be cut off; it is left out then, as no JSON.
-    by_name: dict[tuple[str, str], dict[int, Any]] = {}
+    by_key: dict[tuple[str, str], dict[int, Any]] = {}
     times: dict[int, str] = {}
     for record in parse_rows(lines):
-        step, at = record.get("step"), record.get("time")
-        if isinstance(step, int) and isinstance(at, int | float):
+        step, written_at = record.get("step"), record.get("time")
+        if isinstance(step, int) and isinstance(written_at, int | float):
             # Another program may have written any number.
             with suppress(ValueError, OverflowError, OSError):
-                times[step] = clock_time(at)
+                times[step] = clock_time(written_at)
         for kind in ("images", "texts", "tables", "histograms"):
             values = record.get(kind)
             if isinstance(step, int) and isinstance(values, Mapping):
                 for name, value in values.items():
-                    by_name.setdefault((kind, name), {})[step] = value
-    matrices = {
-        name for (kind, name), values in by_name.items() if kind == "tables" and any(map(_is_matrix, values.values()))
+                    by_key.setdefault((kind, name), {})[step] = value
+    # A matrix is logged as a table and as a picture of it: the numbers say more.
+    pictures = {
+        ("images", name)
+        for (kind, name), values in by_key.items()
+        if kind == "tables" and any(map(_is_matrix, values.values()))
     }
-    # The numbers say more than the picture of them.
     shown = {
         key: _spread(list(values.items()), _MOST_HISTOGRAMS if key[0] == "histograms" else _MOST_STEPS)
-        for key, values in by_name.items()
-        if key not in _pictures(matrices)
+        for key, values in by_key.items()
+        if key not in pictures
     }
     items: dict[tuple[str, str], list[Block]] = {key: [] for key in shown}
     left_bytes = _MOST_BYTES
+    # The newest of each name, then the one before: the oldest are left out if they are too large together.
     for age in range(_MOST_HISTOGRAMS):
         for key, values in shown.items():
             if age >= len(values):
                 continue
             step, value = values[-1 - age]
-            item, size = _item(file.parent, key[0], value)
-            if item is not None and size <= left_bytes:
-                left_bytes -= size
+            item, size_bytes = _item(file.parent, key[0], value)
+            if item is not None and size_bytes <= left_bytes:
+                left_bytes -= size_bytes
                 items[key].insert(0, {"step": step, **item, "time": times.get(step, "")})
     return [{"name": name, "items": steps} for (_, name), steps in items.items() if steps]
 
 
-def _pictures(matrices: set[str]) -> set[tuple[str, str]]:
-    return {("images", name) for name in matrices}
-
-
 def _is_matrix(value: Any) -> bool:
+    """Whether a logged table was marked as a matrix."""
     return isinstance(value, Mapping) and value.get("matrix") is True
 
 
@@ -107,7 +107,13 @@ def _spread(values: list[tuple[int, Any]], most: int) -> list[tuple[int, Any]]:
 
 
 def _item(folder: Path, kind: str, value: Any) -> tuple[Block | None, int]:
-    """What the page draws, and its size in bytes; None for what another program wrote, or an image that is gone."""
+    """What the page draws of a medium at one step, and its size in bytes; None for an image that is gone, and for a
+    value that is not as this program writes it.
+
+    Args:
+        folder: the run's directory.
+        kind: `images`, `texts`, `tables` or `histograms`.
+    """
     if kind == "texts":
         text = str(value)[:_LONGEST_TEXT]
         return {"text": text}, len(text)
@@ -142,12 +148,13 @@ def _item(folder: Path, kind: str, value: Any) -> tuple[Block | None, int]:
 
 
 def _text(cell: Any) -> str:
+    """A cell of a table; empty for None."""
     if cell is None:
         return ""
     return f"{cell:.{_DIGITS}g}" if isinstance(cell, float) else str(cell)
 
 
 def _numbers(values: Any) -> list[float]:
-    """The values, if all are finite numbers."""
+    """The values if they are a list of finite numbers, else an empty list."""
     is_list = isinstance(values, list) and all(type(value) in (int, float) for value in values)
     return values if is_list and all(map(math.isfinite, values)) else []

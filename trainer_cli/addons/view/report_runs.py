@@ -1,4 +1,4 @@
-"""What a page says of runs as a whole: the facts of one, the table of several, and the keys in which they differ."""
+"""The summary of a report: the facts of a single run, the table of runs, and the config keys in which runs differ."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from trainer_cli.runs import RunRecord, RunView
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_clock, format_rate
 
-_SWEPT = 6
-"""Parameters in parallel coordinates."""
+_MOST_SWEPT = 6
+"""Largest number of parameters in parallel coordinates."""
 _SHOWN_KEYS, _MOST_KEYS = 8, 40
 """Config keys that the table of runs shows, and that it holds to be chosen."""
 _MOST_METRICS = 6
@@ -43,25 +43,26 @@ def summary(
         yield from _of_one(records[0])
     elif records:
         yield _ranked(records, names, swept, sweep)
-    if len(records) != 1 and (never := [job for job in sweep if not job.run_dir.is_dir()]):
-        keys = list(dict.fromkeys(key for job in never for key in job.swept))
-        rows = [[*(job.swept.get(key, "") for key in keys), job.status, job.reason] for job in never]
+    if len(records) != 1 and (without_run := [job for job in sweep if not job.run_dir.is_dir()]):
+        keys = list(dict.fromkeys(key for job in without_run for key in job.swept))
+        rows = [[*(job.swept.get(key, "") for key in keys), job.status, job.reason] for job in without_run]
         yield table([*keys, "state", "reason"], rows, title="Jobs of the sweep without a run")
-    yield from sweep_charts(records, swept[:_SWEPT])
+    yield from sweep_charts(records, swept[:_MOST_SWEPT])
 
 
 def _of_one(record: RunRecord) -> Iterator[Block]:
     """A banner if it ended badly, its facts, and its notes."""
     view = record.view
     if view.state in _ENDED_BADLY:
-        first = first_sentence(view.reason)
-        yield {"kind": "banner", "state": view.state, "text": first, "more": view.reason[len(first) :].strip()}
+        sentence = first_sentence(view.reason)
+        yield {"kind": "banner", "state": view.state, "text": sentence, "more": view.reason[len(sentence) :].strip()}
     yield {"kind": "facts", "items": list(_facts(record))}
     if record.notes:
         yield {"kind": "text", "title": "Notes", "text": record.notes}
 
 
 def _facts(record: RunRecord) -> Iterator[tuple[str, str] | tuple[str, str, float]]:
+    """Name and text of each fact that is known of a run; the step of a running one with the share that is done."""
     view, summary, environment = record.view, record.summary, record.environment
     # The banner has the reason of a bad end.
     reason = "" if view.state in _ENDED_BADLY else view.reason
@@ -138,36 +139,36 @@ def runs_table(
     """
     metrics, keys = metrics[:_MOST_METRICS], keys[:_MOST_KEYS]
     labels = {key: key if label in _COLUMNS else label for key, label in short_keys(keys).items()}
-    first = [key for key in keys if _is_of_interest(key, sweep)]
-    others = [key for key in keys if key not in first]
+    keys_before = [key for key in keys if _is_of_interest(key, sweep)]
+    keys_after = [key for key in keys if key not in keys_before]
     best = [f"best {name}" for name in metrics]
     # The reason beside the state: at the end a narrow window would not show it.
     columns = [
-        *_COLUMNS[:3], *(labels[key] for key in first), *_COLUMNS[3:7], *best, *(labels[key] for key in others),
-        *_COLUMNS[7:],
+        *_COLUMNS[:3], *(labels[key] for key in keys_before), *_COLUMNS[3:7], *best,
+        *(labels[key] for key in keys_after), *_COLUMNS[7:],
     ]  # fmt: skip
     forks = forks_among([row.summary for row in rows])
-    parents = {at: f"{rows[fork.parent].name} at step {fork.step:,}" for at, fork in forks.items()}
+    parents = {index: f"{rows[fork.parent].name} at step {fork.step:,}" for index, fork in forks.items()}
     cells = [
         [
             row.name,
             row.view.state,
             reason_of(row.view, row.problems),
-            *(row.config.get(key, "") for key in first),
+            *(row.config.get(key, "") for key in keys_before),
             _progress(row.view),
             "" if row.view.steps_per_s is None else format_rate(row.view.steps_per_s),
             "" if (left_s := _left_s(row.view)) is None else format_clock(left_s),
             number(row.view.loss),
             *(_best(row, metric) for metric in metrics),
-            *(row.config.get(key, "") for key in others),
+            *(row.config.get(key, "") for key in keys_after),
             duration(row.summary.get("wall_time_s")),
             clock_time(_began(row.summary)),
             str(len(row.summary.get("attempts") or ())),
-            parents.get(at, ""),
+            parents.get(index, ""),
             tags_and_notes(row.config)[0],
             row.notes.partition("\n")[0].lstrip("# ") or tags_and_notes(row.config)[1],
         ]
-        for at, row in enumerate(rows)
+        for index, row in enumerate(rows)
     ]  # fmt: skip
     modes = {f"best {name}": mode for row in reversed(rows) for name, mode in row.modes.items() if name in metrics}
     return table(
@@ -189,16 +190,17 @@ def _ranked(
 ) -> Block:
     """The table of the runs of a report; the best comes first."""
     metrics = rank_metrics(records)
-    order = list(range(len(records)))
+    ranked = list(enumerate(records))
     if metrics:
         sign = -1 if any(record.modes.get(metrics[0]) == Mode.max for record in records) else 1
-        order.sort(key=lambda at: sign * records[at].best.get(metrics[0], (sign * math.inf, 0))[0])
+        # A run without a value comes last: sign * sign * infinity.
+        ranked.sort(key=lambda item: sign * item[1].best.get(metrics[0], (sign * math.inf, 0))[0])
     rows = [
         RunRow(
-            at, names[at], record.view, record.config, record.summary, record.best, record.modes, record.problems,
+            run, names[run], record.view, record.config, record.summary, record.best, record.modes, record.problems,
             record.notes,
         )
-        for at in order if (record := records[at])
+        for run, record in ranked
     ]  # fmt: skip
     title = f"Runs, the best {metrics[0]} first" if metrics else "Runs"
     return runs_table(rows, metrics, keys, sweep, title=title, marked=[0] if metrics else [])
@@ -232,6 +234,7 @@ def _left_s(view: RunView) -> float | None:
 
 
 def _progress(view: RunView) -> str:
+    """The step, the last one and the share done, as far as they are known: `1,200 of 5,000 (24%)`."""
     if view.step is None:
         return ""
     share = share_done(view)
@@ -240,8 +243,9 @@ def _progress(view: RunView) -> str:
 
 
 def _began(summary: Mapping[str, Any]) -> float | None:
-    attempts = summary.get("attempts")
-    return unix(attempts[0].get("started")) if attempts else None
+    """When the first attempt of a run began, in Unix seconds; None if it has none."""
+    attempts_of_run = summary.get("attempts")
+    return unix(attempts_of_run[0].get("started")) if attempts_of_run else None
 
 
 def reason_of(view: RunView, problems: Iterable[str]) -> str:
@@ -257,19 +261,22 @@ def tags_and_notes(config: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _swept(sweep: Sequence[SweepJob]) -> list[str]:
+    """The config keys that the jobs set, each once."""
     return list(dict.fromkeys(key for job in sweep for key in job.swept))
 
 
 def _is_of_interest(key: str, sweep: Sequence[SweepJob]) -> bool:
+    """Whether a config key is swept or a learning rate."""
     return key in _swept(sweep) or _RATE.search(key) is not None
 
 
 def differing(configs: Sequence[Mapping[str, str]], sweep: Sequence[SweepJob]) -> list[str]:
     """The keys of the config that differ between runs: those that a sweep names, then learning rates, then the rest."""
-    named = _swept(sweep)
+    swept = _swept(sweep)
     keys = dict.fromkeys(key for config in configs for key in config if key not in OF_ONE_RUN)
     different = [key for key in keys if len({config.get(key) for config in configs}) > 1]
-    return sorted(different, key=lambda key: (named.index(key) if key in named else len(named), not _RATE.search(key)))
+    # Keys that no sweep names come after it; of these, False sorts learning rates first.
+    return sorted(different, key=lambda key: (swept.index(key) if key in swept else len(swept), not _RATE.search(key)))
 
 
 ALL_RUNS = "all runs"

@@ -31,6 +31,7 @@ from trainer_cli.addons.view.sweep_file import SweepJob
 from trainer_cli.environment import unix
 from trainer_cli.runs import BestSettings, RunRecord, Series, ValidationRow
 
+Records = Sequence[RunRecord]
 Draw = Callable[[int, RunRecord, str], Block | None]
 """Makes the curve of the run at an index; None if it has none."""
 _BUCKETS = 2000
@@ -41,11 +42,12 @@ _OPEN_ROWS = 12
 """Rows from which a table is shown only after a click."""
 _MOST_CONFIGS = 8
 """Largest number of runs whose whole configs are shown, not only what differs."""
+_MOST_CHECKPOINT_METRICS = 4
 _RATES = ("samples_per_s", "tokens_per_s", "steps_per_s")
 
 
 def sections(
-    records: Sequence[RunRecord],
+    records: Records,
     names: Sequence[str],
     validated_elsewhere: Mapping[str, Sequence[ValidationRow]],
     sweep: Sequence[SweepJob] = (),
@@ -81,10 +83,12 @@ def sections(
 
 
 def _is_rate(name: str) -> bool:
+    """Whether a metric of the training is a throughput."""
     return name.startswith("train/") and name.rpartition("/")[2] in _RATES
 
 
 def _is_setting(name: str) -> bool:
+    """Whether a metric of the training is a learning rate or a norm."""
     last = name.partition("/")[2].lower()
     return name.startswith("train/") and (_is_learning_rate(name) or "norm" in last)
 
@@ -94,7 +98,7 @@ def _is_learning_rate(name: str) -> bool:
     return last.startswith("lr") or last.endswith("/lr")
 
 
-def _buckets(records: Sequence[RunRecord]) -> int:
+def _buckets(records: Records) -> int:
     # A page of a hundred runs must still open in a browser.
     return max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(records)))
 
@@ -133,94 +137,100 @@ def metric_series(record: RunRecord, name: str) -> Series | None:
 
 
 def _pace(record: RunRecord) -> Series:
-    began = [at for attempt in record.attempts if (at := unix(attempt.get("started"))) is not None]
-    return pace(record.columns, began)
+    """Seconds per step between records; the time between two attempts does not count."""
+    starts = [started for attempt in record.attempts if (started := unix(attempt.get("started"))) is not None]
+    return pace(record.columns, starts)
 
 
-def _metrics(records: Sequence[RunRecord], draw: Draw, is_included: Callable[[str], bool]) -> Iterator[Block]:
+def _metrics(records: Records, draw: Draw, is_included: Callable[[str], bool]) -> Iterator[Block]:
+    """A chart of each metric of which `is_included` is true; metrics with the same last part share one."""
     names = list(dict.fromkeys(name for record in records for name in record.columns.metrics if is_included(name)))
     for title, members in by_last_part(names):
         yield _chart(records, draw, title, members)
 
 
-def _chart(records: Sequence[RunRecord], draw: Draw, title: str, members: Sequence[str]) -> Block:
+def _chart(records: Records, draw: Draw, title: str, members: Sequence[str]) -> Block:
+    """One chart with the curves of the metrics `members` of all runs."""
     drawn = [draw(run, record, name) for name in members for run, record in enumerate(records)]
     curves = [line for line in drawn if line is not None]
     return {"kind": "chart", "title": title, "curves": curves, "restarts": _restarts(records, curves)}
 
 
-def _machine(records: Sequence[RunRecord], draw: Draw) -> Iterator[Block]:
+def _machine(records: Records, draw: Draw) -> Iterator[Block]:
+    """The charts of the machine, over time: its steps may begin again."""
     for title, names in machine_charts(records).items():
         yield {**_chart(records, draw, title, names), "axis": "time"}
 
 
-def _restarts(records: Sequence[RunRecord], curves: Sequence[Block]) -> list[Block]:
+def _restarts(records: Records, curves: Sequence[Block]) -> list[Block]:
     """Where later attempts of the runs began that have a curve in the chart."""
     runs = sorted({line["run"] for line in curves})
     return [mark for run in runs for mark in restarts(run, records[run])]
 
 
-def _validation(
-    records: Sequence[RunRecord], validated_elsewhere: Mapping[str, Sequence[ValidationRow]]
-) -> Iterator[Block]:
-    """Charts and a table of what `train validate` measured."""
-    sources = [*(record.validation for record in records), *validated_elsewhere.values()]
-    everything = [row for rows in sources for row in rows]
-    charts: dict[str, list[Block]] = {}
-    for run, rows in enumerate(sources):
-        for metric in dict.fromkeys(key for row in rows for key in row.metrics):
-            for loader in dict.fromkeys(row.loader for row in rows if metric in row.metrics):
-                of_loader = [row for row in rows if row.loader == loader and metric in row.metrics]
-                name, steps, values = (
-                    f"{loader}/{metric}",
-                    [row.step for row in of_loader],
-                    [row.metrics[metric] for row in of_loader],
-                )
-                charts.setdefault(metric, []).append(points(run, name, steps, values, name))
-    for run, record in enumerate(records):
-        measured = when_saved(record)
-        for name in dict.fromkeys(name for values in measured.values() for name in values):
-            steps = [step for step, values in measured.items() if name in values]
-            values = [measured[step][name] for step in steps]
-            shown = f"{name} in training"
-            charts.setdefault(name.partition("/")[2], []).append(points(run, shown, steps, values, shown))
+def _validation(records: Records, validated_elsewhere: Mapping[str, Sequence[ValidationRow]]) -> Iterator[Block]:
+    """Charts of metrics over the steps of checkpoints, and a table of what `train validate` measured."""
+    rows_of_runs = [*(record.validation for record in records), *validated_elsewhere.values()]
+    all_rows = [row for rows in rows_of_runs for row in rows]
     if len(validated_elsewhere) > 1:
         lines = [[name, str(len({row.checkpoint for row in rows}))] for name, rows in validated_elsewhere.items()]
-        numbers = list(range(len(records), len(sources)))
+        numbers = list(range(len(records), len(rows_of_runs)))
         yield table(["run", "checkpoints"], lines, right=["checkpoints"], title="Runs", runs=numbers, choose=True)
-    for metric, curves in charts.items():
+    for metric, curves in _validation_curves(records, rows_of_runs).items():
         # A single point of each run repeats the charts of its training.
-        if any(metric in row.metrics for row in everything) or any(len(line["step"]) > 1 for line in curves):
+        if any(metric in row.metrics for row in all_rows) or any(len(line["step"]) > 1 for line in curves):
             yield {"kind": "chart", "title": metric, "curves": curves, "restarts": []}
-    if everything:
-        metrics = list(dict.fromkeys(key for row in everything for key in row.metrics))
-        best, rule = BestSettings.common(record.settings for record in records).best_row(everything)
-        cells = [
-            [
-                row.checkpoint,
-                f"{row.step:,}",
-                row.loader,
-                row.weights,
-                *(number(row.metrics.get(name)) for name in metrics),
-            ]
-            for row in everything
-        ]
-        yield table(
-            ["checkpoint", "step", "loader", "weights", *metrics],
-            cells,
-            right=["step", *metrics],
-            best=best_modes(metrics, records),
-            title="Results of train validate" + (f"; marked: the {rule.note}" if rule is not None else ""),
-            marked=[] if best is None else [best],
-            **_fold(cells),
-        )
+    if all_rows:
+        yield _validation_table(records, all_rows)
 
 
-def _checkpoints(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
-    if (drawn := timeline(records, names)) is not None:
-        yield drawn
-    measured = [when_saved(record) for record in records]
-    metrics = list(dict.fromkeys(name for steps in measured for values in steps.values() for name in values))[:4]
+def _validation_curves(records: Records, rows_of_runs: Sequence[Sequence[ValidationRow]]) -> dict[str, list[Block]]:
+    """Metric -> its curves: one for each run and loader of `train validate`, then those measured in training."""
+    charts: dict[str, list[Block]] = {}
+    for run, rows in enumerate(rows_of_runs):
+        for metric in dict.fromkeys(key for row in rows for key in row.metrics):
+            measured = [row for row in rows if metric in row.metrics]
+            for loader in dict.fromkeys(row.loader for row in measured):
+                of_loader = [row for row in measured if row.loader == loader]
+                steps, values = [row.step for row in of_loader], [row.metrics[metric] for row in of_loader]
+                name = f"{loader}/{metric}"
+                charts.setdefault(metric, []).append(points(run, name, steps, values, name))
+    for run, record in enumerate(records):
+        at_saves = when_saved(record)
+        for name in dict.fromkeys(name for metrics in at_saves.values() for name in metrics):
+            steps = [step for step, metrics in at_saves.items() if name in metrics]
+            values = [at_saves[step][name] for step in steps]
+            label = f"{name} in training"
+            charts.setdefault(name.partition("/")[2], []).append(points(run, label, steps, values, label))
+    return charts
+
+
+def _validation_table(records: Records, rows: Sequence[ValidationRow]) -> Block:
+    """What `train validate` measured, one row for each checkpoint and loader; the best row is marked."""
+    metrics = list(dict.fromkeys(key for row in rows for key in row.metrics))
+    best, rule = BestSettings.common(record.settings for record in records).best_row(rows)
+    cells = [
+        [row.checkpoint, f"{row.step:,}", row.loader, row.weights, *(number(row.metrics.get(name)) for name in metrics)]
+        for row in rows
+    ]
+    return table(
+        ["checkpoint", "step", "loader", "weights", *metrics],
+        cells,
+        right=["step", *metrics],
+        best=best_modes(metrics, records),
+        title="Results of train validate" + (f"; marked: the {rule.note}" if rule is not None else ""),
+        marked=[] if best is None else [best],
+        **_fold(cells),
+    )
+
+
+def _checkpoints(records: Records, names: Sequence[str]) -> Iterator[Block]:
+    """The timeline of the checkpoints, and a table: when each was saved and removed, why, and its metrics."""
+    if (lanes := timeline(records, names)) is not None:
+        yield lanes
+    at_saves = [when_saved(record) for record in records]
+    metrics = list(dict.fromkeys(name for steps in at_saves for values in steps.values() for name in values))
+    metrics = metrics[:_MOST_CHECKPOINT_METRICS]
     rows = [
         [
             names[run],
@@ -231,7 +241,7 @@ def _checkpoints(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator
             clock_time(checkpoint.life.saved_at),
             what_became(checkpoint),
             clock_time(checkpoint.life.removed_at),
-            *(number(measured[run].get(checkpoint.life.step or 0, {}).get(name)) for name in metrics),
+            *(number(at_saves[run].get(checkpoint.life.step or 0, {}).get(name)) for name in metrics),
         ]
         for run, record in enumerate(records)
         for checkpoint in record.checkpoints
@@ -242,7 +252,8 @@ def _checkpoints(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator
         yield _of_runs(records, columns, rows, right=["step", *metrics], best=best, title="Saves and removals")
 
 
-def _throughput(records: Sequence[RunRecord], names: Sequence[str], draw: Draw) -> Iterator[Block]:
+def _throughput(records: Records, names: Sequence[str], draw: Draw) -> Iterator[Block]:
+    """Charts of rates and of the time of a step, and a table of the longest pauses."""
     yield from _metrics(records, draw, _is_rate)
     rows = []
     for run, record in enumerate(records):
@@ -277,7 +288,8 @@ def _meanwhile(record: RunRecord, row: int) -> str:
     return ", ".join(events) or "nothing that is recorded"
 
 
-def _config(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+def _config(records: Records, names: Sequence[str]) -> Iterator[Block]:
+    """The config of a single run. To compare runs: the keys that differ, and the whole configs of a few runs."""
     if len(records) == 1:
         rows = [[key, value, records[0].places.get(key, "default")] for key, value in records[0].config.items()]
         if rows:
@@ -291,17 +303,18 @@ def _config(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Bloc
     every_key = dict.fromkeys(key for config in configs for key in config)
     if len(records) <= _MOST_CONFIGS and every_key:
         rows = [[key, *(config.get(key, NOT_SET) for config in configs)] for key in every_key]
-        marked = [at for at, key in enumerate(every_key) if key in keys]
+        marked = [row for row, key in enumerate(every_key) if key in keys]
         title = "The whole configs side by side; marked: what differs"
         yield table(["key", *names], rows, title=title, fold=True, filter=True, marked=marked)
 
 
-def _attempts(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+def _attempts(records: Records, names: Sequence[str]) -> Iterator[Block]:
+    """A table of the attempts of each run: why and where each began and ended."""
+    keys = ("attempt", "status", "reason", "start_step", "step")
     rows = [
         [
             names[run],
-            *(str(attempt[key]) if attempt.get(key) is not None else "" for key in ("attempt", "status", "reason")),
-            *(str(attempt[key]) if attempt.get(key) is not None else "" for key in ("start_step", "step")),
+            *("" if attempt.get(key) is None else str(attempt[key]) for key in keys),
             clock_time(unix(attempt.get("started"))),
             clock_time(unix(attempt.get("ended"))),
             duration(attempt.get("wall_time_s")),
@@ -317,18 +330,19 @@ def _attempts(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Bl
         yield _of_runs(records, columns, rows, right=["attempt", "from step", "to step", "time"])
 
 
-def _environment(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
-    keys = list(dict.fromkeys(key for record in records for key in record.environment))
+def _environment(records: Records, names: Sequence[str]) -> Iterator[Block]:
+    """Versions and machines: a table of what is the same in all runs, and one of what differs."""
+    keys = dict.fromkeys(key for record in records for key in record.environment)
     values = {key: [record.environment.get(key, "") for record in records] for key in keys}
-    same = [[key, texts[0]] for key, texts in values.items() if len(set(texts)) == 1]
-    if same:
-        yield table(["name", "value"], same, title="" if len(records) == 1 else "The same in all runs")
+    shared = [[key, texts[0]] for key, texts in values.items() if len(set(texts)) == 1]
+    if shared:
+        yield table(["name", "value"], shared, title="" if len(records) == 1 else "The same in all runs")
     different = [[key, *texts] for key, texts in values.items() if len(set(texts)) > 1]
     if different:
         yield table(["name", *names], different, title="What differs", **_fold(different))
 
 
-def _of_runs(records: Sequence[RunRecord], columns: Sequence[str], rows: Sequence[Sequence[str]], **more: Any) -> Block:
+def _of_runs(records: Records, columns: Sequence[str], rows: Sequence[Sequence[str]], **more: Any) -> Block:
     """A table whose first column names the run; a report of a single run leaves it out."""
     if len(records) == 1:
         columns, rows = columns[1:], [row[1:] for row in rows]
@@ -336,4 +350,5 @@ def _of_runs(records: Sequence[RunRecord], columns: Sequence[str], rows: Sequenc
 
 
 def _fold(rows: Sequence[Any]) -> dict[str, Any]:
+    """The argument of `table` that shows a table of these rows only after a click, if they are many."""
     return {"fold": True} if len(rows) > _OPEN_ROWS else {}

@@ -36,23 +36,30 @@ def sweep_charts(records: Sequence[RunRecord], swept: Sequence[str]) -> Iterator
     if not metrics or not swept or len(records) < _FEWEST_RUNS:
         return
     metrics = metrics[:_MOST_METRICS]
-    first = metrics[0]
-    ranked = [at for at, record in enumerate(records) if math.isfinite(record.best.get(first, (math.nan, 0))[0])]
+    ranking_metric = metrics[0]
+    ranked = [
+        run for run, record in enumerate(records) if math.isfinite(record.best.get(ranking_metric, (math.nan, 0))[0])
+    ]
     if not ranked:
         return
     labels = short_keys(swept)
-    parameters = {labels[key]: [records[at].config.get(key, NOT_SET) for at in ranked] for key in swept}
-    values = {name: [records[at].best.get(name, (math.nan, 0))[0] for at in ranked] for name in metrics}
-    whole = [name for name in metrics if all(map(math.isfinite, values[name]))]
+    parameters = {labels[key]: [records[run].config.get(key, NOT_SET) for run in ranked] for key in swept}
+    values = {name: [records[run].best.get(name, (math.nan, 0))[0] for run in ranked] for name in metrics}
+    complete = [name for name in metrics if all(map(math.isfinite, values[name]))]
     axes = [parameter_axis(name, texts) for name, texts in parameters.items()]
-    axes += [{"label": f"best {name}", "values": _rounded(values[name]), "metric": True} for name in whole]
+    axes += [{"label": f"best {name}", "values": _rounded(values[name]), "metric": True} for name in complete]
+    # Each with a list of its own: a server renumbers the runs of a block in place.
     yield {"kind": "parallel", "title": "Parameters and best metrics", "axes": axes, "runs": list(ranked)}
     yield {"kind": "scatter", "title": "Metric against parameter", "axes": axes, "runs": list(ranked)}
     if len(ranked) < max(_FEWEST_EXPLAINED, len(parameters) + 1):
         return
-    if scores := importance(parameters, values[first]):
+    if scores := importance(parameters, values[ranking_metric]):
         bars = [[name, share, f"{share:.0%}"] for name, share in scores.items()]
-        yield {"kind": "bars", "title": f"Share of the differences in {first} that a parameter explains", "bars": bars}
+        yield {
+            "kind": "bars",
+            "title": f"Share of the differences in {ranking_metric} that a parameter explains",
+            "bars": bars,
+        }
 
 
 def parameter_axis(label: str, texts: Sequence[str]) -> Block:
@@ -93,6 +100,7 @@ def _numbers(texts: Sequence[str]) -> list[float] | None:
 
 
 def _floats(texts: Sequence[str]) -> list[float] | None:
+    """The texts as finite numbers; None if one is not."""
     try:
         numbers = [float(text) for text in texts]
     except ValueError:
@@ -110,8 +118,8 @@ def _natural(text: str) -> tuple[Any, ...]:
     try:
         duration = Duration.parse(text)
     except ValueError:
-        parts = _DIGIT_RUNS.split(text)
-        return (2, [(int(part), "") if part.isdecimal() else (-1, part) for part in parts])
+        pieces = _DIGIT_RUNS.split(text)
+        return (2, [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces])
     return (1, duration.unit, duration.value)
 
 
@@ -128,15 +136,18 @@ def importance(parameters: Mapping[str, Sequence[str]], values: Sequence[float])
         return {}
     scores: dict[str, float] = {}
     for name, texts in parameters.items():
-        groups = {text: ranks[[other == text for other in texts]] for text in dict.fromkeys(texts)}
+        # The ranks of the runs with each value of the parameter.
+        groups = {value: ranks[[text == value for text in texts]] for value in dict.fromkeys(texts)}
         if len(groups) < 2:
             continue
         numbers = _numbers(texts)
         if len(groups) == len(texts):
+            # All differ: squared Spearman correlation, which needs an order.
             if numbers is not None:
                 scores[name] = float(np.corrcoef(_ranks(numbers), ranks)[0, 1] ** 2)
             continue
         within = sum(float(((group - group.mean()) ** 2).sum()) for group in groups.values())
+        # What chance alone explains with so many values is taken off.
         noise = within / (len(texts) - len(groups))
         scores[name] = max(0.0, (total - within - (len(groups) - 1) * noise) / total)
     return dict(sorted(scores.items(), key=lambda item: -item[1]))
@@ -151,6 +162,7 @@ def _ranks(values: Sequence[float]) -> Array:
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
+    """The numbers with as many digits as a chart needs."""
     return [float(f"{value:.{_DIGITS}g}") for value in values]
 
 

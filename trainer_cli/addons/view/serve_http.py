@@ -25,6 +25,11 @@ from trainer_cli.addons.view.serve_runs import ServedRuns, to_json
 
 log = logging.getLogger(__name__)
 
+Query = Mapping[str, list[str]]
+"""The parameters of a request, each with its values."""
+Answer = tuple[str, str]
+"""The media type and the content of an answer."""
+
 _SCRIPT = Path(__file__).with_name("serve_page.js")
 _COOKIE = "train-serve"
 _AXES = ("step", "epoch", "time")
@@ -66,9 +71,9 @@ class RunServer(ThreadingHTTPServer):
             self.address_family = socket.AF_INET6
         self.token = None if is_local(host) else secrets.token_urlsafe(16)
         super().__init__((host, port), _Handler)
-        shown = f"[{host}]" if ":" in host else host
-        self.hosts = {f"{name}:{self.server_port}" for name in (shown, "localhost", "127.0.0.1", "[::1]")}
-        self.url = f"http://{shown}:{self.server_port}/{'' if self.token is None else f'?token={self.token}'}"
+        in_url = f"[{host}]" if ":" in host else host
+        self.hosts = {f"{name}:{self.server_port}" for name in (in_url, "localhost", "127.0.0.1", "[::1]")}
+        self.url = f"http://{in_url}:{self.server_port}/{'' if self.token is None else f'?token={self.token}'}"
 
     def server_bind(self) -> None:
         """Bind without the lookup of the host's name, which may ask a network."""
@@ -90,6 +95,8 @@ def is_local(host: str) -> bool:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers the requests of one connection, in a thread of its own."""
+
     server: RunServer
     protocol_version = "HTTP/1.1"
     timeout = _SILENT_S
@@ -109,16 +116,17 @@ class _Handler(BaseHTTPRequestHandler):
         if answer is None:
             return self._refuse(HTTPStatus.NOT_FOUND, "Page not found.")
         try:
-            kind, content = answer(self.server.runs, query)
+            media_type, content = answer(self.server.runs, query)
         except BadRequest as error:
             return self._refuse(HTTPStatus.BAD_REQUEST, str(error))
         except Exception as error:
             log.warning("%s could not be answered: %s: %s", address.path, type(error).__name__, error)
             log.debug("the answer failed", exc_info=True)
             return self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
-        self._send(HTTPStatus.OK, kind, content.encode(errors="replace"))
+        self._send(HTTPStatus.OK, media_type, content.encode(errors="replace"))
 
-    def _has_token(self, token: str, query: Mapping[str, list[str]]) -> bool:
+    def _has_token(self, token: str, query: Query) -> bool:
+        """Whether the request has the token, in its address or in the cookie that an earlier answer has set."""
         try:
             cookie = SimpleCookie(self.headers.get("Cookie", "")).get(_COOKIE)
         except CookieError:
@@ -127,13 +135,15 @@ class _Handler(BaseHTTPRequestHandler):
         return any(hmac.compare_digest(text.encode(), token.encode()) for text in sent)
 
     def _refuse(self, status: HTTPStatus, text: str) -> None:
+        """Answer with an error, and close the connection."""
         # What a body may hold is not read: the next request would begin in it.
         self.close_connection = True
         self._send(status, "text/plain", text.encode())
 
-    def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+    def _send(self, status: HTTPStatus, media_type: str, content: bytes) -> None:
+        """Answer with the content; a page that is allowed also gets the token as a cookie."""
         self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Type", f"{media_type}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         for name, value in _HEADERS.items():
             self.send_header(name, value)
@@ -147,30 +157,36 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are not printed."""
 
 
-def _frame(runs: ServedRuns, query: Mapping[str, list[str]]) -> tuple[str, str]:
+def _frame(runs: ServedRuns, query: Query) -> Answer:
     return "text/html", page_frame("", '<script src="/page.js"></script>')
 
 
-def _script(runs: ServedRuns, query: Mapping[str, list[str]]) -> tuple[str, str]:
+def _script(runs: ServedRuns, query: Query) -> Answer:
     return "text/javascript", page_script() + _SCRIPT.read_text("utf-8")
 
 
-def _overview(runs: ServedRuns, query: Mapping[str, list[str]]) -> tuple[str, str]:
+def _overview(runs: ServedRuns, query: Query) -> Answer:
     return "application/json", to_json(runs.overview(_numbers(query)))
 
 
-def _page(runs: ServedRuns, query: Mapping[str, list[str]]) -> tuple[str, str]:
+def _page(runs: ServedRuns, query: Query) -> Answer:
     return "application/json", to_json(runs.page(_numbers(query)))
 
 
-def _curves(runs: ServedRuns, query: Mapping[str, list[str]]) -> tuple[str, str]:
+def _curves(runs: ServedRuns, query: Query) -> Answer:
+    """Answer with the curves of metrics of some runs, over an axis."""
     axis = query.get("x", ["step"])[0]
     if axis not in _AXES:
         raise BadRequest(f"x is one of {', '.join(_AXES)}")
     return "application/json", runs.curves(_numbers(query), query.get("name", []), axis)
 
 
-def _numbers(query: Mapping[str, list[str]]) -> list[int]:
+def _numbers(query: Query) -> list[int]:
+    """The numbers of the runs that a request asks for; none if it names none.
+
+    Raises:
+        BadRequest: they are no whole numbers.
+    """
     try:
         numbers = json.loads(f"[{query.get('runs', [''])[0]}]")
     except (ValueError, RecursionError):
@@ -180,7 +196,8 @@ def _numbers(query: Mapping[str, list[str]]) -> list[int]:
     return list(numbers)
 
 
-_ANSWERS: Mapping[str, Callable[[ServedRuns, Mapping[str, list[str]]], tuple[str, str]]] = {
+# Path of a request -> makes the media type and the content of its answer from the parameters.
+_ANSWERS: Mapping[str, Callable[[ServedRuns, Query], Answer]] = {
     "/": _frame,
     "/page.js": _script,
     "/api/runs": _overview,

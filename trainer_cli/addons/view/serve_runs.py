@@ -50,13 +50,15 @@ class ServedRuns:
             number_of = self._find()
             views = [(run, view) for run in number_of if (view := run.look(now)) is not None]
             views.sort(key=lambda item: item[1].position)
-            views = [views[at] for at in beside_parents([run.summary for run, _ in views])]
+            # A fork stands beside the run it began from.
+            views = [views[index] for index in beside_parents([run.summary for run, _ in views])]
             names = [_name(run.path, self.root) for run, _ in views]
             compared = [run for run, _ in views if number_of[run] in numbers] or [run for run, _ in views]
             jobs = _sweep_jobs(run.path for run in compared)
             keys = differing([run.config for run in compared], jobs)
             rows = [_row(number_of[run], run, view, name) for (run, view), name in zip(views, names, strict=True)]
-            block = runs_table(rows, list(dict.fromkeys(name for row in rows for name in row.best)), keys, jobs)
+            metrics = list(dict.fromkeys(name for row in rows for name in row.best))
+            block = runs_table(rows, metrics, keys, jobs)
             versions = {str(number_of[run]): run.version for run, _ in views}
             self._read_ahead()
         return {
@@ -103,8 +105,10 @@ class ServedRuns:
         with self._lock:
             records = {number: run.record(now) for number, run in self._choose(numbers).items()}
             buckets = max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(records)))
-            drawn = [_curve(*item, name, axis, buckets) for name in metrics for item in records.items()]
-        return f"[{','.join(text for text in drawn if text is not None)}]"
+            texts = [
+                _curve(number, record, name, axis, buckets) for name in metrics for number, record in records.items()
+            ]
+        return f"[{','.join(text for text in texts if text is not None)}]"
 
     def close(self) -> None:
         """End the thread that reads ahead."""
@@ -119,6 +123,7 @@ class ServedRuns:
         return self._numbers
 
     def _choose(self, numbers: Sequence[int]) -> dict[int, Run]:
+        """Number -> run, in the order of the request; numbers of runs that are gone are left out."""
         # By number: no part of a request becomes a path.
         by_number = {number: run for run, number in self._numbers.items()}
         return {number: by_number[number] for number in numbers if number in by_number}
@@ -130,6 +135,7 @@ class ServedRuns:
             self._reading.start()
 
     def _read_all(self) -> None:
+        """Read every run, in the thread that reads ahead."""
         with self._lock:
             runs = list(self._numbers)
         for run in runs:
@@ -142,11 +148,12 @@ class ServedRuns:
 
 
 def _name(path: Path, root: Path) -> str:
+    """The path below the root of the server; the name of the root's folder if that is the run."""
     return path.resolve().name if path == root else os.path.relpath(path, root)
 
 
 def _row(number: int, run: Run, view: RunView, name: str) -> RunRow:
-    """Its best metrics as read last; before its records are read, those of the summary."""
+    """The row of a run in the table; best metrics as read last, or those of its summary if nothing was read yet."""
     record = run.last_record
     if record is not None:
         best, modes = record.best, record.modes
