@@ -38,7 +38,7 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether each value of a tensor can be looked at: it is not sparse, not nested, and not on the device `meta`."""
+    """Whether every value of a tensor can be read: it is not sparse, not nested, and not on the device `meta`."""
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
 
 

@@ -69,7 +69,8 @@ class SampleCheck:
 def _contradiction(batch: Any, size: int) -> str | None:
     """Why a batch may not hold as many samples as its loader states, or None."""
     values = list(_walk(batch))
-    if any(_rows(value) == size or (isinstance(value, list | tuple) and len(value) == size) for value in values):
+    lists = (value for value in values if isinstance(value, list | tuple))
+    if size in map(_rows, values) or size in map(len, lists):
         return None
     rows = next(filter(None, map(_rows, values)), None)
     return None if rows is None else f"its first tensor has {format_count(rows, 'row')}"
@@ -88,6 +89,7 @@ def _ambiguity(batch: Any, size: int, batch_size: int | None) -> str | None:
 
 
 def _are_samples(batch: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether the items of a list look like samples: at least two mappings with the same keys."""
     return len(batch) > 1 and all(isinstance(item, Mapping) and item.keys() == batch[0].keys() for item in batch)
 
 

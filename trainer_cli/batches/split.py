@@ -75,7 +75,8 @@ def _are_samples(batch: list[Any] | tuple[Any, ...], size: int) -> bool:
     dims = {tensor.ndim for tensor in tensors}
     is_square = all(isinstance(item, list | tuple) and len(item) == size for item in batch)
     # Tensors that differ in rank are fields, and so are vectors: a sample of a vector would be as long as the batch.
-    if (len(dims) == 1 and dims != {1}) if fit_fields else is_square:
+    is_ambiguous = len(dims) == 1 and dims != {1} if fit_fields else is_square
+    if is_ambiguous:
         raise UserError(
             f"a batch of {format_count(size, 'sample')} is a {type(batch).__name__} of {format_count(size, 'item')}, "
             f"each of length {size}: it may hold samples, or fields of all samples",

@@ -67,14 +67,18 @@ class CheckFinite(Callback):
         self._skips = torch.zeros(())
         """1 if an optimizer is not stepped in this step."""
         self._skipped = torch.zeros(())
+        """Number of steps skipped, on the device."""
         self._buffers: tuple[list[Tensor], list[Tensor]] = ([], [])
         """Buffers of the model, and copies from before this step."""
         self._in_step = False
+        """Whether a batch of the present step was seen, so that the buffers are copied."""
         self._scales_only_here = False
+        """Whether losses are scaled for this callback alone, by 1: the precision needs no scale."""
 
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Prepare to skip steps: without a loss scale there is one of 1, whose flag skips a step on the device."""
         skips = self.policy is NotFinitePolicy.skip
         loop.leave_out_not_finite = skips
         self._scales_only_here = skips and not trainer.precision.scaler(trainer.device)
@@ -85,6 +89,7 @@ class CheckFinite(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Begin to count, on the device. Refuse to roll back to checkpoints that lack states."""
         self._sum, self._skips = (torch.zeros((), device=trainer.device) for _ in range(2))
         self._in_step = False
         saver = trainer.checkpoint if self.policy is NotFinitePolicy.roll_back else None
@@ -100,14 +105,16 @@ class CheckFinite(Callback):
             self._buffers = buffers, [buffer.clone() for buffer in buffers]
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        """Copy the buffers, such as statistics of norms: a skipped step must not change them."""
         # Once a step: the forward of each accumulated batch changes the statistics of norms.
         if not self._in_step and self._buffers[0]:
             foreach_copy_(self._buffers[1], self._buffers[0])
         self._in_step = True
 
     def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
+        """Make the sum NaN if the loss is not finite."""
         loss, weight = loss.detach().reshape(()), trainer.step.weight
-        # A loss of weight 0 counts for nothing.
+        # A loss of weight 0 is ignored.
         if isinstance(weight, Tensor):
             loss = loss.masked_fill((weight == 0).to(loss.device, non_blocking=True), 0)
         elif weight == 0:
@@ -116,9 +123,10 @@ class CheckFinite(Callback):
         self._sum.add_(loss, alpha=0)
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        """With the policy `skip`: have the scaler skip the optimizer's step if the loss or a gradient is not finite."""
         if self.policy is not NotFinitePolicy.skip or trainer.scaler is None:
             return
-        # Gradients were looked at by the scaler; those of a loss that is not finite may be finite.
+        # The scaler has examined the gradients, which may be finite although the loss is not.
         flags, skips = trainer.scaler.overflows(optimizer), torch.isnan(self._sum).float()
         if self._scales_only_here:
             # Under fp16 an overflow is no fault: the scale is lowered, and torch skips the step by itself.
@@ -131,12 +139,13 @@ class CheckFinite(Callback):
         for flag in flags:
             flag.copy_(torch.maximum(flag, skips.to(flag.device)))
         self._skips = torch.maximum(self._skips, skips)
-        # Before another callback averages them.
+        # Here, before another callback averages the buffers. On the device: the host must not wait for `skips`.
         restores = skips > 0
-        for buffer, before in zip(*self._buffers, strict=True):
-            buffer.copy_(torch.where(restores, before, buffer))
+        for buffer, copy in zip(*self._buffers, strict=True):
+            buffer.copy_(torch.where(restores, copy, buffer))
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After a step, before a log, evaluation, save or end: act if losses or weights are not finite."""
         step = trainer.progress.step
         if not trainer.is_step_complete:
             return

@@ -72,13 +72,13 @@ class CheckpointerCallback(Callback):
         settings = build_section(CheckpointConfig, type(self).__name__, config, fields)
         if folder is None:
             folder = settings.folder or "checkpoints"
-        # Anew with its folder, since `latest_link` is refused for a URL.
+        # Made again with its folder, because a URL and `latest_link` are refused together.
         self.settings = replace(settings, folder=str(folder) if is_url(folder) else None)
         for key, value in (("folder", folder), ("copy_to.folder", settings.copy_to.folder)):
             if "{run_name}" in str(value):
                 raise UserError(f"CheckpointerCallback.{key} is '{value}'", cure="In Python, write the run's name.")
         self.folder = as_path(folder)
-        self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
+        self.identity = identity or RunIdentity(run_id=self._find_run_id() or uuid4().hex)
         # Also where saves are synchronous: removed checkpoints are deleted by it.
         thread = thread or WriterThread("checkpoint-writer")
         self.saver = StateSaver(self.folder, self.settings, self.identity, thread, keeps_settings=identity is None)
@@ -87,10 +87,12 @@ class CheckpointerCallback(Callback):
         self._in_flight_requested = False
         """Whether the save in flight was requested by the user; if it fails, it is requested again."""
         self._failed_step: int | None = None
-        self._held: set[str] = set()
+        self._ephemeral_holds: set[str] = set()
+        """Names by which saves at `ephemeral_save_interval` are held back."""
         self._budget = SaveBudget()
         self._rules: SaveRules | None = None
-        self._compares_later: Callable[[], None] | None = None
+        self._check_intervals_later: Callable[[], None] | None = None
+        """Set until the first step if it alone shows how many tokens a step has."""
         self._last_saved_step: int | None = None
         self._failures = 0
         self._has_begun = False
@@ -98,11 +100,11 @@ class CheckpointerCallback(Callback):
 
     def hold_ephemeral(self, name: str) -> None:
         """Hold saves by `ephemeral_save_interval` back until this name is released."""
-        self._held.add(name)
+        self._ephemeral_holds.add(name)
 
     def release_ephemeral(self, name: str) -> None:
         """Release a hold, if there is one."""
-        self._held.discard(name)
+        self._ephemeral_holds.discard(name)
 
     @property
     def checkpoint_pending(self) -> bool:
@@ -110,10 +112,12 @@ class CheckpointerCallback(Callback):
         return self.saver.in_flight is not None
 
     def wanted_metrics(self) -> dict[str, str]:
+        """The metric of `keep_best`, if it is set."""
         best = self.settings.keep_best
         return {} if best.metric is None else {"keep_best.metric": best.metric}
 
     def setup(self, trainer: Trainer) -> None:
+        """Save the state of this trainer from now on."""
         self.saver.join(trainer)
 
     @property
@@ -123,7 +127,7 @@ class CheckpointerCallback(Callback):
 
     def newest(self, *, first: bool = True) -> Path | None:
         """The newest intact checkpoint of this run, copies included, every byte verified; newer damaged ones are
-        quarantined. With several ranks it is for rank 0 alone, and a `GroupVerifier` follows on the others.
+        quarantined. With several ranks rank 0 alone calls it, while a `GroupVerifier` follows on the others.
 
         Args:
             first: False: None if there was never one after step 0.
@@ -140,9 +144,13 @@ class CheckpointerCallback(Callback):
         digests: Check = verify if group.world_size == 1 else GroupVerifier(group).verify
         check = partial(verify_and_decode, digests=digests)
         newest = newest_of_all(catalogs, self.identity.run_id, check=check)
-        return None if newest is None else newest[0].folder / newest[1].name
+        if newest is None:
+            return None
+        catalog, entry = newest
+        return catalog.folder / entry.name
 
     def _catalogs(self) -> list[Catalog]:
+        """The folder of checkpoints, and the folder of their copies if there is one, as far as they can be read."""
         copies = [] if self.copies is None else [self.copies.retention.catalog]
         return reachable(self.retention.catalog, copies, self.identity.run_id)
 
@@ -168,12 +176,13 @@ class CheckpointerCallback(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Check before the first step that the state can be saved, and make the folder ready. Collective."""
         self._failed_step, self._failures, self._has_begun = None, 0, False
         self._rules = SaveRules.of(self.settings, loop.checkpoint_interval)
         self.retention.rules = RetentionRules.of(self.settings, loop.checkpoint_interval)
         if not self.settings.enabled:
             return
-        self._compare_intervals(trainer, loop, train_loader)
+        self._check_intervals(trainer, loop, train_loader)
         if (warning := self.settings.describe_unlimited()) is not None:
             log.warning("%s", warning)
         group = trainer.strategy.group
@@ -184,20 +193,22 @@ class CheckpointerCallback(Callback):
             if leads:
                 self._open_folder(trainer)
 
-    def _compare_intervals(self, trainer: Trainer, loop: TrainingLoop, train_loader: Any) -> None:
+    def _check_intervals(self, trainer: Trainer, loop: TrainingLoop, train_loader: Any) -> None:
         """Refuse an ephemeral interval that is never due, and warn if the run is too short for it.
 
-        The tokens of a step are known after the first one.
+        Where durations are in tokens, it is called again after the first step, which shows how many a step has.
         """
         assert self._rules is not None
-        made = trainer.progress
-        step_tokens = made.tokens / made.step if made.step and made.tokens else None
-        counts = loop.step_counts(train_loader, made, step_tokens=step_tokens)
+        progress = trainer.progress
+        step_tokens = progress.tokens / progress.step if progress.step and progress.tokens else None
+        counts = loop.step_counts(train_loader, progress, step_tokens=step_tokens)
         warning = self._rules.check_ephemeral(loop.limits.max_duration, counts)
-        often = self._rules.ephemeral_save_interval
-        waits = made.step == 0 and often is not None and loop.counts_tokens
-        self._compares_later = partial(self._compare_intervals, trainer, loop, train_loader) if waits else None
-        if warning is not None and not waits:
+        has_interval = self._rules.ephemeral_save_interval is not None
+        needs_first_step = progress.step == 0 and has_interval and loop.counts_tokens
+        self._check_intervals_later = None
+        if needs_first_step:
+            self._check_intervals_later = partial(self._check_intervals, trainer, loop, train_loader)
+        elif warning is not None:
             log.warning("%s", warning)
 
     def on_train_start(
@@ -206,14 +217,20 @@ class CheckpointerCallback(Callback):
         self._has_begun = True
 
     def _open_folder(self, trainer: Trainer) -> None:
-        """Make the folder ready for the saves of this training; by rank 0, as all that follows."""
-        # Raises here where checkpoint.name names no variable that there is.
+        """Make the folder ready for the saves of this training: remove leftovers, and checkpoints of a branch that the
+        training has left. Called by rank 0.
+
+        Raises:
+            UserError: checkpoints of this run would stay that the training does not continue from.
+        """
+        # First, because it raises where checkpoint.name names an unknown variable.
         self.saver.path()
         self.storage.sweep()
         run_id = self.identity.run_id
-        begins = trainer.progress.step == 0 or trainer.loaded_from is not None
-        resumes = begins and self._resumes_from_folder(trainer)
-        if begins and not resumes and not any(catalog.holds_steps(run_id) for catalog in self._catalogs()):
+        # False for a further fit of the same trainer, which continues from its own state.
+        is_start = trainer.progress.step == 0 or trainer.loaded_from is not None
+        begins_anew = is_start and not self._resumes_from_folder(trainer)
+        if begins_anew and not any(catalog.holds_steps(run_id) for catalog in self._catalogs()):
             self.retention.begin_anew()
         newest = self.retention.newest()
         if newest is not None and not self._resumes_from_folder(trainer):
@@ -234,9 +251,10 @@ class CheckpointerCallback(Callback):
             self.copies.start(self.retention, trainer.progress.step, self.settings.newer)
 
     def next_step(self, trainer: Trainer) -> int | None:
+        """The earliest step after this one at which a rule may ask for a save, or something is to be prepared."""
         if not self.settings.enabled or self._rules is None:
             return None
-        if self.save_requested or self._compares_later is not None:
+        if self.save_requested or self._check_intervals_later is not None:
             return trainer.progress.step + 1
         step = self._rules.next_step(trainer.progress)
         # A save in flight interrupts the steps once it is written.
@@ -248,15 +266,17 @@ class CheckpointerCallback(Callback):
         return step
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
+        """Let rank 0 save, if a rule asks for it; the other ranks follow its calls."""
         if self.settings.enabled and self._rules is not None:
             with self._budget.measure(), trainer.strategy.group.leading(self.saver) as leads:
                 if leads:
                     self._offer(trainer, occasion)
 
     def _offer(self, trainer: Trainer, occasion: Occasion) -> None:
+        """Report a save in flight that has ended, then save the step, complete its checkpoint, or do nothing."""
         assert self._rules is not None
-        if self._compares_later is not None and trainer.progress.step > 0:
-            self._compares_later()
+        if self._check_intervals_later is not None and trainer.progress.step > 0:
+            self._check_intervals_later()
         if self.copies is not None:
             self.copies.raise_failure()
         with self._tolerating_save_errors():
@@ -267,20 +287,21 @@ class CheckpointerCallback(Callback):
             self._await_save(trainer)
             decision = self._why_save(trainer, occasion)
         finished = trainer.stop_reason if occasion is Occasion.final else None
-        step, last = trainer.progress.step, occasion not in _ORDINARY
+        step, continues = trainer.progress.step, occasion in _ORDINARY
         if self.saver.in_flight is not None and self.saver.in_flight.metadata.step == step:
+            # This step is being saved: a request for it counts as done, unless the save fails.
             self._in_flight_requested |= self.save_requested
             self.save_requested = False
         elif self._last_saved_step == step:
-            with self._tolerating_save_errors(last=last):
-                self._amend(self._moment(trainer, occasion), finished)
-        elif decision is not None and occasion in _ORDINARY and self.saver.in_background:
-            # Skip this save while an earlier one, which was reported, has not ended.
+            with self._tolerating_save_errors(is_last=not continues):
+                self._amend(self._facts_of_step(trainer, occasion), finished)
+        elif decision is not None and continues and self.saver.in_background:
+            # Skip this save while an earlier one has not ended, which `_await_save` has reported.
             if self.saver.in_flight is None:
                 with self._tolerating_save_errors():
                     self._save_in_background(trainer, decision)
         elif decision is not None:
-            with self._tolerating_save_errors(last=last):
+            with self._tolerating_save_errors(is_last=not continues):
                 self.save(trainer, decision, finished=finished)
         elif self._needs_copies and occasion is Occasion.step and self._rules.next_step(trainer.progress):
             self.saver.prepare()
@@ -306,41 +327,50 @@ class CheckpointerCallback(Callback):
         if save.metadata.step == trainer.progress.step:
             # The same step again: only an evaluation since then matters.
             return not _same_metrics(save.metadata.metrics, metrics)
-        return self._rules is not None and self._rules.keep_best is not None and self._rules.keep_best.metric in metrics
+        # Whether this step is the best depends on whether the save in flight counts.
+        best = None if self._rules is None else self._rules.keep_best
+        return best is not None and best.metric in metrics
 
     def _why_save(self, trainer: Trainer, occasion: Occasion) -> Decision | None:
+        """Why a rule asks to save this step; None: no rule does, or the step was saved, or its save has failed."""
         assert self._rules is not None
         step = trainer.progress.step
-        if step == self._newest_step or (step == self._failed_step and occasion is Occasion.step):
+        has_failed = step == self._failed_step and occasion is Occasion.step
+        if step == self._newest_step or has_failed:
             return None
-        return self._rules.why_save(self._moment(trainer, occasion))
+        return self._rules.why_save(self._facts_of_step(trainer, occasion))
 
-    def _moment(self, trainer: Trainer, occasion: Occasion) -> Moment:
+    def _facts_of_step(self, trainer: Trainer, occasion: Occasion) -> Moment:
+        """The facts about the present step by which the rules decide."""
         assert self._rules is not None
         metrics = dict(trainer.metric_logger.last)
         best = self._rules.keep_best
+        # The rule of the best alone needs the earlier checkpoints, which may be thousands.
+        needs_saved = best is not None and best.metric in metrics
         return Moment(
             trainer.progress,
             occasion,
             self._newest_step,
             loaded=trainer.loaded_from is not None,
             save_requested=self.save_requested and occasion is not Occasion.pre_train,
-            on_hold=bool(self._held),
+            on_hold=bool(self._ephemeral_holds),
             writing=self.saver.in_flight is not None,
             cost=self._budget.cost(),
             metrics=metrics,
-            saved=self.retention.facts(self._last_saved_step) if best is not None and best.metric in metrics else (),
+            saved=self.retention.facts(self._last_saved_step) if needs_saved else (),
         )
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        """Wait for the save in flight, uploads and copies, and remove what may go. Collective."""
         with trainer.metric_logger.time.during(Activity.saving), trainer.strategy.group.leading(self.saver) as leads:
             if leads:
                 self._end(trainer)
 
     def _end(self, trainer: Trainer) -> None:
+        """The part of `on_fit_end` that rank 0 leads."""
         self._await_save(trainer)
         if self.settings.enabled and self._rules is not None:
-            with self._tolerating_save_errors(last=True):
+            with self._tolerating_save_errors(is_last=True):
                 self.retention.finish_uploads()
                 self.retention.retire(self._newest_step)
             if self.copies is not None:
@@ -362,20 +392,20 @@ class CheckpointerCallback(Callback):
             self._poll(trainer, wait=True)
         except SaveError as error:
             log.error("%s", error)
-        if not isinstance(exception, Exception) or isinstance(exception, SaveError | UserError):
+        is_explained = isinstance(exception, SaveError | UserError) or is_of_peer(exception)
+        if not isinstance(exception, Exception) or is_explained:
             return
-        if is_of_peer(exception):
-            return
-        # Before the first step there is nothing that is not in a checkpoint, or made anew.
-        if not self.settings.enabled or not self._has_begun or trainer.progress.step == self._newest_step:
-            return
-        self.saver.save_after(exception)
+        # Before the first step the state is that of a checkpoint, or of a new training.
+        has_new_state = self._has_begun and trainer.progress.step != self._newest_step
+        if self.settings.enabled and has_new_state:
+            self.saver.save_after(exception)
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Wait until the save in flight is written; its outcome is reported at the end of the step."""
         self.saver.drain(timeout_s)
 
     def finalize(self) -> None:
+        """End the threads that write, delete and copy; warn of what they have not finished."""
         if not self.saver.close(_DELETING_S):
             log.warning("removed checkpoints in %s are still being deleted; the next start continues", self.folder)
         if self.copies is not None and not self.copies.close(_DELETING_S):
@@ -404,8 +434,7 @@ class CheckpointerCallback(Callback):
         return path
 
     def save_now(self, trainer: Trainer) -> Path:
-        """Save this step outside of a fit, as a regular checkpoint of the run; one of this step that is there stays.
-        Collective."""
+        """Save this step outside of a fit, as a regular checkpoint of the run, unless it has one. Collective."""
         if self._rules is None:
             raise UserError(
                 "before its first fit a run has no position in its data, so its checkpoint could not be resumed",
@@ -435,17 +464,18 @@ class CheckpointerCallback(Callback):
                 is removed for it.
             SaveError: it has failed, and does not count as saved; or it does not end, and is still in flight.
         """
-        save = self.saver.in_flight
+        in_flight = self.saver.in_flight
         try:
-            ended = self.saver.finish(wait=wait)
+            ended_save = self.saver.finish(wait=wait)
         except SaveError as failure:
-            assert save is not None
-            if self.saver.in_flight is None:
+            assert in_flight is not None
+            has_ended = self.saver.in_flight is None
+            if has_ended:
                 self.save_requested |= self._in_flight_requested
-                self._on_failed(save.metadata.step, failure)
+                self._on_failed(in_flight.metadata.step, failure)
             raise
-        if ended is not None:
-            self._on_saved(trainer, ended.metadata.step, ended.path)
+        if ended_save is not None:
+            self._on_saved(trainer, ended_save.metadata.step, ended_save.path)
 
     def _await_save(self, trainer: Trainer) -> None:
         """Report the outcome of the save in flight once it has ended; a failure is treated as `on_save_error` says."""
@@ -453,6 +483,7 @@ class CheckpointerCallback(Callback):
             self._poll(trainer, wait=True)
 
     def _on_saved(self, trainer: Trainer, step: int, path: Path) -> None:
+        """Count a step as saved, and call `on_after_save_checkpoint`."""
         self._last_saved_step, self._failures = step, 0
         trainer.hooks.call("on_after_save_checkpoint", trainer, path)
 
@@ -469,47 +500,52 @@ class CheckpointerCallback(Callback):
         return self.retention.kept(self._newest_step) if self._rules is not None else {}
 
     @contextmanager
-    def _tolerating_save_errors(self, *, last: bool = False) -> Iterator[None]:
+    def _tolerating_save_errors(self, *, is_last: bool = False) -> Iterator[None]:
         """A failed save within ends the training or is logged, as `on_save_error` says.
 
-        A failure of the `last` save always ends the training with an error, since no later save follows.
+        A failure of the last save always ends the training with an error, since no later save follows.
         """
         try:
             yield
         except SaveError as error:
             self._failures += 1
             limit = self.settings.max_save_errors
-            if last or not self.tolerates_errors or self._failures > limit:
+            is_tolerated = self.tolerates_errors and not is_last and self._failures <= limit
+            if not is_tolerated:
                 raise
             log.error("%s Training continues (failure %d; %d in a row are tolerated).", error, self._failures, limit)
             log.debug("the save failed", exc_info=error)
 
-    def _amend(self, moment: Moment, finished: str | None) -> None:
+    def _amend(self, facts: Moment, finished: str | None) -> None:
         """Complete the manifest of a step that was saved before its evaluation, which a stop had put off.
+
+        Args:
+            facts: of this step, after the evaluation.
+            finished: the reason for which the run is finished; None: it is not.
 
         Raises:
             NotDurableError: a power cut may take the checkpoint away.
             SaveError: the manifest is as it was.
         """
-        if moment.occasion is not Occasion.pre_train:
+        if facts.occasion is not Occasion.pre_train:
             self.save_requested = False
-        entry = next((candidate for candidate in self.retention.own() if candidate.step == moment.now.step), None)
-        # Its manifest is replaced, so what is remembered of it does not count.
-        entry = None if entry is None else self.retention.catalog.entry(entry.name)
+        remembered = next((entry for entry in self.retention.own() if entry.step == facts.now.step), None)
+        # Read again: the manifest is replaced, so that it must be the one on the disk.
+        entry = None if remembered is None else self.retention.catalog.entry(remembered.name)
         if entry is None or entry.manifest is None or not entry.valid or self._rules is None:
             return
         self.retention.fsync_names(entry.name)
         manifest = entry.manifest
         # Before a new attempt's first step the rules apply as at the end of the step that it resumes.
-        occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
-        decision = self._rules.why_save(replace(moment, last_saved_step=None, occasion=occasion))
-        metrics = {**manifest.metrics, **moment.metrics}
-        if _same_metrics(metrics, manifest.metrics) and finished in (None, manifest.finished):
+        occasion = Occasion.step if facts.occasion is Occasion.pre_train else facts.occasion
+        decision = self._rules.why_save(replace(facts, last_saved_step=None, occasion=occasion))
+        metrics = {**manifest.metrics, **facts.metrics}
+        is_complete = _same_metrics(metrics, manifest.metrics) and finished in (None, manifest.finished)
+        if is_complete:
             return
         if decision is not None and manifest.kind is CheckpointKind.ephemeral:
             manifest = replace(manifest, kind=decision.kind, reason=decision.reason)
-        whole = replace(manifest, metrics=metrics, finished=finished or manifest.finished)
-        self.retention.complete(entry, whole)
+        self.retention.complete(entry, replace(manifest, metrics=metrics, finished=finished or manifest.finished))
         if self.copies is not None:
             self.copies.on_amended(entry.name)
         self.retention.retire(self._last_saved_step)
@@ -518,10 +554,11 @@ class CheckpointerCallback(Callback):
         """Whether the training resumes a checkpoint of the folder, or a copy of one, with all its state."""
         source = trainer.loaded_from
         folders = [self.folder] if self.copies is None else [self.folder, self.copies.folder]
-        is_own = source is not None and source.absolute().parent in [folder.absolute() for folder in folders]
-        return trainer.resumed and is_own
+        is_in_folder = source is not None and source.absolute().parent in [folder.absolute() for folder in folders]
+        return trainer.resumed and is_in_folder
 
-    def _found_run_id(self) -> str | None:
+    def _find_run_id(self) -> str | None:
+        """The run that has saved the newest checkpoint in the folder, or in the folder of copies."""
         for folder in (self.folder, self.settings.copy_to.folder):
             newest = None if folder is None else Catalog.of(as_path(folder)).newest_valid()
             if newest is not None and newest.manifest is not None:
@@ -534,7 +571,7 @@ def _step_of(entry: Entry | None) -> int | None:
 
 
 def _same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
-    """Equal metrics; NaN equals NaN here."""
+    """Whether two records have equal metrics; NaN equals NaN here."""
     return first.keys() == second.keys() and all(
         value == second[name] or (math.isnan(value) and math.isnan(second[name])) for name, value in first.items()
     )

@@ -63,11 +63,13 @@ class EarlyExit(Callback):
         return handle
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After a step, finish the run if a condition says so."""
         if not trainer.is_step_complete:
             return
         # A copy: a function may remove its own handle.
         for condition in list(self._conditions.values()):
-            if answer := condition(trainer):
+            answer = condition(trainer)
+            if answer:
                 name = getattr(condition, "__name__", type(condition).__name__)
                 trainer.stop(answer if isinstance(answer, str) else f"{name} asked for it", by=self)
                 return
@@ -76,8 +78,8 @@ class EarlyExit(Callback):
 _COUNTS = {
     Unit.STEP: "step", Unit.EPOCH: "epoch", Unit.SAMPLE: "samples", Unit.TOKEN: "tokens", Unit.SECOND: "seconds",
 }  # fmt: skip
-_PART = "part_epochs"
-"""Epochs with the part of the present one, as numerator and denominator: epochs may have several lengths."""
+_EPOCHS = "part_epochs"
+"""Key of the epochs passed, with the fraction of the present one, as numerator and denominator."""
 
 
 class EarlyStopping(Callback):
@@ -132,67 +134,72 @@ class EarlyStopping(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Convert the patience to steps, and warn if the run may end before it stops anything."""
         self._loop = loop
         if isinstance(self.patience, Duration):
             self._patience = loop.resolved(self.patience)
-        # A plan calls this hook for each size of a checkpoint.
-        if trainer.fitting and (warning := self.why_short(loop, val_loaders)) is not None:
+        # A plan, which is not fitting, calls this hook for each size of a checkpoint.
+        warning = self.why_short(loop, val_loaders) if trainer.fitting else None
+        if warning is not None:
             log.warning("%s", warning)
 
     def why_short(self, loop: TrainingLoop, val_loaders: Iterable[str]) -> str | None:
-        """A warning if two evaluations take longer than `patience`, as far as that is known beforehand."""
-        of_training = self.metric.startswith(TRAIN_PREFIX)
-        interval = loop.log_interval if of_training else loop.evaluations.interval_of(self.metric, val_loaders)
+        """A warning if `patience` is over before two evaluations, as far as that is known beforehand; else None."""
+        is_of_training = self.metric.startswith(TRAIN_PREFIX)
+        interval = loop.log_interval if is_of_training else loop.evaluations.interval_of(self.metric, val_loaders)
         if interval is None:
             return None
         patience = self.patience
-        count = patience if isinstance(patience, int) else _ratio(loop.resolved(patience), interval)
+        count = patience if isinstance(patience, int) else _count_intervals(loop.resolved(patience), interval)
         if count is None or count >= 2:
             return None
-        what, which = "logs" if of_training else "evaluations", "first" if count <= 1 else "second"
+        events, ordinal = "logs" if is_of_training else "evaluations", "first" if count <= 1 else "second"
         return (
-            f"EarlyStopping: a patience of {self._shown()} is shorter than two {what} ({interval}): "
-            f"the {which} {self.metric} that is no better ends the run"
+            f"EarlyStopping: a patience of {self._describe_patience()} is shorter than two {events} ({interval}): "
+            f"the {ordinal} {self.metric} that is no better ends the run"
         )
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if self.metric.startswith(TRAIN_PREFIX) and trainer.loop.training_log.is_due:
-            self._look(trainer, metrics)
+            self._compare_with_best(trainer, metrics)
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if not self.metric.startswith(TRAIN_PREFIX) and trainer.loop.evaluations.present.counts(self.metric):
-            self._look(trainer, metrics)
+            self._compare_with_best(trainer, metrics)
 
-    def _look(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    def _compare_with_best(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Compare the metric with its best value, and finish the run if `patience` is over."""
         if self.metric not in metrics:
             return  # Its loader has an interval of its own, and is not due.
-        value, now = metrics[self.metric], trainer.progress
+        value, progress = metrics[self.metric], trainer.progress
         if self.check_finite and not math.isfinite(value):
             trainer.stop(f"{self.metric} is {value}", by=self)
             return
-        better = self._is_better(value)
-        if better:
+        is_better = self._is_better(value)
+        if is_better:
             self.best = value
-        self.waited = 0 if better else self.waited + 1
-        if better or self.since is None:
-            self.since = self._place(now)
-        if not better and self._is_over(now, self.since):
-            if self.best is None:
-                reason = f"{self.metric} has been no number for {self._shown()}"
-            else:
-                than = "below" if self.mode == "min" else "above"
-                by = f" by more than {self.min_delta:g}" if self.min_delta else ""
-                reason = (
-                    f"{self.metric} has not been {than} {self.best:.6g} (step {self.since['step']}){by} "
-                    f"for {self._shown()}"
-                )
-            trainer.stop(reason, by=self)
+        self.waited = 0 if is_better else self.waited + 1
+        if is_better or self.since is None:
+            self.since = self._position(progress)
+        if not is_better and self._is_over(progress, self.since):
+            trainer.stop(self._describe_end(self.since["step"]), by=self)
+
+    def _describe_end(self, best_step: int) -> str:
+        """The reason for the end of the run."""
+        if self.best is None:
+            return f"{self.metric} has been no number for {self._describe_patience()}"
+        than = "below" if self.mode == "min" else "above"
+        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        return (
+            f"{self.metric} has not been {than} {self.best:.6g} (step {best_step}){by} for {self._describe_patience()}"
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """The metric, its best value, the position of that and the evaluations since then."""
+        """The metric, its best value, the position of that value, and the number of evaluations since then."""
         return {"metric": self.metric, "best": self.best, "since": self.since, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the best value and the wait since then, unless they are of another metric."""
         # Values of two metrics cannot be compared. An old checkpoint does not name its metric.
         if state.get("metric", self.metric) != self.metric:
             return
@@ -201,37 +208,41 @@ class EarlyStopping(Callback):
             log.warning(
                 "EarlyStopping: a patience of %d is now %s, from here on; the checkpoint is of a version that counted "
                 "steps, which is patience=%dst",
-                self.patience, self._shown(), self.patience,
+                self.patience, self._describe_patience(), self.patience,
             )  # fmt: skip
 
     def end_rule(self) -> Sequence[str | float]:
-        return [self.metric, self.mode, self._shown(), self.min_delta, self.check_finite]
+        return [self.metric, self.mode, self._describe_patience(), self.min_delta, self.check_finite]
 
-    def _shown(self) -> str:
+    def _describe_patience(self) -> str:
+        """The patience for a person, such as `3 evaluations` or `2ep`."""
         if isinstance(self.patience, Duration):
             return str(self.patience)
         return format_count(self.patience, "log" if self.metric.startswith(TRAIN_PREFIX) else "evaluation")
 
-    def _is_over(self, now: Progress, since: dict[str, Any]) -> bool:
+    def _is_over(self, progress: Progress, since: dict[str, Any]) -> bool:
+        """Whether `patience` has passed since the position of the best evaluation."""
         if isinstance(self._patience, int):
             return self.waited >= self._patience
-        return self._passed(now, since, self._patience.unit) >= self._patience.value
+        return self._count_since(since, progress, self._patience.unit) >= self._patience.value
 
     def _is_better(self, value: float) -> bool:
+        """Whether a value is finite, and better than the best one by more than `min_delta`."""
         if not math.isfinite(value):
             return False
         if self.best is None:
             return True
         return value < self.best - self.min_delta if self.mode == "min" else value > self.best + self.min_delta
 
-    def _place(self, now: Progress) -> dict[str, Any]:
-        """The step, and the count that `patience` is in; no clock where none is needed."""
-        counts, epochs = now.state_dict(), self._epochs(now)
+    def _position(self, progress: Progress) -> dict[str, Any]:
+        """The step, and the count in the unit of `patience`. Without seconds unless they are needed: they differ from
+        run to run, and the position is saved."""
+        counts, epochs = progress.state_dict(), self._epochs(progress)
         unit = Unit.STEP if isinstance(self._patience, int) else self._patience.unit
-        place = {name: counts[name] for name in ("step", _COUNTS[unit])}
-        return place if epochs is None else {**place, _PART: [epochs.numerator, epochs.denominator]}
+        position = {name: counts[name] for name in ("step", _COUNTS[unit])}
+        return position if epochs is None else {**position, _EPOCHS: [epochs.numerator, epochs.denominator]}
 
-    def _epochs(self, now: Progress) -> Fraction | None:
+    def _epochs(self, progress: Progress) -> Fraction | None:
         """The epochs that have passed, with the part of the present one, if the patience is in epochs of known length.
 
         A fraction is exact: a patience of 0.1ep must end at a step, not at a rounding error before it.
@@ -241,20 +252,20 @@ class EarlyStopping(Callback):
             return None
         if isinstance(patience, int) or patience.unit is not Unit.EPOCH:
             return None
-        return Fraction(now.step + loop.epoch_offset, loop.steps_per_epoch)
+        return Fraction(progress.step + loop.epoch_offset, loop.steps_per_epoch)
 
-    def _passed(self, now: Progress, since: dict[str, Any], unit: Unit) -> Fraction:
-        """How much has passed, in the unit of `patience`; part epochs where it is known how long one is."""
-        if (epochs := self._epochs(now)) is not None:
+    def _count_since(self, since: dict[str, Any], progress: Progress, unit: Unit) -> Fraction:
+        """How much has passed since a position, in the unit of `patience`; fractions of epochs if their length is
+        known."""
+        epochs = self._epochs(progress)
+        if epochs is not None and _EPOCHS in since:
+            return epochs - Fraction(*since[_EPOCHS])
+        if epochs is not None:
+            # An old checkpoint has the step alone: its epochs have one length.
             assert self._loop is not None
             assert self._loop.steps_per_epoch is not None
-            # In an old checkpoint epochs have one length.
-            return (
-                epochs - Fraction(*since[_PART])
-                if _PART in since
-                else Fraction(now.step - since["step"], self._loop.steps_per_epoch)
-            )
-        count = now.state_dict()[_COUNTS[unit]]
+            return Fraction(progress.step - since["step"], self._loop.steps_per_epoch)
+        count = progress.state_dict()[_COUNTS[unit]]
         # A patience in another unit than that of the checkpoint begins to count at its first evaluation.
         return Fraction(count - since.setdefault(_COUNTS[unit], count))
 
@@ -283,8 +294,8 @@ def _read_patience(value: int | str) -> int | Duration:
     return value
 
 
-def _ratio(patience: Duration, interval: Interval) -> Fraction | None:
-    """How many of an interval a duration lasts; None if it is unknown."""
+def _count_intervals(patience: Duration, interval: Interval) -> Fraction | None:
+    """How many intervals a duration lasts; None if that is unknown."""
     if patience.unit is interval.duration.unit:
         return patience.value / interval.duration.value
     steps = patience.steps(interval.steps_per_epoch)
@@ -312,16 +323,18 @@ class ThresholdStopper(Callback):
         choose_mode(self.metric, self.mode, f"{where}.mode")
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        self._look(trainer, metrics)
+        self._compare_with_threshold(trainer, metrics)
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        self._look(trainer, metrics)
+        self._compare_with_threshold(trainer, metrics)
 
     def end_rule(self) -> Sequence[str | float]:
         return [self.metric, self.mode, self.threshold]
 
-    def _look(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    def _compare_with_threshold(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Finish the run if the metric is there and has reached the threshold."""
         # NaN is neither below nor above any threshold.
         value = metrics.get(self.metric, math.nan)
-        if value <= self.threshold if self.mode == "min" else value >= self.threshold:
+        is_reached = value <= self.threshold if self.mode == "min" else value >= self.threshold
+        if is_reached:
             trainer.stop(f"{self.metric} is {value:.6g}, but {self.threshold:g} is required", by=self)

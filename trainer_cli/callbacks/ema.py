@@ -68,9 +68,11 @@ class EMA(Callback):
         self._average: dict[str, Tensor] = {}
         """By clean name; empty until the average begins."""
         self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
+        """Averages, and the tensors of the model that they are of: this rank's parts, in the same order."""
         self._halves: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._others: dict[Optimizer, tuple[int, list[nn.Parameter]]] = {}
-        """How many groups an optimizer has, and its parameters that are not averaged."""
+        """The same for tensors of 16 bits, whose averages have 32."""
+        self._not_averaged: dict[Optimizer, tuple[int, list[nn.Parameter]]] = {}
+        """The number of groups of an optimizer, and its parameters that are not averaged yet."""
 
     def setup(self, trainer: Trainer) -> None:
         self._model = trainer.model
@@ -82,6 +84,7 @@ class EMA(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Find the step at which the average begins, and begin at once if it is past."""
         steps = 0 if self.start is None else loop.steps_of(self.start)
         if steps is None:
             raise ConfigError(f"EMA: start is {self.start}, which is not a number of steps", hint="Give it in steps.")
@@ -94,7 +97,7 @@ class EMA(Callback):
 
     def _warn_if_long(self, step: int, start: int, planned: int | None) -> None:
         """Warn at the beginning of a run if the average would hold its first weights to the end."""
-        # A decay of 0 is that of SWA, whose weights count equally.
+        # SWA has a decay of 0: all its weights count equally.
         if self.decay and step == 0 and planned is not None and planned > start:
             span, steps = self._span(self.decay), planned - start
             if _SHORTEST_RUN * span <= steps:
@@ -109,33 +112,34 @@ class EMA(Callback):
             )
 
     def _span(self, decay: float) -> int:
-        """About how many steps an average of a decay spans."""
+        """The approximate number of steps that an average with this decay spans."""
         return round(self.every / (1 - decay))
 
     def _decay_for(self, steps: int) -> float:
-        """The largest decay of the fewest digits whose average is short enough for a run of these steps; 0 if none
-        is."""
+        """The decay to advise for a run of this number of steps: the largest whose average is short enough, rounded to
+        as few digits as possible. 0 if no decay is short enough."""
         largest = 1 - _SHORTEST_RUN * self.every / steps
         rounded = (math.floor(largest * 10**digits) / 10**digits for digits in range(2, 8))
         fits = (decay for decay in rounded if decay > 0 and _SHORTEST_RUN * self._span(decay) <= steps)
         return next(fits, 0.0)
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        """Begin to average parameters that were unfrozen, before their first update."""
         if not self._average:
             return
-        count, others = self._others.get(optimizer, (0, []))
-        if count != len(optimizer.param_groups):
+        group_count, waiting = self._not_averaged.get(optimizer, (0, []))
+        # A callback may add groups. Otherwise the list is looked up, because this is called at every step.
+        if group_count != len(optimizer.param_groups):
             names = name_parameters(trainer.model)
             members = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            others = [member for member in members if member in names and names[member] not in self._average]
-            self._others[optimizer] = len(optimizer.param_groups), others
-        # Mostly there are no others.
-        if others and (
-            joining := [parameter for parameter in others if parameter.requires_grad or parameter.grad is not None]
-        ):
-            self._join(joining)
+            waiting = [member for member in members if member in names and names[member] not in self._average]
+            self._not_averaged[optimizer] = len(optimizer.param_groups), waiting
+        unfrozen = [parameter for parameter in waiting if parameter.requires_grad or parameter.grad is not None]
+        if unfrozen:
+            self._join(unfrozen)
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        """Update the average, or begin it, after an optimizer step."""
         step = trainer.progress.step
         if not trainer.is_step_complete:
             return
@@ -166,6 +170,7 @@ class EMA(Callback):
         return {"average": dict(self._average)}
 
     def check_state(self, state: dict[str, Any]) -> Iterable[str]:
+        """A line for each saved average that does not fit its parameter, and for each parameter without an average."""
         tensors = self._tensors()
         saved = {clean_name(name, tensors): value for name, value in (state.get("average") or {}).items()}
         buffers = self._buffer_names()
@@ -186,6 +191,7 @@ class EMA(Callback):
             yield from (f"{name}: missing in the checkpoint" for name in sorted(self._first_trained - saved.keys()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the average, after `check_state`, into new tensors."""
         tensors = self._tensors()
         saved = {clean_name(name, tensors): value for name, value in (state.get("average") or {}).items()}
         buffers = self._buffer_names()
@@ -201,6 +207,7 @@ class EMA(Callback):
         self._pair_up()
 
     def _begin(self) -> None:
+        """Begin the average with the present weights."""
         # Whether a parameter is trained is not its `requires_grad` at this moment: the step of a GAN switches it.
         self._average = {
             # A copy also where the type stays: the optimizer changes the parameter in place.
@@ -211,16 +218,17 @@ class EMA(Callback):
         self._pair_up()
 
     def _join(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Begin to average parameters that are about to be updated for the first time: until now their average is the
-        value that they have."""
+        """Begin to average parameters that are about to be updated for the first time: the average until now is their
+        present value."""
         names = name_parameters(self._live_model())
         for parameter in parameters:
             self._average[names[parameter]] = parameter.detach().to(_averaged(parameter.dtype), copy=True)
         self._pair_up()
 
     def _pair_up(self) -> None:
+        """List each average with its tensor, for the foreach kernels, which take tensors of one type."""
         tensors = self._tensors()
-        self._pairs, self._halves, self._others = ([], []), ([], []), {}
+        self._pairs, self._halves, self._not_averaged = ([], []), ([], []), {}
         for name, average in self._average.items():
             averages, parameters = self._halves if tensors[name].dtype in _HALF else self._pairs
             # Of a sharded parameter this rank's part.
@@ -232,16 +240,16 @@ class EMA(Callback):
         return self._model
 
     def _tensors(self) -> dict[str, Tensor]:
-        """What may be averaged, by its clean name."""
+        """The tensors that may be averaged, by clean name."""
         return {name: parameter for parameter, name in name_parameters(self._live_model()).items()}
 
     def _buffer_names(self) -> frozenset[str]:
-        """The buffers that may be averaged, those that are None now included."""
+        """Clean names of the buffers that may be averaged, also of those that are None now."""
         return frozenset()
 
     @contextmanager
     def _in_place_of_the_weights(self) -> Iterator[None]:
-        """The average in the model's parameters; the weights come back bit for bit, also after an error."""
+        """Put the average into the model's parameters inside the block; the weights are restored bit for bit."""
         averages = [*self._pairs[0], *self._halves[0]]
         parameters = [*self._pairs[1], *self._halves[1]]
         state = capture_model(self._live_model())
@@ -249,7 +257,7 @@ class EMA(Callback):
         vectors = list(find_spectral_vectors(state, computed=False).values())
         # Copies, not swapped tensors: optimizers, strategies and a compiled forward hold the parameters themselves.
         with torch.no_grad():
-            before = [tensor.detach().clone() for tensor in (*parameters, *vectors)]
+            weights = [tensor.detach().clone() for tensor in (*parameters, *vectors)]
         try:
             with torch.no_grad():
                 foreach_copy_(parameters, averages)
@@ -258,10 +266,11 @@ class EMA(Callback):
             yield
         finally:
             with torch.no_grad():
-                foreach_copy_([*parameters, *vectors], before)
+                foreach_copy_([*parameters, *vectors], weights)
 
 
 def _averaged(dtype: torch.dtype) -> torch.dtype:
+    """The type of the average of tensors of this type."""
     return torch.float32 if dtype in _HALF else dtype
 
 
@@ -286,6 +295,7 @@ class SWA(EMA):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Convert `every` to steps, then do what EMA does."""
         every = loop.steps_of(self._interval)
         if every is None:
             raise ConfigError(f"SWA: every is {self._interval}, which is not a number of steps", hint="Give steps.")
@@ -293,7 +303,7 @@ class SWA(EMA):
         super().on_fit_start(trainer, train_loader, val_loaders, loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """The average by name, and how many weights are in it."""
+        """The average by name, and the number of weights in it."""
         return {**super().state_dict(), "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -302,6 +312,7 @@ class SWA(EMA):
         self._count = int(state.get("count", 1))
 
     def _share(self) -> float:
+        """The share of one more weight: all count equally. Called once for each update."""
         self._count += 1
         return 1.0 / self._count
 
@@ -315,6 +326,7 @@ class SWA(EMA):
         super().on_enter_evaluation(trainer, stack, val_loaders)
 
     def _pair_up(self) -> None:
+        """Pair averages and tensors, after the averages of buffers were made to fit these."""
         # A forward may create a buffer, replace it or change its shape: its average then begins anew.
         if self._average:
             tensors = self._tensors()
@@ -327,16 +339,18 @@ class SWA(EMA):
         super()._pair_up()
 
     def _buffer_names(self) -> frozenset[str]:
+        """Clean names of all buffers. `named_buffers` would leave out those that are None."""
         return frozenset(
-            clean_name(f"{prefix}.{leaf}" if prefix else leaf)
+            clean_name(f"{prefix}.{buffer}" if prefix else buffer)
             for prefix, module in unwrap(self._live_model()).named_modules()
-            for leaf in module._buffers.keys()  # noqa: SIM118
+            for buffer in module._buffers.keys()  # noqa: SIM118
         )
 
     def _tensors(self) -> dict[str, Tensor]:
+        """The parameters, and the floating-point buffers except for the vectors of spectral norms."""
         buffers = {clean_name(name): buffer for name, buffer in unwrap(self._live_model()).named_buffers()}
         tensors = {**super()._tensors(), **buffers}
-        # A mean of unit vectors is no unit vector: `find_spectral_vectors` computes those of the average.
+        # A mean of unit vectors is no unit vector: `find_spectral_vectors` computes the vectors of the average.
         vectors = find_spectral_vectors(tensors, computed=False)
         return {
             name: value

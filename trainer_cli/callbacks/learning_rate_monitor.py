@@ -33,8 +33,11 @@ class LearningRateMonitor(Callback):
         self.keys = [keys] if isinstance(keys, str) else list(keys)
 
     def setup(self, trainer: Trainer) -> None:
-        keys = {key for optimizer in trainer.optimizers.values() for group in optimizer.param_groups for key in group}
-        if trainer.optimizers and (unknown := [key for key in self.keys if key not in keys]):
+        """Refuse a key that no parameter group has."""
+        groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
+        keys = {key for group in groups for key in group}
+        unknown = [key for key in self.keys if key not in keys]
+        if trainer.optimizers and unknown:
             raise ConfigError(
                 f"no parameter group has '{unknown[0]}'",
                 location="keys",
@@ -42,12 +45,13 @@ class LearningRateMonitor(Callback):
             )
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Log the settings that each parameter group had in the step."""
         rates: dict[str, float] = {}
-        # Schedules have changed the groups since the step was made.
-        used = trainer.step.settings_used()
+        # As the step was made with them: schedules have changed the groups since.
+        used_groups = trainer.step.settings_used()
         for name, optimizer in trainer.optimizers.items():
             prefix = "" if name == ONLY else f"{name}/"
-            for number, group in enumerate(used.get(name, optimizer.param_groups)):
+            for number, group in enumerate(used_groups.get(name, optimizer.param_groups)):
                 for key in self.keys:
                     value = group.get(key)
                     value = value[0] if isinstance(value, list | tuple) else value
@@ -82,21 +86,24 @@ class ParameterTable(Callback):
 
 
 def parameter_table(model: nn.Module, depth: int) -> list[str]:
-    """The lines of the table; the sum is the last."""
+    """The lines of the table: a row for each module, cut to `depth` parts of its name, and last the whole model."""
     rows: dict[str, list[int]] = {}
     # Tied parameters come once, under their first name.
     for name, parameter in unwrap(model).named_parameters():
         module = ".".join(clean_name(name).split(".")[:-1][:depth])
-        for key in ([module] if depth else []) + [""] * (module != "" or not depth):
+        # The empty name is the row of the whole model.
+        for key in {module: None, "": None}:
             row = rows.setdefault(key, [0, 0, 0])
             row[0] += parameter.numel()
             row[1] += parameter.numel() if parameter.requires_grad else 0
             row[2] += parameter.numel() * parameter.element_size()
-    # A stable sort: the model's own row last, the others in their order.
+    # A stable sort: the whole model last, the others in their order.
     by_label = {key or "(model)": rows[key] for key in sorted(rows, key=lambda key: key == "")}
     width = max([len("module"), *map(len, by_label)])
     lines = [f"{'module':<{width}} {'parameters':>14} {'trained':>14} {'MiB':>10}"]
-    return lines + [f"{key:<{width}} {a:>14,} {b:>14,} {c / 2**20:>10,.1f}" for key, (a, b, c) in by_label.items()]
+    for label, (count, trained, size_bytes) in by_label.items():
+        lines.append(f"{label:<{width}} {count:>14,} {trained:>14,} {size_bytes / 2**20:>10,.1f}")
+    return lines
 
 
 COLUMNS = ("tensor", "shape", "type", "min", "max", "mean", "not finite")
@@ -116,6 +123,7 @@ class BatchSummary(Callback):
         self._done = False
 
     def on_after_forward(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        """Log what the first batch of the training and its outputs hold."""
         # Evaluations call the model too, before the first step as well.
         if self._done or not model.training:
             return
@@ -143,6 +151,7 @@ def named(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _row(path: str, value: Tensor) -> tuple[str | float, ...]:
+    """The row of a tensor, see `COLUMNS`; without numbers if it is empty or complex."""
     value = value.detach()
     kind, shape = str(value.dtype).removeprefix("torch."), str(tuple(value.shape))
     if value.numel() == 0 or value.is_complex():

@@ -36,10 +36,12 @@ class MomentumTeacher(Callback):
             raise ConfigError(f"momentum is {momentum}, but it must be between 0 and 1", location="momentum")
         self.momentum, self.teacher, self.student = float(momentum), teacher, student
         self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
+        """This rank's parts of the teacher's parameters, and of the student's of the same names."""
 
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Pair the parameters of teacher and student by name."""
         students = _parameters_of(trainer.model, "student", self.student)
         self._pairs = ([], [])
         for name, parameter in _parameters_of(trainer.model, "teacher", self.teacher).items():
@@ -49,15 +51,15 @@ class MomentumTeacher(Callback):
                     location="teacher",
                     hint=f"Call requires_grad_(False) of it in the model, or set freeze=[{self.teacher}.*].",
                 )
-            # The parts of a rank too: they are interpolated, and other shapes might broadcast.
-            if name not in students or local_of(students[name]).shape != local_of(parameter).shape:
+            student = students.get(name)
+            # The shapes of this rank's parts, which are interpolated: other shapes might broadcast.
+            if student is None or local_of(student).shape != local_of(parameter).shape:
                 raise ConfigError(
                     f"MomentumTeacher: {self.teacher}.{name} has no parameter of its name and shape in {self.student}",
                     location="student",
                 )
-            # Of a sharded parameter this rank's part.
             self._pairs[0].append(local_of(parameter))
-            self._pairs[1].append(local_of(students[name]))
+            self._pairs[1].append(local_of(student))
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if trainer.is_step_complete:
@@ -66,9 +68,15 @@ class MomentumTeacher(Callback):
 
 
 def _parameters_of(model: nn.Module, argument: str, name: str) -> dict[str, nn.Parameter]:
-    """The parameters of a submodule, by their names within it."""
+    """The parameters of a submodule, by their names within it.
+
+    Args:
+        argument: the argument of the callback that names the submodule, for the error.
+    """
     modules = {clean_name(path): module for path, module in unwrap(model).named_modules() if path}
-    parameters = {} if name not in modules else {clean_name(key): p for key, p in modules[name].named_parameters()}
+    parameters = {}
+    if name in modules:
+        parameters = {clean_name(key): parameter for key, parameter in modules[name].named_parameters()}
     if not parameters:
         raise ConfigError(
             f"MomentumTeacher: the model has no submodule '{name}' with parameters",

@@ -25,32 +25,37 @@ class Retention:
 
     def __init__(self, folder: Path, storage: Storage, run_id: str, history: CheckpointHistory | None = None) -> None:
         self.folder, self.storage, self.run_id = folder, storage, run_id
-        # Checkpoints that are recorded are those of the run's own folder: their names say where they are.
-        self._shown = storage.location if history is None else str
+        # With a history the folder is the run's own, where the name of a checkpoint is enough for the log.
+        self._display_name = storage.location if history is None else str
         self._history = history or CheckpointHistory(None)
         self.catalog = Catalog(storage)
         self.rules = RetentionRules()
-        self._reported: set[str] = set()
+        self._failed_removals: set[str] = set()
+        """Names of checkpoints that could not be removed, which was logged."""
 
     def own(self) -> list[Entry]:
-        """This run's checkpoints, oldest first, as in `Catalog.remembered`: one of them may be incomplete or pinned."""
+        """This run's checkpoints, oldest first, as in `Catalog.remembered`: some may be damaged or pinned now."""
         return self.catalog.valid(self.run_id, self.catalog.remembered())
 
     def newest(self, step: int | None = None) -> Entry | None:
-        """This run's newest valid checkpoint, at most of this step; it is looked at now."""
+        """This run's newest valid checkpoint, at most of this step, as it is on the disk now."""
         entries = self.catalog.newest_first(self.run_id)
         return next((entry for entry in entries if entry.valid and (step is None or entry.step <= step)), None)
 
     def facts(self, newest: int | None) -> list[Saved]:
-        """The checkpoints for the policy, up to the step that was saved or resumed last. A newer one could not be
-        read, so it must not count when others are removed."""
+        """The facts about this run's checkpoints for the policy.
+
+        Args:
+            newest: the step that was saved or resumed last. A newer checkpoint could not be read, so it must not count
+                when others are removed.
+        """
         return self._apply_policy(newest)[0]
 
     def _apply_policy(self, newest: int | None) -> tuple[list[Saved], dict[str, str]]:
-        """The checkpoints for the policy, and why some of them are to be removed.
+        """The facts about this run's checkpoints, and the reason to remove each of those that may go.
 
-        Names come from the disk, the facts of most checkpoints from memory. All that the policy's answer depends on is
-        looked at now: what would be removed, and what would stay in its place.
+        Names come from the disk, the facts of most checkpoints from memory. Facts that the answer depends on are read
+        again, until it depends on none that has changed: of what would be removed, and of what would stay in its place.
         """
         while True:
             saved = self._facts_of(self.catalog.remembered(), newest)
@@ -59,6 +64,7 @@ class Retention:
                 return saved, removable
 
     def _facts_of(self, entries: Iterable[Entry], newest: int | None) -> list[Saved]:
+        """The facts about those of the entries that are valid checkpoints of this run, up to step `newest`."""
         # One pass and no calls: there may be thousands.
         return [
             facts
@@ -92,24 +98,24 @@ class Retention:
             try:
                 removed = self.storage.remove(name)
             except OSError as error:
-                if name not in self._reported:
-                    self._reported.add(name)
+                if name not in self._failed_removals:
+                    self._failed_removals.add(name)
                     log.warning("could not remove checkpoint %s: %s; it will be tried again", name, as_clause(error))
                 continue
             if removed:
-                self._reported.discard(name)
-                SAVES.info("removed %s (%s)", self._shown(name), reason)
+                self._failed_removals.discard(name)
+                SAVES.info("removed %s (%s)", self._display_name(name), reason)
                 self._history.removed(name, reason)
         self._finish_removals(removable)
 
     def _finish_removals(self, removable: Mapping[str, str]) -> None:
         """Remove the folders whose manifest was removed before the rest of a removal failed."""
-        for name in self._reported - removable.keys():
+        for name in self._failed_removals - removable.keys():
             with suppress(OSError):
                 if self.storage.clear(name):
-                    SAVES.info("removed %s (its removal had failed)", self._shown(name))
+                    SAVES.info("removed %s (its removal had failed)", self._display_name(name))
                     self._history.removed(name, "its removal had failed")
-                self._reported.discard(name)
+                self._failed_removals.discard(name)
 
     def fsync_names(self, name: str) -> None:
         """fsync the folder, so that the names of all checkpoints in it are durable.
@@ -123,10 +129,10 @@ class Retention:
             raise disk_error(error, self.folder / name) from error
 
     def complete(self, entry: Entry, manifest: Manifest) -> None:
-        """Replace the manifest of a checkpoint by one that says more.
+        """Replace the manifest of a checkpoint by one with more facts.
 
         Raises:
-            SaveError: it is as it was.
+            SaveError: it could not be replaced, and is as it was.
         """
         assert entry.manifest is not None
         try:
@@ -160,34 +166,34 @@ class Retention:
         that no later resume chooses them. One that cannot be read is kept.
 
         Raises:
-            UserError: there are newer ones, and they may not go, or cannot.
+            UserError: there are newer ones, and `newer` forbids to remove them, or one is pinned or being read.
         """
-        after = takewhile(lambda entry: entry.step > step, self.catalog.newest_first(self.run_id))
-        later = [entry for entry in after if self.catalog.is_intact(entry)][::-1]
-        if not later:
+        newest_first = takewhile(lambda entry: entry.step > step, self.catalog.newest_first(self.run_id))
+        newer_entries = [entry for entry in newest_first if self.catalog.is_intact(entry)][::-1]
+        if not newer_entries:
             return
-        names = ", ".join(entry.name for entry in later)
+        names = ", ".join(entry.name for entry in newer_entries)
         if newer is not Newer.trash:
             raise UserError(
                 f"this goes back to step {step}, but {self.folder} holds newer checkpoints: {names}",
                 where="checkpoint.newer",
                 cure="To remove them, add checkpoint.newer=trash.",
             )
-        if pinned := [entry.name for entry in later if entry.pinned]:
+        if pinned := [entry.name for entry in newer_entries if entry.pinned]:
             raise UserError(
                 f"this goes back to step {step}, but newer checkpoints are pinned: {', '.join(pinned)}",
                 where="checkpoint.newer",
                 cure="Unpin them, or copy them to another folder.",
             )
         # Newest first: after a kill midway those that remain are still one branch.
-        self._drop(reversed(later), f"the run went back to step {step}")
+        self._drop(reversed(newer_entries), f"the run went back to step {step}")
         log.warning("went back to step %d: removed %s", step, names)
 
     def begin_anew(self) -> None:
         """Remove the checkpoint of step 0 that a first try has left, whose weights may be those of another model. A
         pinned one is kept."""
-        first = [entry for entry in self.own() if entry.step == 0 and not self.catalog.is_pinned(entry.name)]
-        self._drop(first, "the run began anew, and no step was made from it")
+        entries = [entry for entry in self.own() if entry.step == 0 and not self.catalog.is_pinned(entry.name)]
+        self._drop(entries, "the run began anew, and no step was made from it")
 
     def _drop(self, entries: Iterable[Entry], reason: str) -> None:
         """Remove checkpoints that no later resume may choose.

@@ -11,22 +11,23 @@ from trainer_cli.policy import SaveCost
 from trainer_cli.steps import Progress
 
 _FAILURE_S = 1.0
-"""What a failed save is taken to cost at least: with the default budget the next one comes 50 s later."""
+"""Least cost of a failed save: with the default budget the next one comes 50 s later."""
 
 
 def steps_until(wait_s: float, step_s: float) -> int:
-    """Steps, at least one, that end before a wait is over, or with it, if each takes this long."""
+    """The number of steps of `step_s` seconds, at least one, that a wait lasts, rounded up."""
     return max(1, math.ceil(wait_s / step_s)) if step_s > 0 else 1
 
 
 class SaveBudget:
-    """Measures the newest save: for how long the training has stood still for it, and when it began."""
+    """Measures the newest save: how long the training has waited for it, and when it began."""
 
     def __init__(self) -> None:
         self._began: float | None = None
-        self._stood_s = self._least_s = 0.0
+        """When the newest save began, by `time.monotonic`; None before the first."""
+        self._waited_s = self._min_cost_s = 0.0
         self._step, self._seconds = 0, 0.0
-        """Of the progress at that save."""
+        """The step of the newest save, and the seconds of training until then."""
 
     @contextmanager
     def measure(self) -> Iterator[None]:
@@ -35,23 +36,23 @@ class SaveBudget:
         try:
             yield
         finally:
-            self._stood_s += time.monotonic() - began
+            self._waited_s += time.monotonic() - began
 
     def begin_save(self, progress: Progress) -> None:
-        """A save begins inside `measure`, all of whose block is of this save."""
-        self._began, self._stood_s, self._least_s = time.monotonic(), 0.0, 0.0
+        """Note that a save begins. It is called inside `measure`, whose whole block counts for this save."""
+        self._began, self._waited_s, self._min_cost_s = time.monotonic(), 0.0, 0.0
         self._step, self._seconds = progress.step, progress.seconds
 
     def fail_save(self) -> None:
-        """The newest save has failed. It counts as a second, however soon it failed, so that a disk which fails for a
-        while is not tried, and given up, within that time."""
-        self._least_s = _FAILURE_S
+        """Note that the newest save has failed. It counts as a second, however soon it failed: otherwise a disk that
+        fails for a short while would be tried, and given up, within that time."""
+        self._min_cost_s = _FAILURE_S
 
     def cost(self) -> SaveCost | None:
         """The cost of the newest save; None before the first."""
         if self._began is None:
             return None
-        return SaveCost(max(self._stood_s, self._least_s), time.monotonic() - self._began)
+        return SaveCost(max(self._waited_s, self._min_cost_s), time.monotonic() - self._began)
 
     def next_step(self, budget: float, progress: Progress, latest: int | None) -> int:
         """The step after which the next save is expected to fit, but at most `latest`.

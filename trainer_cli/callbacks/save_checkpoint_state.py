@@ -52,11 +52,14 @@ class SaveCheckpointState(Callback):
         self.folder = as_path(folder)
         self._interval: Interval | None = None
         self._newest: Path | None = None
+        """The last checkpoint that the run has committed."""
         self._copied: Path | None = None
+        """The last checkpoint of which states were copied."""
 
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Find the steps to copy at. Refuse a trainer that saves nothing."""
         if trainer.checkpoint is None:
             raise UserError(
                 "SaveCheckpointState copies checkpoints, and this trainer saves none",
@@ -66,26 +69,32 @@ class SaveCheckpointState(Callback):
         self._interval = loop.checkpoint_interval("every", self._every)
 
     def on_after_save_checkpoint(self, trainer: Trainer, path: Path) -> None:
-        # One that was saved by hand elsewhere is none of the run's.
-        if trainer.checkpoint is None or path.absolute().parent != trainer.checkpoint.folder.absolute():
+        """Copy the states of a regular checkpoint of this run, if the interval is due at its step."""
+        saver = trainer.checkpoint
+        # A checkpoint that was saved by hand elsewhere does not belong to the run.
+        if saver is None or path.absolute().parent != saver.folder.absolute():
             return
         self._newest = path
         manifest = Catalog.of(path.parent).entry(path.name).manifest
         if manifest is None or manifest.kind is not CheckpointKind.regular:
             return
-        now = Progress.of(manifest.progress or {})
-        if self._interval is None or (now is not None and self._interval.due(now)):
+        progress = Progress.of(manifest.progress or {})
+        is_due = self._interval is None or (progress is not None and self._interval.due(progress))
+        if is_due:
             self._copy(trainer, path, manifest)
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        """Copy the states of the last checkpoint of a finished run, if that was not done."""
         stop = loop.why_stop(trainer)
-        if self._newest is None or self._newest == self._copied or stop is None or not stop.finished:
+        is_finished = stop is not None and stop.finished
+        if not is_finished or self._newest is None or self._newest == self._copied:
             return
         manifest = Catalog.of(self._newest.parent).entry(self._newest.name).manifest
         if manifest is not None:
             self._copy(trainer, self._newest, manifest)
 
     def _copy(self, trainer: Trainer, path: Path, manifest: Manifest) -> None:
+        """Save the chosen states of the checkpoint at `path` under its name in the other folder; log a failure."""
         # The committed files have the parts of all ranks; rank 0 reads them.
         if trainer.strategy.group.rank != 0:
             return
@@ -93,13 +102,13 @@ class SaveCheckpointState(Callback):
         options, average = self._options, manifest.average
         keeps_average = average is not None and options.takes_callback(average)
         # Metrics of an average belong to a copy that has it, in the place of the weights or beside them.
-        measured = average is None or keeps_average or options.weights_alone
+        has_metrics = average is None or keeps_average or options.weights_alone
         metadata = CheckpointMetadata(
             run_id=manifest.run_id,
             step=manifest.step,
             epoch=manifest.epoch,
             reason=f"{', '.join(options.states)} of {path}"[:500],
-            metrics=manifest.metrics if measured else {},
+            metrics=manifest.metrics if has_metrics else {},
             average=average if keeps_average else None,
             left_out=tuple(state for state in STATES if state in manifest.left_out or not options.takes(state)),
             config_digest=manifest.config_digest,
@@ -110,16 +119,20 @@ class SaveCheckpointState(Callback):
             source=manifest.source,
         )
         try:
-            alone = average is not None and options.weights_alone
-            keys = [*(options.keys() or ()), *(["callbacks"] if alone else [])]
+            keys = list(options.keys() or ())
+            # Without its callback the average takes the place of the weights, so that evaluations see it.
+            replaces_weights = average is not None and options.weights_alone
+            if replaces_weights:
+                keys.append("callbacks")
             state = trainer.checkpointer.read(path, keys)
             if options.named_callbacks:
-                callbacks = state.get("callbacks", {}).items()
-                state = {**state, "callbacks": {name: own for name, own in callbacks if options.takes_callback(name)}}
-            if alone:
+                callbacks = state.get("callbacks", {})
+                chosen = {name: saved for name, saved in callbacks.items() if options.takes_callback(name)}
+                state = {**state, "callbacks": chosen}
+            if replaces_weights:
                 state = {**state, "model": select_weights(state, str(path), average)}
                 del state["callbacks"]
-            # Alone: the other ranks do not take part.
+            # Not with the group: the other ranks do not take part.
             make_sync_checkpointer(group=ALONE).save(state, target, metadata=metadata, overwrite=False)
         except SaveError as error:
             log.error("%s; training continues", error)

@@ -32,21 +32,21 @@ class SkipSamples(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        # Only what was not yet skipped: a resume has counted the rest.
-        more, self._skipped = self.samples - self._skipped, max(self.samples, self._skipped)
-        if more <= 0:
+        """Continue at the position after the samples to skip, less those that an earlier attempt has skipped."""
+        samples_to_skip, self._skipped = self.samples - self._skipped, max(self.samples, self._skipped)
+        if samples_to_skip <= 0:
             return
-        per_batch = getattr(train_loader, "samples_per_batch", None)
-        if per_batch is None or loop.epoch_batches is None:
+        batch_size = getattr(train_loader, "samples_per_batch", None)
+        if batch_size is None or loop.epoch_batches is None:
             raise UserError("SkipSamples needs a train loader that counts samples", cure="Use a map-style dataset.")
-        # An epoch may be cut by `limit_train_batches`.
-        an_epoch = min(train_loader.length, loop.epoch_batches * per_batch)
-        epochs, samples = divmod(trainer.progress.epoch_samples + more, an_epoch)
-        batch = len(train_loader) - train_loader.batches_after(samples)
-        loop.pass_over(trainer, trainer.progress.epoch + epochs, batch, samples)
+        # `limit_train_batches` may end an epoch before the end of the dataset.
+        epoch_length = min(train_loader.length, loop.epoch_batches * batch_size)
+        epochs, epoch_samples = divmod(trainer.progress.epoch_samples + samples_to_skip, epoch_length)
+        batch = len(train_loader) - train_loader.batches_after(epoch_samples)
+        loop.pass_over(trainer, trainer.progress.epoch + epochs, batch, epoch_samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many samples were skipped."""
+        """The number of samples that were skipped."""
         return {"skipped": self._skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -67,9 +67,9 @@ class ScopedFlags(Callback):
 
     def __init__(self, fit: Flags | None = None, train: Flags | None = None, validate: Flags | None = None) -> None:
         self.fit, self.train, self.validate = dict(fit or {}), dict(train or {}), dict(validate or {})
-        for where, flags in (("fit", self.fit), ("train", self.train), ("validate", self.validate)):
+        for argument, flags in (("fit", self.fit), ("train", self.train), ("validate", self.validate)):
             for path, value in flags.items():
-                _check(where, path, value)
+                _check(argument, path, value)
 
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
@@ -87,7 +87,7 @@ class ScopedFlags(Callback):
 
 @contextmanager
 def flags_set(flags: Flags) -> Iterator[None]:
-    """Attributes by their paths, set inside the block."""
+    """Set attributes inside the block: path -> value; restore them afterwards."""
     with ExitStack() as stack:
         for path, value in flags.items():
             owner, name = _owner(path)
@@ -98,7 +98,9 @@ def flags_set(flags: Flags) -> Iterator[None]:
 
 
 def _check(where: str, path: str, value: object) -> None:
-    # Of one that is recovered from a checkpoint, running/reach.py refuses flags beyond torch.backends.
+    """Raise ConfigError unless the path is that of a flag of torch, and the value is of its type; `where`: the
+    argument."""
+    # For a config from a checkpoint, running/reach.py refuses flags beyond torch.backends.
     if path.split(".")[0] != "torch":
         raise ConfigError(f"'{path}' is not an attribute of torch", location=where)
     owner, name = _owner(path)
@@ -114,8 +116,10 @@ def _check(where: str, path: str, value: object) -> None:
 
 
 def _owner(path: str) -> tuple[Any, str]:
-    """The object that has the last part of a path, or None, and that part. A module that torch has imported from
-    elsewhere, such as `torch.sys`, is none of its attributes."""
+    """The object that has the attribute at a path, and the attribute's name.
+
+    None instead of the object if it does not exist, or belongs to a module that torch imports, such as `torch.sys`.
+    """
     *parents, name = path.split(".")
     owner: Any = import_module(parents[0]) if parents else None
     for parent in parents[1:]:

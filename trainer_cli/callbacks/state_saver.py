@@ -62,9 +62,9 @@ class RunIdentity:
     source: Mapping[str, str] = field(default_factory=dict)
     """Digests of the project's imported files, for the manifest."""
     local_folder: Path | None = None
-    """Where copies of checkpoints are kept that are saved to an object store; None: in the user's cache."""
+    """Folder for local copies of checkpoints that are saved to an object store; None: in the user's cache."""
     history_file: Path | None = None
-    """To which each save and removal is appended, with its reason (`catalog/history.py`)."""
+    """The file to which each save and removal is appended, with its reason (`catalog/history.py`); None: no file."""
 
     def describe(self, trainer: Trainer, kind: CheckpointKind, reason: str) -> CheckpointMetadata:
         """The facts about the present step of this run, for the manifest of a checkpoint."""
@@ -134,7 +134,7 @@ class StateSaver(SaveCaller):
         """Where the present step is saved.
 
         Raises:
-            ConfigError: its name names no variable that there is.
+            ConfigError: `checkpoint.name` has an unknown variable.
         """
         trainer = self.trainer
         counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": trainer.strategy.world_size}
@@ -166,12 +166,14 @@ class StateSaver(SaveCaller):
         self.checkpointer.format.plan(self._state())
 
     def _state(self) -> Mapping[str, Any]:
+        """The state to save, without what `leave_out` names, with settings if they are kept, and the loggers' marks."""
         state = omit_states(self.trainer.checkpoint_state(), self._leave_out)
         if self._keeps_settings:
             state = with_settings(self.trainer, state)
         marks = self.trainer.metric_logger.state_dict()
         # What a callback has saved under this name is not replaced.
-        return state if not marks or LOG_MARKS in state else {**state, LOG_MARKS: marks}
+        has_marks = not marks or LOG_MARKS in state
+        return state if has_marks else {**state, LOG_MARKS: marks}
 
     def metadata(self, decision: Decision, finished: str | None = None) -> CheckpointMetadata:
         """What the manifest says of the present step, whose metrics are passed to the loggers' files.
@@ -235,8 +237,10 @@ class StateSaver(SaveCaller):
         self.trainer.metric_logger.make_durable()
 
     def on_committed(self, job: SaveJob) -> None:
-        """Record the checkpoint, have it copied, and remove what may go after it. In the thread that committed it, so
-        that nothing else reads the disk meanwhile."""
+        """Record the checkpoint, start its copy, and remove the checkpoints that it replaces.
+
+        Runs in the thread that committed it, so that the training does not wait for the disk.
+        """
         name, metadata = job.name, job.metadata
         SAVES.info("committed step %d (%s)", metadata.step, metadata.reason)
         self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason, metadata.spent)
@@ -248,8 +252,10 @@ class StateSaver(SaveCaller):
         self.retention.retire(metadata.step)
 
     def _on_written(self, written: Future[None]) -> None:
-        """Have the save finished at the end of the present step. In the thread that writes, which never communicates
-        with other ranks: the next step's agreement does."""
+        """Have the save finished at the end of the present step.
+
+        Runs in the thread that writes, which never communicates with other ranks: the next step's agreement does.
+        """
         if self.trainer.agreement is None:
             self.trainer.interrupt()
         else:
@@ -279,7 +285,7 @@ class StateSaver(SaveCaller):
         if save is None:
             return None
         agreement = self.trainer.agreement
-        # With several ranks the agreement of the last step says so on all of them alike.
+        # With several ranks by the agreement of the last step, which is the same on all of them.
         has_ended = save.written.done() if agreement is None else agreement.all_written
         if not (wait or has_ended):
             return None
@@ -326,16 +332,16 @@ class StateSaver(SaveCaller):
         """
         run_dir = self.trainer.run_dir
         if run_dir is not None and is_gone(run_dir):
-            # Made anew, it would stand in the way of a run directory that is moved back.
+            # A new folder of that name would keep the run directory from being moved back.
             log.warning("the state after the failure is not kept: %s is gone", run_dir)
             return
         folder = self.folder / AFTER_EXCEPTION
         storage = self._new_storage(folder)
         path = folder / self.path().name
         storage.sweep()
-        for earlier in Catalog(storage).valid(self.identity.run_id):
-            if not earlier.pinned and storage.remove(earlier.name):
-                SAVES.info("removed %s (of an earlier failure)", folder / earlier.name)
+        for entry in Catalog(storage).valid(self.identity.run_id):
+            if not entry.pinned and storage.remove(entry.name):
+                SAVES.info("removed %s (of an earlier failure)", folder / entry.name)
         reason = without_secrets(f"after {type(exception).__name__}: {exception}")
         decision = Decision(CheckpointKind.ephemeral, reason[:500])
         metadata = replace(self.metadata(decision), metrics={}, world_size=1, number=None)
@@ -364,11 +370,13 @@ class StateSaver(SaveCaller):
         return self.thread.close(timeout_s)
 
     def _storage_at(self, root: Path) -> Storage:
+        """The storage of a folder of checkpoints: this run's own, that of its copies, or a new one."""
         if self.copies is not None and root == self.copies.folder.absolute():
             return self.copies.storage
         return self.storage if root == self.folder.absolute() else self._new_storage(root)
 
     def _new_copies(self, settings: CheckpointConfig) -> Copies | None:
+        """The copies of checkpoints in another folder; None if the config names none."""
         if settings.copy_to.folder is None:
             return None
         folder, local, identity = as_path(settings.copy_to.folder), self.identity.local_folder, self.identity
@@ -384,6 +392,7 @@ class StateSaver(SaveCaller):
         )
 
     def _new_storage(self, root: Path) -> Storage:
+        """The storage of a folder; its removed files are deleted in the thread that writes."""
         local = self.identity.local_folder
         return open_storage(
             root,
@@ -398,5 +407,5 @@ def saves_in_background(save_async: bool | None) -> bool:
     """Whether saves are written in the background: as configured, else if more than one CPU is usable."""
     if save_async is not None:
         return save_async
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return usable > 1
+    cpu_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cpu_count > 1

@@ -60,6 +60,7 @@ class SystemMonitor(Callback):
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """On rank 0, start the thread that writes the lines; it ends with the fit."""
         if not trainer.strategy.group.is_main:
             return
         stopped = threading.Event()
@@ -71,6 +72,7 @@ class SystemMonitor(Callback):
         stack.callback(stopped.set)
 
     def _run(self, trainer: Trainer, stopped: threading.Event) -> None:
+        """Write a line each interval until `stopped` is set; errors of the disk are ignored."""
         file = Path(trainer.run_dir or "", self.path)
         with suppress(OSError), ExitStack() as stack:
             usage = Usage(file.parent)

@@ -36,7 +36,7 @@ class ValidationCallback(Callback):
         self.every = every
         self.val_loaders: Mapping[str, Any] = {}
         self._count = 0
-        self._made_at: int | None = None
+        self._evaluated_step: int | None = None
 
     def evaluate(self, trainer: Trainer) -> Mapping[str, float | Tensor] | None:
         """Evaluate `trainer.model`, and return metrics; `self.val_loaders` are those just evaluated."""
@@ -47,21 +47,24 @@ class ValidationCallback(Callback):
         self.val_loaders = {**self.val_loaders, **val_loaders}
 
     def run_validation(self, trainer: Trainer, is_last: bool) -> None:
+        """Call `evaluate` if it is due, and log the metrics that it returns."""
         # An evaluation that ends the run is followed by a last one, of the same step.
-        again = self._made_at == trainer.progress.step and trainer.stop_request is not None
-        if not again:
-            self._count += 1
-        if again or not (is_last or trainer.sanity_checking or self._count % self.every == 0):
+        is_repeated = self._evaluated_step == trainer.progress.step and trainer.stop_request is not None
+        if is_repeated:
             return
-        self._made_at = trainer.progress.step
+        self._count += 1
+        is_due = is_last or trainer.sanity_checking or self._count % self.every == 0
+        if not is_due:
+            return
+        self._evaluated_step = trainer.progress.step
         model = trainer.model
         with modes_kept(model), torch.no_grad(), trainer.name_scope(self.scope), trainer.strategy.evaluation(model):
             model.eval()
             trainer.log_metrics(self.evaluate(trainer) or {})
 
     def state_dict(self) -> dict[str, Any]:
-        """How many evaluations there were."""
+        """The number of evaluations so far."""
         return {"evaluations": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._count, self._made_at = int(state["evaluations"]), None
+        self._count, self._evaluated_step = int(state["evaluations"]), None

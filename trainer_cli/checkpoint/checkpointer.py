@@ -59,9 +59,9 @@ from trainer_cli.tensor_files import LiveTensors, verify
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 600.0
-"""A save in flight is waited for at least this long,"""
+"""Least limit of the wait for a save in flight."""
 _SLOWEST_BYTES_PER_S = 2_000_000
-"""or for its size at this rate, if that is longer."""
+"""Rate at which a save is given time for its size, if that takes longer than `_TIMEOUT_S`."""
 _INTERRUPTED_TIMEOUT_S = 10.0
 """The limit of the wait after a second Ctrl-C."""
 _REPORTED_WAIT_S = 5.0
@@ -117,8 +117,8 @@ class Checkpointer:
         self._joined = self._compares_ranks = self._interrupted = False
         self._ends_thread = self.thread is not thread
         if self._ends_thread:
-            # A weak reference: a checkpointer that is dropped must not live until the end of the process. Before the
-            # functions of `atexit`, which are called when no thread pool can send anything any more.
+            # By a weak reference: a checkpointer that is dropped must not live until the end of the process. Called
+            # before the functions of `atexit`, when no thread pool can send anything any more.
             register = getattr(threading, "_register_atexit", atexit.register)
             register(partial(_close_at_exit, weakref.ref(self)))
         self._last_save: InFlightSave | None = None
@@ -128,7 +128,8 @@ class Checkpointer:
 
     def storage(self, root: str | Path) -> Storage:
         """The storage of a folder of checkpoints, made once."""
-        if (root := as_path(root).absolute()) not in self._storages:
+        root = as_path(root).absolute()
+        if root not in self._storages:
             self._storages[root] = self._new_storage(root)
         return self._storages[root]
 
@@ -161,7 +162,8 @@ class Checkpointer:
             in_background: False: commit before this returns, although there is a thread.
             kwargs: further arguments of the parts that save.
 
-        None if the checkpoint is committed when this returns; else its futures, staged and written.
+        Returns:
+            The futures of the save, staged and written; None if the checkpoint is committed when this returns.
 
         Raises:
             NotDurableError: the checkpoint is there, but a power cut may take it away.
@@ -177,7 +179,7 @@ class Checkpointer:
             overwrite=overwrite,
             trained=trained,
             caller=caller,
-            further=kwargs,
+            extra_arguments=kwargs,
         )
         if thread is None:
             self._end_last_save()
@@ -189,11 +191,11 @@ class Checkpointer:
                     _finish_uploads(job.storage)
             return None
         self._interrupted = False
-        # The buffer of the copy is reused: the save before must have read it.
+        # The save before must have been written, because the buffer of its copy is reused.
         self.drain()
         self._end_last_save()
         job.begin()
-        # Live tensors may change as soon as this returns, so they are written before.
+        # Without a copy the live tensors are written now: they may change as soon as this returns.
         is_copied = job.snapshot is not None and job.snapshot.image is not None
         save = InFlightSave(job, thread.submit(job.write) if is_copied else run_now(job.write))
         if self._ends_thread:
@@ -239,7 +241,7 @@ class Checkpointer:
             live = LiveTensors(state_dict)
             if (targets := targets_in(state_dict)) is not None:
                 arguments["targets"] = targets
-            # No subclass: its `read` may change tensors, and these are filled only afterwards.
+            # Not by a subclass, whose `read` may change tensors, before live ones are filled.
             elif type(self.reader) is CheckpointReader:
                 arguments["live"] = live
             tree = self._read_as_rank(path, list(state_dict), arguments, locks)
@@ -248,13 +250,18 @@ class Checkpointer:
     def _read_as_rank(
         self, path: str | Path, only: Collection[str] | None, arguments: Mapping[str, Any], locks: ExitStack
     ) -> dict[str, Any]:
-        """Read what this rank saved; without a group given, as a rank of torch's default group."""
+        """Read what this rank saved. If no group was given, as a rank of torch's default group, without a collective.
+
+        Args:
+            only: the top-level keys to read; None: all.
+            arguments: further arguments of the reader.
+            locks: holds the checkpoint against removal until the caller ends it.
+        """
         ranks = find_default_ranks()
         if ForeignKind.of(Path(path)) is not None:
             state = READ_RANK.need(str(path))(Path(path), ranks.rank, only)
             if state is not None:
                 return state
-        # Loaded without a group: each rank of torch's default group reads its own part, without a collective.
         if not self._joined and ranks.world_size > 1 and isinstance(self.reader, CheckpointReader):
             self.reader.sharded = ShardedFormat(ranks.rank, ranks.world_size)
         storage, name = self._split(path)
@@ -262,7 +269,7 @@ class Checkpointer:
             folder = locks.enter_context(storage.reading(name))
             tree = self.reader.read(folder, read_valid_manifest(storage, name), only=only, **arguments)
         if not tree.get(RANKS, True):
-            del tree[RANKS]  # One process saved it.
+            del tree[RANKS]  # An empty table, because one process saved it.
         return tree
 
     def join(self, group: ProcessGroup) -> None:
@@ -315,10 +322,16 @@ class Checkpointer:
         overwrite: bool,
         trained: Iterable[torch.Tensor],
         caller: SaveCaller,
-        further: Mapping[str, Any],
+        extra_arguments: Mapping[str, Any],
     ) -> SaveJob:
-        """The save of a state as the checkpoint at `path`, not yet begun."""
-        stage_arguments, arguments = arguments_of_parts("save", further, stager=stager.stage, writer=self.writer.write)
+        """The save of a state as the checkpoint at `path`, not yet begun; arguments as in `save`.
+
+        Args:
+            extra_arguments: arguments that `save` does not know, for its stager and its writer.
+        """
+        stage_arguments, writer_arguments = arguments_of_parts(
+            "save", extra_arguments, stager=stager.stage, writer=self.writer.write
+        )
         if not self._joined:
             # No group was given: save with torch's default group. Collective.
             self.join(group := find_default_group())
@@ -329,6 +342,7 @@ class Checkpointer:
         if self.group.world_size == 1:
             metadata = replace(metadata, saved_by=describe_lone_rank())
 
+        # Called by `SaveJob.begin`, after the save before has ended.
         def stage() -> Snapshot:
             if self._sharded is not None and self._compares_ranks:
                 tree = compare_ranks(state, self.group, self._sharded)
@@ -348,7 +362,7 @@ class Checkpointer:
         }
         if self.group.world_size > 1:
             return GroupSave(**facts, group=self.group)
-        return SaveJob(**facts, arguments=arguments)
+        return SaveJob(**facts, arguments=writer_arguments)
 
     def manifest(self, path: str | Path) -> Manifest:
         """The manifest of the checkpoint at `path`, all of whose files exist with the right sizes.
@@ -372,7 +386,7 @@ class Checkpointer:
         return self.manifest(path).left_out
 
     def metrics(self, path: str | Path) -> Mapping[str, float]:
-        """What was measured at the step of the checkpoint at `path`; empty if that is unknown."""
+        """The metrics of the step of the checkpoint at `path`; empty if they are unknown."""
         return self.manifest(path).metrics
 
     def verify(self, path: str | Path) -> Manifest:
@@ -388,13 +402,15 @@ class Checkpointer:
     @property
     def timeout_s(self) -> float:
         """The limit of the wait for a save in flight."""
-        of_size = self.stager.held_bytes / _SLOWEST_BYTES_PER_S
-        return _INTERRUPTED_TIMEOUT_S if self._interrupted else max(_TIMEOUT_S, of_size)
+        if self._interrupted:
+            return _INTERRUPTED_TIMEOUT_S
+        return max(_TIMEOUT_S, self.stager.held_bytes / _SLOWEST_BYTES_PER_S)
 
     def prepare(self, state_dict: Mapping[str, Any]) -> None:
         """Allocate the memory for copies of such a state in the writing thread; the first save would wait for it."""
         self.drain()
-        if (memory := self.stager.prepare(self.format, state_dict)) is not None and self.thread is not None:
+        memory = self.stager.prepare(self.format, state_dict)
+        if memory is not None and self.thread is not None:
             self.thread.submit(memory.touch)
 
     def drain(self, timeout_s: float | None = None) -> bool:
@@ -449,7 +465,7 @@ class Checkpointer:
                     _finish_uploads(storage, timeout_s)
 
     def _end_last_save(self) -> None:
-        """Commit the save before with all ranks, or raise its failure, unless its owner has done so.
+        """Commit the last save with all ranks, or raise its failure, unless its caller has done so by `raise_failure`.
 
         Raises:
             SaveError: it failed.

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def check_room(storage: Storage, where: str, size_bytes: int, files: Mapping[str, bytes], world_size: int = 1) -> None:
-    """Check that a checkpoint fits on the disk, so that none is begun that would leave no room for the logs.
+    """Check that a checkpoint fits on the disk and leaves room for the logs, before any of it is written.
 
     Args:
-        size_bytes: of its state, of all ranks.
-        files: the small files in it.
+        size_bytes: size of the state, of all ranks together.
+        files: the small files in it: name -> content.
 
     Raises:
         NoSpaceError: it does not fit, with what it needs and what is free.
@@ -30,8 +30,8 @@ def check_room(storage: Storage, where: str, size_bytes: int, files: Mapping[str
     needed = NeededSpace(size_bytes + sum(map(len, files.values())), files_of_checkpoint(world_size, len(files)))
     if not size_bytes or why_no_room(needed, FreeSpace(storage.free_bytes(), storage.free_files())) is None:
         return
-    # Another thread may be deleting checkpoints that were removed: what it frees counts. Before the free space, as
-    # files that are deleted in between would count as neither.
+    # Another thread may be deleting checkpoints that were removed: count what it will free. In this order, because a
+    # file that is deleted between the two calls would otherwise be counted by neither.
     removed_bytes, free_bytes = storage.removed_bytes(), storage.free_bytes()
     free = FreeSpace(None if free_bytes is None else free_bytes + removed_bytes, storage.free_files())
     if (why := why_no_room(needed, free)) is not None:
@@ -60,7 +60,8 @@ def disk_error(
         )
         return NotDurableError(message, where=str(where), cure=cure)
     message = f"the checkpoint could not be saved: {reason}"
-    if error.filename is not None and Path(where).absolute().parent not in Path(error.filename).absolute().parents:
+    folder = Path(where).absolute().parent
+    if error.filename is not None and folder not in Path(error.filename).absolute().parents:
         message += f": {error.filename}"
     elif error.errno in NO_SPACE and size_bytes is not None:
         message += _why_no_space(error, size_bytes, storage)
@@ -69,7 +70,7 @@ def disk_error(
 
 
 def _why_no_space(error: OSError, size_bytes: int, storage: Storage | None) -> str:
-    """What a checkpoint needs, and what the file system has left of it. That does not show a quota."""
+    """The space that a checkpoint needs, and what the file system has left, if that explains the error."""
     needed = f"; it needs {format_count(size_bytes, 'byte')}"
     # A quota (EDQUOT) is no property of the file system, whose free bytes would mislead.
     if storage is None or error.errno != errno.ENOSPC:
@@ -86,7 +87,7 @@ def _why_no_space(error: OSError, size_bytes: int, storage: Storage | None) -> s
 
 
 def older_ones(where: str | Path) -> str:
-    """What became of older checkpoints in the same folder, as far as one can see."""
+    """A sentence about the older checkpoints in the same folder: intact, unless the folder is gone."""
     if is_url(where):
         return "Older checkpoints were not touched."
     folder = Path(where).absolute().parent

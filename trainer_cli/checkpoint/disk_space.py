@@ -13,10 +13,12 @@ _MOST_SPARE_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class FreeSpace:
-    """What a file system has left; None: unknown, or, of files, unlimited."""
+    """What a file system has left."""
 
     size_bytes: int | None = None
+    """None: unknown."""
     files: int | None = None
+    """None: unknown, or unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class NeededSpace:
 
     @property
     def with_logs(self) -> int:
-        """The size in bytes with the ends of blocks, and a tenth (16 MiB at most) that is left for the logs."""
+        """The size in bytes, with unused ends of blocks, and a tenth more (at most 16 MiB) for the logs."""
         return self.size_bytes + self.files * BLOCK_BYTES + min(self.size_bytes // 10, _MOST_SPARE_BYTES)
 
 
@@ -64,15 +66,15 @@ def why_no_room(needed: NeededSpace, free: FreeSpace) -> str | None:
 
 
 def find_shortage(save: NeededSpace, peak: NeededSpace, free: FreeSpace) -> Shortage | None:
-    """Whether the saves of a training fit.
+    """The space that the saves of a training lack; None if they fit, as far as that is known.
 
     Args:
-        save: of one checkpoint.
-        peak: the most that is on the disk at a time, beyond what is there now.
+        save: the space of one checkpoint.
+        peak: the most space that its checkpoints take at a time, beyond what is on the disk now.
     """
-    # An old checkpoint is removed once the next is committed, so that two are there at a time, unless one is planned.
-    least = save.times(2) if save.times(2).size_bytes < peak.size_bytes else peak
-    if (why := why_no_room(least, free)) is not None:
+    # An old checkpoint is removed once the next is committed, so two exist at a time, unless only one is saved.
+    first_saves = save.times(2) if save.times(2).size_bytes < peak.size_bytes else peak
+    if (why := why_no_room(first_saves, free)) is not None:
         return Shortage(f"the disk has no room for the first saves: {why}", refuses=True)
     if (why := why_no_room(peak, free)) is not None:
         return Shortage(f"the disk will be full before the run ends: {why}", refuses=False)

@@ -69,22 +69,26 @@ def move_tensors(tree: dict[str, Any], location: MapLocation) -> dict[str, Any]:
         location = location.get(_SAVED_AT, _SAVED_AT)
     move = _by_function(location if callable(location) else _to_device(location or _SAVED_AT))
     # By identity: tied tensors are moved once, and stay tied.
-    done: dict[int, torch.Tensor] = {}
+    moved_tensors: dict[int, torch.Tensor] = {}
 
     def move_once(value: Any) -> Any:
+        """The moved tensor; another value as it is."""
         if not isinstance(value, torch.Tensor):
             return value
-        if id(value) not in done:
-            done[id(value)] = move(value)
-        return done[id(value)]
+        if id(value) not in moved_tensors:
+            moved_tensors[id(value)] = move(value)
+        return moved_tensors[id(value)]
 
     moved: dict[str, Any] = map_leaves(move_once, tree)
     return moved
 
 
-def _to_device(
-    location: torch.device | str,
-) -> Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None]:
+def _to_device(location: torch.device | str) -> Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None]:
+    """A function that moves a storage to a device, and returns None for one that is there already.
+
+    Raises:
+        UserError: there is no such device.
+    """
     try:
         device = torch.device(location)
     except (RuntimeError, TypeError) as error:
@@ -97,11 +101,12 @@ def _to_device(
 def _by_function(
     function: Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What the function makes of a tensor's storage, with the tensor's shape; None leaves it as it is."""
+    """A function that moves a tensor by moving its storage with `function`; None from it leaves the tensor as it is."""
     # By storage: views of one memory share it again where they are moved to.
     storages: dict[int, torch.UntypedStorage | None] = {}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as a view of its moved storage, which other views of it share."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in storages:
             storages[storage.data_ptr()] = function(storage, _SAVED_AT)
@@ -134,6 +139,7 @@ def compare(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tu
 
 
 def _misfit(target: torch.Tensor, saved: Any) -> str | None:
+    """Why a tensor cannot be filled from a saved value; None if it can."""
     if not isinstance(saved, torch.Tensor):
         return f"is a tensor here, but a {type(saved).__name__} there"
     # `copy_` would convert these silently, or not at all.
@@ -141,23 +147,23 @@ def _misfit(target: torch.Tensor, saved: Any) -> str | None:
         return f"is {'a nested tensor' if target.is_nested else target.layout} here, which cannot be filled"
     if target.is_inference() and not torch.is_inference_mode_enabled():
         return "is an inference tensor here, which cannot be filled outside of torch.inference_mode()"
-    target_kind, saved_kind = (target.dtype, tuple(target.shape)), (saved.dtype, tuple(saved.shape))
-    if target_kind != saved_kind:
-        return f"is {target_kind[0]} of shape {target_kind[1]} here, but {saved_kind[0]} of {saved_kind[1]} there"
-    # Two saved elements would be written into one place in memory, and the later would win.
+    if target.dtype != saved.dtype or target.shape != saved.shape:
+        target_shape, saved_shape = tuple(target.shape), tuple(saved.shape)
+        return f"is {target.dtype} of shape {target_shape} here, but {saved.dtype} of {saved_shape} there"
+    # Saved elements would overwrite each other, because some elements of the target share their memory.
     if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
         return "is expanded here: several of its elements are one in memory, so it cannot be filled"
     return None
 
 
 def new_values(target: Mapping[Any, Any], tree: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The values of a tree that are not copied into tensors of the target, but replace what is there."""
+    """The values of a tree that are not copied into tensors of the target, but replace its values."""
     values: dict[Any, Any] = {}
     for key, value in target.items():
         if key not in tree or isinstance(value, torch.Tensor):
             continue
-        both = isinstance(value, MutableMapping) and isinstance(tree[key], Mapping)
-        values[key] = new_values(value, tree[key]) if both else tree[key]
+        are_mappings = isinstance(value, MutableMapping) and isinstance(tree[key], Mapping)
+        values[key] = new_values(value, tree[key]) if are_mappings else tree[key]
     return values
 
 

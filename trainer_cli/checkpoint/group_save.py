@@ -19,15 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.checkpoint.disk_errors import check_room, disk_error
-from trainer_cli.checkpoint.save import (
-    CheckpointWriter,
-    RankFiles,
-    SaveJob,
-    as_failure,
-    commit,
-    is_saved,
-    write,
-)
+from trainer_cli.checkpoint.save import CheckpointWriter, RankFiles, SaveJob, as_failure, commit, is_saved, write
 from trainer_cli.dtensor import is_dtensor
 from trainer_cli.errors import NoSpaceError, NotDurableError, SaveError, UserError
 from trainer_cli.files import is_url
@@ -88,15 +80,15 @@ class GroupSave(SaveJob):
                 if not self.is_there:
                     staged = self.storage.writing(self.name, digest=self.writer.digest, replace=self.overwrite)
                     self._folder = self._stack.enter_context(staged)
-        except Exception as raised:
-            error = raised
+        except Exception as exception:
+            error = exception
         hidden_name = "" if self._folder is None else self._folder.hidden_name
         error = self._name_checkpoint(error)
         size_bytes = 0 if self.snapshot is None else self.snapshot.layout.least_bytes
         # Also a rank that has failed takes part: the others would wait for it.
         reports = self.group.gather_on_main((_failure_of(error), size_bytes))
-        first = _first_failure([failure for failure, _ in reports])
-        if self.group.is_main and first is None and not self.is_there:
+        first_failure = _first_failure([failure for failure, _ in reports])
+        if self.group.is_main and first_failure is None and not self.is_there:
             try:
                 total_bytes = sum(size_bytes for _, size_bytes in reports)
                 # What is sent to an object store is written to each machine's own disk first; any other root is
@@ -106,9 +98,11 @@ class GroupSave(SaveJob):
                 check_room(self.storage, self.where, total_bytes, self.metadata.files, self.group.world_size)
             except SaveError as short:
                 error = short
-                first = _first_failure([_failure_of(error)])
-        self._hidden_name, self.is_there, first = self.group.broadcast((hidden_name, self.is_there, first))
-        self._raise_failure(first, error)
+                first_failure = _first_failure([_failure_of(error)])
+        self._hidden_name, self.is_there, first_failure = self.group.broadcast(
+            (hidden_name, self.is_there, first_failure)
+        )
+        self._raise_failure(first_failure, error)
         if self.is_there and self.group.is_main:
             self.storage.fsync_names()
             log.info("%s already exists, and is not written again", self.where)
@@ -140,40 +134,44 @@ class GroupSave(SaveJob):
         # A writer that hangs is given up by the waiting main thread, and the others must hear of it.
         if error is None and self._rank_files is None:
             error = SaveError("it was not written in time", where=self.where)
-        written = None if self._rank_files is None or error is not None else self._report(self._rank_files)
+        own_report = None if self._rank_files is None or error is not None else self._report(self._rank_files)
         # To rank 0 alone: the reports of all ranks together grow with ranks times tensors.
-        reports = self.group.gather_on_main((written, _failure_of(error)))
-        first = _first_failure([failure for _, failure in reports])
+        reports = self.group.gather_on_main((own_report, _failure_of(error)))
+        first_failure = _first_failure([failure for _, failure in reports])
         if self.group.is_main:
-            if first is None:
+            if first_failure is None:
                 try:
                     ranks = [report for report, _ in reports if report is not None]
                     self._check_replicas([report.checksums for report in ranks])
                     self._commit(read_reports(ranks), finite=all(report.finite for report in ranks))
                 except Exception as raised:
                     error = self._name_checkpoint(raised)
-                    first = _first_failure([_failure_of(error)])
+                    first_failure = _first_failure([_failure_of(error)])
             self._stack.close()
         # The others must not continue before it is known whether the checkpoint exists.
-        self._raise_failure(self.group.broadcast(first), error)
+        self._raise_failure(self.group.broadcast(first_failure), error)
         if self.group.is_main:
             self.caller.on_committed(self)
 
     def _report(self, files: RankFiles) -> RankReport:
+        """What this rank wrote, for rank 0."""
         checksums = array("q", self._checksums.values()).tobytes()
         return RankReport.of(files, self._finite)._replace(checksums=checksums)
 
     def _check_replicas(self, checksums: list[bytes]) -> None:
-        """Check that every rank had the same parameters as rank 0.
+        """Check that every rank has the same parameters as rank 0.
+
+        Args:
+            checksums: of each rank, as in `RankReport`.
 
         Raises:
-            UserError: it had not; with the first one that differs.
+            UserError: a rank has others; with the first parameter that differs.
         """
-        for rank, of_rank in enumerate(checksums):
-            if of_rank == checksums[0]:
+        for rank, rank_checksums in enumerate(checksums):
+            if rank_checksums == checksums[0]:
                 continue
-            pairs = zip(self._checksums, array("q", checksums[0]), array("q", of_rank), strict=True)
-            name = next(name for name, first, other in pairs if first != other)
+            by_parameter = zip(self._checksums, array("q", checksums[0]), array("q", rank_checksums), strict=True)
+            name = next(name for name, expected, actual in by_parameter if actual != expected)
             raise UserError(
                 f"{name} differs between ranks 0 and {rank} at step {self.metadata.step}, so {self.name} is not saved",
                 where="parallel",
@@ -182,20 +180,31 @@ class GroupSave(SaveJob):
             )
 
     def _commit(self, ranks: list[RankFiles], *, finite: bool) -> None:
+        """Commit the files of all ranks, as rank 0.
+
+        Args:
+            finite: whether the trained tensors of every rank are finite.
+
+        Raises:
+            SaveError: the parts of the ranks do not make every tensor whole.
+        """
         assert self._folder is not None
         assert self.snapshot is not None
         # Before the manifest: a checkpoint with a hole in a tensor must never become valid.
-        problem = PartTable.joined(rank.parts for rank in ranks).why_uncovered(
-            decode(self.snapshot.layout.text).wanted,
-            {alias: name for rank in ranks for table in rank.aliases.values() for alias, name in table.items()},
-        )
+        aliases: dict[str, str] = {}
+        for rank in ranks:
+            for table in rank.aliases.values():
+                aliases |= table
+        parts = PartTable.joined(rank.parts for rank in ranks)
+        problem = parts.why_uncovered(decode(self.snapshot.layout.text).wanted, aliases)
         if problem is not None:
             raise SaveError(f"the ranks have different states: {problem}", where=self.where)
         self.caller.before_commit()
         hook = self.writer.commit_hook
         if hook is not None:
             hook.pre_commit(self.where)
-        if not (finite := finite and self.metadata.finite):
+        finite = finite and self.metadata.finite
+        if not finite:
             log.warning(
                 "the weights of step %d are not finite: %s will not be used to resume", self.metadata.step, self.name
             )
@@ -212,14 +221,19 @@ class GroupSave(SaveJob):
         size_bytes = None if self.snapshot is None else self.snapshot.layout.total_bytes
         return disk_error(error, self.where, size_bytes, self.storage)
 
-    def _raise_failure(self, first: tuple[int, _Failure] | None, error: BaseException | None) -> None:
-        """Raise this rank's own error, or else the failure of the first rank that has one."""
-        if first is None:
+    def _raise_failure(self, first_failure: tuple[int, _Failure] | None, error: BaseException | None) -> None:
+        """Raise the error of this rank, or without one that of the first rank that has failed.
+
+        Args:
+            first_failure: the first rank that has failed, and its failure; None: no rank has.
+            error: the error of this rank.
+        """
+        if first_failure is None:
             return
         self._stack.close()
         if error is not None:
             raise error
-        rank, failure = first
+        rank, failure = first_failure
         if failure.exit_code is not None:
             # It ends that rank, whatever checkpoint.on_save_error says.
             raise PeerError(f"rank {rank} failed: {failure.text}", failure.exit_code)
@@ -227,7 +241,7 @@ class GroupSave(SaveJob):
 
 
 _KINDS = {kind.__name__: kind for kind in (NotDurableError, NoSpaceError, SaveError)}
-"""The failures of a save that its callers tell apart, the most general last."""
+"""The types of failures of a save that its callers distinguish, the most general last."""
 
 
 class _Failure(NamedTuple):
@@ -235,17 +249,19 @@ class _Failure(NamedTuple):
 
     text: str
     kind: str
-    """What to raise for a failed save, a key of `_KINDS`."""
+    """Name of the exception to raise for a failed save, a key of `_KINDS`."""
     exit_code: int | None
     """Of a UserError; None for a failed save."""
 
 
 def _failure_of(error: BaseException | None) -> _Failure | None:
+    """An error as plain values for other ranks."""
     if error is None:
         return None
     text = str(error) if isinstance(error, SaveError) else f"{type(error).__name__}: {error}"
     exit_code = int(error.exit_code) if isinstance(error, UserError) else None
-    kind = next(name for name, kind in _KINDS.items() if isinstance(error, kind) or kind is SaveError)
+    # An error of another type is a failed save, too.
+    kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), SaveError.__name__)
     return _Failure(text, kind, exit_code)
 
 
@@ -263,7 +279,7 @@ class RankReport(NamedTuple):
     """File -> its parts, each with the names of the tensors as JSON."""
     finite: bool
     checksums: bytes = b""
-    """Of `SaveCaller.checksums`, 64 bits each."""
+    """The values of `SaveCaller.checksums`, 64 bits each."""
 
     @classmethod
     def of(cls, files: RankFiles, finite: bool) -> RankReport:
@@ -282,26 +298,31 @@ class RankReport(NamedTuple):
 
 def read_reports(reports: list[RankReport]) -> list[RankFiles]:
     """What the ranks wrote, by their reports."""
-    names_of = cache(lambda text: tuple(json.loads(text)))
-    return [
-        RankFiles(
-            {name: FileEntry(*entry) for name, entry in report.files.items()},
-            report.aliases,
-            PartTable(
-                {
-                    file: {Shard.parse(shard): names_of(names) for shard, names in groups}
-                    for file, groups in report.parts.items()
-                }
-            ),
-        )
-        for report in reports
-    ]
+    # Cached, because a thousand ranks send equal texts.
+    parse_names = cache(lambda text: tuple(json.loads(text)))
+    ranks = []
+    for report in reports:
+        files = {name: FileEntry(*entry) for name, entry in report.files.items()}
+        parts = {
+            file: {Shard.parse(shard): parse_names(names) for shard, names in groups}
+            for file, groups in report.parts.items()
+        }
+        ranks.append(RankFiles(files, report.aliases, PartTable(parts)))
+    return ranks
 
 
 def compare_ranks(
     state: Mapping[str, Any] | Callable[[], Mapping[str, Any]], group: ProcessGroup, sharded: ShardedFormat
 ) -> Mapping[str, Any]:
-    """Have each rank save for itself what differs among them; the state. Collective."""
+    """Compare the top-level keys of the ranks' states, and have each rank save for itself those that differ. Returns
+    this rank's state. Collective.
+
+    Args:
+        state: the state, or a function that makes it.
+
+    Raises:
+        UserError: a key that differs also holds tensors that are divided among the ranks.
+    """
     error: Exception | None = None
     digests: dict[str, str] | None = None
     try:
@@ -313,8 +334,8 @@ def compare_ranks(
     if error is not None:
         raise error
     assert not callable(state)
-    # Where a rank has failed, the save fails on all of them.
-    sharded.per_rank = keys_of_each([report for report in reports if report is not None])
+    # A rank that has failed reports None; its save fails on all ranks later.
+    sharded.per_rank = find_differing_keys([report for report in reports if report is not None])
     for key in sharded.per_rank:
         if key in state and any(map(is_dtensor, encode({key: state[key]})[1].values())):
             raise UserError(
@@ -346,7 +367,7 @@ def digest_parts(state: Mapping[str, Any]) -> dict[str, str]:
     return digests
 
 
-def keys_of_each(digests: Sequence[Mapping[str, str]]) -> list[str]:
+def find_differing_keys(digests: Sequence[Mapping[str, str]]) -> list[str]:
     """The top-level keys whose values differ among ranks, by the `digest_parts` of each."""
     keys = dict.fromkeys(key for rank_digests in digests for key in rank_digests)
     return [key for key in keys if len({rank_digests.get(key) for rank_digests in digests}) > 1]

@@ -41,28 +41,28 @@ class GroupVerifier:
         if self._group.machines > 1 and not folder.is_shared:
             verify(folder, manifest)
             return
-        small = replace(manifest, shards={}, aliases={})
+        small_manifest = replace(manifest, shards={}, aliases={})
         path = folder.path.absolute()
-        self._group.have_followers_call(self.verify_share, path, small)
-        bad = self.verify_share(path, small)
-        verify(folder, manifest, bad)
-        if bad:
-            log.warning("%s could be verified by rank 0 only, and not by another that tried to", ", ".join(bad))
+        self._group.have_followers_call(self.verify_share, path, small_manifest)
+        unverified = self.verify_share(path, small_manifest)
+        verify(folder, manifest, unverified)
+        if unverified:
+            log.warning("%s could be verified by rank 0 only, and not by another that tried to", ", ".join(unverified))
 
     def verify_share(self, path: Path, manifest: Manifest) -> list[str]:
         """Verify this rank's share of the files of the checkpoint at `path`. Returns the files that some rank could not
         verify, sorted. Collective."""
         folder = LocalReadableFolder(path, Disk())
-        bad = []
+        unverified = []
         for file in share_of(manifest, self._group.rank, self._group.world_size):
             try:
                 verify(folder, manifest, [file])
             except Exception:  # Rank 0 reads it again, and reports the error.
-                bad.append(file)
-        return sorted(file for rank_files in self._group.gather(bad) for file in rank_files)
+                unverified.append(file)
+        return sorted(file for rank_files in self._group.gather(unverified) for file in rank_files)
 
 
 def share_of(manifest: Manifest, rank: int, world_size: int) -> list[str]:
     """The files that a rank verifies, so that all ranks read about as many bytes."""
-    reader = spread({file: entry.size_bytes for file, entry in manifest.files.items()}, range(world_size))
-    return [file for file in sorted(manifest.files) if reader[file] == rank]
+    rank_of_file = spread({file: entry.size_bytes for file, entry in manifest.files.items()}, range(world_size))
+    return [file for file in sorted(manifest.files) if rank_of_file[file] == rank]

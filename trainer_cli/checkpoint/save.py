@@ -73,7 +73,7 @@ class CheckpointMetadata:
     """For the history; not in the manifest."""
 
     def counts(self) -> dict[str, object]:
-        """What is counted, by the names that a path may have as variables."""
+        """The counts that a path may contain as variables, by name."""
         return {**self.progress, "step": self.step, "epoch": self.epoch, "world_size": self.world_size}
 
 
@@ -113,7 +113,7 @@ class SaveJob:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     snapshot: Snapshot | None = field(default=None, init=False)
     is_there: bool = field(default=False, init=False)
-    """Whether `begin` has met an intact checkpoint of this run and step, so that nothing is written."""
+    """Whether `begin` has found an intact checkpoint of this run and step, so that nothing is written."""
 
     @property
     def name(self) -> str:
@@ -194,23 +194,27 @@ class InFlightSave(tuple[Future[None], Future[None]]):
         Raises:
             SaveError: it failed.
         """
-        # Set before it can fail: a failure is raised once, and its collective is never entered twice.
-        first, self.ended = not self.ended, True
+        # Set before `finish` can fail: its collective is never entered twice.
+        is_first, self.ended = not self.ended, True
         with errors_of_save(self.metadata.step, self.path):
             error = self.written.exception()
             if error is not None:
                 raise as_failure(error, self.metadata.step, self.path)
-            if first:
+            if is_first:
                 self.job.finish()
 
 
 def arguments_of_parts(
     method: str, kwargs: Mapping[str, Any], **parts: Callable[..., object]
 ) -> tuple[dict[str, Any], ...]:
-    """The further arguments of a method that each of these methods of its parts takes.
+    """Divide further arguments of a method among the functions that it calls: for each, those that it takes.
+
+    Args:
+        method: its name, for the error.
+        parts: name of a part -> its function.
 
     Raises:
-        TypeError: none of them takes one.
+        TypeError: no function takes one of the arguments.
     """
     if not kwargs:
         return tuple({} for _ in parts)
@@ -219,14 +223,15 @@ def arguments_of_parts(
         parameters = inspect.signature(function).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         arguments.append({name: value for name, value in kwargs.items() if takes_any or name in parameters})
-    if unknown := [name for name in kwargs if not any(name in accepted for accepted in arguments)]:
+    unknown = [name for name in kwargs if not any(name in accepted for accepted in arguments)]
+    if unknown:
         message = f"{method}() got an unexpected argument {unknown[0]!r}"
         raise TypeError(f"{message}, which is none of its {' and '.join(parts)}")
     return tuple(arguments)
 
 
 def metadata_of(name: str) -> CheckpointMetadata:
-    """The metadata that follows from a checkpoint's name."""
+    """The metadata of a checkpoint of which only the name is known."""
     return CheckpointMetadata(step=step_within(name) or 0)
 
 
@@ -266,9 +271,9 @@ def commit(
         files |= rank.files
         aliases |= rank.aliases
     facts = {
-        entry.name: getattr(metadata, entry.name)
-        for entry in fields(metadata)
-        if entry.name not in ("files", "versions", "spent")
+        field.name: getattr(metadata, field.name)
+        for field in fields(metadata)
+        if field.name not in ("files", "versions", "spent")
     }
     versions = {**library_versions(), **metadata.versions}
     parts = PartTable.joined(rank.parts for rank in ranks)
@@ -342,6 +347,7 @@ class CheckpointWriter:
         overwrite: bool = True,
         before_commit: Callable[[], object] = lambda: None,
     ) -> None:
+        """Write a snapshot as the checkpoint of this name, and commit it; see `Writer.write`."""
         where = storage.location(name)
         try:
             if is_saved(storage, name, metadata, overwrite=overwrite):
@@ -357,7 +363,7 @@ class CheckpointWriter:
                 before_commit()
                 if self.commit_hook is not None:
                     self.commit_hook.pre_commit(where)
-                # In the thread that writes: on a GPU this waits for the device.
+                # Only here, in the thread that writes: on a GPU it waits for the device.
                 finite = metadata.finite and snapshot.is_finite()
                 if not finite:
                     logger.warning(
@@ -373,13 +379,13 @@ class CheckpointWriter:
 
 
 def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overwrite: bool) -> bool:
-    """Whether nothing is to be written, since an intact checkpoint of the same run and step is there.
+    """Whether nothing is to be written, because an intact checkpoint of the same run and step has this name already.
 
     Args:
-        overwrite: False: what is there is not replaced. A damaged one is quarantined.
+        overwrite: True: any checkpoint of this name is replaced. False: only a damaged one, which is quarantined.
 
     Raises:
-        SaveError: a checkpoint is there that may not be replaced.
+        SaveError: a checkpoint has this name that may not be replaced.
     """
     if (content := storage.peek(name, MANIFEST_FILE)) is None:
         return False
@@ -399,8 +405,8 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overw
         try:
             with storage.reading(name) as folder:
                 verify(folder, manifest)
-        # A failed save of an earlier attempt must not stand in the way of this one.
         except DamagedCheckpoint as error:
+            # It is quarantined below, so that what an earlier attempt has left does not stop this one.
             problem = str(error)
     if manifest is not None and manifest.name not in (None, name):
         problem = f"it is a copy of {manifest.name}"
@@ -422,28 +428,33 @@ def refuse_other_rank(content: bytes, saved_by: str | None, where: str) -> None:
     """Refuse to replace a checkpoint that another rank of this launch has saved, without the group.
 
     Args:
-        content: of its manifest.
+        content: of the manifest of that checkpoint.
+        saved_by: launch and rank of this process, as `describe_lone_rank` returns them; None: it is the only process.
 
     Raises:
-        SaveError: it is one; what is there stays.
+        SaveError: another rank has saved it.
     """
     if saved_by is None:
         return
     try:
-        other = Manifest.parse(content).saved_by
+        other_saved_by = Manifest.parse(content).saved_by
     except ManifestError:
         return  # It is damaged, and replaced.
-    if other is not None and other != saved_by and other.partition(" ")[0] == saved_by.partition(" ")[0]:
+    if other_saved_by is None:
+        return
+    launch, _, rank = saved_by.partition(" ")
+    other_launch, _, other_rank = other_saved_by.partition(" ")
+    if other_launch == launch and other_rank != rank:
         raise SaveError(
-            f"{saved_by.partition(' ')[2]} would replace what {other.partition(' ')[2]} of the same launch has saved",
+            f"{rank} would replace what {other_rank} of the same launch has saved",
             where=where,
             cure="Put {rank} into the path, let one rank save, or initialise torch.distributed to save together.",
         )
 
 
 def as_failure(error: BaseException, step: int, where: str | Path) -> Exception:
-    """What the thread that writes has raised, for the main thread. What only ends a thread (SystemExit,
-    KeyboardInterrupt) is a failure of its save."""
+    """An exception of the thread that writes, as the main thread raises it: SystemExit and KeyboardInterrupt, which
+    would end that thread alone, become a SaveError."""
     if isinstance(error, Exception):
         return error
     ending = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -461,7 +472,7 @@ def errors_of_save(step: int, path: Path) -> Iterator[None]:
     except OSError as error:
         raise disk_error(error, path) from error
     except Exception as error:
-        # It ends all ranks, and on_save_error must not tolerate it.
+        # An error of another rank ends all ranks: as a SaveError, on_save_error might tolerate it.
         if is_of_peer(error):
             raise
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -92,7 +92,10 @@ class SnapshotBuffer:
             self._memory = None
         if self._memory is None or self._memory.size_bytes < layout.image_bytes:
             needed, available = layout.image_bytes, self._available()
-            if available is not None and needed > (available := available + self.held_bytes) // 2:
+            if available is not None:
+                # What is held now is given back first.
+                available += self.held_bytes
+            if available is not None and needed > available // 2:
                 raise MemoryError(
                     f"a copy of the state takes {format_count(needed, 'byte')}, more than half of the {available:,} "
                     "available"
@@ -122,21 +125,22 @@ class SnapshotBuffer:
         copies: dict[tuple[Any, ...], torch.Tensor] = {}
         with torch.no_grad():
             for span in layout.spans:
-                raw = memory.tensor[span.offset : span.offset + span.size_bytes]
+                target_bytes = memory.tensor[span.offset : span.offset + span.size_bytes]
                 if isinstance(span.leaf, np.ndarray):
-                    raw.copy_(torch.from_numpy(np.ascontiguousarray(span.leaf).reshape(-1).view(np.uint8)))
+                    target_bytes.copy_(torch.from_numpy(np.ascontiguousarray(span.leaf).reshape(-1).view(np.uint8)))
                     continue
                 # Torch copies large tensors with all its threads, and any layout into contiguous order.
-                copy = raw.view(span.leaf.dtype).view(span.leaf.shape)
+                copy = target_bytes.view(span.leaf.dtype).view(span.leaf.shape)
                 if span.leaf.is_cuda:
                     with torch.cuda.stream(streams[span.leaf.device]):
                         # Torch would resolve these on the host, before the bytes are there.
                         copy.copy_(span.leaf.resolve_conj().resolve_neg(), non_blocking=True)
                 else:
                     copy.copy_(span.leaf)
-                if (key := _memory(span.leaf)) in examined:
+                key = _memory(span.leaf)
+                if key in examined:
                     copies[key] = copy
-        # Of the live tensors, before they change; the copies are examined by the thread that writes.
+        # Trained tensors that are not in the copy are examined now, before they change.
         others_finite = are_finite(tensor for key, tensor in examined.items() if key not in copies)
         copied = []
         for device, stream in streams.items():
@@ -162,7 +166,7 @@ class SnapshotBuffer:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where the elements of a tensor lie: a stored tensor may begin where one of its views does."""
+    """Identify a tensor by its elements in memory; the address alone could be that of a view of it."""
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
@@ -201,13 +205,15 @@ class LiveStager:
     held_bytes = 0
 
     def stage(self, format: Format, state: Mapping[str, Any], trained: Sequence[torch.Tensor] = ()) -> Snapshot:
+        """The live tensors of the state."""
         return Snapshot(format.plan(state), trained)
 
     def prepare(self, format: Format, state: Mapping[str, Any]) -> HostMemory | None:
+        """None, because no memory is needed."""
         return None
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing, because no memory is held."""
 
 
 class CopyStager:
@@ -227,6 +233,7 @@ class CopyStager:
         return self.buffer.held_bytes
 
     def stage(self, format: Format, state: Mapping[str, Any], trained: Sequence[torch.Tensor] = ()) -> Snapshot:
+        """A copy of the state; the live tensors if there is no memory for it."""
         layout = format.plan(state)
         try:
             return self.buffer.capture(layout, trained)
@@ -238,6 +245,7 @@ class CopyStager:
         return Snapshot(layout, trained)
 
     def prepare(self, format: Format, state: Mapping[str, Any]) -> HostMemory | None:
+        """Reserve memory for a copy of the state; None if there is not enough."""
         try:
             return self.buffer.reserve(format.plan(state))
         except (OSError, MemoryError) as error:

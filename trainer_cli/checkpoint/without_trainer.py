@@ -22,7 +22,7 @@ from trainer_cli.state import Fitting, capture_model, capture_optimizer, find_ve
 
 _MOVED = ("lr", "momentum", "betas")
 """Settings that schedules of torch move: those of a checkpoint differ from the configured ones for this reason."""
-_OWN = ("model", VERSIONS, "optimizer", "lr_scheduler", "epoch")
+_RESERVED_KEYS = ("model", VERSIONS, "optimizer", "lr_scheduler", "epoch")
 
 
 def save_checkpoint(
@@ -59,7 +59,7 @@ def save_checkpoint(
     if lr_scheduler is not None:
         state["lr_scheduler"] = lr_scheduler.state_dict()
     metadata = CheckpointMetadata(step=step_within(path.name) or 0, epoch=epoch)
-    # Not frozen ones: such a parameter may hold infinity on purpose, as a mask does.
+    # Frozen parameters are not examined: one may hold infinity on purpose, as a mask does.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     make_sync_checkpointer(group=ALONE).save(state, path, metadata=metadata, trained=trained)
 
@@ -104,7 +104,8 @@ def load_checkpoint(
     if not finetune:
         stateful = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
         required += ["epoch", *(name for name, value in stateful.items() if value is not None)]
-    if lacking := [name for name in required if name not in state]:
+    lacking = [name for name in required if name not in state]
+    if lacking:
         raise MissingStateError(
             f"the checkpoint has no {' and no '.join(lacking)}",
             where=str(path),
@@ -122,7 +123,7 @@ def load_checkpoint(
     if not finetune and lr_scheduler is not None:
         fittings["lr_scheduler"] = _fit_scheduler(lr_scheduler, state["lr_scheduler"])
     # All parts are compared before one is loaded, so that a refusal leaves everything as it was.
-    if faults := {owner: fits.faults for owner, fits in fittings.items() if fits.faults}:
+    if faults := {owner: compared.faults for owner, compared in fittings.items() if compared.faults}:
         text = list_by_owner(f"{path} does not fit", faults)
         cure = _advice(report) if fitting.faults else "To load the model alone, add finetune=True."
         raise UnfitStateError(f"{text}\n", cure=f"Nothing was loaded. {cure}")
@@ -130,13 +131,13 @@ def load_checkpoint(
     for owner in ("lr_scheduler", "model", "optimizer"):
         if owner in fittings:
             fittings[owner].load()
-    further = {name: value for name, value in state.items() if name not in _OWN}
-    return (0 if finetune else int(state["epoch"])), further
+    extra = {name: value for name, value in state.items() if name not in _RESERVED_KEYS}
+    return (0 if finetune else int(state["epoch"])), extra
 
 
 def _read_foreign(path: Path) -> dict[str, Any]:
-    saved = READ_FOREIGN.need(str(path))(path)
-    return {"model": saved.model, VERSIONS: saved.versions}
+    foreign = READ_FOREIGN.need(str(path))(path)
+    return {"model": foreign.model, VERSIONS: foreign.versions}
 
 
 def _advice(report: LoadReport) -> str:
@@ -150,7 +151,7 @@ def _advice(report: LoadReport) -> str:
 
 
 def _fit_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> Fitting:
-    """The keys that only one of two states of a schedule has: torch would take over those of another class unseen."""
+    """Compare the keys of a saved state with those of the schedule: torch would load any other state silently."""
     live = scheduler.state_dict()
     faults = [f"{key}: missing in the checkpoint" for key in live if key not in saved]
     faults += [f"{key}: not in this schedule" for key in saved if key not in live]

@@ -60,7 +60,7 @@ class WriterThread:
         return not thread.is_alive()
 
     def _is_running(self) -> bool:
-        """Whether there is a thread, which is started if need be."""
+        """Start the thread if it is not running; False if there can be none."""
         if self._closing or self._pid != os.getpid():
             return False
         if self._thread is None or not self._thread.is_alive():
@@ -92,9 +92,10 @@ def report_failure(where: str, written: Future[None]) -> None:
 
 
 def _work(jobs: _Jobs) -> None:
+    """Run jobs until the end marker, None."""
     while (item := jobs.get()) is not None:
         _run(*item)
-        # The job holds the state that it wrote.
+        # Not kept until the next job: it holds the state that it wrote.
         del item
 
 
@@ -103,6 +104,7 @@ def _no_job() -> None:
 
 
 def _run(job: Job, done: Future[None]) -> None:
+    """Run a job, and set its exception or its end in the future."""
     try:
         job()
     # Of any kind: the thread must live for the jobs after this one.

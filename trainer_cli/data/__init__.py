@@ -6,7 +6,7 @@ methods: `iterate(epoch, batch=, samples=)` enters an epoch anywhere, `state_dic
 
 - Order and random numbers of `Loader` are pure functions of (seed, epoch, index), see `order.py`: the same with any
   number of workers and ranks, and an epoch is entered in its middle without loading what was before.
-- The random generators of the training are as before after each batch, whatever a dataset draws.
+- A dataset may draw random numbers: after each batch the random generators of the training are as before.
 - Of a loader of the user the position is its own state, its sampler walked, or its batches replayed; the log says
   which (`promise`).
 - All ranks have the same number of batches. One that has no sample left has a `PaddingBatch`, which does not count.

@@ -78,8 +78,11 @@ def as_loader(
         "persistent_workers": persistent_workers,
         "worker_timeout_s": timeout_s,
     }
+    # The loaders are imported where they are made: a training has loaders of one kind or two.
     if isinstance(data, IterableDataset):
-        return _share(_stream_loader(data, **batching), **ranks)
+        from trainer_cli.data.stream import StreamLoader
+
+        return _share(StreamLoader(data, **batching), **ranks)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, DataLoader):
         if len(data) == 0:
             cure = f"The length of {class_name(data)} is 0: check the settings that choose its samples."
@@ -99,34 +102,28 @@ def as_loader(
         "worker_timeout": worker_timeout,
         "drop_last": drop_last or None,
     }
+    _refuse_ignored(settings, data, where)
+    from trainer_cli.data.user_loader import UserLoader
+
+    return _share(UserLoader(data, seed=seed), **ranks)
+
+
+def _refuse_ignored(settings: Mapping[str, Any], loader: Any, where: str) -> None:
+    """Refuse settings of batches, those that are not None, of a loader that makes its own batches."""
     if ignored := [name for name, value in settings.items() if value is not None]:
         raise UserError(
-            f"{class_name(data)} makes its own batches, so {' and '.join(ignored)} would have no effect",
+            f"{class_name(loader)} makes its own batches, so {' and '.join(ignored)} would have no effect",
             where=where,
             cure="Remove it, or give the dataset instead of a loader.",
         )
-    return _share(_user_loader(data, seed=seed), **ranks)
-
-
-def _stream_loader(data: IterableDataset[Any], **settings: Any) -> StreamLoader:
-    # Not above: a training has loaders of one kind or two.
-    from trainer_cli.data.stream import StreamLoader
-
-    return StreamLoader(data, **settings)
-
-
-def _user_loader(data: Any, *, seed: int) -> UserLoader:
-    from trainer_cli.data.user_loader import UserLoader
-
-    return UserLoader(data, seed=seed)
 
 
 def as_val_loaders(val_loader: Any, **settings: Any) -> dict[str, AnyLoader]:
     """The validation loaders by name, not shuffled: a single one is `val`, those of a list `validate_0` and so on.
 
     Args:
-        val_loader: what `as_loader` takes, or a list or mapping of it; None: there are none.
-        settings: of `as_loader`.
+        val_loader: what `as_loader` takes, or a list or mapping of it; None: no loaders.
+        settings: further arguments of `as_loader`.
     """
     if val_loader is None:
         return {}
@@ -164,7 +161,9 @@ def _refuse_text_and_several(data: Any, where: str) -> None:
 def _share(loader: Loader | StreamLoader | UserLoader, *, rank: int, world_size: int) -> AnyLoader:
     """Divide the batches of a loader among the ranks, unless it has different batches on each rank already."""
     is_divided = world_size == loader.world_size if isinstance(loader, Loader) else loader.per_rank
-    return loader if world_size == 1 or is_divided else SharedLoader(loader, rank=rank, world_size=world_size)
+    if world_size == 1 or is_divided:
+        return loader
+    return SharedLoader(loader, rank=rank, world_size=world_size)
 
 
 def _is_loader(value: Any) -> bool:

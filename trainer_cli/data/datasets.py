@@ -72,6 +72,7 @@ class DigitImages:
         return (image if self.deterministic else distort(image)), self._labels[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """Many samples at once, as torch's loaders ask for them."""
         return [self[index] for index in indices]
 
 

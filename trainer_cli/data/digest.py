@@ -66,7 +66,10 @@ def sample_digests(loaders: Mapping[str, Any], *, draws: int = 2, limit_s: float
     Args:
         limit_s: time limit for all datasets together; each may take an equal share.
     """
-    readers = {name: partial(read, draws) for name, loader in loaders.items() if (read := _reader(loader)) is not None}
+    readers = {}
+    for name, loader in loaders.items():
+        if (read := _reader(loader)) is not None:
+            readers[name] = partial(read, draws)
     results: dict[str, Digests] = {}
     read_all = _read_in_fork if sys.platform == "linux" else _read_here
     for name, digests in read_all(readers, limit_s) if readers else ():
@@ -77,19 +80,20 @@ def sample_digests(loaders: Mapping[str, Any], *, draws: int = 2, limit_s: float
     return {name: digests for name, digests in results.items() if digests}
 
 
-def other_samples(now: Mapping[str, Mapping[str, str]], before: Mapping[str, Mapping[str, str]]) -> list[str]:
+def other_samples(present: Mapping[str, Mapping[str, str]], saved: Mapping[str, Mapping[str, str]]) -> list[str]:
     """The first differing sample of each dataset, as `sample 3 of train`. Only common samples are compared."""
     differences = []
-    for name, digests in before.items():
-        shared = sorted(set(digests) & set(now.get(name, ())), key=lambda index: (len(index), index))
-        differing = next((index for index in shared if not _is_same(now[name][index], digests[index])), None)
+    for name, digests in saved.items():
+        # By length first: the indices are texts of numbers.
+        shared = sorted(set(digests) & set(present.get(name, ())), key=lambda index: (len(index), index))
+        differing = next((index for index in shared if not _is_same(present[name][index], digests[index])), None)
         if differing is not None:
             differences.append(f"{'' if differing == _FINGERPRINT else 'sample '}{differing} of {name}")
     return differences
 
 
 def _reader(loader: Any) -> Callable[[int], Samples] | None:
-    """A function that reads a few samples; None if samples have no numbers, or need not be compared."""
+    """A function of `draws` that reads a few samples; None if samples have no numbers, or need not be compared."""
     if isinstance(loader, SharedLoader):
         return _reader(loader.loader)
     if isinstance(loader, Loader):
@@ -101,8 +105,9 @@ def _reader(loader: Any) -> Callable[[int], Samples] | None:
     if not isinstance(loader, UserLoader) or not isinstance(loader.loader, DataLoader) or loader.per_rank:
         return None
     dataset: Any = loader.loader.dataset
-    by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if isinstance(dataset, IterableDataset) or not by_number or getattr(dataset, "fingerprint", None) is not None:
+    is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    has_fingerprint = getattr(dataset, "fingerprint", None) is not None
+    if isinstance(dataset, IterableDataset) or not is_indexed or has_fingerprint:
         return None
     return partial(_read_samples, dataset, len(dataset), loader.seed, None)
 
@@ -121,11 +126,13 @@ def _read_samples(
 
 
 def _read_here(readers: Readers, limit_s: float) -> Iterator[LoaderDigests]:
+    """Yield the digests, read in this process."""
     with kept_random_state():
         yield from _digests_of(readers, limit_s)
 
 
 def _read_in_fork(readers: Readers, limit_s: float) -> Iterator[LoaderDigests]:
+    """Yield the digests, read in a forked process, which is killed at the end of the time limit."""
     context: Any = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(readers, sender, limit_s), daemon=True)
@@ -189,7 +196,14 @@ def digest_of(sample: Any) -> str:
 
 
 def _feed(value: Any, update: Callable[[bytes], object], means: list[str], budget: list[int], depth: int) -> None:
-    """Add a value to the digest. An unknown object counts by its class alone, because its text may hold an address."""
+    """Add a value to the digest. An unknown object counts by its class alone, because its text may hold an address.
+
+    Args:
+        update: adds bytes to the hash of exact values.
+        means: gets the means of arrays of floating-point numbers.
+        budget: number of values that may still be added, in a list of one, which is counted down.
+        depth: number of containers around the value.
+    """
     budget[0] -= 1
     if budget[0] < 0 or depth > _MAX_DEPTH:
         return
@@ -235,12 +249,14 @@ def _feed(value: Any, update: Callable[[bytes], object], means: list[str], budge
 
 
 def _feed_array(array: NDArray[Any], update: Callable[[bytes], object], means: list[str]) -> None:
+    """Add an array to the digest: floating-point numbers and images by two means, others exactly; see `_feed`."""
     update(f"{array.dtype.str} {array.shape}".encode())
     flat = array.reshape(-1)
     flat = flat[:: max(1, len(flat) // _MAX_NUMBERS)]
     kind = flat.dtype.kind
     if kind == "O":
         update(str([type(item).__name__ for item in flat[:100]]).encode())
+    # Bytes in two or more dimensions are taken for an image.
     elif kind in "fc" or (flat.dtype == np.uint8 and array.ndim > 1):
         plain = np.abs(flat) if kind == "c" else flat
         # In 64 bits, so that the means do not depend on how a machine sums smaller floats.
@@ -249,8 +265,10 @@ def _feed_array(array: NDArray[Any], update: Callable[[bytes], object], means: l
         update(np.packbits(finite).tobytes() if not finite.all() else b"finite")
         numbers = np.where(finite, numbers, 0.0)
         few = numbers[:: max(1, len(numbers) // _MAX_PLACES)]
+        # A fixed factor of each position, from -1 to 1, so that the second mean depends on the order.
         factors = np.arange(len(few), dtype=np.uint64) * 2654435761 % 65536 / 32768 - 1
-        means += [f"{mean:.6e}" for mean in ((np.abs(numbers).mean(), (few * factors).mean()) if len(few) else (0, 0))]
+        both_means = (np.abs(numbers).mean(), (few * factors).mean()) if len(few) else (0, 0)
+        means += [f"{mean:.6e}" for mean in both_means]
     else:
         update(np.ascontiguousarray(flat).tobytes())
 

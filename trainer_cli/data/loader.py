@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _INNER = ("dataset", "datasets", "sampler", "batch_sampler")
 """Attributes in which DataLoader, Subset, ConcatDataset, BatchSampler and others hold datasets and samplers."""
-
+Batches = Generator[Any, None, None]
+"""The batches of an epoch; its `close` ends what prepares them."""
 
 COLLATING = "while collating"
 _OWN_COLLATE = (
@@ -57,7 +58,7 @@ class EpochParts:
 
     def __init__(self, root: Any, seed: int) -> None:
         self.seed = seed
-        self.parts = [part for part in parts_of(root) if _has_set_epoch(part)]
+        self.parts = [target for target in parts_of(root) if _has_set_epoch(target)]
         self._epoch: int | None = None
 
     def __bool__(self) -> bool:
@@ -69,7 +70,7 @@ class EpochParts:
             return
         with kept_random_state():
             for target in self.parts:
-                # So what it draws depends on seed and epoch alone, and is the same in every worker.
+                # Seeded, so that what it draws depends on seed and epoch alone, and is the same in every worker.
                 seed_random(sample_seed(self.seed, epoch, 0))
                 target.set_epoch(epoch)
                 _latest[id(target)] = self
@@ -84,19 +85,20 @@ def parts_of(root: Any) -> Iterator[Any]:
     """A loader or dataset, and the loaders, samplers and datasets inside it, each once; not those inside an object with
     `set_epoch`, which passes the epoch on itself.
 
-    Of torch's classes and of datasets these are the usual attributes, and of another loader, such as a class that zips
-    two, all attributes that can be iterated or indexed, alone or in lists and mappings.
+    They are looked for in the usual attributes of torch's classes and of datasets, and in all attributes of other
+    loaders, such as a class that zips two, that can be iterated or indexed, alone or in lists and mappings.
     """
     return _parts(root, set())
 
 
-def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
-    if id(value) in seen:
+def _parts(value: Any, seen_ids: set[int]) -> Iterator[Any]:
+    """Yield an object and the objects inside it, without those whose ids are in `seen_ids`; adds the ids there."""
+    if id(value) in seen_ids:
         return
-    seen.add(id(value))
+    seen_ids.add(id(value))
     if isinstance(value, list | tuple | Mapping):
         for entry in values_of(value) if len(value) <= _MOST_ENTRIES else ():
-            yield from _parts(entry, seen)
+            yield from _parts(entry, seen_ids)
         return
     yield value
     if _has_set_epoch(value):
@@ -107,17 +109,19 @@ def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
     # Only plain attributes, because a property may compute, or read files.
     for name, inner in list(getattr(value, "__dict__", {}).items()):
         if name in _INNER or (is_own_loader and _holds_samples(inner)):
-            yield from _parts(inner, seen)
+            yield from _parts(inner, seen_ids)
 
 
 def _holds_samples(value: Any) -> bool:
+    """Whether a value may be a loader or dataset, or contain some: it can be iterated or indexed, and is not data."""
     return not isinstance(value, str | bytes | Tensor | nn.Module) and (
         hasattr(value, "__iter__") or hasattr(value, "__getitem__")
     )
 
 
-def _has_set_epoch(part: Any) -> bool:
-    return callable(getattr(part, "set_epoch", None))
+def _has_set_epoch(value: Any) -> bool:
+    """Whether a loader, sampler or dataset has the method `set_epoch`."""
+    return callable(getattr(value, "set_epoch", None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +140,8 @@ class SharedLoader:
 
     def __init__(self, loader: Any, *, rank: int, world_size: int) -> None:
         self.loader, self.rank, self.world_size = loader, rank, world_size
-        per_batch = getattr(loader, "samples_per_batch", None)
-        self.samples_per_batch: int | None = None if per_batch is None else per_batch * world_size
+        batch_size = getattr(loader, "samples_per_batch", None)
+        self.samples_per_batch: int | None = None if batch_size is None else batch_size * world_size
         """Number of samples by which a batch advances the position, over all ranks; None if they are not counted."""
         self.batch_samples: int | None = None
         """Number of samples in the last batch; None if the loader does not state it."""
@@ -163,7 +167,7 @@ class SharedLoader:
         remaining: int = self.loader.batches_after(samples)
         return -(-remaining // self.world_size)
 
-    def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
+    def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Batches:
         """Yield the batches of this rank after the first `batch` batches of each rank."""
         batches = self.loader.iterate(epoch, batch=batch * self.world_size, samples=samples)
         try:
@@ -315,7 +319,7 @@ class Loader(PositionedLoader):
         full, remainder = divmod(max(0, self.length - samples), self.samples_per_batch)
         return full + (remainder > 0 and not self.drop_last)
 
-    def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
+    def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Batches:
         """Yield the batches of this rank after the first `samples` samples of all ranks. `batch` is not used.
 
         Closing the iterator ends its workers, unless they are persistent.
@@ -363,7 +367,7 @@ class Loader(PositionedLoader):
         now = self.state_dict(state["epoch"], samples=state["sample_offset"])
         check_same(now, state, ("version", "order", "seed", "length", "fingerprint"))
 
-    def _load(self, ranges: Iterator[BatchRange]) -> Generator[Any, None, None]:
+    def _load(self, ranges: Iterator[BatchRange]) -> Batches:
         """Yield the batches without workers."""
         pin: Callable[[Any], Any] | None = None
         if self.pin_memory:
@@ -373,11 +377,12 @@ class Loader(PositionedLoader):
             yield batch if pin is None else pin(batch)
 
     def _ranges(self, epoch: int, samples: int) -> Generator[BatchRange, None, None]:
+        """Yield the positions of the samples of each batch of this rank, after the first `samples` of all ranks."""
         for number in range(self.batches_after(samples)):
-            start = samples + number * self.samples_per_batch
-            first, end = self._share(start)
-            # A rank without a sample loads the first one, for its padding batch.
-            yield (epoch, first, end) if first < end else (epoch, start, start + 1)
+            batch_start = samples + number * self.samples_per_batch
+            start, stop = self._share(batch_start)
+            # A rank without a sample loads the first one of all ranks, for its padding batch.
+            yield (epoch, start, stop) if start < stop else (epoch, batch_start, batch_start + 1)
 
     def positions_of(self, number: int) -> tuple[int, int]:
         """The positions (first, end) in an epoch of the samples of this rank's batch `number`, counted from 0."""
@@ -386,11 +391,11 @@ class Loader(PositionedLoader):
     def _share(self, start: int) -> tuple[int, int]:
         """The positions (first, end) of this rank in the samples of all ranks that begin at `start`."""
         count = min(self.samples_per_batch, self.length - start)
-        # Rounded up by the negation, so the first ranks have more if the samples cannot be divided evenly.
+        # -(-a // b) rounds up, so that the first ranks have more if the samples cannot be divided evenly.
         first, end = (start - (-count * rank) // self.world_size for rank in (self.rank, self.rank + 1))
         return first, end
 
-    def _count(self, batches: Generator[Any, None, None], start: int) -> Generator[Any, None, None]:
+    def _count(self, batches: Batches, start: int) -> Batches:
         """Set `batch_samples` for each batch, and mark a batch without samples as padding."""
         try:
             for batch in batches:
@@ -419,9 +424,9 @@ class KeyedSource:
         self.seed = seed
         self.collate = collate_fn or getattr(dataset, "collate", None) or default_collate
         self.deterministic = bool(getattr(dataset, "deterministic", False))
-        # With a collate of the user, which may draw, the seeds are those of samples that were loaded one by one.
-        torchs_collate = collate_fn is None and self.collate is default_collate
-        self.deterministic = self.deterministic or (torchs_collate and _indexes_tensors(dataset))
+        # Not with a collate_fn of the user, which may draw: it must draw as after samples loaded one by one.
+        is_torchs_collate = collate_fn is None and self.collate is default_collate
+        self.deterministic = self.deterministic or (is_torchs_collate and _indexes_tensors(dataset))
         self.epochs = EpochParts(dataset, seed)
         self.draws = not self.deterministic or collate_fn is not None or bool(self.epochs)
         """Whether random numbers may be drawn."""
@@ -450,16 +455,16 @@ class KeyedSource:
         keys, seeds = self.order(epoch, start, stop)
         if not self.draws:
             return self._make(keys, seeds, epoch, seed_torch)
-        with kept_random_state() as before:
+        with kept_random_state() as state_before:
             if not self.seeds_all:
                 try:
                     batch = self._make(keys, seeds, epoch, seed_torch)
                 except Exception:
                     # If it drew, the error may come from numbers that were not seeded.
-                    if is_random_state_without_torch(before):
+                    if is_random_state_without_torch(state_before):
                         raise
                 else:
-                    if is_random_state_without_torch(before):
+                    if is_random_state_without_torch(state_before):
                         return batch
                 # For good: what drew once may draw for any later sample.
                 self.seeds_all = True
@@ -476,7 +481,7 @@ class KeyedSource:
         if samples is None:
             samples = self._load_each(keys, () if self.deterministic else seeds, epoch, seed)
         elif not self.deterministic:
-            # collate_fn shall draw the same numbers as after samples that were loaded one by one.
+            # collate_fn must draw the same numbers as after samples that were loaded one by one.
             seed(seeds[-1])
         if self.deterministic and self.draws:
             seed(seeds[0])
@@ -496,14 +501,14 @@ class KeyedSource:
         """
         assert self.many is not None
         # Whether random numbers were drawn can be seen only from the states before and after.
-        before = None if self.deterministic else random_state()
+        state_before = None if self.deterministic else random_state()
         try:
             # A list, which torch's own loader passes: a dataset may rely on its type.
             samples = self.many(list(keys))
         except Exception as error:
             error.add_note(f"{LOADING} samples {list(keys)} of epoch {epoch}")
             raise
-        if before is not None and not is_random_state(before):
+        if state_before is not None and not is_random_state(state_before):
             # For good: a dataset that drew once may draw for any later sample.
             self.many = None
             return None
@@ -512,6 +517,7 @@ class KeyedSource:
     def _load_each(
         self, keys: Sequence[Any], seeds: Sequence[int], epoch: int, seed: Callable[[int], Any]
     ) -> list[Any]:
+        """Load samples one by one, with generators that `seed` seeds for each; without `seeds` they are not seeded."""
         samples: list[Any] = []
         try:
             for number, key in enumerate(keys):
@@ -534,7 +540,7 @@ def _indexes_tensors(dataset: Any) -> bool:
 
 def _getitems(dataset: Any) -> Callable[[list[Any]], Any] | None:
     """The `__getitems__` of a dataset, if it reads many samples at once."""
-    # That of a Subset only passes the call on to its dataset, if this has it.
+    # A Subset has the method always, but its dataset may not.
     inner = dataset
     while type(inner) is Subset:
         inner = inner.dataset

@@ -79,6 +79,7 @@ def sample_position(seed: int, epoch: int, index: int, length: int) -> int:
 
 
 def _mixed(value: int) -> int:
+    """The function of a round, with its key added to the value; written out in `sample_indices`."""
     mixed = (value * MIX_1) & _64_BITS
     return ((mixed ^ (mixed >> 32)) * MIX_2 & _64_BITS) >> 24
 

@@ -24,8 +24,7 @@ def check_counts(*, batch_size: int, num_workers: int) -> None:
     for name, value, minimum in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise UserError(
-                f"data.{name} is {value!r}, but it must be a whole number of at least {minimum}",
-                where=f"data.{name}",
+                f"data.{name} is {value!r}, but it must be a whole number of at least {minimum}", where=f"data.{name}"
             )
 
 
@@ -117,12 +116,12 @@ def check_same(current: Mapping[str, Any], saved: Mapping[str, Any], names: Sequ
 
 def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
     """Raise UserError for a position inside an epoch that is counted in batches of another size."""
-    # Old checkpoints do not have the entry.
-    before = saved.get("batch_size", batch_size)
-    if saved["batch"] and before != batch_size:
+    # Old checkpoints do not have the entry: their batch size is taken to be the present one.
+    saved_size = saved.get("batch_size", batch_size)
+    if saved["batch"] and saved_size != batch_size:
         raise UserError(
             f"the checkpoint is from the middle of an epoch, where this loader's position is counted in batches "
-            f"of {before}, but its batch size is {batch_size}: continue with {before} "
+            f"of {saved_size}, but its batch size is {batch_size}: continue with {saved_size} "
             f"(it may change at an epoch's end)",
             where="data.batch_size",
         )

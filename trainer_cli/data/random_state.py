@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ import torch
 
 seed_torch = torch.default_generator.manual_seed
 """Seed torch's CPU generator. torch.manual_seed also seeds every accelerator, which takes a hundred times as long."""
+KnownState = tuple[Any, Any]
+"""A state of python's or numpy's generator: its memory when it was read, and the state as an object."""
 _python: Any = random._inst
 """The generator of the functions of `random`."""
 _numpy: Any = np.random.mtrand._rand
@@ -37,11 +39,11 @@ def seed_random(seed: int) -> None:
 
 
 class RandomState(NamedTuple):
-    """The states of torch's CPU generator, and of python's and numpy's, each as (memory, state)."""
+    """The states of torch's CPU generator, and of python's and numpy's."""
 
     torch: torch.Tensor
-    python: tuple[Any, Any]
-    numpy: tuple[Any, Any]
+    python: KnownState
+    numpy: KnownState
 
 
 def random_state() -> RandomState:
@@ -84,25 +86,23 @@ class _SlowState:
         memory: returns a value that differs whenever the state does; None: there is no such value.
     """
 
-    def __init__(
-        self, memory: Callable[[], Any], read: Callable[[], Any], write: Callable[[tuple[Any, Any]], None]
-    ) -> None:
+    def __init__(self, memory: Callable[[], Any], read: Callable[[], Any], write: Callable[[KnownState], None]) -> None:
         self._memory, self._read, self._write = memory, read, write
-        self._last: tuple[Any, Any] = (None, None)
+        self._last: KnownState = (None, None)
 
-    def state(self) -> tuple[Any, Any]:
+    def state(self) -> KnownState:
         """The current (memory, state)."""
         memory = self._memory()
         if memory is None or memory != self._last[0]:
             self._last = memory, self._read()
         return self._last
 
-    def is_at(self, saved: tuple[Any, Any]) -> bool:
+    def is_at(self, saved: KnownState) -> bool:
         """Whether the generator is in this state."""
         memory = self._memory()
         return _is_equal(self._read(), saved[1]) if memory is None else bool(memory == saved[0])
 
-    def restore(self, saved: tuple[Any, Any]) -> None:
+    def restore(self, saved: KnownState) -> None:
         """Set the generator to this state, unless it is in it."""
         if not self.is_at(saved):
             self._write(saved)
@@ -121,16 +121,18 @@ def _words_of(twister: Any) -> Any:
 
 # Read through views that exist: to make one takes as long as to copy the memory.
 _python_fields, _numpy_fields = _fields_of(_python), _fields_of(_numpy)
-_numpy_words: tuple[Any, Any] = (None, None)
+_numpy_words: KnownState = (None, None)
 """Numpy's current MT19937, and the view of its state."""
 
 
 def _python_memory() -> Any:
+    """A value that differs whenever the state of python's generator does; None if it is not known how."""
     # random.gauss keeps every second number in this attribute, and draws none when it returns that.
     return (_python_fields.raw, _python.gauss_next) if _has_known_memory() else None
 
 
 def _numpy_memory() -> Any:
+    """A value that differs whenever the state of numpy's generator does; None for another kind of generator."""
     global _numpy_words
     twister = _get_twister()
     if twister is not _numpy_words[0]:
@@ -142,11 +144,14 @@ def _numpy_memory() -> Any:
     return _numpy_fields.raw, _numpy_words[1].raw
 
 
-def _write_python(saved: tuple[Any, Any]) -> None:
-    random.setstate(saved[1])
+def _write_python(saved: KnownState) -> None:
+    """Set python's generator to a saved (memory, state)."""
+    _, state = saved
+    random.setstate(state)
 
 
-def _write_numpy(saved: tuple[Any, Any]) -> None:
+def _write_numpy(saved: KnownState) -> None:
+    """Set numpy's generator to a saved (memory, state)."""
     memory, state = saved
     if memory is not None and memory[0] == _numpy_fields.raw:
         # The same generator, of which only the words differ. set_state takes 35 µs.
@@ -157,13 +162,9 @@ def _write_numpy(saved: tuple[Any, Any]) -> None:
         np.random.set_state(state)
 
 
-def _read_numpy() -> Any:
-    # The legacy form exists for Mersenne twisters alone.
-    return np.random.get_state(legacy=False)
-
-
 _PYTHON = _SlowState(_python_memory, random.getstate, _write_python)
-_NUMPY = _SlowState(_numpy_memory, _read_numpy, _write_numpy)
+# Not the legacy form of the state, which exists for Mersenne twisters alone.
+_NUMPY = _SlowState(_numpy_memory, partial(np.random.get_state, legacy=False), _write_numpy)
 
 
 @cache
@@ -189,6 +190,7 @@ def _has_known_memory() -> bool:
 
 
 def _changes(memory: Any, draw: Callable[[], Any]) -> bool:
+    """Whether a draw changes the memory of a generator, which is the same in two readings before it."""
     before = memory.raw
     is_stable = memory.raw == before
     draw()
@@ -196,12 +198,12 @@ def _changes(memory: Any, draw: Callable[[], Any]) -> bool:
 
 
 def _bytes_of(state: torch.Tensor) -> bytes:
-    # A comparison of these takes a quarter of the time of torch.equal.
+    """The bytes of a tensor, whose comparison takes a quarter of the time of torch.equal."""
     return ctypes.string_at(state.data_ptr(), state.numel())
 
 
 def _is_equal(state: Any, other: Any) -> bool:
-    """Whether two states are equal. Those of numpy are mappings, whose entries depend on the generator."""
+    """Whether two states are equal. States of numpy are mappings with arrays, whose keys depend on the generator."""
     if isinstance(state, dict):
         return state.keys() == other.keys() and all(_is_equal(value, other[key]) for key, value in state.items())
     return bool(np.array_equal(state, other)) if isinstance(state, np.ndarray) else bool(state == other)

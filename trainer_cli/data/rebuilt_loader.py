@@ -78,9 +78,10 @@ class Fetcher:
         return self._make(index)
 
     def _make(self, index: Any) -> tuple[int | None, Any]:
+        """Load and collate the samples of a batch; `index`: their indices, or the index of one sample."""
         if not self._is_batched:
             return self._collate(self.dataset[index])
-        # As torch does.
+        # As torch does: many samples at once if the dataset can.
         read_many = getattr(self.dataset, "__getitems__", None)
         return self._collate(read_many(index) if read_many else [self.dataset[number] for number in index])
 
@@ -111,6 +112,7 @@ class WalkedSampler:
         return self._walk(iterator) if self.skip else iterator
 
     def _walk(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Draw and drop the entries to skip, each after `before`, and yield the others."""
         for number in range(self.skip):
             if number or not self.in_batches:
                 self.before(number)
@@ -124,11 +126,9 @@ def draws_from_torch_alone(loader: Any) -> bool:
     if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset | MapDataPipe):
         return False
     inner = getattr(loader.batch_sampler, "sampler", None)
-    return (
-        type(loader.batch_sampler) in (BatchSampler, type(None))
-        and type(loader.sampler) in _TORCHS_SAMPLERS
-        and (inner is None or type(inner) in _TORCHS_SAMPLERS)
-    )
+    has_torchs_batches = type(loader.batch_sampler) in (BatchSampler, type(None))
+    has_torchs_inner = inner is None or type(inner) in _TORCHS_SAMPLERS
+    return has_torchs_batches and has_torchs_inner and type(loader.sampler) in _TORCHS_SAMPLERS
 
 
 def rebuild_loader(

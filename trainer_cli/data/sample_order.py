@@ -48,6 +48,7 @@ class OrderInBlocks:
         return numbers, seeds
 
     def _compute(self, epoch: int, block: int) -> None:
+        """Compute the samples of a block of an epoch, and their seeds; those of the last block are kept."""
         if self._block == (epoch, block):
             return
         start = block * BLOCK

@@ -35,8 +35,8 @@ from trainer_cli.terminal import format_count
 log = logging.getLogger(__name__)
 
 _LONG_S, _LONG_COPIES = 0.001, 3
-"""So many copies of the dataset's state in a row that take longer are reported, because one is made for every batch.
-A single one may have been slow because of the machine."""
+"""Number of copies of the dataset's state in a row that take longer than this before they are reported, because one is
+made for every batch. A single one may have been slow because of the machine."""
 
 
 class Request(NamedTuple):
@@ -224,9 +224,12 @@ class StreamLoader(PositionedLoader):
             self._worker_positions = [WorkerPosition(**position) for position in state["workers"]]
 
     def _beginning(self) -> list[WorkerPosition]:
+        """The position of each worker at the beginning of an epoch."""
         return [WorkerPosition(self.source.initial) for _ in range(max(1, self.num_workers))]
 
     def _batches(self, epoch: int, skip: int) -> Generator[Any, None, None]:
+        """Yield the batches of an epoch after its first `skip`, which are read and dropped. Keeps the positions of the
+        workers after each batch."""
         answers = self._answers(epoch)
         try:
             for number in count():
@@ -254,6 +257,7 @@ class StreamLoader(PositionedLoader):
             answers.close()
 
     def _answers(self, epoch: int) -> Generator[Answer | None, None, None]:
+        """Yield the answers of the workers, or of the dataset in this process; None to a request of None."""
         requests = self._requests(epoch)
         if self.num_workers:
             yield from self.workers.answers(requests)
@@ -310,7 +314,7 @@ class StreamSource:
         """Make the next batch. An error of the dataset keeps its type, and gets a note that names the batch."""
         if request is None:
             return None
-        # 0 is the seed of `set_epoch`, so that of the first batch is 1.
+        # Number 0 seeds `set_epoch`, so the first batch is number 1.
         seed_random(sample_seed(self.seed, request.epoch, request.number + 1))
         samples: list[Any] = []
         try:
@@ -321,11 +325,11 @@ class StreamSource:
                     samples.append(next(self._iterator))
                 except StopIteration:
                     self._ended = True
-            has_batch = len(samples) == self.batch_size or (bool(samples) and not self.drop_last)
+            is_full = len(samples) == self.batch_size
+            has_batch = is_full or (bool(samples) and not self.drop_last)
             batch = self.collate(samples) if has_batch else None
         except Exception as error:
-            at = f"sample {len(samples)} of batch {request.number} of epoch {request.epoch}"
-            error.add_note(f"while loading {at}")
+            error.add_note(f"while loading sample {len(samples)} of batch {request.number} of epoch {request.epoch}")
             raise
         return Answer(batch, len(samples) if has_batch else 0, self._state(), self._ended)
 
@@ -348,6 +352,7 @@ class StreamSource:
         return state
 
     def _start(self, request: Request) -> None:
+        """Begin a pass: put the dataset at the beginning of the epoch, or into the state in the request."""
         self._turn, self._ended = request.turn, False
         if self.epochs:
             self.epochs.set(request.epoch)

@@ -8,10 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-)
+from torch.utils.data import DataLoader, DistributedSampler
 
 from trainer_cli.data.loader import LOADING, EpochParts, parts_of
 from trainer_cli.data.order import sample_seed
@@ -23,11 +20,7 @@ from trainer_cli.data.position import (
     check_same,
     length_of,
 )
-from trainer_cli.data.random_state import (
-    kept_random_state,
-    seed_random,
-    seed_torch,
-)
+from trainer_cli.data.random_state import kept_random_state, seed_random, seed_torch
 from trainer_cli.data.rebuilt_loader import Fetcher, WalkedSampler, draws_from_torch_alone, rebuild_loader
 from trainer_cli.data.workers import WorkerProcesses
 from trainer_cli.errors import UserError
@@ -73,10 +66,10 @@ class UserLoader(PositionedLoader):
         self._is_torchs = isinstance(loader, DataLoader)
         self._renews = _keeps_workers(loader) and _dataset_has_epochs(loader, seed)
         """Whether workers must be restarted for each epoch: they are persistent, and their dataset has `set_epoch`."""
-        kept = [part for part in parts_of(loader) if _keeps_workers(part) and _dataset_has_epochs(part, seed)]
-        if kept and type(loader) is not DataLoader:
+        stale = [inner for inner in parts_of(loader) if _keeps_workers(inner) and _dataset_has_epochs(inner, seed)]
+        if stale and type(loader) is not DataLoader:
             raise UserError(
-                f"the workers of {class_name(kept[0])} are kept from epoch to epoch, so set_epoch of their dataset "
+                f"the workers of {class_name(stale[0])} are kept from epoch to epoch, so set_epoch of their dataset "
                 "would not reach them",
                 where="data",
                 cure="Make it with persistent_workers=False.",
@@ -171,11 +164,12 @@ class UserLoader(PositionedLoader):
         self._watch.begin()
         replayed = 0 if self.walks else batch
         if position is not None and position[:2] == (epoch, offset):
+            *_, state = position
             if self.stateful:
-                self.loader.load_state_dict(position[2])
+                self.loader.load_state_dict(state)
                 replayed = 0
             else:
-                self._set_generators(position[2])
+                self._set_generators(state)
         elif epoch == offset == 0:
             # Every evaluation is epoch 0, and must use the same samples.
             self._set_generators(self._initial_states)
@@ -215,19 +209,25 @@ class UserLoader(PositionedLoader):
                 self.loader._iterator = None
 
     def _rebuild(self) -> None:
+        """Make the DataLoader again with a sampler that can be walked, and without workers of earlier epochs."""
         self._inner, self._walked_sampler = rebuild_loader(
             self.loader, self._processes, self._fetcher, persistent=self.persistent
         )
 
     def _batches(self, epoch: int, first: int, replayed: int, offset: int) -> Generator[Any, None, None]:
+        """Yield the batches of an epoch from a position on, each made with the random generators seeded for it.
+
+        Args:
+            first: number of the first batch that the loader gives.
+            replayed: number of batches that it gives again, and that are dropped.
+            offset: number of entries of the sampler that are skipped.
+        """
         # A kept worker may have died between two epochs: then new ones are started.
         if self._processes.died():
             self.close()
         if self.walks and self._walked_sampler is not None:
-            self._walked_sampler.skip, self._walked_sampler.before = (
-                offset,
-                partial(self._seed_walk, epoch, offset, first),
-            )
+            self._walked_sampler.skip = offset
+            self._walked_sampler.before = partial(self._seed_walk, epoch, offset, first)
         iterator: Any = None
         number = first
         try:
@@ -240,14 +240,14 @@ class UserLoader(PositionedLoader):
                 iterator = iter(self._inner)
                 self._is_started = self._walked_sampler is not None
             while True:
-                # Not around the yield: the training shall draw its own random numbers.
-                with kept_random_state() as before:
+                # Not around the yield: the training draws its own random numbers.
+                with kept_random_state() as state_before:
                     if self._epochs:
                         # An evaluation in between may have set the epoch of a shared dataset.
                         self._epochs.set(epoch)
                     seed = sample_seed(self.seed, epoch, number + 1)
                     if self._fetcher is not None:
-                        self._fetcher.before, self._fetcher.seed = before, seed
+                        self._fetcher.before, self._fetcher.seed = state_before, seed
                     self._seed(seed)
                     try:
                         batch = next(iterator) if self._fetcher is None else next_batch(iterator)
@@ -280,7 +280,7 @@ class UserLoader(PositionedLoader):
                 raise
             raise explained from error
         finally:
-            # Processes of other loader classes are theirs to end.
+            # Loaders of other classes end their processes themselves.
             if self._is_torchs and (not self.persistent or self._processes.died()):
                 if self._inner is not self.loader:
                     self._processes.ask_to_end()
@@ -290,6 +290,7 @@ class UserLoader(PositionedLoader):
                 self.close()
 
     def _seed(self, seed: int) -> None:
+        """Seed the generators from which the loader or its dataset may draw."""
         if self._seeds_all or (self._fetcher is not None and self._fetcher.seeds_all):
             seed_random(seed)
         else:
@@ -370,6 +371,7 @@ class UserLoader(PositionedLoader):
             self._position = (state["epoch"], self._offset(state["batch"], state["sample_offset"]), inner_state)
 
     def _set_generators(self, states: list[torch.Tensor]) -> None:
+        """Set the torch generators of the loader and its samplers to these states."""
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
 
@@ -378,8 +380,8 @@ class UserLoader(PositionedLoader):
 
 
 def _is_used_up(loader: Any) -> bool:
-    """Whether a loader is an iterator that certainly does not start anew, such as a generator or a `zip`."""
-    # A class of its own may start anew in an __iter__ that returns self, as Lightning's CombinedLoader does.
+    """Whether a loader is an iterator that can certainly be iterated only once, such as a generator or a `zip`."""
+    # A class with an __iter__ in Python may start again in it and return self, as Lightning's CombinedLoader does.
     method = getattr(type(loader), "__iter__", None)
     return isinstance(loader, Iterator) and (not inspect.isfunction(method) or method is Iterator.__iter__)
 
@@ -404,19 +406,24 @@ def _keeps_workers(loader: Any) -> bool:
 
 
 def _dataset_has_epochs(loader: Any, seed: int) -> bool:
+    """Whether the dataset of a loader, or one inside it, has `set_epoch`."""
     return bool(EpochParts(getattr(loader, "dataset", None), seed))
 
 
 def _with_samplers(loader: Any) -> list[Any]:
+    """A loader, its samplers, and the sampler inside its batch sampler; None for those that it lacks."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     return [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The torch generators of a loader, of those inside it, and of their samplers, without duplicates."""
-    inner = (part for part in parts_of(loader) if part is loader or isinstance(part, DataLoader))
-    generators = (getattr(owner, "generator", None) for part in inner for owner in _with_samplers(part))
     # By identity, because two generators in the same state are still two.
-    return list(
-        {id(generator): generator for generator in generators if isinstance(generator, torch.Generator)}.values()
-    )
+    by_id: dict[int, torch.Generator] = {}
+    for inner in parts_of(loader):
+        if inner is loader or isinstance(inner, DataLoader):
+            for owner in _with_samplers(inner):
+                generator = getattr(owner, "generator", None)
+                if isinstance(generator, torch.Generator):
+                    by_id[id(generator)] = generator
+    return list(by_id.values())

@@ -64,7 +64,7 @@ class WorkerProcesses:
         self._closing: Any = multiprocessing.get_context().RawValue(ctypes.c_bool, False)
         self._processes: list[BaseProcess] = []
         self._end = partial(_end, os.getpid(), self._processes, self._closing)
-        # Not at exit, where the order is not ours: `_end_all_at_exit` does it then.
+        # Not at exit, where finalizers run too late: `_end_all_at_exit` does it then.
         weakref.finalize(self, self._end).atexit = False
         _owners.add(self)
         _end_all_at_exit()
@@ -79,9 +79,9 @@ class WorkerProcesses:
         Torch's handler of SIGCHLD is removed, because it raises an error anywhere in the main thread, even inside a
         save. Torch's iterator also checks its workers itself, every five seconds of a wait.
         """
-        earlier = set(multiprocessing.active_children())
+        earlier_processes = set(multiprocessing.active_children())
         # Inherited by the workers, so that no signal reaches them before they ignore it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
+        signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
         try:
             with _own_folder_of_sockets(), _own_fork_server(), _same_child_handler(), _naming_shared_memory():
                 if (context or multiprocessing.get_context()).get_start_method() != "fork":
@@ -90,10 +90,10 @@ class WorkerProcesses:
                     signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
                 yield
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            new = set(multiprocessing.active_children()) - earlier
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+            new_processes = set(multiprocessing.active_children()) - earlier_processes
             # By pid, which usually rises in the order of their start, so that number k is torch's worker k.
-            self._processes += sorted(new, key=lambda process: process.pid or 0)
+            self._processes += sorted(new_processes, key=lambda process: process.pid or 0)
 
     def init_fn(self, user_init_fn: Callable[[int], None] | None = None) -> Callable[[int], None]:
         """Make the `worker_init_fn` of a DataLoader, which also calls that of the user."""
@@ -179,10 +179,10 @@ def _own_folder_of_sockets() -> Generator[None, None, None]:
 
 @contextmanager
 def _own_fork_server() -> Generator[None, None, None]:
-    """Start processes inside the block, where the start method is `forkserver`, from a server of their own.
+    """Start processes inside the block from a fork server of our own, if the start method is `forkserver`.
 
-    It inherits the blocked signals, of which a server that other code has started would die, and all its processes with
-    it. The processes of other code, which multiprocessing ends by SIGTERM, are not forked from ours.
+    It is started with signals blocked. A server that other code has started would die of them, and all its processes
+    with it. Processes of other code, which multiprocessing ends by SIGTERM, are not forked from ours.
     """
     before = forkserver.connect_to_new_process
     forkserver.connect_to_new_process = _make_fork_server().connect_to_new_process
@@ -202,9 +202,8 @@ def _make_fork_server() -> Any:
 
 @cache
 def _make_folder(pid: int) -> str:
-    """Make the folder of the process `pid`, which is this one: a forked child makes another one."""
-    folder: str = get_temp_dir()
-    return folder
+    """Make multiprocessing's temporary folder of this process. Cached by `pid`, because a fork needs another one."""
+    return str(get_temp_dir())
 
 
 @contextmanager
@@ -311,13 +310,14 @@ class _Pool:
             collate_fn=unchanged,
             pin_memory=workers.pin_memory,
             worker_init_fn=self._processes.init_fn(),
-            # Of its own: DataLoader would draw the workers' seed from the training's generator.
+            # Without it DataLoader would draw the workers' seed from the training's generator.
             generator=torch.Generator().manual_seed(workers.seed),
-            # Always, so that the pool decides when they end, and not torch at the end of a pass.
+            # So that the pool ends the workers, and not torch at the end of a pass.
             persistent_workers=True,
         )
 
     def answers(self, requests: Iterator[Any]) -> Generator[Any, None, None]:
+        """Yield the answer to each request, in order; see `Workers.answers`."""
         self._requests.current = requests
         self._iterator = None
         while True:
@@ -337,12 +337,14 @@ class _Pool:
             yield answer
 
     def died(self) -> bool:
+        """Whether a process has ended."""
         return self._processes.died()
 
     def end(self) -> None:
+        """End the processes, and the thread of the time limit."""
         self._limit.end()
         self._processes.ask_to_end()
-        # Dropped before the wait: torch's iterator closes its queues, at which a worker may hang.
+        # Dropped before the wait, because torch's iterator then closes its queues, at which a worker may hang.
         self._loader = self._iterator = None
         self._processes.end()
 
@@ -381,25 +383,26 @@ class _TimeLimit:
         )
 
     def end(self) -> None:
+        """End the thread."""
         self._ended.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(GRACE_S)
 
     def check(self) -> None:
         """Kill the workers if the limit is exceeded. A worker that has died is reported by torch's iterator."""
-        exceeded = time.monotonic() - self._since >= self._timeout_s
-        if exceeded and not self._is_over and not self._processes.died():
+        is_exceeded = time.monotonic() - self._since >= self._timeout_s
+        if is_exceeded and not self._is_over and not self._processes.died():
             self._is_over = True
             self._processes.kill()
 
 
 def _watch(limit: weakref.ref[_TimeLimit], ended: threading.Event, interval_s: float) -> None:
-    """Run the thread of a time limit. A weak reference to it lets the workers end with their owner."""
+    """Check a time limit at intervals, as its thread. The weak reference lets the workers end with their owner."""
     while not ended.wait(interval_s):
         if (existing := limit()) is None:
             return
         existing.check()
-        # Otherwise it would be alive during the next wait.
+        # The local name would keep the limit alive during the next wait.
         del existing
 
 
@@ -459,7 +462,7 @@ def _exit_in_time(closing: Any, parents_pid: int) -> None:
     while os.getppid() == parents_pid and parent is not None and parent.is_alive() and not closing.value:
         time.sleep(_WATCH_S)
     if not closing.value:
-        # The parent was killed, and cannot remove it. No other process uses it.
+        # The parent was killed, and cannot remove its folder, which no other process uses.
         shutil.rmtree(get_temp_dir(), ignore_errors=True)
     # Not sys.exit, which would end this thread alone.
     os._exit(0)
@@ -478,6 +481,7 @@ def _naming_shared_memory() -> Generator[None, None, None]:
 
 
 def _shared_memory_full() -> WorkerError:
+    """The error for full shared memory."""
     return WorkerError("shared memory is full", where="data", cure=_SHARED_MEMORY_CURE)
 
 

@@ -6,8 +6,8 @@ and views as views. A value that a checkpoint cannot contain is refused by `plan
 a file is used before its digest was verified, and no code in a file is ever run.
 
 - `encode` and `decode` (`tree.py`) are the one walk over a tree: a new kind of leaf is added there.
-- `TensorsFormat` is the default format of one process, `ShardedFormat` that of one rank of several: each rank computes
-  alone which parts it writes, and any number of ranks can read them.
+- `TensorsFormat` is the default format of one process, `ShardedFormat` that of ranks: each rank computes alone which
+  parts it writes, and any number of ranks can read them.
 - `CheckpointReader` reads by the format that a manifest names; `new_format` finds it, here or among the add-ons' parts
   `format.NAME`. A `DividedFormat` can save the parts that ranks have. `check_readable` decodes without keeping.
 - `StoredState` is a checkpoint as it is stored, for what shows it: tensors by name, without loading torch.

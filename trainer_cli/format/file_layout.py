@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trainer_cli.storage import WritableFolder
 
 _CODES = {dtype: (code, dtype.itemsize) for code, dtype in TORCH_DTYPES.items()}
+"""Type of torch -> its name in files, and the bytes of an element."""
 _NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C32", "F8_E8M0")
 _ARRAY_CODES = {
     np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in TORCH_DTYPES.items() if code not in _NOT_ARRAYS
@@ -41,8 +42,8 @@ class TensorSpan:
 class FileLayout:
     """Content of one rank's files, and the position of each tensor: known before any tensor is copied.
 
-    A snapshot copies `header` and the tensors of `spans` into one memory, the image, whatever files are written from
-    it. This class writes the image itself as the file of safetensors. The layout of a format with other files overrides
+    A snapshot copies `header` and the tensors of `spans` into one memory, the image, for any format. This class writes
+    the image itself as the file of safetensors. The layout of a format with other files overrides
 
     - `write`, which gets the image, or None where the tensors themselves are written. The tensors of `entries` follow
       `header` in the image in their order, without holes;
@@ -114,11 +115,7 @@ class FileLayout:
 
 
 def lay_out(
-    text: bytes,
-    tensors: Mapping[str, Leaf],
-    *,
-    shapes_only: bool = False,
-    dtypes: Mapping[str, torch.dtype] = DTYPES,
+    text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = False, dtypes: Mapping[str, torch.dtype] = DTYPES
 ) -> FileLayout:
     """The layout of a state's files, from its text and its tensors by name.
 
@@ -132,9 +129,9 @@ def lay_out(
         UnsavableState: a tensor cannot be saved; the message names it.
     """
     tensors = undistributed(tensors)
-    of_size: dict[tuple[bool, int], list[TensorEntry]] = {}
+    entries_by_size: dict[tuple[bool, int], list[TensorEntry]] = {}
     aliases: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
+    name_of_memory: dict[tuple[Any, ...], str] = {}
     for name, leaf in tensors.items():
         code, element_bytes = _code_of(name, leaf, shapes_only)
         if code not in dtypes:
@@ -146,15 +143,15 @@ def lay_out(
         shape = tuple(leaf.shape)
         count = math.prod(shape)
         if count and (memory := memory_key(leaf)) is not None:
-            first = seen.setdefault(memory, name)
-            if first != name:
-                aliases[name] = first
+            first_name = name_of_memory.setdefault(memory, name)
+            if first_name != name:
+                aliases[name] = first_name
                 continue
         entry = TensorEntry(name, code, shape, count * element_bytes)
-        of_size.setdefault((entry.size_bytes % LINE == 0, element_bytes), []).append(entry)
+        entries_by_size.setdefault((entry.size_bytes % LINE == 0, element_bytes), []).append(entry)
     # Alignment without holes, which safetensors refuses: tensors of whole cache lines first, so that each begins at a
     # line; in either group the largest elements first, so that each begins at a multiple of its element size.
-    entries = [entry for size in sorted(of_size, reverse=True) for entry in of_size[size]]
+    entries = [entry for key in sorted(entries_by_size, reverse=True) for entry in entries_by_size[key]]
     header = render_header(entries)
     spans, offset = [], len(header)
     for entry in entries:
@@ -168,7 +165,11 @@ _CURE = "Give it as plain, dense tensors. A buffer that the model computes when 
 
 
 def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
-    """The name and the size of the element type. UnsavableState if no format supports the tensor."""
+    """The name of the element type, and the bytes of an element.
+
+    Raises:
+        UnsavableState: no format supports the tensor.
+    """
     if isinstance(leaf, np.ndarray):
         code = _ARRAY_CODES.get(leaf.dtype)
         if code is None or not leaf.dtype.isnative:
@@ -177,14 +178,15 @@ def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
                 cure="Give it as an array of numbers in the machine's byte order, or as a list of numbers or strings.",
             )
         return code, leaf.dtype.itemsize
-    plain = type(leaf) in _PLAIN or isinstance(leaf, torch.nn.Parameter | torch.nn.Buffer)
-    if not plain or torch.nn.parameter.is_lazy(leaf):
+    is_plain = type(leaf) in _PLAIN or isinstance(leaf, torch.nn.Parameter | torch.nn.Buffer)
+    if not is_plain or torch.nn.parameter.is_lazy(leaf):
         kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
         raise UnsavableState(f"{name} is a {kind}, which cannot be saved in a checkpoint", cure=_CURE)
-    absent = leaf.is_meta and not shapes_only
+    lacks_memory = leaf.is_meta and not shapes_only
+    is_dense = leaf.layout is torch.strided and not leaf.is_nested and not leaf.is_quantized
     code_and_size = _CODES.get(leaf.dtype)
-    if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized or absent or code_and_size is None:
+    if lacks_memory or not is_dense or code_and_size is None:
         description = f"a tensor of {leaf.dtype}, {'nested' if leaf.is_nested else leaf.layout}"
-        description = "a tensor without memory" if absent else description
+        description = "a tensor without memory" if lacks_memory else description
         raise UnsavableState(f"{name} is {description}, which cannot be saved in a checkpoint", cure=_CURE)
     return code_and_size

@@ -9,15 +9,15 @@ from trainer_cli.format.sharded import TensorsFormat
 from trainer_cli.parts import explain_missing
 from trainer_cli.schema import CheckpointFormat, Compression
 
-_PART = "format."
-"""Begins the names of parts of add-ons that are formats."""
+_PREFIX = "format."
+"""Prefix of the names under which add-ons register formats."""
 
 
 def new_format(name: str, compression: Compression = Compression.none, *, where: str | None = None) -> Format:
     """The format of this name.
 
     Args:
-        compression: of archives that are written.
+        compression: of the archives that the format writes.
         where: the checkpoint whose manifest has the name, for the error.
 
     Raises:
@@ -25,12 +25,12 @@ def new_format(name: str, compression: Compression = Compression.none, *, where:
     """
     if name == TensorsFormat.name:
         return TensorsFormat()
-    make = find_part(_PART + name)
+    make = find_part(_PREFIX + name)
     if make is None:
-        if (error := explain_missing(f"the format {name!r}", "parts", _PART + name, where)) is not None:
+        if (error := explain_missing(f"the format {name!r}", "parts", _PREFIX + name, where)) is not None:
             raise error
-        parts = [part for _, addon in each_addon() for part in addon.parts if part.startswith(_PART)]
-        names = ", ".join(map(repr, [TensorsFormat.name, *(part.removeprefix(_PART) for part in parts)]))
+        keys = [key for _, addon in each_addon() for key in addon.parts if key.startswith(_PREFIX)]
+        names = ", ".join(map(repr, [TensorsFormat.name, *(key.removeprefix(_PREFIX) for key in keys)]))
         raise CheckpointError(f"the format {name[:40]!r} is unknown; known is {names}", where=where)
     format: Format = make(compression) if name == CheckpointFormat.archive else make()
     return format

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
-    """Decode the small states, and look for every tensor that they name. Files of torch and archives are read whole,
-    archives one after another.
+    """Decode the small states, and look for every tensor that they name. Files of torch and archives are read whole.
 
     Raises:
-        DamagedCheckpoint: reading raised anything but an OSError, after which it may be readable later.
+        DamagedCheckpoint: it cannot be decoded.
+        OSError: it could not be read now, and may be readable later.
     """
     format = new_format(manifest.format, where=str(folder.path))
     try:
@@ -41,18 +41,20 @@ def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
 
 
 def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
+    """Check that every tensor and view of the state is in a tensor file, by the headers of these."""
     decoder = codec.decode(read_verified(folder, manifest, FilesOfRank(0).state))
     aliases = {alias: name for table in manifest.aliases.values() for alias, name in table.items()}
+    # Name of a stored tensor -> its number of elements.
     stored: dict[str, int] = {}
-    # A manifest that was altered may give any number of ranks.
+    # At most one rank a file: a manifest that was altered may give any number.
     ranks = {FilesOfRank(rank).tensors for rank in range(min(manifest.world_size, len(manifest.files)))}
     for file_name in manifest.files:
-        of_rank = file_name in ranks
-        if of_rank or (manifest.format == "huggingface" and file_name.endswith(".safetensors")):
+        is_of_rank = file_name in ranks
+        if is_of_rank or (manifest.format == "huggingface" and file_name.endswith(".safetensors")):
             file = VerifiedFile(folder, manifest, file_name)
             with file.without_digest():
                 elements = {entry.name: math.prod(entry.shape) for entry in file.read_entries()}
-            stored |= elements if of_rank else {f"model/{name}": count for name, count in elements.items()}
+            stored |= elements if is_of_rank else {f"model/{name}": count for name, count in elements.items()}
     if is_sharded(manifest):
         for rank in range(manifest.world_size):
             decode_own(read_verified(folder, manifest, FilesOfRank(rank).own))

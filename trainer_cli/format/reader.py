@@ -27,22 +27,23 @@ class StateReader(Protocol):
         *,
         targets: Targets | None = None,
     ) -> dict[str, Any]:
-        """The tree as saved, or those of its top-level keys that are in `only`.
+        """The tree as saved, or only its top-level keys in `only`.
 
         Args:
-            targets: the live tensors of which this rank has a part; of what is for them, that part is read.
+            targets: live tensors of which this rank has a part: of the tensors for them, only that part is read.
 
         Raises:
-            DamagedCheckpoint: naming the file that is not what was written.
+            DamagedCheckpoint: a file differs from its digest; the message names it.
         """
         ...
 
 
 class CheckpointReader:
-    """Reads a checkpoint by the format that its manifest names; a format given is used for its own name.
+    """Reads a checkpoint by the format that its manifest names.
 
     Args:
-        sharded: the format of this rank if several ranks read.
+        format: is used for manifests that name it, with its own settings.
+        sharded: the format of this rank; None: one process reads.
     """
 
     def __init__(self, format: Format | None = None, sharded: ShardedFormat | None = None) -> None:
@@ -60,7 +61,7 @@ class CheckpointReader:
         """See `StateReader.read`.
 
         Args:
-            live: what it selects is in the result instead of new tensors, and filled by `live.read`.
+            live: tensors of a live state that are in the result instead of new ones, and that `live.read` fills.
         """
         format = self.format
         if format is None or format.name != manifest.format:
@@ -73,6 +74,6 @@ class CheckpointReader:
             return format.read(folder, manifest, only)
         if isinstance(format, DividedFormat):
             return format.read(folder, manifest, only, targets=targets)
-        # The other formats are read as a whole.
+        # Other formats are read whole, and divided afterwards.
         tree: dict[str, Any] = distributed(format.read(folder, manifest, only), targets)
         return tree

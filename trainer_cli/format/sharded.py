@@ -80,18 +80,20 @@ class DividedFormat(Format, Protocol):
 
 
 class _TensorFiles:
-    """What the formats of one process and of several share."""
+    """Base of the formats for one process and for a rank of a distributed run, which have the same files."""
 
     name = "tensors"
 
     def of_rank(self, sharded: ShardedFormat) -> ShardedFormat:
+        """See `DividedFormat.of_rank`."""
         return sharded
 
     def files_of(self, folder: ReadableFolder, manifest: Manifest) -> tuple[ReadableFolder, Manifest]:
+        """The arguments: the files are those of the default format."""
         return folder, manifest
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
-        """See `Format.read_values`. No tensor file is read: its digest could only be verified by reading it whole."""
+        """See `Format.read_values`. No tensor file is read, because its digest is that of the whole file."""
         with decoded_state(folder, manifest, only) as decoder:
             values = decoder.values()
             if is_sharded(manifest):
@@ -114,6 +116,7 @@ class ShardedFormat(_TensorFiles):
         """The top-level keys of a state that every rank saves for itself; equal on all ranks."""
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        """The layout of this rank's files, see `Format.plan`."""
         per_rank = encode_own({key: value for key, value in tree.items() if key in self.per_rank})
         text, tensors = codec.encode({key: value for key, value in tree.items() if key not in self.per_rank})
         # The text is the same on all ranks, so that one writes it.
@@ -130,6 +133,7 @@ class ShardedFormat(_TensorFiles):
         only: Collection[str] | None = None,
         targets: Targets | None = None,
     ) -> dict[str, Any]:
+        """See `read_sharded`."""
         group = (self.world_size, self.tensor_size)
         return read_sharded(folder, manifest, only, targets, rank=self.rank, group=group)
 
@@ -155,35 +159,36 @@ def lay_out_rank(
         UnsavableState: a tensor cannot be saved; the message names it.
     """
     all_ranks = tuple(range(world_size))
-    sharded = any(map(is_dtensor, tensors.values()))
+    has_sharded = any(map(is_dtensor, tensors.values()))
     leaves: dict[str, Leaf] = {}
     shards: dict[str, Shard] = {}
-    shared: dict[tuple[int, ...], dict[str, Part]] = {}
+    parts_of_ranks: dict[tuple[int, ...], dict[str, Part]] = {}
     aliases: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
+    name_of_memory: dict[tuple[Any, ...], str] = {}
     for name, leaf in tensors.items():
         if is_dtensor(leaf) and not math.prod(leaf.shape):
             # Without elements there is nothing to divide, so it is written like a replicated tensor.
             leaf = local_of(leaf).new_empty(leaf.shape)
         if is_dtensor(leaf):
-            local = part_of(name, leaf, tensor_size)
+            local_part = part_of(name, leaf, tensor_size)
         else:
-            local = Part(leaf, Shard.all_of(leaf.shape), all_ranks)
-        if local.shard.count and (memory := memory_key(local.leaf)) is not None:
-            first = seen.setdefault(memory, name)
-            if first != name:
-                aliases[name] = first
+            local_part = Part(leaf, Shard.all_of(leaf.shape), all_ranks)
+        # Tied tensors are stored once, under the first name.
+        if local_part.shard.count and (memory := memory_key(local_part.leaf)) is not None:
+            first_name = name_of_memory.setdefault(memory, name)
+            if first_name != name:
+                aliases[name] = first_name
                 continue
-        if local.shard.count or local.shard.is_whole:
-            shared.setdefault(local.ranks, {})[name] = local
-    for ranks, replicas in shared.items():
-        sizes = {name: local.leaf.nbytes for name, local in replicas.items()}
-        small = {name for name, local in replicas.items() if local.shard.is_whole and sizes[name] <= SMALL_BYTES}
-        writer = spread({name: size for name, size in sizes.items() if name not in small}, ranks)
-        for name, local in replicas.items():
-            if writer.get(name, rank if sharded else 0) == rank:
-                leaves[name], shards[name] = local.leaf, local.shard
-    # Aliases of tensors in other files are in the manifest entries of those.
+        if local_part.shard.count or local_part.shard.is_whole:
+            parts_of_ranks.setdefault(local_part.ranks, {})[name] = local_part
+    for ranks, parts in parts_of_ranks.items():
+        sizes = {name: local_part.leaf.nbytes for name, local_part in parts.items()}
+        small = {name for name, local_part in parts.items() if local_part.shard.is_whole and sizes[name] <= SMALL_BYTES}
+        writer_of = spread({name: size for name, size in sizes.items() if name not in small}, ranks)
+        for name, local_part in parts.items():
+            if writer_of.get(name, rank if has_sharded else 0) == rank:
+                leaves[name], shards[name] = local_part.leaf, local_part.shard
+    # Aliases of tensors that other ranks write are with the files of those ranks.
     written = {alias: name for alias, name in aliases.items() if name in shards}
     return replace(lay_out(text, leaves, shapes_only=shapes_only), rank=rank, parts=shards, aliases=written)
 
@@ -198,11 +203,7 @@ def encode_own(state: Mapping[str, Any]) -> bytes:
     text, leaves = codec.encode(state)
     layout = lay_out(b"", leaves)
     tensors = layout.header + b"".join(bytes_of(span.leaf).data for span in layout.spans)
-    content = {
-        "state": text.decode("ascii"),
-        "tensors": base64.b64encode(tensors).decode(),
-        "aliases": layout.aliases,
-    }
+    content = {"state": text.decode("ascii"), "tensors": base64.b64encode(tensors).decode(), "aliases": layout.aliases}
     return json.dumps(content).encode("ascii")
 
 
@@ -281,7 +282,7 @@ def read_sharded(
         shards = _shards_by_name(folder, manifest)
         requests: dict[str, _Request] = {}
         choice = _SourceChoice(FilesOfRank(rank).tensors)
-        # Views reach into the whole memory of their base, so this is read completely and divided afterwards.
+        # A view may need any element of its base, so bases are read whole, and divided afterwards.
         bases = {stored[view.base] for view in decoder.views.values()}
         for name, source in stored.items():
             if source not in shards:
@@ -301,7 +302,7 @@ def read_sharded(
         tree = decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})
         if bases and targets is not None:
             tree = distributed(tree, targets)
-        # Otherwise all requested keys are shared, and no further file is needed.
+        # What each rank saved for itself is read only if a requested key is not among the shared ones.
         if only is None or any(key not in tree for key in only):
             tree |= _read_per_rank_states(folder, manifest, only, rank, group)
         return tree
@@ -310,7 +311,8 @@ def read_sharded(
 def _read_per_rank_states(
     folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None, rank: int, group: tuple[int, int]
 ) -> dict[str, Any]:
-    """The states that this rank saved for itself. If the group has changed: rank 0's, and a list of all as `RANKS`."""
+    """The states that this rank saved for itself. If the group has changed: those of rank 0, and as `RANKS` a list of
+    the states of all ranks, or of the first rank of each tensor group."""
     if not is_sharded(manifest):
         return {} if group[0] == 1 else {RANKS: []}
     if (manifest.world_size, manifest.tensor_size) == group:
@@ -321,7 +323,7 @@ def _read_per_rank_states(
 
 
 def _shards_by_name(folder: ReadableFolder, manifest: Manifest) -> Mapping[str, Mapping[str, Shard]]:
-    """See `PartTable.by_name`."""
+    """Name of a tensor -> file -> the part of the tensor in it, see `PartTable.by_name`."""
     shards = manifest.shards
     if not is_sharded(manifest):
         file_of_one = VerifiedFile(folder, manifest, FilesOfRank(0).tensors)
@@ -356,8 +358,10 @@ class _SourceChoice:
             chosen: set[Shard] = set()
             for file in sorted(shards, key=lambda file: (file != self._preferred_file, file)):
                 shard = shards[file]
-                # A rank that needs no element reads one header, for the type of the tensor.
-                if shard not in chosen and (any(True for _ in shard.runs(needed)) or not (needed.count or chosen)):
+                has_needed = any(True for _ in shard.runs(needed))
+                # A rank that needs no element still reads one header, for the type of the tensor.
+                is_for_type = not needed.count and not chosen
+                if shard not in chosen and (has_needed or is_for_type):
                     sources[file] = shard
                     chosen.add(shard)
             self._sources[id(shards), needed] = sources
@@ -406,14 +410,15 @@ def _destinations(layout: list[TensorEntry], requests: Mapping[str, _Request], f
                 yield entry.size_bytes
             continue
         source, needed = request.sources[file_name], request.shard
-        memory, element_bytes, at = memory_of(request.tensor), request.tensor.element_size(), 0
-        for begin, to, count in source.runs(needed):
-            if begin > at:
-                yield (begin - at) * element_bytes
-            yield memory[to * element_bytes : (to + count) * element_bytes]
-            at = begin + count
-        if at < source.count:
-            yield (source.count - at) * element_bytes
+        memory, element_bytes, position = memory_of(request.tensor), request.tensor.element_size(), 0
+        # Runs of elements: where each begins in the file and in the tensor, and its length.
+        for source_start, start, count in source.runs(needed):
+            if source_start > position:
+                yield (source_start - position) * element_bytes
+            yield memory[start * element_bytes : (start + count) * element_bytes]
+            position = source_start + count
+        if position < source.count:
+            yield (source.count - position) * element_bytes
 
 
 def _finish(folder: ReadableFolder, name: str, request: _Request) -> Any:
@@ -432,6 +437,7 @@ class TensorsFormat(_TensorFiles):
     """
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        """The layout of all tensors in one file, see `Format.plan`."""
         return lay_out(*codec.encode(tree), shapes_only=shapes_only)
 
     def read(
@@ -445,7 +451,8 @@ class TensorsFormat(_TensorFiles):
         """The state as saved, see `StateReader.read`.
 
         Args:
-            live: the tensors of it that are in the result instead of new ones; the caller fills them by `live.read`.
+            live: tensors of a live state: those that match are in the result instead of new ones, and the caller fills
+                them by `live.read`.
         """
         if is_sharded(manifest) or targets is not None:
             return read_sharded(folder, manifest, only, targets)

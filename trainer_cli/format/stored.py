@@ -43,7 +43,7 @@ _FLOAT8 = {
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A shard of a tensor, which may be all of it."""
+    """A part of a tensor in one file, which may be all of it."""
 
     shard: Shard
     content: Callable[[], Array]
@@ -65,20 +65,24 @@ class StoredTensor:
         if not math.prod(shape):
             return
         dtype = np.dtype(_NUMPY.get(code, "u1")).newbyteorder("<")
-        maps = [stored.content().view(dtype).reshape(stored.shard.sizes or (1,)) for stored in self.parts]
+        arrays = [
+            stored_part.content().view(dtype).reshape(stored_part.shard.sizes or (1,)) for stored_part in self.parts
+        ]
         rows = max(_BLOCK // math.prod(shape[1:]), 1)
         for start in range(0, shape[0], rows):
             stop = min(start + rows, shape[0])
-            if len(maps) == 1:
-                yield maps[0][start:stop].reshape(-1)
+            if len(arrays) == 1:
+                yield arrays[0][start:stop].reshape(-1)
                 continue
             block = np.empty((stop - start, *shape[1:]), dtype)
-            for stored, raw in zip(self.parts, maps, strict=True):
-                (first, *begins), (size, *sizes) = stored.shard.offsets, stored.shard.sizes
-                low, high = max(start, first), min(stop, first + size)
-                if low < high:
+            for stored_part, array in zip(self.parts, arrays, strict=True):
+                (first, *begins), (size, *sizes) = stored_part.shard.offsets, stored_part.shard.sizes
+                start_row, stop_row = max(start, first), min(stop, first + size)
+                if start_row < stop_row:
                     inner = (slice(begin, begin + count) for begin, count in zip(begins, sizes, strict=True))
-                    block[slice(low - start, high - start), *inner] = raw[low - first : high - first]
+                    block[slice(start_row - start, stop_row - start), *inner] = array[
+                        start_row - first : stop_row - first
+                    ]
             yield block.reshape(-1)
 
     def blocks(self) -> Iterator[Array]:
@@ -107,23 +111,24 @@ class StoredTensor:
         import numpy as np
 
         # As bytes: NaN equals itself, and -0.0 differs from 0.0.
-        return all(
-            np.array_equal(a.view("u1"), b.view("u1")) for a, b in zip(self.stored(), other.stored(), strict=True)
-        )
+        pairs = zip(self.stored(), other.stored(), strict=True)
+        return all(np.array_equal(block.view("u1"), other_block.view("u1")) for block, other_block in pairs)
 
     def relative_change(self, new: StoredTensor) -> float | None:
         """‖new - self‖ / ‖self‖ of another tensor of the same shape and type; None if NaN or infinity is in them."""
         import numpy as np
 
         difference = norm = 0.0
-        for a, b in zip(self.blocks(), new.blocks(), strict=True):
+        for block, new_block in zip(self.blocks(), new.blocks(), strict=True):
             with np.errstate(all="ignore"):
                 # In blocks of doubles: the sum over a large tensor would lose digits in its own type.
-                difference += _sum_of_squares(b - a)
-            norm += _sum_of_squares(a)
+                difference += _sum_of_squares(new_block - block)
+            norm += _sum_of_squares(block)
         if not math.isfinite(difference) or not math.isfinite(norm):
             return None
-        return math.sqrt(difference / norm) if norm else math.inf if difference else 0.0
+        if norm:
+            return math.sqrt(difference / norm)
+        return math.inf if difference else 0.0
 
 
 class StoredState:
@@ -168,7 +173,7 @@ class StoredState:
         return views
 
     def with_views(self) -> dict[str, StoredTensor]:
-        """The tensors of the state: views with all their elements, without stored tensors that only views refer to."""
+        """The tensors of the state: with views as tensors, and without stored tensors that are not in the state."""
         views = self.views()
         storages = {view.base for view in views.values() if STORAGE in view.base}
         tensors = {name: tensor for name, tensor in self.tensors.items() if name not in storages}
@@ -176,6 +181,7 @@ class StoredState:
 
 
 def _sum_of_squares(block: Array) -> float:
+    """The sum of the squares of all elements; of complex ones the squares of their absolute values."""
     import numpy as np
 
     with np.errstate(all="ignore"):
@@ -197,6 +203,7 @@ _Read = tuple[dict[str, StoredTensor], dict[str, str], Callable[[], dict[str, An
 
 
 def _read_tensor_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
+    """Read the headers of all files of safetensors: those of a model of transformers, and those of each rank."""
     tensors: dict[str, StoredTensor] = {}
     aliases: dict[str, str] = {}
     for file in manifest.files:
@@ -220,6 +227,7 @@ def _read_tensor_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
 
 
 def _states(folder: ReadableFolder, manifest: Manifest) -> dict[str, Any]:
+    """The small states of each rank in their encoded form, under `rank0` and so on."""
     states: dict[str, Any] = {}
     for rank in range(manifest.world_size):
         for file in (FilesOfRank(rank).state, FilesOfRank(rank).own):
@@ -231,6 +239,7 @@ def _states(folder: ReadableFolder, manifest: Manifest) -> dict[str, Any]:
 
 
 def _read_other_format(folder: ReadableFolder, manifest: Manifest) -> _Read:
+    """Read a checkpoint of another format whole, and encode its states again."""
     # Imported here: these modules need torch.
     from trainer_cli.format import tree as codec
     from trainer_cli.format.file_layout import lay_out
@@ -249,15 +258,14 @@ def _read_other_format(folder: ReadableFolder, manifest: Manifest) -> _Read:
     }
     states = {"rank0": json.loads(text)["state"]}
     for position, rank_state in enumerate(rank_states):
-        # The ranks of a tensor-parallel group have equal states: the file holds one for each group, of its first rank.
-        states.setdefault(f"rank{position * manifest.tensor_size}", {}).update(
-            json.loads(codec.encode(rank_state)[0])["state"]
-        )
+        text, _ = codec.encode(rank_state)
+        # The ranks of a tensor-parallel group have equal states: the file has those of the first rank of each group.
+        states.setdefault(f"rank{position * manifest.tensor_size}", {}).update(json.loads(text)["state"])
     return tensors, layout.aliases, lambda: states
 
 
 def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[StoredTensor]:
-    """Each tensor of a file, with the shape of the whole tensor and the shard that the file holds."""
+    """Each tensor of a file, with the shape of the whole tensor, and the part of it that is in the file."""
     checked = VerifiedFile(folder, manifest, file)
     with checked.without_digest():
         layout = checked.read_entries()
@@ -274,6 +282,7 @@ def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[
 
 
 def _map_bytes(path: Path, offset: int, size: tuple[int]) -> Array:
+    """The bytes of a file from an offset on, mapped into memory."""
     import numpy as np
 
     # Mapped, not read: a checkpoint may be larger than the memory.
@@ -292,6 +301,7 @@ def _view_as_tensor(base: StoredTensor, view: View) -> StoredTensor:
     entry = TensorEntry(view.name, base.entry.code, view.shape, math.prod(view.shape) * element_bytes)
 
     def content() -> Array:
+        """The elements of the view as bytes, in the order of rows."""
         import numpy as np
 
         flat = base.parts[0].content().view(f"V{element_bytes}")[view.offset :]

@@ -23,8 +23,8 @@ from trainer_cli.tensor_files import Leaf, TensorName
 
 _VERSION = 1
 _TAG = "$"
-# Far below the limits of recursion in Python and in other readers of JSON.
 _DEEPEST = 64
+"""Levels of a tree at most: far below the limits of recursion in Python and in other readers of JSON."""
 _SMALL_INT = 2**53
 _KEYS = (str, int, float, bool, type(None), bytes, tuple)
 
@@ -90,7 +90,7 @@ class Decoder:
         """Name of each stored tensor -> whether it was a numpy array. Views are not in it, but their bases are."""
         self.views: dict[str, View] = {}
         """Name of each tensor that is a view of a stored one."""
-        # A first walk without tensors: it collects names, and finds damage before a tensor is read.
+        # A first walk without tensors collects `wanted` and `views`, and finds damage before a tensor is read.
         self._walk(lambda name: None)
         if unclear := self.wanted.keys() & self.views.keys():
             raise Undecodable(f"the tensor {min(unclear)[:80]!r} is also a view")
@@ -123,9 +123,11 @@ class Decoder:
         return views
 
     def _walk(self, find: _Find) -> dict[str, Any]:
+        """The tree with what `find` returns in place of each tensor; also fills `wanted` and `views`."""
         return {key: self._value(value, find, 1) for key, value in self._state.items()}
 
     def _value(self, raw: Any, find: _Find, depth: int) -> Any:
+        """Decode a value of the JSON; `depth`: number of containers around it, with itself."""
         if depth > _DEEPEST:
             raise Undecodable(f"it is nested deeper than {_DEEPEST} levels")
         if isinstance(raw, list):
@@ -139,6 +141,7 @@ class Decoder:
         return self._tagged(raw[_TAG], raw["v"], find, depth)
 
     def _tagged(self, tag: Any, raw: Any, find: _Find, depth: int) -> Any:
+        """Decode the value of a tag."""
         if tag in ("tensor", "array", "scalar"):
             return self._leaf(tag, raw, find)
         if tag == "view":
@@ -153,6 +156,7 @@ class Decoder:
         raise Undecodable(f"it has the tag {str(tag)[:40]!r}, which does not exist")
 
     def _leaf(self, tag: str, name: Any, find: _Find) -> Any:
+        """A tensor, an array or a numpy scalar by its name."""
         if not isinstance(name, str):
             raise Undecodable("the name of a tensor is not a string")
         self.wanted[name] = tag != "tensor"
@@ -167,6 +171,7 @@ class Decoder:
         return array if tag == "array" else array[()]
 
     def _view(self, raw: Any, find: _Find) -> Any:
+        """A tensor that is a view of a stored one."""
         try:
             view = View.parse(raw)
         except ValueError as error:
@@ -177,6 +182,7 @@ class Decoder:
         return find(view.name)
 
     def _mapping(self, tag: str, raw: list[Any], find: _Find, depth: int) -> dict[Any, Any]:
+        """A mapping of any kind from a list of (key, value); refuses keys that `encode` never writes."""
         mapping: dict[Any, Any] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}[tag]()
         for pair in raw:
             if not isinstance(pair, list) or len(pair) != 2:
@@ -198,7 +204,9 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Leaf] = {}
+        """Tensors and arrays to store, by name."""
         self._tags: dict[str, dict[str, Any]] = {}
+        """Name of a tensor -> its tag in the encoded tree."""
 
     def share_views(self) -> None:
         """Replace tensors that share memory by views of stored tensors."""
@@ -210,6 +218,11 @@ class _Encoder:
         self.tensors |= bases
 
     def value(self, value: Any, path: tuple[str, ...]) -> Any:
+        """A value as JSON; `path`: the keys that lead to it.
+
+        Raises:
+            UnsavableState: it cannot be saved.
+        """
         if len(path) > _DEEPEST:
             raise UnsavableState(
                 f"{_shown(path)} is nested deeper than {_DEEPEST} levels, or holds itself",
@@ -232,7 +245,8 @@ class _Encoder:
             return {key: self.value(entry, (*path, key)) for key, entry in value.items()}
         if kind in (dict, OrderedDict, Counter):
             tag = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}[kind]
-            return _tag(tag, [[self._key(k, path), self.value(v, (*path, str(k)))] for k, v in value.items()])
+            pairs = [[self._key(key, path), self.value(entry, (*path, str(key)))] for key, entry in value.items()]
+            return _tag(tag, pairs)
         if kind in (tuple, torch.Size):
             return _tag("tuple" if kind is tuple else "size", self._items(value, path))
         if kind is bytes:
@@ -240,12 +254,14 @@ class _Encoder:
         return self._leaf(value, path)
 
     def _items(self, values: Collection[Any], path: tuple[str, ...]) -> list[Any]:
+        """The elements of a list or tuple as JSON."""
         # Faster for long lists of strings, such as the words of a vocabulary.
         if set(map(type, values)) == {str}:
             return list(map(_encode_text, values))
         return [self.value(value, (*path, str(index))) for index, value in enumerate(values)]
 
     def _key(self, key: Any, path: tuple[str, ...]) -> Any:
+        """A key of a mapping as JSON; `path`: that of the mapping."""
         if type(key) not in _KEYS or not _is_plain_key(key):
             raise UnsavableState(
                 f"{_shown(path)} has the key {key!r}, a {_name_of(type(key))}, which cannot be saved",
@@ -254,6 +270,7 @@ class _Encoder:
         return self.value(key, path)
 
     def _leaf(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Store a tensor, an array or a numpy scalar, and return its tag; refuse any other value."""
         if isinstance(value, torch.Tensor):
             name = self._name(value, path)
             self._tags[name] = _tag("tensor", name)
@@ -278,26 +295,28 @@ class _Encoder:
 
 
 def _may_be_view(leaf: Leaf) -> TypeGuard[torch.Tensor]:
-    """Whether it is a plain dense tensor, whose elements are in its storage unchanged."""
-    return (
-        isinstance(leaf, torch.Tensor)
-        and type(leaf) in (torch.Tensor, torch.nn.Parameter)
-        and leaf.layout is torch.strided
-        and not (leaf.is_nested or leaf.is_quantized or leaf.is_conj() or leaf.is_neg())
-        and leaf.numel() > 0
-    )
+    """Whether it is a plain dense tensor with elements, which are in its storage unchanged."""
+    if not isinstance(leaf, torch.Tensor) or type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
+        return False
+    # A conjugate or a negative is computed when it is read.
+    return leaf.numel() > 0 and not leaf.is_conj() and not leaf.is_neg()
 
 
 def _is_plain_mapping(value: dict[Any, Any]) -> bool:
-    # A mapping of the user with the key of tags would be read as a tag.
+    """Whether a mapping can be written as a plain JSON object."""
+    # A mapping with the key of tags would be read as a tag.
     return all(type(key) is str and key != _TAG and _is_sound(key) for key in value)
 
 
 def _tag(tag: str, value: Any) -> dict[str, Any]:
+    """A value that JSON lacks, with the name of its kind."""
     return {_TAG: tag, "v": value}
 
 
 def _encode_text(value: str) -> Any:
+    """A string as JSON, tagged if it has lone surrogates."""
     if _is_sound(value):
         return value
     # JSON would join two lone surrogates into one character.
@@ -316,10 +335,12 @@ def _is_sound(text: str) -> bool:
 
 
 def _is_plain_key(key: Any) -> bool:
+    """Whether a key can be saved: of a plain type, and a tuple of such keys if it is one."""
     return type(key) in _KEYS and (type(key) is not tuple or all(map(_is_plain_key, key)))
 
 
 def _decode_scalar(tag: str, raw: Any) -> Any:
+    """The value of a tag `float`, `int`, `bytes` or `str`."""
     if not isinstance(raw, str):
         raise Undecodable(f"a tag {tag} holds no text")
     try:
@@ -334,6 +355,7 @@ def _decode_scalar(tag: str, raw: Any) -> Any:
 
 
 def _decode_size(sizes: list[Any]) -> torch.Size:
+    """The shape with these sizes; raise Undecodable if one is not a size."""
     if not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
         raise Undecodable("a shape holds an invalid size")
     return torch.Size(sizes)
@@ -350,11 +372,13 @@ def _refuse_constant(word: str) -> None:
 
 
 def _shown(path: tuple[str, ...]) -> str:
+    """A path for messages: at most eight keys, without lone surrogates."""
     shown = "/".join(path if len(path) <= 8 else (*path[:8], "…"))
     return shown.encode("utf-8", "replace").decode("utf-8")
 
 
 def _name_of(kind: type) -> str:
+    """The full name of a class, for a builtin one without its module."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -46,6 +46,7 @@ class View:
         raise ValueError(f"{str(raw)[:80]} is not a view of a tensor")
 
     def to_json(self) -> list[Any]:
+        """The fields as a list for JSON."""
         return [self.name, self.base, self.offset, list(self.shape), list(self.strides)]
 
     def check_fits(self, elements: int) -> None:
@@ -68,7 +69,7 @@ class View:
 def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """Number of elements in memory from a tensor's first to its last; None if two of its elements overlap."""
     extent = 1
-    # Sorted by stride, each dimension must step over all of the smaller ones; sizes of 1 have no stride that counts.
+    # Sorted by stride, each dimension must step over all of the smaller ones; dimensions of size 1 never step.
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
         if stride < extent:
             return None
@@ -86,10 +87,12 @@ class _Region(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
+        """Whether the tensor fills the range without gaps."""
         return self.end - self.begin == self.tensor.numel()
 
     @property
     def geometry(self) -> tuple[Any, ...]:
+        """The position of each element, equal for tied tensors."""
         return self.begin, self.tensor.shape, self.tensor.stride()
 
 
@@ -116,11 +119,15 @@ def find_views(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Ten
         for (begin, end), members in _filled_spans(regions) if len(regions) > 1 else ():
             if len({member.geometry for member in members}) == 1:
                 continue  # Tied tensors are aliases.
-            covering = (m for m in members if (m.begin, m.end) == (begin, end) and m.tensor.is_contiguous())
+            covering = (
+                member
+                for member in members
+                if (member.begin, member.end) == (begin, end) and member.tensor.is_contiguous()
+            )
             cover = next(covering, None)
             if cover is None:
                 base = members[0].name + STORAGE
-                # A name of the user may end so; a name must be that of one tensor.
+                # A user's name may have this suffix, and names must be unique.
                 while base in tensors:
                     base += "#"
                 bases[base] = members[0].tensor.detach().as_strided((end - begin,), (1,), begin)

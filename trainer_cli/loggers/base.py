@@ -104,8 +104,9 @@ class RunFacts:
     @property
     def title(self) -> str:
         """The name, and in a sweep the swept values after it, because all runs of a sweep have the same name."""
-        in_sweep = self.run_dir is not None and self.run_dir.parent.name == "sweep"
-        return f"{self.name} {self.run_dir.name}" if self.run_dir is not None and in_sweep else self.name
+        if self.run_dir is not None and self.run_dir.parent.name == "sweep":
+            return f"{self.name} {self.run_dir.name}"
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +152,15 @@ class Record:
 
 
 def _bin_values(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The counts of equal bins over the range of the values, and the edges of the bins."""
     import numpy as np
 
     low, high = float(values.min()), float(values.max())
-    # Between values that are nearly equal there are too few floats for the edges.
-    least = 2 * _BINS * float(np.spacing(max(abs(low), abs(high))))
-    if high - low < least:
-        low, high = (low - 0.5, high + 0.5) if least < 1 else (low - least, high + least)
+    # Between values that are nearly equal there are too few floats for the edges: use a wider range.
+    min_width = 2 * _BINS * float(np.spacing(max(abs(low), abs(high))))
+    if high - low < min_width:
+        margin = 0.5 if min_width < 1 else min_width
+        low, high = low - margin, high + margin
     return np.histogram(values, _BINS, (low, high))
 
 

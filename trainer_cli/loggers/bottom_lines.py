@@ -42,7 +42,7 @@ class BottomLines:
         return self._present_size()[1]
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Show lines, which may have colours. The size of the terminal is read anew; a very low one shows nothing.
+        """Show lines, which may have colours. The size of the terminal is read again; one of few rows shows nothing.
 
         Raises:
             OSError: the terminal is gone.
@@ -54,11 +54,11 @@ class BottomLines:
                 return
             self._size, self._count = size, count
             atexit.register(self.close)
-            # New lines move the cursor off the bottom; setting the region would move it to the top.
-            up = "\n" * count
-            self._write(f"{up}{_SAVE}\x1b[1;{size[1] - count}r{_RESTORE}\x1b[{count}A")
-        first = size[1] - count + 1
-        drawn = "".join(f"\x1b[{first + index};1H\x1b[2K{line}" for index, line in enumerate(lines))
+            # New lines scroll what is at the bottom up. The cursor is saved, because setting the region moves it.
+            new_lines = "\n" * count
+            self._write(f"{new_lines}{_SAVE}\x1b[1;{size[1] - count}r{_RESTORE}\x1b[{count}A")
+        first_row = size[1] - count + 1
+        drawn = "".join(f"\x1b[{first_row + index};1H\x1b[2K{line}" for index, line in enumerate(lines))
         self._write(f"{_SAVE}{drawn}{_RESTORE}")
 
     def close(self) -> None:
@@ -71,12 +71,14 @@ class BottomLines:
         self._write(f"{_SAVE}\x1b[r{_RESTORE}{_TO_END}")
 
     def _present_size(self) -> tuple[int, int]:
+        """Columns and rows of the terminal; 80 and 24 if it has no size."""
         try:
             return tuple(os.get_terminal_size(self._number)) if self._number is not None else (80, 24)  # type: ignore[return-value]
         except OSError:
             return (80, 24)
 
     def _write(self, text: str) -> None:
+        """Write a text to the terminal at once."""
         if self._number is None:
             self._stream.write(text)
             return

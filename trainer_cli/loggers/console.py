@@ -34,6 +34,7 @@ class ConsoleLogger(Logger):
         self._display: _Display | None = None
 
     def start(self, facts: RunFacts) -> None:
+        """Choose the style by the stream, if it is auto, and begin to show it."""
         stream = self._given_stream or sys.stderr
         style = self.style or facts.console
         if style == "auto":
@@ -46,15 +47,18 @@ class ConsoleLogger(Logger):
             self._display = _Lines(stream, facts)
 
     def log(self, record: Record) -> None:
-        if self._display is None or (not record.metrics and record.has_media):
+        """Show a record, unless it has nothing but texts, images, histograms and tables."""
+        has_media_alone = record.has_media and not record.metrics
+        if self._display is None or has_media_alone:
             return
         try:
             self._display.show(record)
-        # The terminal is gone. A training in the background continues without it.
         except OSError:
+            # The terminal is gone. A training in the background continues without it.
             self.close()
 
     def close(self) -> None:
+        """Clear what is shown; an error of a terminal that is gone is ignored."""
         display, self._display = self._display, None
         if display is not None:
             try:
@@ -92,12 +96,12 @@ class _Lines:
 
     def _speed(self, record: Record) -> Iterator[str]:
         """The rate, as logged or measured over the last minute, and the remaining time."""
-        latest = self._facts.now() if self._facts.now else Now(record.step)
-        now = replace(latest, step=record.step, samples=record.samples or 0, activity="")
-        self._pace.read(now, record.time)
+        present = self._facts.now() if self._facts.now else Now(record.step)
+        progress = replace(present, step=record.step, samples=record.samples or 0, activity="")
+        self._pace.read(progress, record.time)
         rate, unit = (record.metrics[RATE_KEY], "samples") if RATE_KEY in record.metrics else self._pace.rate
         if rate:
             yield f"{unit}/s={rate:.0f}" if rate >= 100 else f"{unit}/s={rate:.3g}"
-        end = self._pace.end_s(now, self._facts.total_steps, record.time)
-        if end is not None:
-            yield f"eta={format_clock(end[0])}"
+        remaining = self._pace.end_s(progress, self._facts.total_steps, record.time)
+        if remaining is not None:
+            yield f"eta={format_clock(remaining[0])}"

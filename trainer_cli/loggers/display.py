@@ -9,7 +9,7 @@ from trainer_cli.terminal import is_terminal
 
 
 def make_display(style: str) -> Logger | None:
-    """The logger that shows metrics on the terminal or in the notebook; None if neither shall show any.
+    """The logger that shows metrics on the terminal or in the notebook; None if none is to be shown.
 
     Args:
         style: as in `Logging.console`; `auto` shows nothing where stderr is neither a terminal nor a notebook's.

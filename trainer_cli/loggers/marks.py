@@ -26,15 +26,15 @@ def is_validation_metric(name: str) -> bool:
 
 
 def loader_of(metric: str, loaders: Iterable[str]) -> str:
-    """The loader that a metric is of; of a metric of none of them, the name before its first slash."""
-    # The longest name: one loader may be called `easy`, and another `easy/long`.
+    """The loader that a metric belongs to; if it belongs to none of them, the name before its first slash."""
+    # The longest name that fits: one loader may be called `easy`, and another `easy/long`.
     names = (name for name in loaders if metric.startswith(f"{name}/"))
     return max(names, key=len, default=metric.partition("/")[0])
 
 
 class MetricRange(NamedTuple):
-    """The smallest and the largest finite value of a metric, each with its step, and the last value; of equal ones the
-    newest. None: there was no finite one."""
+    """The smallest and the largest finite value of a metric, each with its newest step, and the last value. None: no
+    value was finite."""
 
     least: float | None
     least_step: int
@@ -65,7 +65,7 @@ class Mark:
     ranges: Mapping[str, MetricRange] = field(default_factory=dict)
     """The validation metrics of these records, in the order of their first appearance."""
     digest: str = ""
-    """Of the last bytes before the mark; empty until it is saved."""
+    """Digest of the last bytes before the mark; empty until it is saved."""
 
     @classmethod
     def parse(cls, state: Mapping[str, Any]) -> Mark | None:
@@ -90,7 +90,7 @@ class Mark:
         }
 
     def fits(self, path: Path, step: int) -> bool:
-        """Whether the file still begins with what was marked, and none of it is later than `step`."""
+        """Whether the file still begins with the marked bytes, and none of their records is later than `step`."""
         # A shorter file has fewer bytes before the mark, and so another digest.
         return self.step <= step and (self.size_bytes == 0 or self.digest == _digest_before(path, self.size_bytes))
 
@@ -110,14 +110,14 @@ class LogEnd:
     """The end of a log file, and the mark before the records of its newest step.
 
     Args:
-        mark: the beginning of the file that is known.
+        mark: the beginning of the file, whose records are known.
     """
 
     def __init__(self, mark: Mark = Mark()) -> None:
         self.end = self.before_newest = mark
 
     def add(self, size_bytes: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Count one more record. Of steps that do not rise, all stay behind the mark."""
+        """Count one more record. If its step is not higher than all before, `before_newest` stays."""
         if step > self.end.step:
             self.before_newest = self.end
         self.end = self.end.after(size_bytes, step, metrics)

@@ -63,6 +63,7 @@ class MediaLogger(FileLogger):
         return None if content is None else Line(content.step)
 
     def rewind(self, run_dir: Path, step: int) -> None:
+        """Drop the lines of later steps, and then their images."""
         super().rewind(run_dir, step)
         for file in list(_images(in_run_dir(self.path, run_dir).parent / MEDIA_FOLDER)):
             if int(_FILE.fullmatch(file.name)[1]) > step:  # type: ignore[index]
@@ -70,11 +71,13 @@ class MediaLogger(FileLogger):
         self._unsynced = deque(file for file in self._unsynced if file.exists())
 
     def start(self, facts: RunFacts) -> None:
+        """Remember the run; nothing is opened yet."""
         # The file is opened by the first record that has something for it.
         self._facts, self._is_full = facts, False
         self._full_path = in_run_dir(self.path, facts.run_dir)
 
     def log(self, record: Record) -> None:
+        """Write the images of a record, and then its line; open the file at the first one."""
         if self._facts is None or not record.has_media:
             return
         if self._file is None:
@@ -94,6 +97,7 @@ class MediaLogger(FileLogger):
         self._size_bytes += size_bytes
 
     def flush(self, durable: bool = False) -> None:
+        """If `durable`, sync images, their folder and the file."""
         if durable and self._file is not None:
             synced_images = bool(self._unsynced)
             while self._unsynced:
@@ -112,6 +116,7 @@ class MediaLogger(FileLogger):
         return self._folder / f"step{step}-{xxhash.xxh3_64_hexdigest(name.encode())}.png"
 
     def _write_image(self, file: Path, content: bytes) -> None:
+        """Write an image, or leave no part of it."""
         try:
             file.parent.mkdir(exist_ok=True)
             with naming(file):
@@ -122,6 +127,7 @@ class MediaLogger(FileLogger):
         self._unsynced.append(file)
 
     def _refuse(self) -> None:
+        """Warn once that records are left out."""
         if not self._is_full:
             self._is_full = True
             log.warning(
@@ -136,6 +142,7 @@ def _images(folder: Path) -> Iterator[Path]:
 
 
 def _encode(record: Record, files: Mapping[str, str]) -> bytes:
+    """The line of a record, with its newline; `files`: name of an image -> its file."""
     line: dict[str, Any] = {"step": record.step, "epoch": record.epoch, "time": round(record.time, 3)}
     tables = {
         name: {"columns": table.columns, "rows": table.rows, **({"matrix": True} if table.is_matrix else {})}

@@ -24,8 +24,9 @@ _LOSS = "train/loss"
 
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook, such as those of Jupyter, Colab and VS Code."""
-    # Neither is imported here: a process that has not imported ipykernel is no kernel.
-    if "ipykernel" not in sys.modules or (ipython := sys.modules.get("IPython")) is None:
+    # Nothing is imported: a process that has not imported ipykernel is not a kernel.
+    ipython = sys.modules.get("IPython")
+    if "ipykernel" not in sys.modules or ipython is None:
         return False
     return hasattr(ipython.get_ipython(), "kernel")
 
@@ -57,6 +58,7 @@ class NotebookLogger(Logger):
         self._thread: threading.Thread | None = None
 
     def start(self, facts: RunFacts) -> None:
+        """Start the thread that draws, if there is a notebook."""
         self._facts, self._pace, self._show = facts, Pace(facts.start_step), self._given_show
         self._rows.clear()
         if self._show is None:
@@ -72,16 +74,17 @@ class NotebookLogger(Logger):
 
     def log(self, record: Record) -> None:
         """Add a record to the table. Of the metrics of the training it shows the loss alone."""
-        shown = {
+        metrics = {
             name: value for name, value in record.metrics.items() if name == _LOSS or not name.startswith("train/")
         }
-        if not shown:
+        if not metrics:
             return
         if self._rows and self._rows[-1][0] == record.step:
-            shown = {**self._rows.pop()[2], **shown}
-        self._rows.append((record.step, record.epoch, shown))
+            metrics = {**self._rows.pop()[2], **metrics}
+        self._rows.append((record.step, record.epoch, metrics))
 
     def close(self) -> None:
+        """End the thread, and draw once more."""
         show, self._show = self._show, None
         if show is None or self._thread is None:
             return
@@ -90,22 +93,24 @@ class NotebookLogger(Logger):
         show(self.text(time.monotonic()))
 
     def _run(self) -> None:
+        """Draw at intervals, as the thread."""
         while not self._stopped.wait(_DRAW_S):
+            # Read once: `close` may set it to None meanwhile.
             if (show := self._show) is not None:
                 show(self.text(time.monotonic()))
 
     def text(self, seconds: float) -> str:
         """The HTML at a moment, given in seconds of a monotonic clock."""
-        now, total = self._facts.now() if self._facts.now is not None else None, self._facts.total_steps
+        progress, total = self._facts.now() if self._facts.now is not None else None, self._facts.total_steps
         # A copy in one call: the main thread may add a row meanwhile.
         rows = list(self._rows)
         words = []
-        if now is not None:
-            self._pace.read(now, seconds)
-            eta_s = None if total is None else self._pace.eta_s(now, total, seconds)
+        if progress is not None:
+            self._pace.read(progress, seconds)
+            eta_s = None if total is None else self._pace.eta_s(progress, total, seconds)
             eta = f"ETA {format_clock(eta_s)}" if eta_s is not None and not self._stopped.is_set() else ""
-            words = [position(now.step, self._facts), now.activity, self._pace.shown, eta]
+            words = [position(progress.step, self._facts), progress.activity, self._pace.shown, eta]
         line = html.escape("  ·  ".join(word for word in words if word))
-        bar = "" if now is None or not total else f'<progress value="{now.step}" max="{total}"></progress> '
+        bar = "" if progress is None or not total else f'<progress value="{progress.step}" max="{total}"></progress> '
         cells = [((f"{step:,}", f"{epoch:.4g}"), metrics) for step, epoch, metrics in rows]
         return f"<div>{bar}{line}</div>{html_metrics(['step', 'epoch'], cells, digits=4) if cells else ''}"

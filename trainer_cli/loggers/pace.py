@@ -14,6 +14,8 @@ _WINDOW_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
+    """The progress at a time; `train_s` is the time without pauses. Both in seconds."""
+
     time: float
     train_s: float
     step: int
@@ -32,11 +34,11 @@ class Pace:
         self._marks: deque[_Mark] = deque()
 
     def begin(self, now: Now, time: float) -> None:
-        """Measure from now, and not from the end of the first step."""
+        """Measure from this progress and time on, instead of from the end of the first step."""
         self._marks.append(_Mark(time, time, now.step, now.samples))
 
     def read(self, now: Now, time: float) -> None:
-        """Record the counts of a moment, if a step has ended since the last call."""
+        """Record the progress at a time in seconds, if a step has ended since the last call."""
         if now.step == (self._marks[-1].step if self._marks else self._start_step):
             return
         paused = sum(pause.seconds for pause in now.pauses)
@@ -70,11 +72,12 @@ class Pace:
     def end_s(self, now: Now, total_steps: int | None, time: float) -> tuple[float, bool] | None:
         """Seconds until this process ends, and whether `max_time` ends it before the run is complete; None: unknown."""
         if total_steps is None and now.share:
-            # As many more steps as if the rest of the run had steps of the same size.
+            # As if the remaining steps were as large, in the unit of max_duration, as those until now.
             total_steps = round(now.step / now.share)
         eta_s = None if total_steps is None else self.eta_s(now, total_steps, time)
-        if now.time_left_s is not None and (eta_s is None or now.time_left_s < eta_s):
-            return now.time_left_s, True
+        time_left_s = now.time_left_s
+        if time_left_s is not None and (eta_s is None or time_left_s < eta_s):
+            return time_left_s, True
         return None if eta_s is None else (eta_s, False)
 
     def eta_s(self, now: Now, total_steps: int, time: float) -> float | None:
@@ -82,13 +85,14 @@ class Pace:
         rate = self.steps_per_s
         if not rate:
             return None
-        last = self._marks[-1]
-        remaining_s = (total_steps - last.step) / rate
+        last_mark = self._marks[-1]
+        remaining_s = (total_steps - last_mark.step) / rate
         remaining_s += sum(_future_pauses_s(pause, self._start_step, total_steps) for pause in now.pauses)
         # During an evaluation or a save no step progresses, so the time since the last step is not subtracted.
-        return remaining_s if now.activity else max(remaining_s - (time - last.time), 0.0)
+        return remaining_s if now.activity else max(remaining_s - (time - last_mark.time), 0.0)
 
     def _per_s(self, count: int) -> float | None:
+        """A count since the first mark, per second of training; None if no time has passed."""
         seconds = self._marks[-1].train_s - self._marks[0].train_s
         return count / seconds if seconds > 0 else None
 

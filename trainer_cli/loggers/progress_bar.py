@@ -58,7 +58,8 @@ class ProgressBar:
         self._loss: float | None = None
         self._averaged = False
         """Whether the validation sets are evaluated with an average of the weights."""
-        self._seen: tuple[int, float] | None = None
+        self._last_step: tuple[int, float] | None = None
+        """The last step that was drawn, and when it was first drawn."""
         self._saves = _Saves()
         self._format_warning = warnings.formatwarning
         # Rows are written by the thread of the training and by the one that draws.
@@ -72,7 +73,7 @@ class ProgressBar:
         if facts.now is not None:
             SAVES.addHandler(self._saves)
             warnings.formatwarning = self._wrapped_warning
-            # A terminal that is gone is met again by the thread, which then ends.
+            # An error of a terminal that is gone comes again in the thread, which then ends.
             with suppress(OSError):
                 self._draw()
             # A daemon: an error that skips `close` must not keep the process alive.
@@ -81,12 +82,12 @@ class ProgressBar:
 
     def show(self, record: Record) -> None:
         """Show a record as a row: one of a validation set at once, another when a second has passed since the last row.
-        Of several that wait the newest is shown.
+        If more than one waits, the newest is shown.
         """
         facts = self._facts
         self._loss = record.metrics.get(LOSS, self._loss)
         is_evaluation = any("/" in name and loader_of(name, facts.loaders) in facts.loaders for name in record.metrics)
-        # Here, not where the row is written: the thread must not read the state of a callback.
+        # Not where the row is written, which the thread may do: it must not read the state of a callback.
         if facts.average is not None:
             self._averaged = facts.average() is not None
         with self._lock:
@@ -109,7 +110,9 @@ class ProgressBar:
             self._lines.close()
 
     def _write_row(self, seconds: float, *, at_once: bool = False) -> None:
-        if self._waiting is None or (seconds - self._row_at < _ROW_S and not at_once):
+        """Write the record that waits, unless the last row was written less than a second ago."""
+        is_early = seconds - self._row_at < _ROW_S and not at_once
+        if self._waiting is None or is_early:
             return
         (record, best), self._waiting, self._row_at = self._waiting, None, seconds
         rate = record.metrics.get(RATE_KEY)
@@ -129,6 +132,7 @@ class ProgressBar:
         return wrapped(self._format_warning(message, category, filename, lineno, line), self._lines.columns)
 
     def _run(self) -> None:
+        """Draw at intervals, as the thread, and write the row that waits."""
         while not self._stopped.wait(_DRAW_S):
             try:
                 self._draw()
@@ -139,6 +143,7 @@ class ProgressBar:
                 return
 
     def _draw(self) -> None:
+        """Draw the status line and the bar of the present progress."""
         assert self._facts.now is not None
         # A background process that writes to the terminal would draw over the shell's prompt.
         if not _in_foreground(self._stream):
@@ -151,9 +156,9 @@ class ProgressBar:
         What the bar has no room for is on the right of the status line, the least important parts first.
         """
         self._pace.read(now, seconds)
-        if self._seen is None or now.step != self._seen[0]:
-            self._seen = now.step, seconds
-        parts = list(self._parts(now, seconds - self._seen[1], seconds))
+        if self._last_step is None or now.step != self._last_step[0]:
+            self._last_step = now.step, seconds
+        parts = list(self._parts(now, seconds - self._last_step[1], seconds))
         # The width depends on the terminal alone, so that the bar does not jump as numbers grow.
         length = max(min(width - 80, _LONGEST_BAR), min(_SHORTEST_BAR, width // 4))
         moved = []
@@ -173,13 +178,18 @@ class ProgressBar:
         message = self._saves.last
         while parts and cell_width(_GAP.join([message, *parts] if message else parts)) > width:
             parts.pop()
-        right = _GAP.join(parts)
-        room = width - len(right) - len(_GAP) if right else width
-        left = padded(cut_end(message, room), max(width - len(right), 0))
-        return painted(f"{left}{right}".rstrip(), "dim", self._stream)
+        right_text = _GAP.join(parts)
+        room = width - len(right_text) - len(_GAP) if right_text else width
+        left_text = padded(cut_end(message, room), max(width - len(right_text), 0))
+        return painted(f"{left_text}{right_text}".rstrip(), "dim", self._stream)
 
     def _parts(self, now: Now, idle: float, seconds: float) -> Iterator[tuple[int, str]]:
-        """The parts in order, each with its rank; the highest rank is moved first."""
+        """The parts of the bar in order, each with its rank: the highest rank is moved to the status line first.
+
+        Args:
+            idle: seconds since the last step.
+            seconds: the present time, by a monotonic clock.
+        """
         facts, pace = self._facts, self._pace
         total = facts.total_steps
         share = now.share if total is None else now.step / total
@@ -188,11 +198,11 @@ class ProgressBar:
             yield 1, f"{int(100 * share)}%"
         if now.epoch is not None:
             yield 5, f"epoch {now.epoch:.1f}"
-        doing = now.activity or ("" if pace.begun else "waiting for the first step")
+        activity = now.activity or ("" if pace.begun else "waiting for the first step")
         if idle >= _SLOW_S:
-            doing = f"{doing} {format_clock(idle)}" if doing else f"({format_clock(idle)})"
-        if doing:
-            yield 3, doing
+            activity = f"{activity} {format_clock(idle)}" if activity else f"({format_clock(idle)})"
+        if activity:
+            yield 3, activity
         if (loss := self._present_loss()) is not None:
             yield 4, f"loss {loss:.4g}"
         if pace.shown:
@@ -211,13 +221,13 @@ class BarStyle:
         self._stream = stream
         letters = ("━", "╸", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") if is_utf8(stream) else ("=", "-", "|/-\\")
         self._full, self._half, self._spinner = letters
-        self._rest = self._full if has_colours(stream) else " "
+        self._empty = self._full if has_colours(stream) else " "
 
     def bar(self, share: float, length: int) -> str:
-        """A bar of `length` letters of which a share is full."""
+        """A bar of `length` letters, of which this share is full, to half a letter."""
         halves = int(min(max(share, 0.0), 1.0) * length * 2)
         full = self._full * (halves // 2) + self._half * (halves % 2)
-        return painted(full, "blue", self._stream) + painted(self._rest * (length - len(full)), "dim", self._stream)
+        return painted(full, "blue", self._stream) + painted(self._empty * (length - len(full)), "dim", self._stream)
 
     def spinner(self, seconds: float) -> str:
         """A letter that turns, for a length that is unknown."""

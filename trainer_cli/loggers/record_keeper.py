@@ -25,15 +25,15 @@ _RETRY_S = 10.0
 _RETRY_FACTOR = 20
 """Multiple of the time of a failed attempt before the next one: a training waits for a service 5 % of its time."""
 _WRITE_S = 1.0
-"""Limit of the time in which kept records are written, before the training goes on for as long. A stop, and other
-ranks, wait for the end of a step."""
+"""Limit of the time in which kept records are written. The training then continues for at least as long before the next
+attempt, because a stop, and other ranks, wait for the end of a step."""
 _CLOSE_S = 60.0
-"""The same limit at the end of a run, which is not interrupted by steps."""
+"""The same limit at the end of a run, where no step waits."""
 _MOST_REFUSALS = 3
 """Refusals by a service after which a record is dropped, so that it does not block the records after it."""
 
 _OF_PATH = (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
-"""Errors at a path that the user may have given. One that is not found may be of a run directory that is gone."""
+"""Errors at a path that the user may have given. FileNotFoundError is not among them: the run directory may be gone."""
 
 
 class RecordKeeper:
@@ -71,7 +71,7 @@ class RecordKeeper:
         if keep is not None:
             self._kept = deque(record for record in self._kept if record.step <= keep)
             self._kept_bytes = sum(map(_size_bytes, self._kept))
-            # Of a record that may be dropped now.
+            # The record that was refused may be dropped now.
             self._refusals = 0
             if facts.run_dir is not None:
                 self.logger.rewind(facts.run_dir, keep)
@@ -82,7 +82,7 @@ class RecordKeeper:
         try:
             self._start(facts)
         except TrainError:
-            # Of the user, for example a package that is not installed: a retry would not help.
+            # A mistake of the user, such as a package that is not installed: a retry would not help.
             raise
         except Exception as error:
             if not self._tolerates(error) and not isinstance(error, _OF_PATH):
@@ -110,14 +110,14 @@ class RecordKeeper:
                 if not self._tolerates(error):
                     raise
                 self._fail(error, began)
-        # Kept before the retry, so that it is written after the records before it.
+        # Kept first, so that it is written after the records before it.
         self._keep_record(record)
         if self._clock() >= self._retry_at:
             self._write()
 
     def flush(self, *, durable: bool) -> None:
         """See `Logger.flush`. Another thread may call it with `durable`."""
-        # Not if durable: the kept records belong to the main thread.
+        # Not if `durable`, where this may be another thread: the kept records belong to the main thread.
         if not durable and self._kept and self._clock() >= self._retry_at:
             self._write()
         if self._unstarted is not None:
@@ -148,6 +148,7 @@ class RecordKeeper:
             self._close_logger(status)
 
     def _close_logger(self, status: RunStatus | None) -> None:
+        """Note how the run ended, if it has, and close the logger. An error of a service is logged."""
         try:
             with closing(self.logger):
                 is_started, self._is_started = self._is_started, False
@@ -160,43 +161,45 @@ class RecordKeeper:
                 log.warning("%s cannot be closed: %s", self.name, _line(error))
 
     def _start(self, facts: RunFacts) -> None:
-        """Start the logger, and find out which records a service lacks, and which of those to come it has already."""
+        """Start the logger. After a rewind, compare the last step of a service with it: keep the records that the
+        service lacks, and do not send those again that it has already."""
         self.logger.start(facts)
         self._is_started = True
-        last = self.logger.last_step() if self.logger.is_remote and self._rewound_to is not None else None
-        if last is None or self._rewound_to is None:
+        if not self.logger.is_remote or self._rewound_to is None:
             return
-        if last <= self._rewound_to:
-            self._keep_missing(facts, last)
+        if (last_step := self.logger.last_step()) is None:
+            return
+        if last_step <= self._rewound_to:
+            self._keep_missing(facts, last_step)
         elif facts.repeats:
-            self._sent_step = last
-            log.info("%s has the records up to step %d, which are not sent again", self.name, last)
+            self._sent_step = last_step
+            log.info("%s has the records up to step %d, which are not sent again", self.name, last_step)
         else:
             log.warning(
                 "%s has records up to step %d of an earlier attempt. From step %d on they may have other values now: "
                 "they are sent again, beside those",
-                self.name, last, self._rewound_to + 1,
+                self.name, last_step, self._rewound_to + 1,
             )  # fmt: skip
 
-    def _keep_missing(self, facts: RunFacts, last: int) -> None:
-        """Keep the records after step `last` and up to the rewind, which an earlier process has logged, to be written
+    def _keep_missing(self, facts: RunFacts, last_step: int) -> None:
+        """Keep the records that an earlier process has logged after `last_step` and up to the rewind, to be written
         before all others."""
         # Not above: only after a resume, and only with a service.
         from trainer_cli.loggers.text_files import METRICS_FILE, read_records
 
         assert self._rewound_to is not None
         until = min([self._rewound_to, *(record.step - 1 for record in self._kept)])
-        if facts.run_dir is None or last >= until:
+        if facts.run_dir is None or last_step >= until:
             return
-        later, self._kept, self._kept_bytes = self._kept, deque(), 0
+        later_records, self._kept, self._kept_bytes = self._kept, deque(), 0
         count = 0
         try:
-            for record in read_records(facts.run_dir / METRICS_FILE, last, until):
+            for record in read_records(facts.run_dir / METRICS_FILE, last_step, until):
                 self._keep_record(record)
                 count += 1
         finally:
             # Also after a failed read.
-            for record in later:
+            for record in later_records:
                 self._keep_record(record)
         if count:
             records = format_count(count, "record")
@@ -234,22 +237,25 @@ class RecordKeeper:
             self._retry_at = now + (now - began)
 
     def _keep_record(self, record: Record) -> None:
+        """Keep a record, and drop the oldest ones if all take too much memory."""
         self._kept.append(record)
         self._kept_bytes += _size_bytes(record)
         while self._kept_bytes > _MOST_BYTES and len(self._kept) > 1:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
+        """Drop the oldest kept record, with a warning at the first one."""
         self._kept_bytes -= _size_bytes(self._kept.popleft())
         self._dropped, self._refusals = self._dropped + 1, 0
         if self._dropped == 1:
             log.warning("%s: the oldest records that could not be written are dropped", self.name)
 
     def _tolerates(self, error: Exception) -> bool:
+        """Whether an error of the logger does not end the training."""
         return self.logger.is_remote or (self.tolerant and isinstance(error, OSError))
 
     def _fail(self, error: Exception, began: float) -> None:
-        """Count it, warn of the first of several failures, and set the time of the next attempt.
+        """Count a failed attempt, warn if the one before had succeeded, and set the time of the next attempt.
 
         Args:
             began: when the attempt began; the training has waited since.
@@ -263,6 +269,7 @@ class RecordKeeper:
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
+        """Warn that records are kept until the logger can write them."""
         log.warning(
             "%s cannot be written: %s. Training continues; the records are kept and written later",
             self.name, _line(error),
@@ -271,6 +278,7 @@ class RecordKeeper:
 
 
 def _line(error: Exception) -> str:
+    """The first line of an error, at most 300 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 

@@ -40,6 +40,7 @@ class TensorBoardLogger(Logger):
         self._next_step = 0
         """The step after the last record."""
         self._is_broken = False
+        """Whether a flush by the thread that saves has failed."""
         self._was_opened = False
         self._is_of_fit = False
         """Whether records follow a rewind, so that their steps rise."""
@@ -48,7 +49,9 @@ class TensorBoardLogger(Logger):
         self._marked: Mapping[str, Any] = {}
         """The state of the checkpoint that was rewound to."""
         self._earlier_marks: Mapping[str, Any] = {}
+        """States of the marks of earlier attempts' files, by name."""
         self._described: Mapping[str, str] = {}
+        """Digests of what describes the run in the files, by tag."""
         self._end: LogEnd | None = None
         """The end of this attempt's file; None if it is not known which steps are in it."""
 
@@ -66,12 +69,8 @@ class TensorBoardLogger(Logger):
         self._end = None
         return writer
 
-    def _open_writer(self, folder: Path) -> SummaryWriter:
-        if self._writer is None:
-            self._writer = self._opened(folder)
-        return self._writer
-
     def state_dict(self) -> dict[str, Any]:
+        """The marks of all event files, and digests of what describes the run."""
         end = self._end
         if end is None or end.before_newest.size_bytes == 0:
             # Nothing of this attempt can be marked yet; what was marked before still is.
@@ -86,11 +85,12 @@ class TensorBoardLogger(Logger):
         self._loaded_state = state
 
     def rewind_shared(self, step: int) -> None:
-        # A new training continues no file; the folder's are of others.
+        """Drop the events after the resumed step; a new training (-1) drops none, since other runs share the folder."""
         if step >= 0:
             self.rewind(Path(), step)
 
     def rewind(self, run_dir: Path, step: int) -> None:
+        """Remember the step: later events are dropped when the writer is opened."""
         self._first_step = self._next_step = step + 1
         self._is_of_fit = True
         self._marked, self._loaded_state, self._end = self._loaded_state, {}, None
@@ -100,29 +100,31 @@ class TensorBoardLogger(Logger):
         self._folder = in_run_dir(self.folder, facts.run_dir)
 
     def log(self, record: Record) -> None:
+        """Add the metrics, texts, tables, images and histograms of a record, and flush them."""
         if self._folder is None:
             return
         if self._is_broken:
             self._drop_writer(self._next_step)
-        writer, step, at = self._open_writer(self._folder), record.step, record.time
+        writer, step, walltime = self._open_writer(self._folder), record.step, record.time
         with self._writing(step):
             for tag, value in record.metrics.items():
-                writer.add_scalar(tag, value, step, at)
+                writer.add_scalar(tag, value, step, walltime)
             for tag, text in record.texts.items():
-                writer.add_text(tag, text, step, at)
+                writer.add_text(tag, text, step, walltime)
             for tag, table in record.tables.items():
-                writer.add_text(tag, _markdown(table), step, at)
+                writer.add_text(tag, _markdown(table), step, walltime)
             for tag, image in record.images.items():
-                writer.add_image(tag, image, step, at, dataformats="HWC")
+                writer.add_image(tag, image, step, walltime, dataformats="HWC")
             for tag, values in record.histograms.items():
                 if values.size:
-                    writer.add_histogram(tag, values, step, walltime=at)
+                    writer.add_histogram(tag, values, step, walltime=walltime)
             # After each record, so that a failed write is known to be of this record, which is then logged again.
             writer.flush()
             if self._end is not None:
                 self._end.add(self._file.stat().st_size - self._end.end.size_bytes, step, {})
 
     def flush(self, durable: bool = False) -> None:
+        """Flush the writer; if `durable`, sync the file, which another thread may call."""
         if (writer := self._writer) is None:
             return
         if not durable:
@@ -139,20 +141,29 @@ class TensorBoardLogger(Logger):
             raise
 
     def close(self) -> None:
-        # Taken away first, so that a second call does not raise the error of the first again.
+        """Write what is buffered, and close the file."""
+        # Set to None first, so that a second call does not raise the error of the first again.
         writer, self._writer, self._folder, self._end = self._writer, None, None, None
         self._is_of_fit = False
         if writer is not None and not self._is_broken:
             with self._writing():
                 writer.close()
 
-    def _opened(self, folder: Path) -> SummaryWriter:
+    def _open_writer(self, folder: Path) -> SummaryWriter:
+        """The writer of this attempt. The first call drops later events from the files of earlier attempts, and starts
+        a new file with what describes the run, if the earlier ones do not.
+
+        Raises:
+            OSError: no new file is left then.
+        """
+        if self._writer is not None:
+            return self._writer
         from torch.utils.tensorboard import SummaryWriter
 
         from trainer_cli.loggers import tensorboard_files as tb
 
         _print_no_traceback()
-        # Later without parents: a run directory that was moved away is not made anew.
+        # With parents only once: a run directory that was moved away must not be made again.
         folder.mkdir(parents=not self._was_opened, exist_ok=True)
         self._was_opened = True
         # Before the new file is created, which must sort last.
@@ -165,13 +176,13 @@ class TensorBoardLogger(Logger):
             is_current: dict[str, bool] = {}
             ends: dict[str, LogEnd] = {}
             if first_step is None:
-                # Outside of a fit, and described by its files.
+                # For records outside of a fit, whose files describe the run already.
                 is_current = dict.fromkeys(description if earlier else (), True)
                 purge_step = None
             else:
-                kept = tb.Kept.of(first_step, facts.start_step)
+                kept_events = tb.Kept.of(first_step, facts.start_step)
                 marks = tb.FolderMarks.parse(self._marked, renamed)
-                if not marks.fit(folder, kept):
+                if not marks.fit(folder, kept_events):
                     marks = tb.FolderMarks({}, {})
                 other_hparams = marks.has_other_hparams(described)
                 for path in earlier:
@@ -179,18 +190,20 @@ class TensorBoardLogger(Logger):
                         # It may be of another training. What it holds of steps made again is hidden by `purge_step`.
                         continue
                     if path.name == max(marks.files, default=None):
-                        # As of the beginning of this file, whatever the ends of earlier ones say.
+                        # The newest marked file decides, not the ends of earlier ones.
                         is_current = {tag: marks.described.get(tag) == digest for tag, digest in described.items()}
                     ends[path.name] = LogEnd(marks.files.get(path.name, Mark()))
-                    is_current |= tb.cut_back(path, kept, description, ends[path.name], other_hparams=other_hparams)
-                purge_step = kept.others_before
+                    is_current |= tb.cut_back(
+                        path, kept_events, description, ends[path.name], other_hparams=other_hparams
+                    )
+                purge_step = kept_events.others_before
             try:
                 writer = SummaryWriter(str(folder), purge_step=purge_step)
                 for tag, summary in description.items():
                     if not is_current.get(tag) and writer.file_writer is not None:
                         writer.file_writer.add_summary(summary, facts.start_step)
                 writer.flush()
-                # Without it a power failure may lose the new file itself, though its content is synced.
+                # The folder, too: a power failure may lose a new file although its content is synced.
                 sync(folder)
             except OSError:
                 # On a full disk each retry would leave another file.
@@ -206,6 +219,7 @@ class TensorBoardLogger(Logger):
                 self._end.add(self._file.stat().st_size, max(facts.start_step, purge_step), {})
         # A later writer, of records outside of a fit, drops nothing.
         self._first_step = None
+        self._writer = writer
         return writer
 
     @contextmanager
@@ -224,11 +238,13 @@ class TensorBoardLogger(Logger):
             self._next_step = step + 1
 
     def _drop_writer(self, step: int) -> None:
+        """Forget the writer. In a fit the next one drops the events of `step` and later ones."""
         self._writer, self._is_broken, self._end = None, False, None
         self._first_step = step if self._is_of_fit else None
 
 
 def _markdown(table: Table) -> str:
+    """A table as Markdown; a bar inside a cell is escaped."""
     rows = [table.columns, ["---"] * len(table.columns), *table.rows]
     return "\n".join(f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in row)} |" for row in rows)
 

@@ -33,7 +33,7 @@ _NAME = re.compile(r"(events\.out\.tfevents\.)(\d+)(\..*)")
 
 
 class FolderMarks(NamedTuple):
-    """Where the files of a folder stood when a checkpoint was saved."""
+    """The marks of the files of a folder when a checkpoint was saved."""
 
     files: Mapping[str, Mark]
     described: Mapping[str, str]
@@ -44,7 +44,7 @@ class FolderMarks(NamedTuple):
         """Read the state of a `TensorBoardLogger`; one of another version marks no file.
 
         Args:
-            renamed: earlier name -> name, of the files that were renamed since.
+            renamed: earlier name -> present name of each file that was renamed since.
         """
         files, described = state.get("files"), state.get("described")
         if isinstance(files, Mapping) and isinstance(described, Mapping):
@@ -53,12 +53,12 @@ class FolderMarks(NamedTuple):
         return cls({}, {})
 
     def has_other_hparams(self, described: Mapping[str, str]) -> bool:
-        """Whether the hyperparameters in these files are to be replaced by others."""
+        """Whether the hyperparameters in these files differ from those to describe, by their digests."""
         tag = SESSION_START_INFO_TAG
         return tag in described and described[tag] != self.described.get(tag)
 
     def fit(self, folder: Path, kept: Kept) -> bool:
-        """Whether all marked files are as they were marked, and none of their records need be dropped."""
+        """Whether all marked files are unchanged up to their marks, and all records before the marks are kept."""
         try:
             return bool(self.files) and all(
                 mark.fits(folder / name, kept.scalars_before - 1) for name, mark in self.files.items()
@@ -126,8 +126,8 @@ def cut_back(
     TensorBoard shows the first hyperparameters that it reads, but a text for each step, so a config stays.
 
     Args:
-        end: the beginning of the file, whose records stay and are not read; each event that stays after it is added.
-        other_hparams: that beginning may have hyperparameters that differ. These are before its first record.
+        end: the beginning of the file, whose records are kept without being read; each kept event after it is added.
+        other_hparams: the beginning may contain other hyperparameters, before its first record: read it up to there.
 
     Returns:
         Tags of the description that stay -> whether their last content is the one described.
@@ -135,6 +135,7 @@ def cut_back(
     is_current: dict[str, bool] = {}
 
     def is_kept(event: Event) -> bool:
+        """Whether an event stays: it is before the resumed step, or describes the run as it is now."""
         if event.HasField("file_version"):
             return True
         value = event.summary.value[0] if event.summary.value else None
@@ -142,15 +143,16 @@ def cut_back(
             return bool(event.step < kept.scalars_before)
         if event.step >= kept.others_before:
             return False
-        if (new := description.get(value.tag)) is not None:
-            is_same = _content(value) == _content(new.value[0])
+        if (described_event := description.get(value.tag)) is not None:
+            is_same = _content(value) == _content(described_event.value[0])
             if value.tag == SESSION_START_INFO_TAG and not is_same:
                 return False
             is_current[value.tag] = is_same
         return True
 
     def spans() -> Iterator[tuple[int, int]]:
-        mark, at, dropped_bytes = end.end, 0, 0
+        """The positions of the events that stay, while their counts are taken over into `end`."""
+        mark, read_to, dropped_bytes = end.end, 0, 0
         if other_hparams and mark.size_bytes:
             for start, stop, record in _read_records(path, 0):
                 event = Event.FromString(record)
@@ -160,11 +162,11 @@ def cut_back(
                     yield start, stop
                 else:
                     dropped_bytes += stop - start
-                at = stop
+                read_to = stop
         if dropped_bytes:
             # The bytes have moved, so their digest is computed again.
             end.end = end.before_newest = replace(mark, size_bytes=mark.size_bytes - dropped_bytes, digest="")
-        yield at, mark.size_bytes
+        yield read_to, mark.size_bytes
         for start, stop, record in _read_records(path, mark.size_bytes):
             event = Event.FromString(record)
             if is_kept(event):
@@ -203,6 +205,7 @@ def description_digests(description: Mapping[str, Summary]) -> dict[str, str]:
 
 
 def _digest(content: object) -> str:
+    """A digest of a message, or of messages by name, that depends on their content alone."""
     if isinstance(content, dict):
         content = sorted((name, value.SerializeToString(deterministic=True)) for name, value in content.items())
         return xxhash.xxh3_128_hexdigest(repr(content).encode())

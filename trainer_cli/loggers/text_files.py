@@ -48,6 +48,7 @@ class FileLogger(Logger):
         """Read a complete line that begins at byte `start`; None if it is damaged."""
 
     def state_dict(self) -> dict[str, Any]:
+        """The mark before the newest step, if the file is as this logger has written it."""
         # Another program may have changed the file.
         if self._end is None or not self._is_whole():
             return {}
@@ -60,6 +61,7 @@ class FileLogger(Logger):
         self._mark = Mark.parse(state)
 
     def rewind(self, run_dir: Path, step: int) -> None:
+        """Drop the lines of later steps; those before a loaded mark that fits are not read."""
         path = in_run_dir(self.path, run_dir)
         mark, self._mark, self._end = self._mark, None, None
         end = LogEnd()
@@ -70,6 +72,7 @@ class FileLogger(Logger):
         self._end = end
 
     def rewind_shared(self, step: int) -> None:
+        """Drop the lines of later steps that follow a loaded mark, up to those of another training."""
         # Without a mark nothing tells which records are this training's.
         mark, self._mark, path = self._mark, None, Path(self.path)
         if mark is not None and path.exists() and mark.fits(path, step):
@@ -77,39 +80,42 @@ class FileLogger(Logger):
             keep_spans(path, self._spans_up_to(path, step, self._end, is_shared=True))
 
     def _spans_up_to(self, path: Path, step: int, end: LogEnd, *, is_shared: bool = False) -> Iterator[tuple[int, int]]:
-        """The (first byte, end) of what to keep: everything before `end`, and each line after it up to `step`, which
-        is added to `end`. A line without its newline was truncated by a crash.
+        """Yield the (first byte, end) of what to keep: everything before `end`, and each line after it up to `step`.
+
+        Lines that are kept are added to `end`. A line without its newline was truncated by a crash, and is dropped.
 
         Args:
-            is_shared: everything from the first line whose step falls is of other trainings, and stays.
+            is_shared: from the first line whose step falls on, all lines belong to other trainings, and stay.
         """
-        start, newest = end.end.size_bytes, end.end.step
+        start, newest_step = end.end.size_bytes, end.end.step
         yield 0, start
         with open(path, "rb") as file:
             file.seek(start)
             for line in file:
                 content = self.read_line(line, start) if line.endswith(b"\n") else None
                 if is_shared and content is not None:
-                    if content.step < newest:
+                    if content.step < newest_step:
                         yield start, path.stat().st_size
                         return
-                    newest = content.step
+                    newest_step = content.step
                 if content is not None and content.step <= step:
                     end.add(len(line), *content)
                     yield start, start + len(line)
                 start += len(line)
 
     def start(self, facts: RunFacts) -> None:
+        """Open the file, and find its end if it was not rewound."""
         # An earlier start may have failed after it had opened the file.
         self._close_file()
         path = self._full_path = in_run_dir(self.path, facts.run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = AppendedFile(path)
-        # Without it a power failure may lose the new file itself, though its content is synced.
+        # The folder, too: a power failure may lose a new file although its content is synced.
         sync(path.parent)
         size_bytes = path.stat().st_size
         # Without a run directory the file may hold records of other trainings, which a resume must not drop.
-        if (self._end is None and size_bytes == 0) or (facts.run_dir is None and not self._is_whole()):
+        is_new = self._end is None and size_bytes == 0
+        if is_new or (facts.run_dir is None and not self._is_whole()):
             if size_bytes and _read_last_byte(path) != b"\n":
                 # The last line of a training that was killed: a record after it would be unreadable too.
                 self._file.append(b"\n")
@@ -117,6 +123,7 @@ class FileLogger(Logger):
             self._end = LogEnd(Mark(size_bytes))
 
     def _append(self, content: bytes, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the lines of a record, and count them."""
         assert self._file is not None
         self._file.append(content)
         if self._end is not None:
@@ -137,7 +144,8 @@ class FileLogger(Logger):
         self._close_file()
 
     def _close_file(self) -> None:
-        # Taken away first, so that a second call after a failed close does not fail again.
+        """Close the file, if it is open."""
+        # Set to None first, so that a second call after a failed close does not fail again.
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -166,6 +174,7 @@ class CsvLogger(FileLogger):
         self._is_empty = True
 
     def read_line(self, line: bytes, start: int) -> Line | None:
+        """The step of a row; the header has a step that no rewind drops."""
         if start == 0:
             return Line(_HEADER_STEP)
         # Not by the csv module: a truncated or damaged line would raise an error there.
@@ -215,6 +224,7 @@ class JsonlLogger(FileLogger):
         return strict_json(line).encode() + b"\n"
 
     def metric_ranges(self, file: Path | None = None) -> Mapping[str, MetricRange] | None:
+        """The validation metrics of all records in the file, if they are known; see `Logger.metric_ranges`."""
         is_other = file is not None and self._full_path.absolute() != file.absolute()
         return None if self._end is None or is_other or not self._is_whole() else self._end.end.ranges
 
@@ -234,7 +244,7 @@ class JsonlLogger(FileLogger):
 
 
 def read_record(line: bytes) -> Line | None:
-    """Read a complete line of a `metrics.jsonl`; None for garbage that a power failure left, or of another program."""
+    """Read a complete line of a `metrics.jsonl`; None for a line without a step, as after a power failure."""
     record = parse_object(line) or {}
     step = record.get("step")
     if not isinstance(step, int):
@@ -243,7 +253,7 @@ def read_record(line: bytes) -> Line | None:
     for name, value in record.items():
         if is_validation_metric(name) and (number := read_number(value)) is not None:
             metrics[name] = number
-    # A record without them is not of this package, and readers leave it out.
+    # A record without epoch and time is not of this package, and readers leave its metrics out.
     has_facts = all(read_number(record.get(name)) is not None for name in ("epoch", "time"))
     return Line(step, metrics if has_facts else {})
 

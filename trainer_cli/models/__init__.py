@@ -14,10 +14,4 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    add_lazy_names(
-        globals(),
-        {
-            "cnn": "CNN",
-            "mlp": "MLP",
-        },
-    )
+    add_lazy_names(globals(), {"cnn": "CNN", "mlp": "MLP"})

@@ -45,12 +45,12 @@ class _Rule:
     duration: Duration
     names: frozenset[str]
     norms: tuple[nn.Module, ...]
-    """Norms whose statistics stay for so long."""
+    """Norms whose running statistics are frozen until then."""
     interval: Interval | None = None
 
 
 def _scheduled_patterns(patterns: Patterns | None) -> dict[str, Duration]:
-    """Each pattern whose parameters are frozen for a part of the run, and for how long."""
+    """Pattern -> duration, for the patterns whose parameters are frozen for a part of the run."""
     if not isinstance(patterns, Mapping):
         return {}
     return {pattern: Duration.parse(value) for pattern, value in patterns.items() if value is not None}
@@ -60,7 +60,7 @@ def _learn_interval(pattern: str, duration: Duration, loop: TrainingLoop) -> Int
     """The interval at whose end the parameters of a pattern begin to be trained.
 
     Raises:
-        ConfigError: it is a time, which is not the same in each run.
+        ConfigError: the duration is a time, after which a resumed run may be at another step.
     """
     interval = loop.interval(str(duration))
     assert interval is not None
@@ -103,17 +103,19 @@ class Freezing:
 
     @staticmethod
     def ends(patterns: Patterns | None, loop: TrainingLoop) -> Iterator[tuple[str, Duration, int | None]]:
-        """Each pattern that is frozen for a part of the run, for how long, and the step after which it is trained.
+        """For each pattern that is frozen for a part of the run: the pattern, its duration, and the step after which it
+        is trained, None if that is unknown.
 
         Raises:
-            ConfigError: one is frozen for a time, which is not the same in each run.
+            ConfigError: a duration is a time.
         """
         for pattern, duration in _scheduled_patterns(patterns).items():
             yield pattern, duration, _learn_interval(pattern, duration, loop).end
 
     def _make_rule(self, model: nn.Module, pattern: str, duration: Duration) -> _Rule:
+        """The rule of a pattern; raise ConfigError if it matches no trained parameter."""
         check_pattern(pattern, KEY)
-        # One that the model itself does not train has no optimizer, so it could not be unfrozen.
+        # A parameter that the model itself does not train has no optimizer, so it could not be unfrozen.
         trained = {name: parameter for name, parameter in _all_parameters(model).items() if parameter.requires_grad}
         matching = {parameter for name, parameter in trained.items() if matches(name, pattern)}
         if not matching:
@@ -130,9 +132,9 @@ class Freezing:
         for name, optimizer in optimizers.items():
             members = {parameter for group in optimizer.param_groups for parameter in group["params"]}
             if not any(parameter.requires_grad for parameter in members - frozen):
-                first = min(self._rules, key=lambda rule: rule.duration.value)
+                first_rule = min(self._rules, key=lambda rule: rule.duration.value)
                 raise ConfigError(
-                    f"{KEY}: no parameter is left to train for {name}, before '{first.pattern}' is unfrozen",
+                    f"{KEY}: no parameter is left to train for {name}, before '{first_rule.pattern}' is unfrozen",
                     location=KEY,
                     hint="Leave out some parameters that are trained from the beginning.",
                 )
@@ -141,21 +143,22 @@ class Freezing:
         """Set the intervals by the lengths of the training.
 
         Raises:
-            ConfigError: one is a time, which is not the same in each run.
+            ConfigError: a duration is a time.
         """
         for rule in self._rules:
             rule.interval = _learn_interval(rule.pattern, rule.duration, loop)
 
-    def next_step(self, now: Progress) -> Iterable[int]:
+    def next_step(self, progress: Progress) -> Iterable[int]:
         """For each pattern that is frozen: the earliest step after which it may have to be unfrozen."""
-        for rule in self._pending(now):
+        for rule in self._pending(progress):
             assert rule.interval is not None
-            yield now.step + 1 if rule.interval.end is None else rule.interval.end
+            yield progress.step + 1 if rule.interval.end is None else rule.interval.end
 
     def update(self, trainer: Trainer) -> None:
         """Freeze what is frozen at the present step, and unfreeze the rest.
 
-        Called before an evaluation, not after it: one that is made first by a resume finds the same parameters frozen.
+        Called before an evaluation, not after it, so that a resume which begins with the evaluation has the same
+        parameters frozen.
         """
         if not self._rules:
             return
@@ -163,18 +166,18 @@ class Freezing:
         frozen = frozenset(name for rule in pending for name in rule.names)
         if frozen == self._frozen:
             return
-        before = self._frozen or frozenset()
+        frozen_before = self._frozen or frozenset()
         parameters = _all_parameters(trainer.model)
-        # Of the others a hook may have changed `requires_grad` since.
-        for name in self._scheduled if self._frozen is None else frozen ^ before:
+        # Only those that change: a hook may have set `requires_grad` of others since.
+        for name in self._scheduled if self._frozen is None else frozen ^ frozen_before:
             _set_frozen(parameters[name], frozen=name in frozen)
         for norm in self._kept:
             norm.train()
         self.keep_norms(trainer.progress)
         for rule in self._rules:
-            if rule in pending and not rule.names <= before:
+            if rule in pending and not rule.names <= frozen_before:
                 log.info("'%s' is frozen for %s", rule.pattern, rule.duration)
-            elif rule not in pending and rule.names & before:
+            elif rule not in pending and rule.names & frozen_before:
                 log.info("'%s' is trained after step %d", rule.pattern, trainer.progress.step)
         self._frozen = frozen
         trainer.strategy.on_trained_changed(trainer.model)
@@ -199,8 +202,8 @@ class Freezing:
 
         Afterwards the parameters and the modes of the norms are as before. Collective.
         """
-        now, parameters = trainer.progress, _all_parameters(trainer.model)
-        rules = [rule for rule in self._rules if rule.interval is None or not rule.interval.reached(now)]
+        progress, parameters = trainer.progress, _all_parameters(trainer.model)
+        rules = [rule for rule in self._rules if rule.interval is None or not rule.interval.reached(progress)]
         trained = [parameters[name] for rule in rules for name in sorted(rule.names) if parameters[name].requires_grad]
         modes = [(norm, norm.training) for rule in rules for norm in rule.norms]
         frozen, self._frozen = self._frozen, None
@@ -222,15 +225,16 @@ class Freezing:
             trainer.strategy.on_trained_changed(trainer.model)
         self._frozen = frozen
 
-    def keep_norms(self, now: Progress) -> None:
+    def keep_norms(self, progress: Progress) -> None:
         """Put norms into evaluation mode whose statistics are frozen: in training mode they would be updated."""
-        norms = (*self._norms, *(norm for rule in self._pending(now) for norm in rule.norms))
+        norms = (*self._norms, *(norm for rule in self._pending(progress) for norm in rule.norms))
         self._kept = {norm for norm in norms if norm.training}
         for norm in self._kept:
             norm.eval()
 
-    def _pending(self, now: Progress) -> Iterable[_Rule]:
-        return (rule for rule in self._rules if rule.interval is not None and not rule.interval.reached(now))
+    def _pending(self, progress: Progress) -> Iterable[_Rule]:
+        """The rules whose parameters are still frozen."""
+        return (rule for rule in self._rules if rule.interval is not None and not rule.interval.reached(progress))
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
@@ -248,7 +252,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
         if not matching:
             raise no_match_error(pattern, list(parameters), KEY)
         for parameter in matching:
-            # One that the user has frozen stays the user's.
+            # A parameter that the user has frozen is not marked as frozen by a trainer.
             if parameter.requires_grad:
                 _set_frozen(parameter, frozen=True)
     if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
@@ -261,6 +265,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
 
 
 def _matching_norms(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+    """The norms whose `running_mean` matches a pattern."""
     return [
         module
         for name, module in model.named_modules()
@@ -275,14 +280,14 @@ def _set_frozen(parameter: nn.Parameter, *, frozen: bool) -> None:
 
 
 def _unfreeze_earlier(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Unfreeze what an earlier trainer of the same model has frozen for a while, and this one freezes anew."""
+    """Unfreeze the parameters that match, and that an earlier trainer of the same model has frozen."""
     for name, parameter in _all_parameters(model).items():
         if getattr(parameter, _MARK, False) and any(matches(name, pattern) for pattern in patterns):
             _set_frozen(parameter, frozen=False)
 
 
 def _warn_of_earlier_freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Warn of parameters of a model given as a module that only an earlier trainer was to freeze."""
+    """Warn of parameters that an earlier trainer of the same model has frozen, and that match none of the patterns."""
     names = [
         name
         for name, parameter in _all_parameters(model).items()

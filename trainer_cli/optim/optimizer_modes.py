@@ -21,31 +21,31 @@ class OptimizerModes:
     """
 
     def __init__(self, optimizers: Iterable[Optimizer] = ()) -> None:
-        self._switched = [
+        self._with_modes = [
             optimizer
             for optimizer in optimizers
-            if all(callable(getattr(optimizer, method, None)) for method in ("train", "eval"))
+            if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
         ]
         self._training: dict[int, bool] = {}
         """id of an optimizer -> whether `_put` has set it to training."""
 
     def train(self) -> None:
         """Switch to the training weights, before the first step."""
-        for optimizer in self._switched:
+        for optimizer in self._with_modes:
             if not self._trains(optimizer):
                 self._put(optimizer, training=True)
 
     def eval(self) -> None:
         """Switch to the evaluation weights, after the last step."""
-        for optimizer in self._switched:
+        for optimizer in self._with_modes:
             if self._trains(optimizer):
                 self._put(optimizer, training=False)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Switch to the evaluation weights inside the block, and back to the same training weights after it."""
-        switched = [optimizer for optimizer in self._switched if self._trains(optimizer)]
-        before = _copy_weights(switched)
+        switched = [optimizer for optimizer in self._with_modes if self._trains(optimizer)]
+        training_weights = _copy_weights(switched)
         for optimizer in switched:
             self._put(optimizer, training=False)
         try:
@@ -53,20 +53,21 @@ class OptimizerModes:
         finally:
             for optimizer in switched:
                 self._put(optimizer, training=True)
-            # The optimizer has computed them with rounding.
+            # Exactly: the optimizer has computed them with rounding.
             with torch.no_grad():
-                for parameter, weights in before.items():
+                for parameter, weights in training_weights.items():
                     parameter.copy_(weights)
 
     def evaluation_weights(self) -> dict[nn.Parameter, Tensor]:
         """Copies of the evaluation weights; empty if they are the trained ones."""
-        switched = [optimizer for optimizer in self._switched if self._trains(optimizer)]
+        switched = [optimizer for optimizer in self._with_modes if self._trains(optimizer)]
         if not switched:
             return {}
         with self.evaluating():
             return _copy_weights(switched)
 
     def _put(self, optimizer: Optimizer, *, training: bool) -> None:
+        """Switch an optimizer to one of its modes."""
         self._training[id(optimizer)] = training
         (optimizer.train if training else optimizer.eval)()  # type: ignore[attr-defined]
 
@@ -78,6 +79,7 @@ class OptimizerModes:
 
 
 def _copy_weights(optimizers: Iterable[Optimizer]) -> dict[nn.Parameter, Tensor]:
+    """Copies of the optimizers' parameters."""
     return {
         parameter: parameter.detach().clone()
         for optimizer in optimizers
@@ -87,15 +89,15 @@ def _copy_weights(optimizers: Iterable[Optimizer]) -> dict[nn.Parameter, Tensor]
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether the step of an optimizer requires a closure that evaluates the loss, as that of LBFGS does."""
+    """Whether the step of an optimizer requires a closure that evaluates the loss, as the step of LBFGS does."""
     closure = _closure_parameter(optimizer)
     return closure is not None and closure.default is closure.empty
 
 
 def explain_missing_closure(optimizer: Optimizer, error: Exception) -> Exception:
-    """Explain an error of a step that needs its optional `closure`, as that of many sharpness-aware optimizers does.
+    """Explain an error of a step that needs its optional `closure`, as in many sharpness-aware optimizers.
 
-    Returns a UserError, or the error itself if it is another one.
+    Returns a UserError, or the error itself if it has another cause.
     """
     name = type(optimizer).__name__
     if _closure_parameter(optimizer) is None or "closure" not in f"{type(error).__name__} {error}".lower():
@@ -108,6 +110,7 @@ def explain_missing_closure(optimizer: Optimizer, error: Exception) -> Exception
 
 
 def _closure_parameter(optimizer: Optimizer) -> inspect.Parameter | None:
+    """The parameter `closure` of the optimizer's step; None if the step has no such parameter, or no signature."""
     try:
         return inspect.signature(type(optimizer).step).parameters.get("closure")
     except (ValueError, TypeError):

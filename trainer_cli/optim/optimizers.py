@@ -82,7 +82,8 @@ def make_optimizer(
     """Make an optimizer of the parameters called `names` (None: all trained ones), in groups, fused where possible.
 
     Args:
-        call: makes `kind` from groups and settings. Its third argument is the pattern that errors shall name, or None.
+        call: makes `kind` from groups and settings; None: `kind` is called. Its third argument is the pattern for
+            errors to name, or None.
 
     Raises:
         ConfigError: the optimizer does not have a setting of a group, or refuses its value.
@@ -91,10 +92,8 @@ def make_optimizer(
         call = lambda groups, arguments, pattern: kind(groups, **arguments)  # noqa: E731
     rate, kind_name = settings.get("lr", _default_rate(kind)), getattr(kind, "__name__", str(kind))
     _check_scales(param_groups, kind_name, rate)
-    groups = [
-        _scale_rate(group, rate)
-        for group in parameter_groups(model, param_groups, None if names is None else set(names))
-    ]
+    groups = parameter_groups(model, param_groups, None if names is None else set(names))
+    groups = [_scale_rate(group, rate) for group in groups]
     if names is not None:
         # Patterns of the parameters of other optimizers may hold settings that this one does not have.
         param_groups = {
@@ -105,7 +104,7 @@ def make_optimizer(
     accepted = argument_names(kind)
     _check_settings(optimizer, kind_name, accepted, param_groups)
     if str(getattr(kind, "__module__", "")).startswith("torch.optim."):
-        # Torch checks the values of constructor arguments alone. So make one optimizer with the values of each group.
+        # Torch checks constructor arguments, but not settings of groups: make a small optimizer with those of each.
         for pattern, values in param_groups.items():
             arguments = {key: value for key, value in _scale_rate(values, rate).items() if key in accepted}
             matrix = torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
@@ -116,10 +115,11 @@ def make_optimizer(
 def parameters_of(
     model: nn.Module, chosen: Mapping[str, str | Sequence[str] | None], *, where: str = "optimizer"
 ) -> dict[str, list[str]]:
-    """The names of the trained parameters of each optimizer.
+    """Optimizer -> the names of its trained parameters.
 
     Args:
         chosen: optimizer -> patterns of parameter names. One optimizer may have None: it gets all other parameters.
+        where: place of the optimizers in the config, for errors.
 
     Raises:
         ConfigError: a pattern matches nothing, or a parameter has two optimizers.
@@ -127,26 +127,27 @@ def parameters_of(
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     owner: dict[str, str] = {}
     for optimizer, patterns in chosen.items():
-        at = f"{where}.{optimizer}.params".lstrip(".")
+        location = f"{where}.{optimizer}.params".lstrip(".")
         for pattern in [patterns] if isinstance(patterns, str) else patterns or ():
-            check_pattern(pattern, at)
+            check_pattern(pattern, location)
             names = [name for name in trained if matches(name, pattern)]
             if not names:
-                raise no_match_error(pattern, trained, at, "trained parameter")
+                raise no_match_error(pattern, trained, location, "trained parameter")
             for name in names:
                 if owner.setdefault(name, optimizer) != optimizer:
                     raise ConfigError(f"{name} is in two optimizers, {owner[name]} and {optimizer}", location=where)
-    open_ended = [optimizer for optimizer, patterns in chosen.items() if patterns is None]
-    if len(open_ended) > 1:
+    without_patterns = [optimizer for optimizer, patterns in chosen.items() if patterns is None]
+    if len(without_patterns) > 1:
         raise ConfigError(
-            f"{where}: {' and '.join(open_ended)} have no params", location=where, hint="Leave out one alone."
+            f"{where}: {' and '.join(without_patterns)} have no params", location=where, hint="Leave out one alone."
         )
-    if open_ended:
-        owner |= {name: open_ended[0] for name in trained if name not in owner}
+    if without_patterns:
+        owner |= {name: without_patterns[0] for name in trained if name not in owner}
     return {optimizer: [name for name in trained if owner.get(name) == optimizer] for optimizer in chosen}
 
 
 def _check_kind(slot: str, value: Any) -> Optimizer:
+    """The value, if it is an optimizer; else raise UserError, which names the argument `slot`."""
     cure = "Give an optimizer, or a function such as `lambda model: torch.optim.AdamW(model.parameters(), lr=0.001)`."
     if isinstance(value, list | tuple):
         # What configure_optimizers of Lightning returns.
@@ -162,7 +163,7 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
         optimizer: an optimizer, a function `model -> optimizer`, or a mapping of names to either.
 
     Raises:
-        UserError: `optimizer` is neither, or a parameter is in two optimizers, or is not the model's; or a mapping
+        UserError: `optimizer` is something else; a parameter is in two optimizers, or not in the model; or a mapping
             leaves a trained parameter without an optimizer.
     """
     _refuse_class(optimizer)
@@ -196,8 +197,8 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
 def _check_covered(model: nn.Module, owner: Collection[torch.Tensor], *, is_mapping: bool) -> None:
     """Check that each trained parameter has an optimizer.
 
-    A single optimizer may lack some, with a warning, because its caller chose its parameters. Those of a mapping must
-    not, because there a parameter is easily forgotten.
+    If a single optimizer lacks some, that is a warning, because its caller chose its parameters. With a mapping, where
+    one is easily forgotten, it is an error.
     """
     missing = [
         name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in owner
@@ -245,7 +246,7 @@ def _check_members(name: str, optimizer: Optimizer, model: nn.Module) -> None:
 
 
 def _refuse_class(optimizer: Any) -> None:
-    # A class is callable, and would be taken for a function of the model.
+    """Raise UserError for a class of optimizers: it is callable, and would be called with the model."""
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         name = optimizer.__name__
         raise UserError(
@@ -323,7 +324,8 @@ def _check_scales(patterns: Mapping[str, Any], name: str, rate: Any) -> None:
         if not isinstance(settings, Mapping) or LR_SCALE not in settings:
             continue
         scale, where = settings[LR_SCALE], f"param_groups.{pattern}.{LR_SCALE}"
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not (scale >= 0 and math.isfinite(scale)):
+        is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+        if not is_number or scale < 0 or not math.isfinite(scale):
             message = f"{where} is {scale!r}, but it must be a factor of the learning rate, at least 0"
             raise ConfigError(message, location=where)
         if settings.get("lr", rate) is None:
@@ -366,13 +368,14 @@ def can_be_fused(
     # Torch's kernel of SGD fails at a parameter that gets its first gradient later than others: it has no momentum yet.
     if optimizer is SGD and any(arguments.get("momentum") for arguments in (settings, *groups)):
         return False
-    # Their gradients are sparse, which fused kernels do not accept.
+    # Fused kernels do not accept the sparse gradients of such embeddings.
     if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse for module in model.modules()):
         return False
     return all(_has_kernel(parameter, optimizer) for group in groups for parameter in group["params"])
 
 
 def _has_kernel(parameter: Tensor, optimizer: Any) -> bool:
+    """Whether the fused kernel of an optimizer class accepts a parameter, by its class, device and dtype."""
     floats = {torch.float32} if parameter.device.type == "mps" else {torch.float32, torch.bfloat16, torch.float64}
     # By the name of the class: to import DTensor takes half a second.
     is_sharded = optimizer in _SHARDED and type(parameter).__name__ == "DTensor"
@@ -453,7 +456,8 @@ class OptimizerEntry:
         Raises:
             UserError: a loss of the same batch had another weight.
         """
-        # Here the host may wait for a weight on a device: only for a further loss of the same batch.
+        # A weight on a device is compared, for which the host waits, only at a further loss of the same batch. After a
+        # weight of 0, whose loss is ignored, the further loss has the first one.
         if batch != self._batch or (self._batch_weight is not weight and bool(self._batch_weight == 0)):
             self._batch, self._batch_weight = batch, weight
             self.weight = self.weight + relative_weight
@@ -469,6 +473,7 @@ class OptimizerEntry:
         groups = self.optimizer.param_groups
         self.group_count = len(groups)
         self.parameters = [parameter for group in groups for parameter in group["params"]]
+        # Which settings are tensors: schedules change these in place.
         self._tensor_settings = [
             (number, key) for number, group in enumerate(groups) for key in group if isinstance(group[key], Tensor)
         ]

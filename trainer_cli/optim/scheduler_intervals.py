@@ -17,7 +17,7 @@ from trainer_cli.schema import SchedulerInterval
 _BY_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 _OF_FUNCTIONS = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)
 METRIC = "val/loss"
-"""What a schedule that takes a metric is given by default."""
+"""The default metric of a schedule that takes one."""
 _COUNTS = ("epoch", "num_updates", "step", "t")
 """Names of a required argument of `step` that takes the number of steps so far. It is of epochs if it is `epoch`."""
 
@@ -61,8 +61,8 @@ class Scheduled:
         Raises:
             ConfigError: the interval is unknown, or is not one at which the schedule's metric is reported.
         """
-        takes = takes_metric(schedule)
-        metric = (self.metric or METRIC) if takes else None
+        takes_a_metric = takes_metric(schedule)
+        metric = (self.metric or METRIC) if takes_a_metric else None
         default = default_interval(schedule, metric, from_function=is_function(self.schedule))
         interval = self.interval or default
         name = (schedule if isinstance(schedule, type) else type(schedule)).__name__
@@ -76,19 +76,19 @@ class Scheduled:
                 location=where,
                 hint="Choose step or epoch.",
             )
-        if takes and interval != default:
+        if takes_a_metric and interval != default:
             raise ConfigError(
                 f"{name} takes the metric {metric}, so its interval is {default}, not {interval}",
                 location=where,
                 hint="Leave `interval` out.",
             )
-        if not takes and interval == SchedulerInterval.log:
+        if not takes_a_metric and interval == SchedulerInterval.log:
             raise ConfigError(
                 f"{name} takes no metric, so its interval is not log",
                 location=where,
                 hint="Choose step, epoch or evaluation.",
             )
-        if self.metric is not None and not takes:
+        if self.metric is not None and not takes_a_metric:
             raise ConfigError(f"{name} takes no metric", location=where, hint="Leave `metric` out.")
         return replace(self, interval=str(interval), metric=metric)
 
@@ -115,7 +115,8 @@ def default_interval(schedule: Any, metric: str | None = None, *, from_function:
     # A direct subclass of LRScheduler is a schedule of the user's own.
     if kind.__module__ != lr_scheduler.__name__ and torch_bases[:1] == [lr_scheduler.LRScheduler]:
         return SchedulerInterval.step
-    if not torch_bases or issubclass(kind, _BY_STEP) or (from_function and issubclass(kind, _OF_FUNCTIONS)):
+    is_users_function = from_function and issubclass(kind, _OF_FUNCTIONS)
+    if not torch_bases or issubclass(kind, _BY_STEP) or is_users_function:
         return SchedulerInterval.step
     return SchedulerInterval.epoch
 
@@ -140,9 +141,10 @@ def update_function(schedule: Any) -> Callable[[int], Any] | None:
 
 
 def check_step(schedule: Any, where: str) -> None:
-    """Raise UserError for a schedule whose `step` requires anything else."""
+    """Raise UserError if the `step` of a schedule requires an argument that is neither a metric nor a count."""
     required = _required_arguments(schedule)
-    if required and (len(required) > 1 or required[0] not in _COUNTS or takes_metric(schedule)):
+    is_count = len(required) == 1 and required[0] in _COUNTS and not takes_metric(schedule)
+    if required and not is_count:
         raise UserError(
             f"schedulers: the step of {type(schedule).__name__} requires {', '.join(required)}",
             where=where,

@@ -18,12 +18,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from trainer_cli.optim.scheduler_intervals import step_function
-from trainer_cli.optim.scheduler_state import (
-    ABSENT,
-    LAST_RATE,
-    copy_plain,
-    is_same,
-)
+from trainer_cli.optim.scheduler_state import ABSENT, LAST_RATE, copy_plain, is_same
 from trainer_cli.optim.warmup import WarmupSchedule
 from trainer_cli.schema import SchedulerInterval
 from trainer_cli.terminal import format_count
@@ -44,7 +39,7 @@ class Merger:
         self._rows, self._notes = rows, notes
 
     def merge(self, path: str, key: str, saved: Any, initial: Any, new: Any) -> Any:
-        """Merge a value.
+        """The value for a schedule that is resumed: the saved one of a position, the new one of a setting.
 
         Args:
             path: where the value is, for messages.
@@ -53,17 +48,15 @@ class Merger:
             initial: the value when the saved schedule was made, or ABSENT.
             new: the value in the new schedule.
         """
-        if _kind(saved) != _kind(new) and saved is not None and new is not None and initial is not ABSENT:
+        # A value that is or was None has no kind to compare.
+        are_values = saved is not None and new is not None
+        if _kind(saved) != _kind(new) and are_values and initial is not ABSENT:
             self._rows.append(f"{path}: is a {_kind(saved)} in the checkpoint, but a {_kind(new)} here")
             return saved
         if _is_mapping(saved) and _is_mapping(new):
             return self._merge_mapping(path, saved, initial, new)
-        if (
-            isinstance(saved, list | tuple)
-            and isinstance(new, list | tuple)
-            and len(saved) == len(new)
-            and (initial is ABSENT or len(initial) == len(new))
-        ):
+        are_sequences = isinstance(saved, list | tuple) and isinstance(new, list | tuple)
+        if are_sequences and len(saved) == len(new) and (initial is ABSENT or len(initial) == len(new)):
             initial = [ABSENT] * len(new) if initial is ABSENT else initial
             triples = enumerate(zip(saved, initial, new, strict=True))
             return type(saved)([self.merge(f"{path}.{index}", key, *triple) for index, triple in triples])
@@ -75,7 +68,7 @@ class Merger:
         if initial is ABSENT or is_same(initial, new) or key == LAST_RATE:
             return saved
         if is_same(saved, initial):
-            # A note of a container would be long.
+            # A note about a container would be long.
             if not isinstance(new, Mapping | list | tuple):
                 self._notes.append(f"{path}: {initial} is {new} now, as configured")
             return copy_plain(new)
@@ -85,6 +78,7 @@ class Merger:
     def _merge_mapping(
         self, path: str, saved: Mapping[str, Any], initial: Any, new: Mapping[str, Any]
     ) -> dict[str, Any]:
+        """Merge the entries of two mappings; a line is added for each public key that only one of them has."""
         merged = {}
         for key, value in saved.items():
             if key in new:
@@ -102,12 +96,13 @@ class Merger:
 
 
 def _is_mapping(value: Any) -> bool:
+    """Whether a value is a mapping with entries to merge one by one."""
     # A Counter, such as the milestones of MultiStepLR, is one setting: its keys are steps.
     return isinstance(value, Mapping) and not isinstance(value, Counter) and all(type(key) is str for key in value)
 
 
 def _kind(value: Any) -> str:
-    """The kind of a value, in the word of the messages. All numbers are of one kind, as 1 may become 1.0."""
+    """The kind of a value, as messages call it. All numbers are of one kind, because 1 may become 1.0."""
     if isinstance(value, bool | int | float):
         return "number"
     if isinstance(value, list | tuple):
@@ -117,7 +112,7 @@ def _kind(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The steps of a schedule that are computed again: `count` of them, `period` optimizer steps apart."""
+    """The steps of a schedule that are made again: `count` of them, `period` optimizer steps apart."""
 
     schedule: Any
     interval: str
@@ -136,16 +131,17 @@ def replay(schedules: Iterable[Replay]) -> None:
     """Step new schedules of an optimizer, in the order in which a training steps them."""
     order = [str(interval) for interval in SchedulerInterval]
 
-    schedules = list(schedules)
-    functions = [step_function(steps.schedule) for steps in schedules]
+    replays = list(schedules)
+    functions = [step_function(steps.schedule) for steps in replays]
 
-    def events(index: int, steps: Replay) -> Iterator[tuple[float, int, int, int]]:
-        rank = order.index(steps.interval)
-        return ((number * steps.period, rank, index, number) for number in range(1, steps.count + 1))
+    # Sorted by position, then by interval, then by schedule, as a training steps them.
+    def list_events(index: int, steps: Replay) -> Iterator[tuple[float, int, int, int]]:
+        interval_order = order.index(steps.interval)
+        return ((count * steps.period, interval_order, index, count) for count in range(1, steps.count + 1))
 
     with warnings.catch_warnings():
         # Torch warns of a schedule that steps before its optimizer.
         warnings.simplefilter("ignore")
-        streams = [events(index, steps) for index, steps in enumerate(schedules)]
-        for *_, index, number in heapq.merge(*streams):
-            functions[index](number)
+        events = [list_events(index, steps) for index, steps in enumerate(replays)]
+        for *_, index, count in heapq.merge(*events):
+            functions[index](count)

@@ -41,7 +41,10 @@ def is_same(first: Any, second: Any) -> bool:
         return len(first) == len(second) and all(map(is_same, first, second))
     if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
         return False
-    return type(first) is type(second) and bool(first == second or (first != first and second != second))
+    if type(first) is not type(second):
+        return False
+    # NaN alone is not equal to itself.
+    return bool(first == second or (first != first and second != second))
 
 
 def copy_plain(value: Any) -> Any:
@@ -59,10 +62,10 @@ def read_position(state: Any) -> int | None:
     """The number of steps that a saved schedule has made; None if its state does not hold it."""
     if not isinstance(state, Mapping):
         return None
-    if inner_states := state.get("_schedulers"):
-        # ChainedScheduler keeps no count, but each schedule inside it has made all steps.
-        return state["last_epoch"] if type(state.get("last_epoch")) is int else read_position(inner_states[0])
     count = state.get("last_epoch", state.get("step"))
+    if state.get("_schedulers") and type(state.get("last_epoch")) is not int:
+        # ChainedScheduler keeps no count, but each schedule inside it has made all steps.
+        return read_position(state["_schedulers"][0])
     return count if type(count) is int and count >= 0 else None
 
 
@@ -103,14 +106,11 @@ class _Describer:
         """Data that is the same for equal values. Beyond `_MAX_VALUES` values, only their types are described."""
         if value is None or isinstance(value, bool | int | float | str | bytes):
             return value
-        name = ".".join(_place_of(type(value)))
+        name = ".".join(_name_class(type(value)))
         self._budget -= 1
         # A schedule that refers to itself would be described without end.
-        if (
-            self._budget < 0
-            or id(value) in self._ancestors
-            or isinstance(value, Optimizer | nn.Module | types.ModuleType)
-        ):
+        is_cyclic = id(value) in self._ancestors
+        if self._budget < 0 or is_cyclic or isinstance(value, Optimizer | nn.Module | types.ModuleType):
             return name
         self._ancestors.append(id(value))
         try:
@@ -119,6 +119,7 @@ class _Describer:
             self._ancestors.pop()
 
     def _describe_content(self, value: Any) -> Any:
+        """Data about the content of a container, a function or an object, by its type."""
         if isinstance(value, torch.Tensor):
             values = value.tolist() if value.numel() <= _MAX_VALUES and not value.is_meta else None
             return str(value.dtype), tuple(value.shape), values
@@ -129,7 +130,7 @@ class _Describer:
         if isinstance(value, set | frozenset):
             return sorted(repr(self.describe(element)) for element in value)
         if isinstance(value, type):
-            return _place_of(value)
+            return _name_class(value)
         if isinstance(value, types.CodeType):
             return value.co_code, value.co_names, self.describe(value.co_consts)
         if isinstance(value, types.FunctionType):
@@ -143,8 +144,8 @@ class _Describer:
         return self.describe(getattr(value, "__dict__", None))
 
 
-def _place_of(kind: type) -> tuple[str, str]:
-    """The module and the name of a class, as all versions of this package call them."""
+def _name_class(kind: type) -> tuple[str, str]:
+    """The module and the name of a class, the same in all versions of this package."""
     return _MODULES.get(kind.__module__, kind.__module__), kind.__qualname__
 
 

@@ -64,7 +64,7 @@ def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: 
 
     See `schedule_from`.
     """
-    # Here, not with the optimizer: an error is of this call.
+    # The mode is added now, not when the optimizer is made, so that an error names this call.
     return schedule_from(kind, _add_mode(kind, settings, settings.get("metric"), NAME), loop, adds_mode=False)
 
 
@@ -79,35 +79,36 @@ def schedule_from(
 ) -> Scheduled:
     """A schedule that is made of an optimizer later, when the length of the training is known.
 
-    `interval`, `metric` and `groups` are those of `Scheduled`. Durations such as `1ep` are converted to a number of
-    intervals. If `kind` takes `total_steps` and it is not among the settings, it is that of the loop's `max_duration`.
+    The settings `interval`, `metric` and `groups` are for `Scheduled`. Durations such as `1ep` are converted to a
+    number of intervals. If `kind` takes `total_steps` and it is not set, it is the number of steps in `max_duration`.
 
     Args:
         where: the settings' place in the config, for errors.
         call: makes the schedule with the arguments of `kind`; None: `kind`.
-        adds_mode: set the usual mode of the metric where `kind` takes a mode and there is none.
+        adds_mode: set the usual mode of the metric if `kind` takes a mode and none is set.
     """
     arguments = {key: value for key, value in settings.items() if key not in ("interval", "metric", "groups")}
     metric = settings.get("metric")
     interval = settings.get("interval") or default_interval(kind, metric)
 
     def make(optimizer: Optimizer) -> Any:
-        with_mode = _add_mode(kind, arguments, metric, where) if adds_mode else arguments
-        named = _convert_settings(kind, with_mode, loop, interval, where)
+        """Make the schedule of an optimizer: `kind` with its settings in steps."""
+        settings_with_mode = _add_mode(kind, arguments, metric, where) if adds_mode else arguments
+        converted = _convert_settings(kind, settings_with_mode, loop, interval, where)
         if names_optimizer(read_parameters(kind)):
-            return (call or kind)(**{OPTIMIZER: optimizer}, **named)
-        return (call or kind)(optimizer, **named)
+            return (call or kind)(**{OPTIMIZER: optimizer}, **converted)
+        return (call or kind)(optimizer, **converted)
 
     return Scheduled(make, interval, metric, settings.get("groups"))
 
 
 def _add_mode(kind: Callable[..., Any], settings: Mapping[str, Any], metric: str | None, where: str) -> dict[str, Any]:
-    """The settings of a schedule with the usual mode of its metric, where it takes a mode and they have none.
+    """The settings of a schedule, with the usual mode of its metric if it takes a mode and none is set.
 
     Raises:
-        ConfigError: the name of the metric does not tell it.
+        ConfigError: the usual mode of a metric of this name is not known.
     """
-    # Torch's own default is min, of an accuracy too.
+    # Torch's own default is min, even for an accuracy.
     if settings.get("mode") in (None, Mode.auto) and takes_metric(kind) and "mode" in argument_names(kind):
         return {**settings, "mode": choose_mode(metric or METRIC, Mode.auto, f"{where}.mode").value}
     return dict(settings)
@@ -147,30 +148,34 @@ def _convert_settings(
 
 
 def _count_intervals(value: Any, key: str, loop: TrainingLoop, interval: str, where: str) -> Any:
-    """Convert a duration string to a number of intervals. Other values are returned as they are."""
+    """Convert a duration string to a number of intervals. Other values are returned as they are.
+
+    Args:
+        key: the setting, for errors.
+        where: the place of all settings in the config, for errors.
+
+    Raises:
+        ConfigError: it is not a whole number of intervals.
+    """
     if not isinstance(value, str):
         return value
     try:
         duration = Duration.parse(value)
     except ValueError:
         return value
-    if interval == SchedulerInterval.epoch and duration.unit is Unit.EPOCH and duration.value == int(duration.value):
+    counts_epochs = interval == SchedulerInterval.epoch
+    if counts_epochs and duration.unit is Unit.EPOCH and duration.value == int(duration.value):
         return int(duration.value)
     count = loop.steps_of(duration)
-    if (
-        interval == SchedulerInterval.epoch
-        and duration.unit is Unit.RUN
-        and count is not None
-        and loop.planned_epoch_steps
-    ):
-        # A part of an epoch counts as a whole one.
-        return -(-count // loop.planned_epoch_steps)
+    epoch_steps = loop.planned_epoch_steps if counts_epochs else None
+    if duration.unit is Unit.RUN and count is not None and epoch_steps:
+        # Rounded up: the last epoch may be cut short.
+        return -(-count // epoch_steps)
     if interval != _STEP:
-        length = loop.planned_epoch_steps if interval == SchedulerInterval.epoch else None
-        if count is None or length is None or count % length:
+        if count is None or epoch_steps is None or count % epoch_steps:
             message = f"{key} is {value}, but the schedule steps once an {interval} and counts these"
             raise ConfigError(message, location=key, hint=f"Give their number, or set {where}.interval=step.")
-        return count // length
+        return count // epoch_steps
     if count is None:
         raise ConfigError(f"{key} is {value}, which is not a number of steps", location=key)
     return count
@@ -305,7 +310,7 @@ class Schedulers:
         """Step the schedules of an interval other than `step`, each between its hooks.
 
         Args:
-            epoch: the number of epochs, for schedules that take it; None: that of the progress.
+            epoch: the number of epochs, for schedules that take it; None: the epoch of the progress.
             metrics: values of the evaluation or the log at which they step.
             all_metrics: False if only some loaders were evaluated; a schedule whose metric is missing then does not
                 step.
@@ -314,10 +319,9 @@ class Schedulers:
             UserError: the metric of a schedule is missing.
         """
         for name, timing in self._timing.items():
-            # One with `step_update` also takes the epoch, whatever its interval: it has two counts.
-            if timing.interval != interval and not (
-                interval == SchedulerInterval.epoch and update_function(self.live[name])
-            ):
+            # A schedule with `step_update` counts epochs too, whatever its interval.
+            counts_epochs = interval == SchedulerInterval.epoch and update_function(self.live[name])
+            if timing.interval != interval and not counts_epochs:
                 continue
             scheduler, optimizer = self.live[name], self._optimizers[self._optimizer_of[name]]
             value: float = trainer.progress.epoch if epoch is None else epoch
@@ -335,7 +339,8 @@ class Schedulers:
         """Warn once if a learning rate falls by a factor of a million within the first epoch, before its end."""
         if self._warned or not self.has(_STEP):
             return
-        # The last step of the epoch is included, as a short epoch is not logged before it. Schedules may end at zero.
+        # Up to the last step of the epoch, before which a short epoch has no log; not in the last tenth of the run,
+        # because schedules may end at zero.
         limits = (steps_per_epoch and steps_per_epoch + 1, total_steps and total_steps * 9 // 10)
         limit = min((count for count in limits if count), default=None)
         if limit is not None and step >= limit:
@@ -348,7 +353,8 @@ class Schedulers:
                 if timing.interval == _STEP and self._optimizer_of[name] == owner
             ]
             for peak, rate in zip(self._peak_rates[owner], rates_of(optimizer), strict=False):
-                if names and peak is not None and rate is not None and rate < peak * 1e-6:
+                is_lost = peak is not None and rate is not None and rate < peak * 1e-6
+                if names and is_lost:
                     self._warned = True
                     log.warning(
                         "the learning rate%s fell from %g to %g within the first epoch, at step %d%s: %s moves once "
@@ -383,7 +389,7 @@ class Schedulers:
 
         Args:
             saved: result of `state_dict`. Old checkpoints hold a list of states without names.
-            progress: of the checkpoint; a schedule whose interval has changed is brought to this position.
+            progress: progress of the checkpoint; a schedule whose interval has changed is brought to this position.
             steps_per_epoch: orders the steps of schedules with different intervals.
             with_rates: whether the optimizers have loaded the rates that the schedules had set.
         """
@@ -394,11 +400,10 @@ class Schedulers:
             saved = {name: {"state": state} for name, state in zip(self.live, saved, strict=False)}
         else:
             resume.rows += [f"{name}: missing in the checkpoint" for name in self.live if name not in saved]
-            resume.rows += [
-                f"{name}: not in this run{'.' + near if (near := did_you_mean(name, self.live)) else ''}"
-                for name in saved
-                if name not in self.live
-            ]
+            for name in saved:
+                if name not in self.live:
+                    near = did_you_mean(name, self.live)
+                    resume.rows.append(f"{name}: not in this run{'.' + near if near else ''}")
         for owner in self._optimizers:
             self._fit_optimizer(owner, saved, progress or {}, steps_per_epoch, resume)
         return Fitting(resume.rows, lambda: self._load(resume, saved, with_rates=with_rates))
@@ -411,25 +416,28 @@ class Schedulers:
         steps_per_epoch: int | None,
         resume: _Resume,
     ) -> None:
-        """Find the states of the schedules of an optimizer. They are all replayed, or all merged."""
+        """Find the states to load into the schedules of an optimizer: all by replaying their steps, or all by merging.
+
+        Adds them, and faults, to `resume`.
+        """
         # Not above: only a resume needs it.
         from trainer_cli.optim.scheduler_resume import Merger, is_replayable
 
         names = self._fitting_names(owner, saved, resume.rows)
         for name in names:
-            made = (read_position(saved[name]["state"]) or 0) - (read_position(saved[name].get("made")) or 0)
+            moves = (read_position(saved[name]["state"]) or 0) - (read_position(saved[name].get("made")) or 0)
             steps = progress.get("step")
             # Earlier versions moved it with each step of its optimizer, of which a step of the run may have several.
-            if self._timing[name].interval == _STEP and steps is not None and made > steps:
+            if self._timing[name].interval == _STEP and steps is not None and moves > steps:
                 resume.notes.append(
-                    f"{name}: it has moved {format_count(made, 'time')} in {format_count(steps, 'step')} of the run; "
+                    f"{name}: it has moved {format_count(moves, 'time')} in {format_count(steps, 'step')} of the run; "
                     "from here on it moves once a step"
                 )
         if any(self._is_changed(name, saved[name]) for name in names):
             resume.changed.add(owner)
             # A schedule that was passed as an object may have made steps before this training.
             if all(is_replayable(self.live[name]) and not read_position(self._initial_states[name]) for name in names):
-                counts = self._counts(names, saved, progress, resume.rows)
+                counts = self._count_steps(names, saved, progress, resume.rows)
                 if len(counts) == len(names):
                     self._replay(owner, counts, steps_per_epoch, resume)
                 return
@@ -440,18 +448,19 @@ class Schedulers:
             resume.states[name] = merger.merge(name, "", saved[name]["state"], initial, self._initial_states[name])
 
     def _load(self, resume: _Resume, saved: Mapping[str, Any], *, with_rates: bool) -> None:
+        """Load the states and rates that `fit` has found, and log what has changed; `with_rates` as in `fit`."""
         for line in resume.notes:
             log.info("schedule %s", line)
         for owner, optimizer in self._optimizers.items():
             names = [name for name in resume.states if self._optimizer_of[name] == owner]
-            loaded = copy_rates(optimizer)
+            loaded_rates = copy_rates(optimizer)
             for name in names:
                 self.live[name].load_state_dict(resume.states[name])
             is_same_schedule = owner not in resume.changed and all("settings" in saved[name] for name in names)
             if with_rates and (len(names) > 1 or is_same_schedule):
                 # A scheduler that sets the rate on load knows neither the factors of the other schedulers nor the
                 # rates that a callback has set.
-                put_rates(optimizer, loaded)
+                put_rates(optimizer, loaded_rates)
             put_rates(optimizer, resume.rates.get(owner, ()))
             if owner in resume.changed:
                 self._report_change(owner, saved, exact=owner in resume.rates)
@@ -480,10 +489,13 @@ class Schedulers:
         return "made" in saved and not is_same(saved["made"], self._initial_states[name])
 
     def _interval_fault(self, name: str, saved: Mapping[str, Any]) -> str | None:
-        before, now = saved.get("interval"), self._timing[name].interval
-        return None if before in (None, now) else f"{name}: its interval was {before} and is {now} now"
+        """A line if a schedule has another interval than in the checkpoint; else None."""
+        saved_interval, interval = saved.get("interval"), self._timing[name].interval
+        if saved_interval in (None, interval):
+            return None
+        return f"{name}: its interval was {saved_interval} and is {interval} now"
 
-    def _counts(
+    def _count_steps(
         self, names: Sequence[str], saved: Mapping[str, Any], progress: Mapping[str, Any], rows: list[str]
     ) -> dict[str, int]:
         """The number of steps that each schedule has made. A line is added to `rows` where it is unknown."""
@@ -491,6 +503,7 @@ class Schedulers:
         for name in names:
             count = read_position(saved[name]["state"])
             if (fault := self._interval_fault(name, saved[name])) is not None:
+                # It is brought to the progress of the checkpoint.
                 count = progress.get(str(self._timing[name].interval))
                 of_metrics = (SchedulerInterval.evaluation, SchedulerInterval.log)
                 if saved[name]["interval"] in of_metrics or count is None:
@@ -511,21 +524,21 @@ class Schedulers:
         from trainer_cli.optim.scheduler_resume import Replay, replay
 
         optimizer, longest = self._optimizers[owner], max(counts.values())
-        states = {name: copy_plain(self.live[name].state_dict()) for name in counts}
-        rates = copy_rates(optimizer)
+        present_states = {name: copy_plain(self.live[name].state_dict()) for name in counts}
+        present_rates = copy_rates(optimizer)
         periods: dict[str | None, float] = {SchedulerInterval.step: 1.0}
         if steps_per_epoch is not None:
             periods[SchedulerInterval.epoch] = float(steps_per_epoch)
-        steps = []
+        replays = []
         for name, count in counts.items():
             interval = str(self._timing[name].interval)
             # Evaluations and logs are taken to be evenly spaced.
-            steps.append(Replay(self.live[name], interval, count, periods.get(interval, longest / max(count, 1))))
+            replays.append(Replay(self.live[name], interval, count, periods.get(interval, longest / max(count, 1))))
         try:
             for name in counts:
                 self.live[name].load_state_dict(copy_plain(self._initial_states[name]))
             put_rates(optimizer, self._initial_rates[owner])
-            replay(steps)
+            replay(replays)
             resume.states |= {name: copy_plain(self.live[name].state_dict()) for name in counts}
             resume.rates[owner] = copy_rates(optimizer)
         except Exception as error:
@@ -534,19 +547,22 @@ class Schedulers:
                 f"{', '.join(counts)}: cannot make {format_count(longest, 'step')}: {type(error).__name__}: {error}"
             )
         finally:
-            for name, state in states.items():
+            for name, state in present_states.items():
                 self.live[name].load_state_dict(state)
-            put_rates(optimizer, rates)
+            put_rates(optimizer, present_rates)
 
     def _report_change(self, owner: str, saved: Mapping[str, Any], *, exact: bool) -> None:
-        """Log the rates before and after a change of settings."""
+        """Log the rates before and after a change of settings; `exact`: whether its schedules made all steps again."""
         names = [name for name in saved if self._optimizer_of.get(name) == owner]
-        states = [state for name in names if isinstance(state := saved[name]["state"], Mapping)]
-        last = next((state[LAST_RATE] for state in reversed(states) if LAST_RATE in state), None)
-        now = [rate for rate in rates_of(self._optimizers[owner]) if rate is not None]
-        before = "" if last is None else f" from {', '.join(f'{float(rate):g}' for rate in dict.fromkeys(last))}"
-        after = ", ".join(f"{rate:g}" for rate in dict.fromkeys(now))
-        message = f"{', '.join(names)}: settings have changed; the learning rate goes{before} to {after}"
+        states = [saved[name]["state"] for name in names]
+        saved_rates = [state[LAST_RATE] for state in states if isinstance(state, Mapping) and LAST_RATE in state]
+        origin = ""
+        if saved_rates:
+            # The last schedule has set the rates.
+            origin = f" from {', '.join(f'{float(rate):g}' for rate in dict.fromkeys(saved_rates[-1]))}"
+        rates = [rate for rate in rates_of(self._optimizers[owner]) if rate is not None]
+        present = ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))
+        message = f"{', '.join(names)}: settings have changed; the learning rate goes{origin} to {present}"
         if exact:
             log.info("%s, as in a run that had these settings from its start", message)
         else:
@@ -560,7 +576,7 @@ def rates_of(optimizer: Optimizer) -> list[float | None]:
 
 
 def _warn_of_mode(name: str, schedule: Any, metric: str | None) -> None:
-    """Warn of a schedule that takes the worst value of its metric for the best: torch's mode is min by default."""
+    """Warn of a schedule whose mode is not the usual one of its metric: torch's mode is min by default."""
     usual, mode = find_usual_mode(metric or ""), getattr(schedule, "mode", None)
     if usual is not None and mode in (Mode.min, Mode.max) and mode != usual:
         log.warning(

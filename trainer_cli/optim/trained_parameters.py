@@ -21,7 +21,7 @@ class TrainedParameters:
     """The changes of `requires_grad` since the trainer was made.
 
     Args:
-        freezing: its parameters are frozen as it says, unless a hook or a step has changed that.
+        freezing: decides which parameters are frozen, unless a hook or a step has changed that.
     """
 
     def __init__(self, model: nn.Module, freezing: Freezing) -> None:
@@ -30,6 +30,7 @@ class TrainedParameters:
         self._pending: dict[str, bool] = {}
         """Loaded changes of parameters that `freeze` freezes for a part of the run, until `repeat` makes them."""
         self._kept: dict[str, bool] | None = None
+        """See `keep`; None: nothing is kept."""
         self._is_known = True
         """False after a checkpoint without this state, until the first step."""
 
@@ -67,7 +68,7 @@ class TrainedParameters:
         self._freezing.release()
         scheduled = self._freezing.scheduled
         self._pending = {name: value for name, value in changes.items() if name in scheduled}
-        self._set(changes, besides=scheduled)
+        self._set(changes, excluded=scheduled)
 
     def keep(self) -> None:
         """Keep the present changes for `repeat`: hooks at the start of a process may make other ones."""
@@ -83,12 +84,14 @@ class TrainedParameters:
         """Forget what `keep` has kept: all later changes belong to the training."""
         self._kept, self._is_known = None, True
 
-    def _set(self, changes: Mapping[str, bool], besides: Container[str] = ()) -> None:
+    def _set(self, changes: Mapping[str, bool], excluded: Container[str] = ()) -> None:
+        """Set `requires_grad` by these changes, and otherwise as built and by `freeze`; leave the excluded names."""
         frozen = self._first_frozen | self._freezing.frozen
         for name, parameter in self._named():
-            wanted = changes.get(name, name not in frozen)
-            if parameter.requires_grad != wanted and name not in besides:
-                parameter.requires_grad_(wanted)
+            is_trained = changes.get(name, name not in frozen)
+            if parameter.requires_grad != is_trained and name not in excluded:
+                parameter.requires_grad_(is_trained)
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The clean name of each parameter, and the parameter."""
         return ((name, parameter) for parameter, name in name_parameters(self._model).items())

@@ -66,6 +66,7 @@ class WarmupSchedule:
         self._apply()
 
     def _apply(self) -> None:
+        """Set the learning rate of each group to its peak times the factor of the present step."""
         factor = self.factor(self._step)
         for group in self._optimizer.param_groups[len(self._peaks) :]:
             # The peak is saved with the group, as torch does it, because after a resume `lr` is not the peak.
@@ -144,12 +145,7 @@ class WarmupStableDecay(WarmupSchedule):
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        total_steps: int,
-        warmup: int = 0,
-        decay: int | None = None,
-        min_ratio: float = 0.0,
+        self, optimizer: Optimizer, total_steps: int, warmup: int = 0, decay: int | None = None, min_ratio: float = 0.0
     ) -> None:
         decay = max(1, total_steps // 10) if decay is None else decay
         if decay < 1 or warmup + decay > total_steps:

@@ -9,7 +9,7 @@ before it loads one. Files and formats are not known here.
   tensors are saved under each of their names, as one memory.
 - Modules translate what older versions of them have saved by torch's own hooks; `find_versions` is saved for them.
 - State of an optimizer is kept by the names of parameters, so a model whose parameters have another order loads it.
-- Generators are restored last (`restore_rng`), because whatever runs later may draw from them.
+- Generators are restored last (`restore_rng`), because code that runs later may draw from them.
 - `select_weights` gives the weights in a state that was read, or the average of them that a callback kept.
 
 Begin with `model_state.py`, then `optimizer_state.py`.

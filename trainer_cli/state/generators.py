@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def capture_rng() -> dict[str, Any]:
-    """The states of python's, numpy's and torch's global generators, those of the devices in use included."""
+    """The states of the global generators of python, numpy and torch, and of the devices in use."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
@@ -42,7 +42,7 @@ def restore_rng(state: Mapping[str, Any], *, warn: bool = False) -> None:
     """Restore every generator. Do this last: later draws would change the run.
 
     Args:
-        warn: warn if the state is of another number of GPUs than there are.
+        warn: warn if the number of GPUs differs from that of the state.
     """
     if warn:
         _warn_of_other_devices(state)
@@ -58,7 +58,7 @@ def restore_rng(state: Mapping[str, Any], *, warn: bool = False) -> None:
 
 @contextmanager
 def rng_kept() -> Iterator[None]:
-    """Restore every generator after the block, whatever ends it."""
+    """Restore every generator after the block, also after an error."""
     before = capture_rng()
     try:
         yield
@@ -67,6 +67,7 @@ def rng_kept() -> Iterator[None]:
 
 
 def _warn_of_other_devices(state: Mapping[str, Any]) -> None:
+    """Warn if a state is of another number of GPUs than there are, unless neither run uses one."""
     if len(state["cuda"]) != _cuda_devices() and (state["cuda"] or _cuda_in_use()):
         logger.warning(
             "the checkpoint has random states of %d GPUs, but there are %d here: "

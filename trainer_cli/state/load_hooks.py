@@ -25,10 +25,10 @@ class Translation:
 
 
 def make_metadata(origins: Mapping[str, str], versions: Mapping[str, int] | None) -> dict[str, dict[str, int]]:
-    """What torch writes into `_metadata` of a state dict: for each path of a module its version.
+    """The `_metadata` that torch writes into a state dict: path of a module -> its version.
 
     Args:
-        origins: names of tensors -> those that they had in the saved model.
+        origins: names of tensors -> their names in the saved model.
         versions: paths of modules in the saved model -> versions other than 1; None: they are not known.
     """
     metadata: dict[str, dict[str, int]] = {}
@@ -45,41 +45,40 @@ def make_metadata(origins: Mapping[str, str], versions: Mapping[str, int] | None
 
 
 def make_state_dict(values: Mapping[str, Any], metadata: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """A state dict that has the versions of its modules where torch looks for them."""
+    """A state dict with the versions of its modules in the attribute that torch reads."""
     state = OrderedDict(values)
     vars(state).update(_metadata=metadata)
     return state
 
 
 def translate(model: nn.Module, state: Mapping[str, Any], metadata: Mapping[str, Mapping[str, int]]) -> Translation:
-    """The state as the modules see it when it is loaded; no tensor of the model is changed.
+    """The state after the modules have translated it for loading; no tensor of the model is changed.
 
-    Modules translate what older versions of them have saved in pre-hooks, and in overrides of `_load_from_state_dict`
-    and `load_state_dict`: torch's weight norm, BatchNorm without a counter, a user's own.
+    Modules translate what older versions of them have saved, by pre-hooks and by overrides of `_load_from_state_dict`
+    and `load_state_dict`. Examples are torch's weight norm, BatchNorm without a counter, and modules of users.
     """
     result = Translation()
-    with _without_copies(result.values) as compared:
+    with _without_copies(result.values) as differing_keys:
         try:
-            differing: Any = model.load_state_dict(make_state_dict(state, metadata), strict=False)
+            loaded: Any = model.load_state_dict(make_state_dict(state, metadata), strict=False)
         except RuntimeError as error:
             result.errors.append(" ".join(str(error).split()))
-            differing = None
-    if differing is not None:
-        # The hooks that run last may take names out of these lists, so that a strict load needs no such names.
-        result.excused = frozenset(compared).difference(differing.missing_keys, differing.unexpected_keys)
+            return result
+    # The hooks that run last may take keys out of torch's lists, so that a strict load does not refuse them.
+    result.excused = frozenset(differing_keys).difference(loaded.missing_keys, loaded.unexpected_keys)
     return result
 
 
 @contextmanager
 def _without_copies(values: dict[str, Any]) -> Iterator[list[str]]:
-    """Within it modules run their hooks when they are loaded and compare names, but copy nothing.
+    """Have modules, when they are loaded inside the block, run their hooks and compare names, but copy nothing.
+
+    Yields a list that gets the keys that only the model or only the state has.
 
     Args:
-        values: gets what would be copied, and what is of no module.
-
-    Yields the keys that only the model or only the state has.
+        values: gets what would be copied, and what belongs to no module.
     """
-    compared: list[str] = []
+    differing_keys: list[str] = []
 
     def compare(
         module: nn.Module,
@@ -91,8 +90,10 @@ def _without_copies(values: dict[str, Any]) -> Iterator[list[str]]:
         unexpected: list[str],
         errors: list[str],
     ) -> None:
+        """Take the place of a module's own `_load_from_state_dict`: run its hooks, compare, and load nothing."""
         for hook in module._load_state_dict_pre_hooks.values():
             hook(state, prefix, metadata, strict, missing, unexpected, errors)
+        # From here on as `nn.Module._load_from_state_dict`, whose place it takes.
         names = {
             name
             for name, value in (*module._parameters.items(), *module._buffers.items())
@@ -104,19 +105,19 @@ def _without_copies(values: dict[str, Any]) -> Iterator[list[str]]:
         children = {name for name, child in module._modules.items() if child is not None}
         extra = []
         for key in [key for key in state if key.startswith(prefix)]:
-            name, _, rest = key.removeprefix(prefix).partition(".")
-            # A child takes its part of the state when its turn comes.
-            if not rest or name not in children:
+            name, _, inner_name = key.removeprefix(prefix).partition(".")
+            # The keys of a child are handled when the child is loaded.
+            if not inner_name or name not in children:
                 values[key] = state[key]
-                extra += [key] if rest or name not in names else []
+                extra += [key] if inner_name or name not in names else []
         missing += absent
         unexpected += extra
-        compared.extend([*absent, *extra])
+        differing_keys.extend([*absent, *extra])
 
     copying = nn.Module._load_from_state_dict
     # Overrides translate the state and then call this method, which copies.
     nn.Module._load_from_state_dict = compare  # type: ignore[method-assign,assignment]
     try:
-        yield compared
+        yield differing_keys
     finally:
         nn.Module._load_from_state_dict = copying  # type: ignore[method-assign]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,9 +36,9 @@ def capture_model(model: nn.Module) -> dict[str, Any]:
 
 
 def find_versions(model: nn.Module) -> dict[str, int]:
-    """The versions of the model's modules by path, those that are not 1.
+    """Path of a module -> its version, for versions other than 1.
 
-    Modules migrate in `_load_from_state_dict` what an earlier version of them has saved.
+    By them `_load_from_state_dict` of a module converts what an earlier version of the module has saved.
     """
     modules = unwrap(model).named_modules(remove_duplicate=False)
     versions = {clean_name(path): getattr(module, "_version", 1) for path, module in modules}
@@ -54,7 +55,7 @@ def fit_model(
     reshape_buffers: bool = False,
     first_none: Container[str] = (),
 ) -> tuple[Fitting, LoadReport]:
-    """The parts of a captured state that do not fit a model, and what `load` will copy into it.
+    """Compare a captured state with a model. Returns its faults with a function that loads it, and a report.
 
     Args:
         options: `strict`, `ignore_keys` and `key_mapping` apply. A different shape of a parameter is always a fault.
@@ -63,8 +64,8 @@ def fit_model(
         cast: floating-point tensors of another precision are cast; else they are faults, as in a resume.
         reshape_buffers: the state is of the same model later in its training: a buffer that has changed its shape
             since, or was None, becomes as it was saved.
-        first_none: with `reshape_buffers`, the buffers that were None when the model was made: one that the state does
-            not have becomes None again. Of any other buffer that is a fault.
+        first_none: with `reshape_buffers`, the buffers that were None when the model was made: one that the state
+            lacks becomes None again. That the state lacks any other buffer is a fault.
     """
     inner = unwrap(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
@@ -74,9 +75,9 @@ def fit_model(
     ignored = options.ignored({*live, *saved})
     stored = {key: saved[name] for name, key in _keys(inner, live, saved).items() if name not in ignored}
     metadata = _metadata(inner, renamed({name: name for name in state}, live, [], options), versions, absent)
-    # The model's own names, by modules of the same versions, need no translation.
-    is_own = saved.keys() == live.keys() and _has_versions(inner, metadata)
-    translation = Translation(stored) if is_own else translate(inner, stored, metadata)
+    # A state with the model's names and versions needs no translation by its modules.
+    is_current = saved.keys() == live.keys() and _has_versions(inner, metadata)
+    translation = Translation(stored) if is_current else translate(inner, stored, metadata)
     rows += translation.errors
     translated = {clean_name(key): value for key, value in translation.values.items()}
     options.warn_unmatched(map(clean_name, state), {*live, *saved, *translated})
@@ -97,6 +98,7 @@ def fit_model(
             report.cast[name] = f"{saved[name].dtype} to {targets[name].dtype}"
         elif fault := _fault(targets[name], saved[name]):
             rows.append(f"{name}: {fault}")
+            # The report names them, because load.ignore_keys can leave them out.
             if isinstance(saved[name], torch.Tensor) and targets[name].shape != saved[name].shape:
                 report.reshaped.append(name)
     rows += _untied(targets, saved)
@@ -104,19 +106,20 @@ def fit_model(
         rows += report.one_sided
 
     def load() -> None:
+        """Load the values, which are known to fit."""
         if absent:
             logger.warning("the checkpoint has no %s: as they were made", ", ".join(absent[:_MOST_NAMED]))
-        for module, leaf in created.values():
-            module._buffers[leaf] = None
-        for name, (_, module, leaf) in buffers.items():
-            module._buffers[leaf] = torch.empty_like(saved[name], device=_device_of(module, leaf, inner))
+        for module, buffer in created.values():
+            module._buffers[buffer] = None
+        for name, (_, module, buffer) in buffers.items():
+            module._buffers[buffer] = torch.empty_like(saved[name], device=_device_of(module, buffer, inner))
         # A hook may translate a name into one that is ignored.
-        kept = [(live[name][1], live[name][1].clone()) for name in ignored & live.keys() & translated.keys()]
+        ignored_values = [(live[name][1], live[name][1].clone()) for name in ignored & live.keys() & translated.keys()]
         # Not strict: what the options leave out was compared above, and would be an error here.
         inner.load_state_dict(make_state_dict(stored, metadata), strict=False)
         with torch.no_grad():
-            for value, before in kept:
-                value.copy_(before)
+            for value, value_before in ignored_values:
+                value.copy_(value_before)
 
     return Fitting(rows, load), report
 
@@ -130,15 +133,15 @@ def _metadata(
         origins: names in the model -> names in the checkpoint.
         absent: names that the checkpoint lacks: the values are those of the model.
     """
-    metadata = make_metadata({name: origin for name, origin in origins.items() if name not in absent}, versions)
-    own = make_metadata({name: name for name in origins if name in absent}, find_versions(model))
-    by_path = {**own, **metadata}
+    saved_metadata = make_metadata({name: origin for name, origin in origins.items() if name not in absent}, versions)
+    live_metadata = make_metadata({name: name for name in origins if name in absent}, find_versions(model))
+    by_path = {**live_metadata, **saved_metadata}
     paths = (path for path, _ in model.named_modules(remove_duplicate=False))
     return {path: by_path[clean_name(path)] for path in paths if clean_name(path) in by_path}
 
 
 def _has_versions(model: nn.Module, metadata: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether a state is of modules of the versions that the model has."""
+    """Whether the saved modules have the same versions as those of the model."""
     modules = model.named_modules(remove_duplicate=False)
     return all(getattr(module, "_version", 1) == metadata.get(path, {}).get("version", 1) for path, module in modules)
 
@@ -146,9 +149,10 @@ def _has_versions(model: nn.Module, metadata: Mapping[str, Mapping[str, int]]) -
 def _with_step_modules(
     state: Mapping[str, Any], live: Mapping[str, tuple[str, Any]]
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """A state with the tensors of the training step that the model has: those that it lacks, which are named, too.
+    """A state with exactly the tensors of the training step that the model has, and the names of those that it lacked,
+    which have the model's values.
 
-    They belong to the step of a run. An export, a run with another step and an old checkpoint have none.
+    An export, a checkpoint of another step, and an old checkpoint lack them.
     """
     prefix = f"{STEP_MODULES}."
     names = set(map(clean_name, state))
@@ -161,9 +165,9 @@ def renamed(
     state: Mapping[str, Any], live: Container[str], rows: list[str], options: LoadOptions = WHOLE
 ) -> dict[str, Any]:
     """The state under the names of the model: mapped by `key_mapping`, and without the prefix of a parallel wrapper
-    where the model has none.
+    that the model does not have.
 
-    Two names that become the same are a line in `rows`.
+    A line is added to `rows` for each name that two tensors get.
     """
     mapped = options.renamed(map(clean_name, state))
     by_name: dict[str, Any] = {}
@@ -176,6 +180,7 @@ def renamed(
 
 
 def _fault(live: Any, saved: Any) -> str | None:
+    """Why a saved value cannot be copied into that of the model; None if it can."""
     if isinstance(live, torch.Tensor) != isinstance(saved, torch.Tensor):
         return f"is a {type(live).__name__} in this model, but a {type(saved).__name__} in the checkpoint"
     if not isinstance(live, torch.Tensor) or nn.parameter.is_lazy(live):
@@ -192,9 +197,14 @@ def _keys(model: nn.Module, live: Mapping[str, tuple[str, Any]], names: Iterable
     prefixes = {clean_name(prefix): prefix for prefix, _ in model.named_modules()}
 
     def key_of(name: str) -> str:
+        """The name that a value has in the other model: the path of its module is replaced by that one's."""
         parts = name.split(".")
-        paths = ((".".join(parts[:end]), parts[end:]) for end in range(len(parts) - 1, 0, -1))
-        return next((".".join([prefixes[path], *rest]) for path, rest in paths if path in prefixes), name)
+        # The longest path of a module that the name begins with.
+        for end in range(len(parts) - 1, 0, -1):
+            path = ".".join(parts[:end])
+            if path in prefixes:
+                return ".".join([prefixes[path], *parts[end:]])
+        return name
 
     return {name: live[name][0] if name in live else key_of(name) for name in names}
 
@@ -204,9 +214,9 @@ def _reshaped_buffers(
 ) -> dict[str, tuple[str, nn.Module, str]]:
     """Name -> (key in the model's state, module, name in it) of the persistent buffers that are None or have another
     shape than in a state."""
-    found = {}
-    for key, module, leaf in _persistent_buffers(model):
-        name, buffer = clean_name(key), module._buffers[leaf]
+    reshaped = {}
+    for key, module, buffer_name in _persistent_buffers(model):
+        name, buffer = clean_name(key), module._buffers[buffer_name]
         value = saved.get(name)
         if type(value) is not torch.Tensor:
             continue
@@ -216,8 +226,8 @@ def _reshaped_buffers(
             is_replaceable = type(buffer) is torch.Tensor and name in live and buffer.dtype == value.dtype
             differs = is_replaceable and buffer.shape != value.shape
         if differs:
-            found[name] = key, module, leaf
-    return found
+            reshaped[name] = key, module, buffer_name
+    return reshaped
 
 
 def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
@@ -225,32 +235,33 @@ def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]
     # A module that the model has twice has two names in its state, too.
     for prefix, module in model.named_modules(remove_duplicate=False):
         # By keys(): those of a ScriptModule are no dict, and cannot be iterated over.
-        for leaf in module._buffers.keys():  # noqa: SIM118
-            if leaf not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{leaf}" if prefix else leaf, module, leaf
+        for name in module._buffers.keys():  # noqa: SIM118
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, module, name
 
 
 def find_none_buffers(model: nn.Module) -> frozenset[str]:
     """Clean names of the persistent buffers that are None."""
     buffers = _persistent_buffers(unwrap(model))
-    return frozenset(clean_name(key) for key, module, leaf in buffers if module._buffers[leaf] is None)
+    return frozenset(clean_name(key) for key, module, name in buffers if module._buffers[name] is None)
 
 
 def _created_since(
     model: nn.Module, saved: Container[str], first_none: Container[str]
 ) -> dict[str, tuple[nn.Module, str]]:
     """Name -> (module, name in it) of the buffers that the model has created since a state was saved."""
-    return {
-        name: (module, leaf)
-        for key, module, leaf in _persistent_buffers(model)
-        if (name := clean_name(key)) in first_none and name not in saved and module._buffers[leaf] is not None
-    }
+    created = {}
+    for key, module, buffer_name in _persistent_buffers(model):
+        name = clean_name(key)
+        if name in first_none and name not in saved and module._buffers[buffer_name] is not None:
+            created[name] = module, buffer_name
+    return created
 
 
-def _device_of(module: nn.Module, leaf: str, model: nn.Module) -> torch.device | None:
+def _device_of(module: nn.Module, name: str, model: nn.Module) -> torch.device | None:
     """The device of a buffer; if it is None, that of the model's first tensor; None for a model without tensors."""
-    others = (value for values in (model.parameters(), model.buffers()) for value in values)
-    tensor = next(others, None) if (buffer := module._buffers[leaf]) is None else buffer
+    if (tensor := module._buffers[name]) is None:
+        tensor = next(chain(model.parameters(), model.buffers()), None)
     return None if tensor is None else tensor.device
 
 
@@ -258,12 +269,12 @@ def _may_cast(live: Any, saved: Any) -> bool:
     """Whether two tensors differ in nothing but the precision of their floating-point numbers."""
     if not isinstance(live, torch.Tensor) or not isinstance(saved, torch.Tensor) or nn.parameter.is_lazy(live):
         return False
-    same_shape = live.shape == saved.shape and live.dtype != saved.dtype
-    return same_shape and live.is_floating_point() and saved.is_floating_point()
+    differ_in_dtype = live.shape == saved.shape and live.dtype != saved.dtype
+    return differ_in_dtype and live.is_floating_point() and saved.is_floating_point()
 
 
 def _memory(value: Any) -> tuple[Any, ...] | None:
-    """The memory that tied tensors share, on this rank."""
+    """Identify the memory of a tensor on this rank, which tied tensors share; None for a value without memory."""
     value = local_of(value)
     if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value) or not value.numel() or value.is_meta:
         return None
@@ -278,16 +289,17 @@ def _without_tied(targets: Mapping[str, Any], saved: Mapping[str, Any]) -> list[
 
 def _untied(targets: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Names that share memory in the model, but have different values in the checkpoint."""
-    first: dict[tuple[Any, ...], str] = {}
+    first_names: dict[tuple[Any, ...], str] = {}
     rows = []
     for name, value in targets.items():
         if name not in saved or (memory := _memory(value)) is None:
             continue
-        other = first.setdefault(memory, name)
-        if other == name or saved[other] is saved[name] or _fault(value, saved[name]):
+        first_name = first_names.setdefault(memory, name)
+        if saved[first_name] is saved[name]:
             continue
-        if _fault(value, saved[other]) is not None:
+        # What does not fit the model is reported by `_fault`, and cannot be compared.
+        if _fault(value, saved[name]) or _fault(value, saved[first_name]):
             continue
-        if not torch.equal(local_of(saved[other]), local_of(saved[name])):
-            rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
+        if not torch.equal(local_of(saved[first_name]), local_of(saved[name])):
+            rows.append(f"{name}: is tied to {first_name} in this model, but differs from it in the checkpoint")
     return rows

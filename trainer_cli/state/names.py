@@ -25,9 +25,9 @@ def clean_name(name: str, live: Container[str] = (), state: Container[str] = ())
     """A tensor's name without the parts that torch.compile adds.
 
     Args:
-        live: names of the model. If the name is of none of them, but is without the prefix of a parallel wrapper, it
-            loses this prefix, too.
-        state: all names beside which it was saved: a name among them is not given to another tensor.
+        live: names of the model. A name that is not among them loses the prefix of a parallel wrapper, if it is among
+            them without it.
+        state: all names in the same state: the prefix stays if another tensor has the name without it.
     """
     if _COMPILED in name:
         name = ".".join(component for component in name.split(".") if component != _COMPILED)
@@ -36,5 +36,5 @@ def clean_name(name: str, live: Container[str] = (), state: Container[str] = ())
 
 
 def name_parameters(model: nn.Module) -> dict[nn.Parameter, str]:
-    """The clean name of each parameter; of a tied one the first name."""
+    """The clean name of each parameter; the first one of a tied parameter."""
     return {value: clean_name(name) for name, value in unwrap(model).named_parameters()}

@@ -22,13 +22,17 @@ from trainer_cli.state.names import clean_name, name_parameters
 
 ADDED = "added"
 """The key, in an optimizer's saved state, of the names of the untrained parameters of each added group."""
+ParamGroups = Sequence[Mapping[str, Any]]
+"""Parameter groups of an optimizer: the settings of each, and its parameters or their indices."""
+PackedGroups = list[dict[str, Any]]
+"""Parameter groups as a state dict has them: with indices for parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
     """The parameter groups that an optimizer will have after `change`: settings with indices, names and parameters."""
 
-    packed: list[dict[str, Any]]
+    packed: PackedGroups
     names: list[str]
     parameters: list[torch.Tensor]
     change: Callable[[], None]
@@ -36,8 +40,8 @@ class Groups:
 
 def inner_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """The optimizers that an optimizer keeps as attributes, or in lists of these, and steps by."""
-    values = (value if isinstance(value, list | tuple) else [value] for value in vars(optimizer).values())
-    return [value for kept in values for value in kept if isinstance(value, torch.optim.Optimizer)]
+    lists = (value if isinstance(value, list | tuple) else [value] for value in vars(optimizer).values())
+    return [value for values in lists for value in values if isinstance(value, torch.optim.Optimizer)]
 
 
 def names_of(model_names: Mapping[nn.Parameter, str], optimizer: torch.optim.Optimizer) -> list[str]:
@@ -52,7 +56,7 @@ def names_of(model_names: Mapping[nn.Parameter, str], optimizer: torch.optim.Opt
 def describe_added(
     model_names: Mapping[nn.Parameter, str], optimizer: torch.optim.Optimizer, configured_count: int | None
 ) -> list[list[str]]:
-    """Of each group beyond the first `configured_count`: the names of its parameters that are not trained."""
+    """For each group beyond the first `configured_count`: the names of its parameters that are not trained."""
     if configured_count is None:
         return []
     return [
@@ -68,7 +72,7 @@ def describe_added(
 def match_groups(
     model_names: Mapping[nn.Parameter, str],
     optimizer: torch.optim.Optimizer,
-    saved: Sequence[Mapping[str, Any]],
+    saved: ParamGroups,
     added: Sequence[Sequence[str]],
     configured_count: int | None,
 ) -> Groups:
@@ -76,8 +80,8 @@ def match_groups(
 
     Args:
         saved: the checkpoint's groups, with the names of their parameters as they are called here.
-        added: as in `describe_added`, of the last of them.
-        configured_count: how many groups the optimizer was made with; None: it is not known, and no group is removed.
+        added: result of `describe_added` for the last ones of `saved`.
+        configured_count: number of groups that the optimizer was made with; None: unknown, and no group is removed.
     """
     packed = optimizer.state_dict()["param_groups"]
     names = names_of(model_names, optimizer)
@@ -88,14 +92,15 @@ def match_groups(
     missing = saved[len(packed) :]
     added_names = [name for group in missing for name in group["params"]]
     present = set(names)
-    # Only what was added later: a config that leaves parameters out has fewer groups as well.
-    if len(saved) - len(added) > len(packed) or any(name in present or name not in by_name for name in added_names):
+    # Only groups that were added later are made again: a config that leaves parameters out has fewer groups as well.
+    lacks_configured = len(saved) - len(added) > len(packed)
+    if lacks_configured or any(name in present or name not in by_name for name in added_names):
         return Groups(packed, names, parameters, lambda: None)
     for group in missing:
-        first = len(names)
+        start = len(names)
         names += group["params"]
         parameters += [by_name[name] for name in group["params"]]
-        packed.append({**group, "params": list(range(first, len(names)))})
+        packed.append({**group, "params": list(range(start, len(names)))})
 
     def add() -> None:
         for group, untrained in zip(missing, added[len(added) - len(missing) :], strict=True):
@@ -108,37 +113,38 @@ def match_groups(
 
 def _without(
     optimizer: torch.optim.Optimizer,
-    packed: list[dict[str, Any]],
+    packed: PackedGroups,
     names: list[str],
     parameters: list[torch.Tensor],
     count: int,
 ) -> Groups:
     """Keep the first `count` groups: the training resumes a step before the others were added."""
-    kept = sum(len(group["params"]) for group in packed[:count])
+    parameter_count = sum(len(group["params"]) for group in packed[:count])
 
     def remove() -> None:
-        for parameter in parameters[kept:]:
+        """Remove the groups that the checkpoint does not have, with the state of their parameters."""
+        for parameter in parameters[parameter_count:]:
             # Otherwise the next save would hold the state of a parameter that is in no group.
             optimizer.state.pop(parameter, None)
-            # As it was; its gradients would be added up until the group is added again.
+            # As before the group was added. Its gradients would be added up until the group is added again.
             parameter.requires_grad_(False)
             parameter.grad = None
         del optimizer.param_groups[count:]
 
-    return Groups(packed[:count], names[:kept], parameters[:kept], remove)
+    return Groups(packed[:count], names[:parameter_count], parameters[:parameter_count], remove)
 
 
 log = logging.getLogger(__name__)
 
 _PACKED = ("state", "param_groups")
-_HOW = frozenset({"fused", "foreach", "capturable", "differentiable"})
+_IMPLEMENTATION = frozenset({"fused", "foreach", "capturable", "differentiable"})
 """Settings of the implementation of a step: the configured values stay."""
 _OF_SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"})
 """Keys that schedulers write into a group when they are made: the values of the schedulers made here stay."""
 _TRAINED = "trained_weights"
 """The key of the weights that are trained, where others are evaluated."""
-_NEEDS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
-"""Settings with which torch's optimizers need this entry in the state."""
+_NEEDED_ENTRIES = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
+"""Setting of torch's optimizers -> the entry of the state that it needs."""
 
 
 def capture_optimizer(
@@ -150,31 +156,32 @@ def capture_optimizer(
     """The optimizer's state by parameter name, and its groups with their settings.
 
     A parameter that was never stepped has no state, but is listed in its group. State that belongs to no parameter is
-    under `other`, further entries of the optimizer's `state_dict` under `more`; most have neither.
+    under `other`, further entries of the optimizer's `state_dict` under `more`; most optimizers have neither.
 
     Args:
-        evaluated: parameters of which the model's state holds the weights to evaluate; those that are trained are kept
-            with the optimizer's state.
-        configured_count: how many groups the optimizer was made with: a load makes the others again.
+        evaluated: parameters for which the model's state has the weights to evaluate. The weights that are trained are
+            saved with the optimizer's state.
+        configured_count: number of groups that the optimizer was made with. A load makes the others again.
     """
     model_names = name_parameters(model)
     names = names_of(model_names, optimizer)
     packed = optimizer.state_dict()
-    kept_of = packed["state"]
+    # Torch counts parameters by indices; other keys are of an optimizer's own making.
+    states = packed["state"]
     tree: dict[str, Any] = {
         "class": class_name(optimizer),
-        "state": {names[key]: dict(kept) for key, kept in kept_of.items() if isinstance(key, int)},
+        "state": {names[key]: dict(state) for key, state in states.items() if isinstance(key, int)},
         "groups": [
             {**group, "params": [names[index] for index in group["params"]]} for group in packed["param_groups"]
         ],
     }
     for name, parameter in zip(names, _parameters(optimizer), strict=True):
-        # A parameter without state was never stepped: its trained and its evaluated weights are one.
+        # A parameter without state was never stepped: its trained weights are the evaluated ones.
         if parameter in evaluated and name in tree["state"]:
             tree["state"][name][_TRAINED] = parameter.detach()
     if added := describe_added(model_names, optimizer, configured_count):
         tree[ADDED] = added
-    if other := {key: kept for key, kept in kept_of.items() if not isinstance(key, int)}:
+    if other := {key: state for key, state in states.items() if not isinstance(key, int)}:
         tree["other"] = other
     if more := {key: value for key, value in packed.items() if key not in _PACKED}:
         tree["more"] = more
@@ -189,22 +196,23 @@ def fit_optimizer(
     *,
     keep_settings: Collection[str] = (),
     moved: Collection[str] = (),
-    configured: Sequence[Mapping[str, Any]] | None = None,
+    configured: ParamGroups | None = None,
 ) -> Fitting:
-    """The parts of a captured state that do not fit an optimizer, and what `load` will give it.
+    """The parts of a captured state that do not fit an optimizer, and a function that loads the state.
 
-    Settings come from the checkpoint, and `load` logs which of them are configured otherwise; `moved` names those
-    that schedules move, which differ as a matter of course. Without the states of the schedules all settings stay as
-    configured. Parameters that `options` ignore keep the state that they have.
+    Settings come from the checkpoint, and `load` logs which of them are configured otherwise. Without the states of
+    the schedules all settings stay as configured. Parameters that `options` ignore keep their present state.
 
     Args:
-        configured: the groups' settings as the optimizer was made with them; not given: as they are.
+        keep_settings: settings that stay as configured.
+        moved: settings that schedules change: that they differ is not logged.
+        configured: the groups' settings that the optimizer was made with; None: the present ones.
     """
     model_names = name_parameters(model)
     renamed = options.renamed([*state["state"], *(name for group in state["groups"] for name in group["params"])])
     every_name = set(model_names.values())
-    in_model = {name: clean_name(new, every_name) for name, new in renamed.items()}
-    saved_groups = [{**group, "params": [in_model[name] for name in group["params"]]} for group in state["groups"]]
+    name_in_model = {name: clean_name(new, every_name) for name, new in renamed.items()}
+    saved_groups = [{**group, "params": [name_in_model[name] for name in group["params"]]} for group in state["groups"]]
     configured_count = None if configured is None else len(configured)
     live_groups = match_groups(model_names, optimizer, saved_groups, state.get(ADDED, ()), configured_count)
     names, live = live_groups.names, live_groups.packed
@@ -215,34 +223,38 @@ def fit_optimizer(
         ignored |= live_set ^ set(new_name.values())
     live_names = [[names[index] for index in group["params"] if names[index] not in ignored] for group in live]
     saved = [[new_name[name] for name in group["params"] if new_name[name] not in ignored] for group in state["groups"]]
-    kept_of = {new_name[name]: dict(kept) for name, kept in state["state"].items() if new_name[name] not in ignored}
+    state_of = {
+        new_name[name]: dict(saved_state)
+        for name, saved_state in state["state"].items()
+        if new_name[name] not in ignored
+    }
     rows = []
     if state["class"] != class_name(optimizer):
         rows.append(f"it is a {class_name(optimizer)}, but the checkpoint has a {state['class']}")
     rows += find_misplaced(live_names, saved)
     saved_set = {name for group in saved for name in group}
-    rows += [f"{name}: has state, but is in no group of the checkpoint" for name in kept_of if name not in saved_set]
-    rows += [
-        f"{name}: its {_TRAINED} {fault}"
-        for name, parameter in zip(names, live_groups.parameters, strict=True)
-        if (weights := kept_of.get(name, {}).get(_TRAINED)) is not None
-        and (fault := _tensor_fault(parameter, weights, exact=True))
-    ]
+    rows += [f"{name}: has state, but is in no group of the checkpoint" for name in state_of if name not in saved_set]
+    for name, parameter in zip(names, live_groups.parameters, strict=True):
+        weights = state_of.get(name, {}).get(_TRAINED)
+        fault = None if weights is None else _tensor_fault(parameter, weights, exact=True)
+        if fault is not None:
+            rows.append(f"{name}: its {_TRAINED} {fault}")
     # Without the states of the schedules, which have moved them, the settings stay as configured.
     saved_settings = state["groups"] if options.takes("schedulers") else [{} for _ in state["groups"]]
     groups, notes = _merge_settings(type(optimizer), live, saved_settings, configured, keep_settings, moved)
     # Shapes are compared once all names fit: only then each state has its parameter.
     if not rows:
-        rows = _state_faults(optimizer, names, live_groups.parameters, kept_of, groups)
+        rows = _state_faults(optimizer, names, live_groups.parameters, state_of, groups)
     index_of = {name: index for index, name in enumerate(names)}
 
     def load() -> None:
+        """Change the groups as the checkpoint has them, and load state and settings, which are known to fit."""
         for line in dict.fromkeys(notes):
             log.warning("optimizer: %s", line)
         # Groups first: the state below has an entry for each of their parameters.
         live_groups.change()
-        trained = {name: kept.pop(_TRAINED) for name, kept in kept_of.items() if _TRAINED in kept}
-        packed: dict[Any, Any] = {index_of[name]: kept for name, kept in kept_of.items()}
+        trained = {name: entries.pop(_TRAINED) for name, entries in state_of.items() if _TRAINED in entries}
+        packed: dict[Any, Any] = {index_of[name]: entries for name, entries in state_of.items()}
         packed |= state.get("other", {})
         _load_with_inner(optimizer, {**state.get("more", {}), "state": packed, "param_groups": groups})
         # Torch casts states to the type of the parameter, which would round those of a 16-bit model.
@@ -250,7 +262,7 @@ def fit_optimizer(
         with torch.no_grad():
             for name, parameter in zip(names, _parameters(optimizer), strict=True):
                 if name in trained:
-                    # After the model was loaded, whose weights are the evaluated ones here.
+                    # Over the evaluated weights, which the model has loaded before.
                     parameter.copy_(trained[name])
 
     return Fitting(rows, load)
@@ -271,26 +283,31 @@ def find_misplaced(live: Sequence[Sequence[str]], saved: Sequence[Sequence[str]]
 def _merge_settings(
     kind: type[torch.optim.Optimizer],
     live: Sequence[dict[str, Any]],
-    saved: Sequence[Mapping[str, Any]],
-    configured: Sequence[Mapping[str, Any]] | None,
+    saved: ParamGroups,
+    configured: ParamGroups | None,
     keep: Collection[str],
     moved: Collection[str],
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """The groups with the settings of a checkpoint, and a line for each that is configured otherwise; arguments as of
-    `fit_optimizer`."""
+) -> tuple[PackedGroups, list[str]]:
+    """The groups with the settings of a checkpoint, and a line for each that is configured otherwise.
+
+    Args:
+        kind: class of the optimizer.
+        live, saved: the optimizer's groups, and those of the checkpoint.
+        configured, keep, moved: as in `fit_optimizer`.
+    """
     groups, notes = [], []
-    # What an optimizer counts in its groups, as Prodigy does, is no setting.
-    takes = _arguments(kind)
+    # An entry that is no argument is not a setting, but counted by the optimizer, as in Prodigy.
+    arguments = _arguments(kind)
     for number, (group, settings) in enumerate(zip(live, saved, strict=False)):
-        own_keys = {key for key in group if key in keep or key in _HOW or key in _OF_SCHEDULES}
-        first = group if configured is None else configured[number] if number < len(configured) else {}
-        notes += [
-            f"{key} is {settings[key]}, as in the checkpoint; {first[key]} is configured"
-            for key in first
-            if key in settings and key not in own_keys and key not in moved and key != "params"
-            if (not takes or key in takes) and not _alike(settings[key], first[key])
-        ]
-        groups.append({**group, **settings, **{key: group[key] for key in own_keys}, "params": group["params"]})
+        kept = {key: group[key] for key in group if key in keep or key in _IMPLEMENTATION or key in _OF_SCHEDULES}
+        configured_settings = group if configured is None else configured[number] if number < len(configured) else {}
+        for key, value in configured_settings.items():
+            if key not in settings or key in kept or key in moved or key == "params":
+                continue
+            is_setting = not arguments or key in arguments
+            if is_setting and not _alike(settings[key], value):
+                notes.append(f"{key} is {settings[key]}, as in the checkpoint; {value} is configured")
+        groups.append({**group, **settings, **kept, "params": group["params"]})
     return groups, notes
 
 
@@ -298,36 +315,41 @@ def _state_faults(
     optimizer: torch.optim.Optimizer,
     names: Sequence[str],
     parameters: Sequence[torch.Tensor],
-    kept_of: Mapping[str, Mapping[str, Any]],
-    groups: Sequence[Mapping[str, Any]],
+    state_of: Mapping[str, Mapping[str, Any]],
+    groups: ParamGroups,
 ) -> list[str]:
-    """Tensors that do not fit their parameter, and what a setting needs and the state lacks.
-
-    What torch's own optimizers keep is known: in each dimension as much as the parameter, or one.
+    """A line for each tensor that does not fit its parameter, and for each entry that a setting needs and the state
+    lacks. Only for torch's own optimizers, whose states are known.
     """
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim") or kind is torch.optim.LBFGS:
         return []
     rows = []
     for group in groups:
-        needed = [entry for setting, entry in _NEEDS.items() if group.get(setting)]
+        needed = [entry for setting, entry in _NEEDED_ENTRIES.items() if group.get(setting)]
         if kind is torch.optim.RMSprop and group.get("momentum"):
             needed.append("momentum_buffer")
         for index in group["params"]:
             name, parameter = names[index], parameters[index]
-            kept = kept_of.get(name)
-            for key, value in (kept or {}).items():
+            entries = state_of.get(name)
+            for key, value in (entries or {}).items():
                 if isinstance(value, torch.Tensor) and value.ndim and (fault := _tensor_fault(parameter, value)):
                     rows.append(f"{name}: its {key} {fault}")
-            rows += [f"{name}: its {key} is missing in the checkpoint" for key in needed if kept and key not in kept]
+            rows += [
+                f"{name}: its {key} is missing in the checkpoint" for key in needed if entries and key not in entries
+            ]
     return rows
 
 
 def _tensor_fault(parameter: torch.Tensor, value: torch.Tensor, *, exact: bool = False) -> str | None:
-    fits = value.ndim == parameter.ndim and all(
-        size == expected or (size == 1 and not exact)
-        for size, expected in zip(value.shape, parameter.shape, strict=True)
-    )
+    """Why a tensor of the state does not fit its parameter; None if it does.
+
+    Args:
+        exact: it must have the parameter's shape. Otherwise it may have size 1 in any dimension, or a single element.
+    """
+    fits = value.shape == parameter.shape
+    if not fits and not exact and value.ndim == parameter.ndim:
+        fits = all(size in (1, expected) for size, expected in zip(value.shape, parameter.shape, strict=True))
     if not fits and (exact or value.numel() != 1):
         return f"has shape {tuple(value.shape)} in the checkpoint, but the parameter {tuple(parameter.shape)}"
     # States of a 16-bit parameter may be more precise than it.
@@ -338,6 +360,7 @@ def _tensor_fault(parameter: torch.Tensor, value: torch.Tensor, *, exact: bool =
 
 
 def _alike(first: Any, second: Any) -> bool:
+    """Whether two settings are equal; a tensor equals its number, and a list a tuple of equal elements."""
     if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
         return float(first) == float(second)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
@@ -350,7 +373,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _arguments(kind: type) -> set[str]:
-    """The names that an optimizer's class takes; none where they are not known."""
+    """The names of the arguments of an optimizer's class; empty if they are not known."""
     try:
         parameters = inspect.signature(kind).parameters.values()
     except (ValueError, TypeError):
@@ -361,7 +384,7 @@ def _arguments(kind: type) -> set[str]:
 
 
 def _load_with_inner(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state into an optimizer, and have those by which it steps share with it what they shared before."""
+    """Load a state into an optimizer. Its inner optimizers share state and groups with it as before."""
     shared = [
         (inner, attribute)
         for inner in inner_optimizers(optimizer)
@@ -374,9 +397,9 @@ def _load_with_inner(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
         setattr(inner, attribute, getattr(optimizer, attribute))
 
 
-def _with_ranges(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups with ranges in place of the lists of consecutive indices, if only torch's own code reads them."""
-    # Torch searches the groups for the index of each tensor of the state: in lists, in quadratic time.
+def _with_ranges(optimizer: torch.optim.Optimizer, groups: PackedGroups) -> PackedGroups:
+    """The groups with ranges in place of lists of consecutive indices, if only torch's own code reads them."""
+    # Torch searches the groups for the index of each tensor of the state, which in lists takes quadratic time.
     load = getattr(optimizer.load_state_dict, "__func__", None)
     if load is not torch.optim.Optimizer.load_state_dict or optimizer._optimizer_load_state_dict_pre_hooks:
         return groups
@@ -389,22 +412,23 @@ def _with_ranges(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]])
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[Any, Any]) -> None:
-    """`Optimizer.load_state_dict` casts states to the parameter's type; take them as they were saved.
+    """Replace states that `Optimizer.load_state_dict` has cast to the parameter's type by the saved ones.
 
-    States shaped like their parameter also take its layout, as they had when they were made.
+    States shaped like their parameter also get its memory layout, as they had when they were made.
     """
     parameters, holders = _parameters(optimizer), [optimizer, *inner_optimizers(optimizer)]
-    for index, kept in packed.items():
+    for index, entries in packed.items():
         if not isinstance(index, int):
             continue
         parameter = parameters[index]
         for holder in holders:
             state = holder.state.get(parameter, {})
-            for key in state.keys() & kept.keys():
-                state[key] = _as_saved(state[key], kept[key], parameter)
+            for key in state.keys() & entries.keys():
+                state[key] = _as_saved(state[key], entries[key], parameter)
 
 
 def _as_saved(present: Any, saved: Any, parameter: torch.Tensor) -> Any:
+    """A loaded value with the saved dtype, and with the layout of the parameter if it has its shape."""
     if isinstance(saved, Mapping) and isinstance(present, dict):
         return {key: _as_saved(present[key], value, parameter) for key, value in saved.items()}
     if isinstance(saved, list | tuple) and isinstance(present, list | tuple):
@@ -413,6 +437,7 @@ def _as_saved(present: Any, saved: Any, parameter: torch.Tensor) -> Any:
         return present
     if present.dtype != saved.dtype:
         present = saved.to(present.device)
-    if present.shape == parameter.shape and present.stride() != parameter.stride() and present.numel():
+    has_other_layout = present.shape == parameter.shape and present.stride() != parameter.stride()
+    if has_other_layout and present.numel():
         present = torch.empty_like(parameter, dtype=present.dtype, device=present.device).copy_(present)
     return present.detach()

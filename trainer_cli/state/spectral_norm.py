@@ -23,37 +23,37 @@ _U_OF_PARAMETRIZATION = re.compile(r"(.*\bparametrizations\.[^.]+)\.(\d+)\._u")
 
 
 def _find_spectral_norms(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, str, str]]:
-    """For each spectral norm among a model's tensors: the names of `u`, of `v`, and of the weight that it divides.
+    """For each spectral norm in a model: the names of `u`, `v`, and the weight, among the names of its tensors.
 
     Raises:
         UserError: it divides what another parametrization returns, which cannot be computed from the tensors alone.
     """
-    for u in weights:
-        v, hooked = f"{u[:-1]}v", f"{u[:-2]}_orig"
-        if not u.endswith("_u") or v not in weights:
+    for u_name in weights:
+        v_name, name_with_hook = f"{u_name[:-1]}v", f"{u_name[:-2]}_orig"
+        if not u_name.endswith("_u") or v_name not in weights:
             continue
-        match = _U_OF_PARAMETRIZATION.fullmatch(u)
-        name = hooked if match is None else f"{match[1]}.original"
+        match = _U_OF_PARAMETRIZATION.fullmatch(u_name)
+        name = name_with_hook if match is None else f"{match[1]}.original"
         if match is not None and (match[2] != "0" or name not in weights):
             raise UserError(
                 f"{match[1]}: its spectral norm follows another parametrization, so it cannot be computed for an "
                 "average of the weights",
                 cure="Register the spectral norm first, or train without the average.",
             )
-        if name in weights and weights[name].numel() == weights[u].numel() * weights[v].numel():
-            yield u, v, name
+        if name in weights and weights[name].numel() == weights[u_name].numel() * weights[v_name].numel():
+            yield u_name, v_name, name
 
 
 def find_spectral_vectors(weights: Mapping[str, Tensor], *, computed: bool = True) -> dict[str, Tensor]:
-    """The vectors `u` and `v` of each spectral norm by name, computed for these weights from those that are there.
+    """The vectors `u` and `v` of each spectral norm by name, computed for these weights, from the present vectors on.
 
     Collective, if weights are sharded.
 
     Args:
-        computed: False: the vectors themselves that are there.
+        computed: False: return the present vectors themselves.
 
     Raises:
-        UserError: one divides what another parametrization returns, which cannot be computed from the tensors alone.
+        UserError: as in `_find_spectral_norms`.
     """
     if not computed:
         return {name: weights[name] for u, v, _ in _find_spectral_norms(weights) for name in (u, v)}
@@ -73,10 +73,10 @@ def find_spectral_vectors(weights: Mapping[str, Tensor], *, computed: bool = Tru
 def _matrix_of(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """The weight as the matrix whose singular vectors these are.
 
-    Its rows are those of the dimension that the spectral norm was made with, which is in no name. If several have the
-    right size, it is the one with which the vectors give the largest value.
+    Its rows are a dimension of the weight, which the state does not tell. If several dimensions have the size of `u`,
+    the one is chosen for which the vectors give the largest singular value.
     """
     matrices = [weight.movedim(dim, 0).flatten(1) for dim in range(weight.ndim) if weight.shape[dim] == len(u)]
-    return (
-        matrices[0] if len(matrices) == 1 else max(matrices, key=lambda matrix: float(torch.vdot(u, matrix @ v).abs()))
-    )
+    if len(matrices) == 1:
+        return matrices[0]
+    return max(matrices, key=lambda matrix: float(torch.vdot(u, matrix @ v).abs()))

@@ -42,9 +42,9 @@ def select_weights(state: Mapping[str, Any], where: str, average: str | None = N
             where=where,
             cure=f"It has those of {', '.join(averages_of)}." if averages_of else "Leave --ema out.",
         )
-    # A callback averages tied weights once, under one of their names.
-    of_tensor = {id(weights[name]): value.to(weights[name].dtype) for name, value in averages.items()}
-    weights = {name: of_tensor.get(id(value), value) for name, value in weights.items()}
+    # By identity: a callback averages tied weights once, under one of their names.
+    average_of = {id(weights[name]): value.to(weights[name].dtype) for name, value in averages.items()}
+    weights = {name: average_of.get(id(value), value) for name, value in weights.items()}
     return weights | find_spectral_vectors(weights)
 
 
@@ -57,18 +57,20 @@ def find_evaluated_average(callbacks: Mapping[str, Any]) -> str | None:
 
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
-    that some may be."""
-    # Of a sharded one this rank's part.
+    """Whether no element of the tensors, or of this rank's parts of sharded ones, is NaN or infinite.
+
+    Waits for the device once, or twice if the sum of a tensor is not finite.
+    """
     parts = [local_of(tensor).detach() for tensor in tensors]
     # Torch sums no elements of 8 bits.
     values = [tensor.float() if tensor.dtype.itemsize == 1 else tensor for tensor in parts if tensor.numel()]
-    # A finite sum proves that all elements are, in a tenth of the time. A sum may overflow though all are finite: then
-    # the largest magnitude decides, without memory of the tensor's size.
-    return _all_finite([tensor.sum() for tensor in values]) or _all_finite(
-        [torch.linalg.vector_norm(tensor, ord=torch.inf) for tensor in values]
-    )
+    # A finite sum proves that all elements are finite, in a tenth of the time. A sum of finite elements may overflow:
+    # then the largest magnitude decides, which needs no memory of the tensor's size.
+    if _all_finite([tensor.sum() for tensor in values]):
+        return True
+    return _all_finite([torch.linalg.vector_norm(tensor, ord=torch.inf) for tensor in values])
 
 
 def _all_finite(numbers: Sequence[torch.Tensor]) -> bool:
+    """Whether all these scalars are finite, by one wait for the device."""
     return not numbers or bool(torch.stack([torch.isfinite(number) for number in numbers]).all())

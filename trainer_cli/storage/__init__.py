@@ -10,7 +10,7 @@ Invariants of `LocalStorage`, whichever operation the process dies in:
 - A removal renames the manifest, fsyncs the folder, renames the folder, fsyncs its parent, and unlinks the files.
 - A checkpoint that is read is not removed: readers hold a shared lock on the manifest.
 - What an attempt of a run left half-written or half-removed has a hidden name with the run's id. The next attempt
-  removes it (`Storage.sweep`), and nobody else does. Damaged folders are renamed (`Storage.quarantine`), never removed.
+  removes it (`Storage.sweep`), and no other program does. Damaged folders are renamed (`Storage.quarantine`).
 
 It never reads a tensor and never decides what is kept. `Disk` does every access to the disk, so that a test can make
 each one fail. Begin with `base.py` `Storage`, then `local.py`, `folder.py` (one folder) and `hidden_names.py`.

@@ -167,6 +167,7 @@ class LocalFileWriter:
             self._write_block(view[start:end])
 
     def _write_block(self, block: memoryview) -> None:
+        """Write the whole block behind what is written; through the page cache if it cannot be written past it."""
         while block:
             try:
                 count = self._disk.write(self._fd, block, self._written_bytes)
@@ -235,7 +236,7 @@ class LocalReadableFolder:
 
     @contextmanager
     def open(self, file: str) -> Iterator[LocalSource]:
-        """See `ReadableFolder.open`."""
+        """Open a plain file of the folder; it is closed at the end of the block."""
         _check_plain(file)
         source = open_source(self._disk, self.path / file)
         try:
@@ -271,7 +272,7 @@ class LocalSource:
         self._disk.close(self._fd)
 
     def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
-        """See `ReadableFile.read_at`."""
+        """Fill the buffers in order, from an offset. OSError if the file ends before they are full."""
         unfilled = deque(buffer for buffer in buffers if buffer)
         while unfilled:
             count = self._disk.read(self._fd, list(islice(unfilled, _MOST_BUFFERS)), offset)
@@ -286,6 +287,7 @@ class LocalSource:
 
 
 def _check_plain(file: str) -> None:
+    """Refuse a name that could lead out of the folder."""
     if not is_plain(file):
         raise ValueError(f"{file!r} is not a plain name of a file")
 
@@ -339,6 +341,7 @@ def _staging_folder(output: Path) -> Iterator[Path]:
 
 
 def _make_locked(output: Path) -> tuple[Path, int]:
+    """Make a staging folder beside `output`. Returns it, and the descriptor by which it is locked."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=_STAGING, dir=output.parent))
         try:

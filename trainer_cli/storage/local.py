@@ -75,6 +75,7 @@ class LocalStorage:
         self._root_synced = False
 
     def names(self, earlier: Collection[str] = ()) -> list[str]:
+        """The folders with a plain name. Those of `earlier` that are still there are not examined again."""
         try:
             names = self.disk.listdir(self.root)
         except FileNotFoundError:
@@ -87,12 +88,18 @@ class LocalStorage:
         return [name for name in names if name in earlier or self._is_listed(name)]
 
     def location(self, name: str) -> str:
+        """The path of a folder."""
         return str(self._path(name))
 
     @contextmanager
     def writing(
         self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128, replace: bool = False
     ) -> Iterator[StagedFolder]:
+        """A hidden folder beside the checkpoints, which is deleted on exit unless it was published.
+
+        Args:
+            replace: whether it replaces a checkpoint of that name; else such a checkpoint is refused, at once.
+        """
         final = self._path(name)
         self._create_root()
         self._finish_replacement(name)
@@ -117,6 +124,7 @@ class LocalStorage:
         copy_folder(self, name, manifest, source)
 
     def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
+        """The hidden folder that rank 0 has made, for the files of this rank."""
         hidden = HiddenName.parse(hidden_name)
         if hidden is None or hidden.kind is not Hidden.tmp:
             raise ValueError(f"{hidden_name!r} is not the name of a folder that is being written")
@@ -127,6 +135,7 @@ class LocalStorage:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
+        """The folder, under a shared lock on its manifest. Waits for a removal or a replacement that is under way."""
         path = self._path(name)
         deadline = time.monotonic() + _REMOVAL_S
         while True:
@@ -152,6 +161,7 @@ class LocalStorage:
                 self.disk.close(fd)
 
     def peek(self, name: str, file: str) -> bytes | None:
+        """The content of a small file; None if it does not exist. No lock is taken."""
         # Names come from manifests, which are not verified: one with a slash could lead elsewhere.
         if not is_plain(file):
             raise ValueError(f"{file!r} is not a plain name of a file")
@@ -174,6 +184,7 @@ class LocalStorage:
             source.close()
 
     def manifest_id(self, name: str) -> tuple[int, ...] | None:
+        """The inode, size and times of the manifest; None if it cannot be examined."""
         try:
             status = self.disk.stat(f"{self._path_text(name)}/{MANIFEST_FILE}")
         except OSError:
@@ -183,6 +194,7 @@ class LocalStorage:
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def sizes(self, name: str) -> dict[str, int]:
+        """File -> its size in bytes, of regular files and links to them; empty if there is no such folder."""
         path = self._path_text(name)
         sizes: dict[str, int] = {}
         try:
@@ -198,9 +210,11 @@ class LocalStorage:
         return sizes
 
     def is_pinned(self, name: str) -> bool:
+        """Whether the folder holds the file that pins it."""
         return exists(self.disk, f"{self._path_text(name)}/{PINNED_FILE}")
 
     def remove(self, name: str) -> bool:
+        """Remove a checkpoint: its files are deleted by `later`. False if it is read, is gone, or is a link."""
         path = self._path(name)
         try:
             if stat.S_ISLNK(self.disk.stat(path, follow=False).st_mode):
@@ -224,6 +238,7 @@ class LocalStorage:
         return True
 
     def clear(self, name: str) -> bool:
+        """Remove a folder without a manifest. False, and nothing is changed, if it has one or does not exist."""
         path = self._path(name)
         if not is_folder(self.disk, path) or exists(self.disk, path / MANIFEST_FILE):
             return False
@@ -231,6 +246,7 @@ class LocalStorage:
         return True
 
     def amend(self, name: str, manifest: bytes) -> None:
+        """Replace the manifest of a checkpoint by a rename, while a shared lock keeps a removal out."""
         path = self._path(name)
         new = path / f".amended.{self.run_id}"
         # The shared lock keeps a removal out until the new manifest has its name.
@@ -244,6 +260,7 @@ class LocalStorage:
         delete_superseded(self.disk, path)
 
     def pin(self, name: str, *, pinned: bool) -> None:
+        """Write the file that pins a folder, or delete it, unless that is so already."""
         path = self._path(name)
         if self.is_pinned(name) is pinned:
             return
@@ -255,6 +272,7 @@ class LocalStorage:
         self.disk.fsync_dir(path)
 
     def quarantine(self, name: str, why: str) -> str:
+        """Give a damaged folder a hidden name, and return that."""
         path = self._path(name)
         self._finish_replacement(name)
         hidden = self._hidden_path(Hidden.quarantined, name)
@@ -265,6 +283,7 @@ class LocalStorage:
         return hidden.name
 
     def fsync_names(self) -> None:
+        """Make the names in the root durable. UnsyncedError if that fails."""
         try:
             self.disk.fsync_dir(self.root)
         except OSError as error:
@@ -280,6 +299,7 @@ class LocalStorage:
         return []
 
     def sweep(self) -> list[str]:
+        """Delete what earlier attempts of this run left. Returns the names; what cannot be deleted is a warning."""
         try:
             names = self.disk.listdir(self.root)
         except FileNotFoundError:
@@ -297,15 +317,19 @@ class LocalStorage:
         return swept
 
     def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
+        """Nothing waits: a published folder is in its final storage."""
         return []
 
     def free_bytes(self) -> int | None:
+        """Bytes that can still be written; None if unknown."""
         return self._free(self.disk.free_bytes)
 
     def free_files(self) -> int | None:
+        """Files that can still be created; None if unknown or unlimited."""
         return self._free(self.disk.free_files)
 
     def removed_bytes(self) -> int:
+        """Size of the files in removed folders that are still to be deleted."""
         size_bytes = 0
         # Another thread may be deleting them.
         with suppress(OSError):
@@ -348,6 +372,7 @@ class LocalStorage:
         self._root_synced = True
 
     def _publish(self, staging: Path, name: str) -> None:
+        """Give a staged folder its final name, durably. FileExistsError if a checkpoint has it."""
         # fsync before rename: a rename may reach the disk before the data does.
         self.disk.fsync_dir(staging)
         self._clear_final_name(name)
@@ -366,6 +391,7 @@ class LocalStorage:
             self.quarantine(name, "it has no manifest")
 
     def _refuse_existing(self, final: Path) -> None:
+        """Raise FileExistsError if there is a checkpoint."""
         if exists(self.disk, final / MANIFEST_FILE):
             raise FileExistsError(errno.EEXIST, "A checkpoint of that name exists", str(final))
 
@@ -431,10 +457,10 @@ class LocalStorage:
         if not exists(self.disk, old):
             return False
         with ExitStack() as stack:
-            complete = exists(self.disk, old / MANIFEST_FILE)
-            if complete and not lock_out_readers(self.disk, old, stack):
+            is_complete = exists(self.disk, old / MANIFEST_FILE)
+            if is_complete and not lock_out_readers(self.disk, old, stack):
                 return True  # A living process holds the lock, and will finish it.
-            if complete and not exists(self.disk, final):
+            if is_complete and not exists(self.disk, final):
                 try:
                     self.disk.rename(old, final)
                 except OSError as error:
@@ -450,6 +476,7 @@ class LocalStorage:
         return Path(self._path_text(name))
 
     def _path_text(self, name: str) -> str:
+        """The path of a folder as text. ValueError if the name could lead out of the root."""
         if not is_plain(name):
             raise ValueError(f"{name!r} is not a plain name of a checkpoint")
         return f"{self.root}/{name}"
@@ -489,6 +516,7 @@ class LocalStorage:
         )
 
     def _move_to_trash(self, name: str) -> Path:
+        """Give a folder the hidden name of a removed one, durably. Returns its new path."""
         trash = self._hidden_path(Hidden.trash, name)
         self.disk.rename(self.root / name, trash)
         # Deleted with the next removal if the fsync fails.

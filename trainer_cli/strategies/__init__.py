@@ -26,11 +26,4 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    add_lazy_names(
-        globals(),
-        {
-            "blocks": "find_blocks recompute",
-            "fsdp": "FSDP",
-            "strategy": "DDP Single Strategy",
-        },
-    )
+    add_lazy_names(globals(), {"blocks": "find_blocks recompute", "fsdp": "FSDP", "strategy": "DDP Single Strategy"})

@@ -24,15 +24,16 @@ def find_blocks(model: nn.Module, classes: Sequence[str] = (), min_parameters: i
     """
     # A dict as an ordered set.
     blocks: dict[nn.Module, None] = {}
+    # The parameters of each module that are those of a block: of itself, or of blocks inside it.
     in_blocks: dict[nn.Module, set[nn.Parameter]] = {}
     listed = {child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module}
-    seen: set[str] = set()
+    class_names: set[str] = set()
     # Reversed, so that the blocks inside a module are known before it.
     for module in reversed(list(model.modules())):
         of_inner_blocks = {parameter for child in module.children() for parameter in in_blocks.get(child, ())}
         parameters = set(module.parameters())
         name = type(module).__name__
-        seen.add(name)
+        class_names.add(name)
         is_block = name in classes if classes else min_parameters is None and module in listed
         if min_parameters is not None:
             count = sum(parameter.numel() for parameter in parameters - of_inner_blocks)
@@ -41,11 +42,11 @@ def find_blocks(model: nn.Module, classes: Sequence[str] = (), min_parameters: i
             blocks[module] = None
             of_inner_blocks = parameters
         in_blocks[module] = of_inner_blocks
-    if unknown := [name for name in classes if name not in seen]:
+    if unknown := [name for name in classes if name not in class_names]:
         raise ConfigError(
             f"parallel.wrap names {', '.join(unknown)}, but the model has no module of such a class",
             location="parallel.wrap",
-            hint=f"It has {', '.join(sorted(seen)[:12])}.",
+            hint=f"It has {', '.join(sorted(class_names)[:12])}.",
         )
     return list(blocks)
 

@@ -96,6 +96,11 @@ def read_styles(model: nn.Module, size: int) -> dict[str, ParallelStyle]:
 
 
 def _read_plan(model: nn.Module, size: int) -> Mapping[str, Any]:
+    """Glob of layers -> style, by the model's method, else by the plan that transformers gives a model.
+
+    Raises:
+        ConfigError: there is no plan, or it is not for groups of this size.
+    """
     method, transformers_plan = getattr(model, PLAN, None), getattr(model, "tp_plan", None)
     if method is None and isinstance(transformers_plan, Mapping) and transformers_plan:
         for key in _HEAD_COUNTS:
@@ -141,6 +146,7 @@ def _find_tied_names(model: nn.Module) -> list[list[str]]:
 
 
 def _wrong(problem: str, name: str = "", choices: list[str] | None = None) -> ConfigError:
+    """The error of a plan that does not fit, with the choice that is most like the name, if there is one."""
     return ConfigError(problem, location="parallel.tensor_size", hint=did_you_mean(name, choices or []).strip() or None)
 
 
@@ -179,6 +185,11 @@ class FSDP:
         self._offload = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """Give all ranks the weights of rank 0, divide layers by the plan, and shard the blocks.
+
+        Raises:
+            ConfigError: a parameter cannot be sharded, or the plan does not fit.
+        """
         device = on_local_device(device, self.group)
         for name, parameter in model.named_parameters():
             if name.startswith(f"{STEP_MODULES}."):
@@ -221,6 +232,7 @@ class FSDP:
         return model
 
     def _mesh(self, device: str) -> DeviceMesh:
+        """The ranks as a mesh of at most three dimensions: copies, shards, and tensor groups if there are some."""
         tensor = self.group.tensor_size
         sizes = {"replicate": self.world_size // self._shard_size, "shard": self._shard_size // tensor}
         sizes = {"shard": sizes["shard"]} if sizes["replicate"] == 1 else sizes
@@ -229,26 +241,31 @@ class FSDP:
         return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def trained(self, model: nn.Module) -> nn.Module:
+        """The model itself, whose modules were changed in place."""
         return model
 
     def on_trained_changed(self, model: nn.Module) -> None:
-        """A block reads it each time that it is gathered."""
+        """Nothing: a block reads `requires_grad` each time that it is gathered."""
 
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
+        """Set whether the next backward averages gradients."""
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(on)
 
     def has_averaged(self) -> bool:
+        """True: each block averages the gradients that it has, at once."""
         return True
 
     def check_averaged(self, model: nn.Module) -> None:
-        """Each block averages the gradients that it has."""
+        """Nothing: each block averages the gradients that it has."""
 
     def before_save(self, model: nn.Module) -> dict[str, int]:
+        """No checksums: no process holds a whole parameter."""
         return {}
 
     @contextmanager
     def evaluation(self, model: nn.Module) -> Iterator[None]:
+        """Evaluate with the outermost parameters gathered, and with the buffers of rank 0 on all ranks."""
         assert isinstance(model, FSDPModule)
         # Gather the parameters outside of the blocks, for calls of methods other than forward.
         model.unshard()
@@ -263,16 +280,17 @@ class FSDP:
                     module.reshard()
 
     def clip_norm(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        """Clip by the norm over all shards and all layers, divided ones or not."""
         by_mesh: dict[DeviceMesh, list[Tensor]] = {}
         for parameter in parameters:
             if isinstance(parameter.grad, DTensor):
                 by_mesh.setdefault(parameter.grad.device_mesh, []).append(parameter)
         # Norms of tensors on different meshes cannot be stacked, so each mesh has a norm of its own first.
         norms: list[Tensor] = []
-        for group in by_mesh.values():
-            norm = nn.utils.get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
+        for on_mesh in by_mesh.values():
+            norm = nn.utils.get_total_norm([parameter.grad for parameter in on_mesh if parameter.grad is not None])
             norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-        for group in by_mesh.values():
-            nn.utils.clip_grads_with_norm_(group, max_norm, total)
+        for on_mesh in by_mesh.values():
+            nn.utils.clip_grads_with_norm_(on_mesh, max_norm, total)
         return total

@@ -74,9 +74,11 @@ class Single:
     group: ProcessGroup = ALONE
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """Move the model to the device."""
         return model.to(device)
 
     def trained(self, model: nn.Module) -> nn.Module:
+        """The model itself."""
         return model
 
     def on_trained_changed(self, model: nn.Module) -> None:
@@ -86,18 +88,22 @@ class Single:
         """Nothing to average."""
 
     def has_averaged(self) -> bool:
+        """True: nothing is averaged."""
         return True
 
     def check_averaged(self, model: nn.Module) -> None:
         """Nothing to average."""
 
     def before_save(self, model: nn.Module) -> dict[str, int]:
+        """No checksums: there is no other process to compare with."""
         return {}
 
     def evaluation(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Nothing to prepare."""
         return nullcontext()
 
     def clip_norm(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        """Clip as torch does."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
@@ -134,6 +140,7 @@ class DDP:
         self._wrapped: DistributedDataParallel | None = None
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """Move the model to this rank's device, and wrap it if it has a parameter to train."""
         self._device = on_local_device(device, self.group)
         model = model.to(self._device)
         # DistributedDataParallel refuses a model without a parameter to train.
@@ -142,6 +149,7 @@ class DDP:
         return model
 
     def _wrap(self, model: nn.Module, *, init_sync: bool = True) -> DistributedDataParallel:
+        """Wrap the model; `init_sync`: give all ranks the weights and buffers of rank 0."""
         return ddp_with_fixed_buckets(
             model,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
@@ -151,6 +159,7 @@ class DDP:
         )
 
     def on_trained_changed(self, model: nn.Module) -> None:
+        """Wrap the model anew."""
         assert self._wrapped is not None
         # Its buckets hold the parameters that were trained when it was made. A wrapper made after a resume has the same
         # buckets, so gradients are added in the same order.
@@ -159,14 +168,17 @@ class DDP:
         self._wrapped = self._wrap(model, init_sync=False)
 
     def trained(self, model: nn.Module) -> nn.Module:
+        """The wrapper; the model itself if it has no parameter to train."""
         return model if self._wrapped is None else self._wrapped
 
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
+        """Set whether the next backward averages gradients."""
         if self._wrapped is not None:
             # The attribute that its no_sync() sets. The forward reads it too, so it is set before the forward.
             self._wrapped.require_backward_grad_sync = on
 
     def has_averaged(self) -> bool:
+        """Whether torch waits for no gradient of the last forward."""
         return self._pending_average() is None
 
     def _pending_average(self) -> RuntimeError | None:
@@ -180,6 +192,7 @@ class DDP:
         return None
 
     def check_averaged(self, model: nn.Module) -> None:
+        """Raise UserError with the parameters that got no gradient, if torch still waits for some."""
         # Torch checks this in `_rebuild_buckets` of the next forward: too late, after the optimizer's step.
         if (error := self._pending_average()) is None:
             return
@@ -198,17 +211,19 @@ class DDP:
         ) from error
 
     def before_save(self, model: nn.Module) -> dict[str, int]:
+        """Give all ranks the buffers of rank 0. Returns a checksum of each parameter, to compare between ranks."""
         if self._wrapped is None:
             return {}
         # Before the next forward torch gives all ranks the buffers of rank 0. Each rank writes some of the large ones.
         self._send_buffers(model)
         ignored = _ignored(model)
-        checksums = {name: _checksum(one) for name, one in model.named_parameters() if name not in ignored}
+        checksums = {name: _checksum(value) for name, value in model.named_parameters() if name not in ignored}
         # One copy from a GPU, not one for each parameter.
         return dict(zip(checksums, torch.stack(list(checksums.values())).tolist(), strict=True))
 
     @contextmanager
     def evaluation(self, model: nn.Module) -> Iterator[None]:
+        """Evaluate with the buffers of rank 0 on all ranks."""
         # Each rank has its own running statistics; a checkpoint has those of rank 0, so these are evaluated.
         self._send_buffers(model)
         yield
@@ -221,6 +236,7 @@ class DDP:
                 torch.distributed.broadcast(buffer, src=0)
 
     def clip_norm(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        """Clip as torch does: averaged gradients are the same on all ranks."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
@@ -248,11 +264,12 @@ def _checksum(tensor: Tensor) -> Tensor:
 
 
 def _sum_bits(flat: Tensor) -> Tensor:
+    """A checksum of a flat tensor by sums of integers of 64 bits, which wrap around."""
     bits = flat.view(_INTEGERS.get(flat.element_size(), torch.uint8))
     # Each element has a factor of its own, so that a sum differs where two elements are exchanged.
     factors = torch.arange(1, 2 * min(_CHUNK, len(bits)) + 1, 2, device=flat.device)
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for start in range(0, len(bits), _CHUNK):
-        part = bits[start : start + _CHUNK]
-        total = total * 1_000_003 + (part * factors[: len(part)]).sum()
+        chunk = bits[start : start + _CHUNK]
+        total = total * 1_000_003 + (chunk * factors[: len(chunk)]).sum()
     return total

@@ -85,5 +85,7 @@ def new_tensor(file: VerifiedFile, entry: TensorEntry, shape: Sequence[int]) -> 
 
 def check_booleans(path: Path, name: str, tensor: torch.Tensor | None) -> None:
     """Refuse booleans read from the file at `path` that are neither 0 nor 1, for which torch defines no behaviour."""
-    if tensor is not None and tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+    if tensor is None or tensor.dtype is not torch.bool or not tensor.numel():
+        return
+    if int(tensor.view(torch.uint8).max()) > 1:
         raise DamagedCheckpoint.of_file(path, f"{name[:80]!r} holds booleans that are neither true nor false")

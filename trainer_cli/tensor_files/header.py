@@ -75,7 +75,7 @@ def read_entries(take: Callable[[int], bytes], file_bytes: int) -> list[TensorEn
     if not isinstance(fields, dict):
         raise ValueError("its header is not a JSON object")
     fields.pop("__metadata__", None)
-    # In the order of the bytes, which need not be that of the JSON.
+    # In the order of the bytes, which may differ from the order in the JSON.
     located = sorted((_parse_entry(name, raw) for name, raw in fields.items()), key=lambda entry: entry[:2])
     offset = 0
     for begin, end, entry in located:
@@ -97,11 +97,12 @@ def _parse_entry(name: str, raw: object) -> tuple[int, int, TensorEntry]:
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"{name[:80]!r} has an invalid shape or offset")
     size_bytes = math.prod(shape) * ELEMENT_BYTES[code]
-    # Without the zeros: torch multiplies the sizes in 64 bits, also those of an empty tensor.
+    # Zeros are left out: torch multiplies the sizes in 64 bits, also those of an empty tensor.
     if math.prod(size for size in shape if size) >= _LARGEST or offsets[1] - offsets[0] != size_bytes:
         raise ValueError(f"{name[:80]!r} has a shape that does not fit its offsets")
     return offsets[0], offsets[1], TensorEntry(name, code, tuple(shape), size_bytes)
 
 
 def _are_sizes(raw: object) -> bool:
+    """Whether a value of the JSON is a list of integers from 0 to 2**63 - 1."""
     return isinstance(raw, list) and all(type(size) is int and 0 <= size < _LARGEST for size in raw)

@@ -45,20 +45,23 @@ class LiveTensors:
 
         Args:
             names: the state with a `TensorName` in place of each tensor.
-            shared: names of tensors whose memory others share. Several tensors are copied from a tied one, and views
-                reach into their base: memory of their own is simpler.
+            shared: names of stored tensors that are tied, or are views or their bases. These are read into new memory:
+                many tensors are copied from a tied one, and views are made of their base.
         """
         pairs: list[tuple[str, torch.Tensor]] = []
         all_tensors: list[torch.Tensor] = []
         _collect(self._state, names, pairs, all_tensors)
-        alone = _without_shared_memory(all_tensors)
-        uses = Counter(name for name, _ in pairs)
+        unshared = _without_shared_memory(all_tensors)
+        count_of = Counter(name for name, _ in pairs)
         self._by_name = {
-            name: tensor for name, tensor in pairs if uses[name] == 1 and name not in shared and id(tensor) in alone
+            name: tensor
+            for name, tensor in pairs
+            if count_of[name] == 1 and name not in shared and id(tensor) in unshared
         }
 
     def select(self, layout: Iterable[TensorEntry], file_bytes: int) -> dict[str, torch.Tensor]:
-        """The live tensors, by stored name, that a second reading of a file should fill; none if it would not pay."""
+        """The live tensors, by stored name, that a second reading of a file is to fill. Empty if they are so small a
+        part of the file that a copy takes less time."""
         selected = {
             entry.name: tensor
             for entry in layout
@@ -112,38 +115,36 @@ def _without_shared_memory(tensors: Iterable[torch.Tensor]) -> set[int]:
     plain = [tensor for tensor in tensors if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _has_memory(tensor)]
     # By the memory of their storages: two storages can be made of the same memory, as with an array.
     ranges = sorted((storage.data_ptr(), storage.nbytes(), id(tensor)) for tensor, storage in _storages(plain))
-    alone: set[int] = set()
-    previous, previous_end = 0, 0
-    for begin, size_bytes, identity in ranges:
-        if begin < previous_end:
-            alone.discard(previous)
+    unshared: set[int] = set()
+    last_id, last_end = 0, 0
+    for begin, size_bytes, tensor_id in ranges:
+        if begin < last_end:
+            unshared.discard(last_id)
         else:
-            alone.add(identity)
-        if begin + size_bytes > previous_end:
-            previous, previous_end = identity, begin + size_bytes
-    return alone
+            unshared.add(tensor_id)
+        if begin + size_bytes > last_end:
+            last_id, last_end = tensor_id, begin + size_bytes
+    return unshared
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> Iterable[tuple[torch.Tensor, torch.UntypedStorage]]:
+    """Each tensor with its storage."""
     return ((tensor, tensor.untyped_storage()) for tensor in tensors)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_quantized or torch.nn.parameter.is_lazy(tensor))
-        and tensor.numel() > 0
-    )
+    """Whether a tensor is dense, on the CPU, and has elements."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return False
+    if tensor.is_nested or tensor.is_quantized or torch.nn.parameter.is_lazy(tensor):
+        return False
+    return tensor.numel() > 0
 
 
 def _takes_bytes_of(tensor: torch.Tensor, entry: TensorEntry) -> bool:
-    """Whether the bytes of a stored tensor are those of this tensor's memory."""
-    return (
-        tensor.dtype is DTYPES[entry.code]
-        # Only 0 and 1 are valid booleans: they are checked before they are copied.
-        and tensor.dtype is not torch.bool
-        and tuple(tensor.shape) == entry.shape
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
+    """Whether the bytes of a stored tensor can be read into this tensor's memory as they are."""
+    # Booleans are checked before they are copied, because only 0 and 1 are valid.
+    if tensor.dtype is not DTYPES[entry.code] or tensor.dtype is torch.bool:
+        return False
+    is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return is_plain and tuple(tensor.shape) == entry.shape

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def read_tensors(
-    folder: ReadableFolder,
-    manifest: Manifest,
-    file_name: str,
-    names: Collection[str],
-    live: LiveTensors | None = None,
+    folder: ReadableFolder, manifest: Manifest, file_name: str, names: Collection[str], live: LiveTensors | None = None
 ) -> dict[str, torch.Tensor]:
     """The tensors of a file that have one of these names. The whole file is digested.
 
@@ -37,7 +33,7 @@ def read_tensors(
         new = [entry for entry in layout if entry.name in names and entry.name not in in_place]
         tensors = {entry.name: new_tensor(file, entry, entry.shape) for entry in new}
         file.read(_destinations(layout, tensors))
-    # After the digest: a damaged file is reported as such, not by what its bytes happen to be.
+    # After the digest was compared, so that a damaged file is reported as one whose digest differs.
     for name, tensor in tensors.items():
         check_booleans(file.path, name, tensor)
     if live is not None and in_place:
@@ -54,5 +50,7 @@ def _read_again(
 
 
 def _destinations(layout: Iterable[TensorEntry], tensors: Mapping[str, torch.Tensor]) -> Iterator[Destination]:
-    """The destinations of the bytes of a file, in order; those of no tensor are only digested."""
-    return (memory_of(tensors[e.name]) if e.name in tensors else e.size_bytes for e in layout if e.size_bytes)
+    """The destinations of the bytes of a file, in order; bytes of other tensors are only digested."""
+    for entry in layout:
+        if entry.size_bytes:
+            yield memory_of(tensors[entry.name]) if entry.name in tensors else entry.size_bytes

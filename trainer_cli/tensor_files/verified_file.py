@@ -73,7 +73,7 @@ class VerifiedFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:
-            # After an error the digest of a part says nothing.
+            # After an error only a part was read, whose digest cannot be compared.
             if kind is None:
                 # The digest covers the whole file, so bytes that were not needed are read too.
                 self.read([self.left_bytes])
@@ -149,6 +149,7 @@ class VerifiedFile:
                 pool.shutdown(cancel_futures=True)
 
     def _digest_block(self, block: _Block) -> None:
+        """Add a block to the digest, and keep its spare memory for a later one."""
         for view in block.views:
             # In the order of the file, although threads read ahead: a digest has an order.
             self._digest.update(view)
@@ -160,19 +161,19 @@ class VerifiedFile:
         """Divide destinations into blocks of at most `BLOCK_BYTES`, and join small ones."""
         block = _Block(self.size_bytes - self.left_bytes)
         for destination in destinations:
-            size_bytes, at = destination if isinstance(destination, int) else len(destination), 0
-            while at < size_bytes:
-                count = min(size_bytes - at, BLOCK_BYTES - block.size_bytes)
+            size_bytes, position = destination if isinstance(destination, int) else len(destination), 0
+            while position < size_bytes:
+                count = min(size_bytes - position, BLOCK_BYTES - block.size_bytes)
                 if isinstance(destination, int):
                     if block.spare is None:
                         # Bytes that are not needed are digested too; reused memory instead of new for each block.
                         block.spare = self._spares.pop() if self._spares else memoryview(bytearray(BLOCK_BYTES))
                     view = block.spare[block.size_bytes : block.size_bytes + count]
                 else:
-                    view = destination[at : at + count]
+                    view = destination[position : position + count]
                 block.views.append(view)
                 block.size_bytes += count
-                at += count
+                position += count
                 if block.size_bytes == BLOCK_BYTES:
                     yield block
                     block = _Block(block.offset + block.size_bytes)

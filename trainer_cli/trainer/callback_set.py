@@ -23,10 +23,10 @@ class _Use:
     """The state in which a trainer was first given a callback or a step, and the callbacks of the trainer that was
     given it last.
 
-    Both `part` and `owner` are weak references.
+    Both `used` and `owner` are weak references.
     """
 
-    part: weakref.ref[Callback | TrainStep]
+    used: weakref.ref[Callback | TrainStep]
     state: dict[str, Any]
     owner: weakref.ref[CallbackSet]
 
@@ -42,7 +42,7 @@ class CallbackSet:
 
     Args:
         callbacks, sparsity, saver: as in `Trainer`.
-        loop, parts: what else the trainer is made of, which must have no hooks.
+        loop, components: what else the trainer is made of, which must have no hooks.
 
     Raises:
         UserError: two have the same name, or one is not of its kind.
@@ -54,7 +54,7 @@ class CallbackSet:
         sparsity: Callback | Callable[[], Callback] | None,
         saver: CheckpointSaver | None,
         loop: Any,
-        *parts: object,
+        *components: object,
     ) -> None:
         self._configured: dict[str, Callback] = name_values("callbacks", callbacks, Callback)
         if sparsity is not None:
@@ -66,9 +66,10 @@ class CallbackSet:
         self._saver, self._evaluations = saver, loop.evaluations
         self._global = global_callbacks()
         self._bind()
-        self.hooks.refuse_in(loop, loop.evaluations.validation, *parts)
+        self.hooks.refuse_in(loop, loop.evaluations.validation, *components)
 
     def _check_saver(self, saver: CheckpointSaver | None) -> None:
+        """Refuse a second callback that saves, and one that is not given as `checkpoint`."""
         if saver is not None:
             if "checkpoint" in self._configured:
                 raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
@@ -82,6 +83,7 @@ class CallbackSet:
                 )
 
     def _bind(self) -> None:
+        """Name all callbacks in the order in which they are called, and bind their hooks."""
         self.callbacks = dict(self._configured)
         saver: Any = self._saver
         if saver is not None:
@@ -117,24 +119,25 @@ class CallbackSet:
             if callback not in self._global or id(callback) not in _uses:
                 self.keep_first_state(callback)
 
-    def keep_first_state(self, part: Callback | TrainStep) -> None:
+    def keep_first_state(self, stateful: Callback | TrainStep) -> None:
         """Copy the state of a callback or a step, or load the one in which an earlier trainer was given it.
 
         Raises:
             UserError: the state cannot be that of this trainer, or it could be saved but not loaded.
         """
-        _check_state_methods(part)
-        if (use := _uses.get(id(part))) is None:
-            _note_use(part, self)
+        _check_state_methods(stateful)
+        if (use := _uses.get(id(stateful))) is None:
+            _note_use(stateful, self)
             return
         use.owner = weakref.ref(self)
-        has_begun = not use.state and bool(part.state_dict())
-        if has_begun or (isinstance(part, Callback) and any(part.check_state(use.state))):
+        # Without a first state nothing can be loaded to undo the earlier training.
+        cannot_reset = not use.state and bool(stateful.state_dict())
+        if cannot_reset or (isinstance(stateful, Callback) and any(stateful.check_state(use.state))):
             raise UserError(
-                f"this {type(part).__name__} was given to an earlier trainer, and its state does not fit this one",
+                f"this {type(stateful).__name__} was given to an earlier trainer, and its state does not fit this one",
                 cure="Give each trainer one of its own.",
             )
-        load_first_state(part)
+        load_first_state(stateful)
 
     def load_first_states(self) -> None:
         """Load the states that the callbacks were made with."""
@@ -147,30 +150,32 @@ class CallbackSet:
         Args:
             step: is checked too; None: only the callbacks that change an evaluation are.
         """
-        parts: dict[str, Callback | TrainStep] = {
+        named: dict[str, Callback | TrainStep] = {
             f"callbacks.{name}": callback
             for name, callback in self._configured.items()
             if step is not None or callback.evaluates
         }
         if step is not None:
-            parts["step"] = step
-        for name, part in parts.items():
-            use = _uses.get(id(part))
-            if use is not None and use.owner() is not self and (use.state or part.state_dict()):
+            named["step"] = step
+        for name, stateful in named.items():
+            use = _uses.get(id(stateful))
+            if use is None or use.owner() is self:
+                continue
+            if use.state or stateful.state_dict():
                 raise UserError(
-                    f"{name}: this {type(part).__name__} was also given to a trainer that was made later, and its "
+                    f"{name}: this {type(stateful).__name__} was also given to a trainer that was made later, and its "
                     "state is that of one training",
                     cure="Give each trainer one of its own.",
                 )
 
 
-def _check_state_methods(part: Callback | TrainStep) -> None:
+def _check_state_methods(stateful: Callback | TrainStep) -> None:
     """Check that what saves a state also loads it, and the reverse.
 
     Raises:
         UserError: naming the method that is missing.
     """
-    kind = type(part)
+    kind = type(stateful)
     names = ("state_dict", "load_state_dict")
     base = next(parent for parent in reversed(kind.__mro__) if vars(parent).keys() >= set(names))
     missing = [name for name in names if getattr(kind, name) is getattr(base, name)]
@@ -182,17 +187,18 @@ def _check_state_methods(part: Callback | TrainStep) -> None:
         )
 
 
-def _note_use(part: Callback | TrainStep, owner: CallbackSet) -> None:
-    identity = id(part)
+def _note_use(stateful: Callback | TrainStep, owner: CallbackSet) -> None:
+    """Record the first use of a callback or a step, until it no longer exists."""
+    identity = id(stateful)
 
     def forget(_: weakref.ref[Callback | TrainStep]) -> None:
         _uses.pop(identity, None)
 
-    _uses[identity] = _Use(weakref.ref(part, forget), copy.deepcopy(part.state_dict()), weakref.ref(owner))
+    _uses[identity] = _Use(weakref.ref(stateful, forget), copy.deepcopy(stateful.state_dict()), weakref.ref(owner))
 
 
-def load_first_state(part: Callback | TrainStep) -> None:
+def load_first_state(stateful: Callback | TrainStep) -> None:
     """Load the state in which a trainer was first given a callback or a step, if it has one."""
-    use = _uses.get(id(part))
+    use = _uses.get(id(stateful))
     if use is not None and use.state:
-        part.load_state_dict(copy.deepcopy(use.state))
+        stateful.load_state_dict(copy.deepcopy(use.state))

@@ -37,6 +37,7 @@ class CtrlC:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """Handle the first Ctrl-C: ask for a stop after this step. The next one interrupts."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.came = True
         # To the descriptor, because the interrupted code may hold the lock of the stream.

@@ -73,18 +73,21 @@ class LoaderMetrics(dict[str, dict[str, float]]):
 
 
 def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
-    """Evaluate on the loaders that are due and log `LOADER/K`. False if a stop was requested meanwhile."""
+    """Evaluate on the loaders that are due and log each metric as `LOADER/METRIC`; returns whether it was completed.
+
+    If a stop is requested meanwhile, the record and the state of the step are as before the call.
+    """
     record = trainer.metric_logger.record
     trainer.loop.evaluations.present = due
-    before, step_state = dict(record), copy.deepcopy(trainer.step.state_dict())
+    record_before, step_state = dict(record), copy.deepcopy(trainer.step.state_dict())
     try:
         with trainer.metric_logger.pause(Interruption.evaluating, trainer.progress):
             with _evaluating(trainer, due.loaders) as generators:
                 _run(trainer, due, generators, is_last=is_last)
             if trainer.hooks["on_after_evaluation"] or trainer.schedulers.has(SchedulerInterval.evaluation):
                 for call in trainer.hooks["on_after_evaluation"]:
-                    call(trainer, _measured(trainer, before))
-                metrics = _measured(trainer, before)
+                    call(trainer, _metrics_since(trainer, record_before))
+                metrics = _metrics_since(trainer, record_before)
                 trainer.loop.evaluations.check_expected(metrics, due)
                 counted = {name: value for name, value in metrics.items() if due.counts(name)}
                 if counted:
@@ -95,19 +98,18 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
         if step_state:
             trainer.step.load_state_dict(step_state)
         record.clear()
-        record.update(before)
+        record.update(record_before)
         return False
     trainer.progress.evaluated_step = trainer.progress.step
     return True
 
 
-def _measured(trainer: Trainer, before: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that were logged since the record was `before`. Collective."""
+def _metrics_since(trainer: Trainer, record_before: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that were logged since the record was `record_before`. Collective."""
     record = trainer.metric_logger.record
-    rank_metrics = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
+    rank_metrics = metrics_in({key: value for key, value in record.items() if record_before.get(key) is not value})
     # What a callback evaluates may differ between ranks, and no decision may.
-    metrics: dict[str, float] = trainer.strategy.group.broadcast(rank_metrics)
-    return metrics
+    return trainer.strategy.group.broadcast(rank_metrics)
 
 
 def evaluate_remaining(trainer: Trainer, due: Due) -> None:
@@ -134,7 +136,7 @@ def evaluate_all(
     """Evaluate every checkpoint on every loader; arguments as in `Trainer.validate_all`.
 
     Args:
-        every: where no paths are given, take every checkpoint of this run, not the newest.
+        every: if no paths are given, evaluate every checkpoint of this run, not only the newest.
     """
     with ExitStack() as stack:
         stack.callback(trainer.requests.clear)
@@ -190,10 +192,12 @@ def refuse_average_of_present(trainer: Trainer, paths: Sequence[Path | None], lo
 def find_paths(
     trainer: Trainer, ckpt_paths: str | Path | Iterable[str | Path | None] | Unset, *, every: bool = False
 ) -> Sequence[Path | None]:
-    """The checkpoints that are named, globs expanded; None for the present weights. `every`: as of `evaluate_all`."""
-    if isinstance(ckpt_paths, Unset) and every and not trainer.fitting and (paths := trainer.loading.find_all()):
-        log.info("evaluating each checkpoint in %s: %s", paths[0].parent, ", ".join(path.name for path in paths))
-        return paths
+    """The checkpoints that are named, globs expanded; None for the present weights. `every`: see `evaluate_all`."""
+    if isinstance(ckpt_paths, Unset) and every and not trainer.fitting:
+        paths = trainer.loading.find_all()
+        if paths:
+            log.info("evaluating each checkpoint in %s: %s", paths[0].parent, ", ".join(path.name for path in paths))
+            return paths
     if isinstance(ckpt_paths, Unset):
         newest = trainer.loading.find_newest() if trainer.loading.is_untouched else None
         if newest is not None:
@@ -219,11 +223,12 @@ def _evaluate_checkpoint(
     load: LoadOptions,
     loop: ValidationLoop | None,
 ) -> list[Evaluation]:
-    """The metrics of a checkpoint on each loader; None: of the present weights.
+    """The metrics of a checkpoint on each loader.
 
     Outside of a fit the loggers get them, and what callbacks logged meanwhile, as a record of the checkpoint's step.
 
     Args:
+        path: the checkpoint, which is loaded; None: the present weights.
         generators: the random state in which the evaluation begins.
         loop: evaluates each loader; None: those of the training loop.
     """
@@ -268,8 +273,8 @@ def training_kept(trainer: Trainer) -> Iterator[None]:
 def load_checkpoint(trainer: Trainer, path: Path, load: LoadOptions) -> dict[str, Any]:
     """Load what an evaluation of a checkpoint needs, and return the state that was read."""
     # Averages of weights, for example, are in the states of callbacks.
-    evaluating = any(callback.evaluates for callback in trainer.callbacks.values())
-    state = trainer.loading.read(path, load, *(["callbacks"] if evaluating else []))
+    needs_callbacks = any(callback.evaluates for callback in trainer.callbacks.values())
+    state = trainer.loading.read(path, load, *(["callbacks"] if needs_callbacks else []))
     load_for_evaluation(trainer, state, load, path)
     return state
 
@@ -289,12 +294,7 @@ def _evaluating(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[dict[s
 
 
 def _run(
-    trainer: Trainer,
-    due: Due,
-    generators: Mapping[str, Any],
-    *,
-    is_last: bool,
-    loop: ValidationLoop | None = None,
+    trainer: Trainer, due: Due, generators: Mapping[str, Any], *, is_last: bool, loop: ValidationLoop | None = None
 ) -> None:
     """Evaluate the present weights on the loaders, and let callbacks evaluate."""
     # Loading a checkpoint may have drawn numbers.
@@ -367,12 +367,14 @@ def refuse_absent_loaders(trainer: Trainer, val_loaders: Mapping[str, Any]) -> N
     Raises:
         UserError: naming the setting and the loaders.
     """
-    kinds = [type(each).__module__.partition(".")[0] for each in (trainer.step, *trainer.callbacks.values())]
-    if not val_loaders or trainer.hooks["run_validation"] or any(kind != _PACKAGE for kind in kinds):
+    loggers = (trainer.step, *trainer.callbacks.values())
+    packages = {type(logger).__module__.partition(".")[0] for logger in loggers}
+    if not val_loaders or trainer.hooks["run_validation"] or packages != {_PACKAGE}:
         return
     for setting, metric in _needed_metrics(trainer).items():
         loader, _, name = metric.rpartition("/")
-        if not loader or metric.startswith(TRAIN_PREFIX) or loader_of(metric, val_loaders) in val_loaders:
+        is_of_loader = loader and not metric.startswith(TRAIN_PREFIX)
+        if not is_of_loader or loader_of(metric, val_loaders) in val_loaders:
             continue
         named = [f"{loader}/{name}" for loader in val_loaders]
         raise UserError(
@@ -392,26 +394,28 @@ def _check_reported(trainer: Trainer, val_loaders: Mapping[str, Any], needed: Ma
     trainer.loop.evaluations.expected = missing = {
         setting: metric for setting, metric in needed.items() if metric not in reported
     }
-    logging = [name for name, callback in trainer.callbacks.items() if _may_log_after_evaluation(callback)]
+    may_log = [name for name, callback in trainer.callbacks.items() if _may_log_after_evaluation(callback)]
     reported |= {metric for callback in trainer.callbacks.values() for metric in callback.logged_metrics()}
     for setting, metric in missing.items():
         if metric in reported:
             continue
-        if not logging:
+        if not may_log:
             raise unreported(setting, metric, reported)
         log.warning(
             "%s is '%s', which no validation loader reports: callbacks.%s must log it in on_after_evaluation of the "
             "first evaluation (logged_metrics of a callback names what it logs)",
-            setting, metric, ", ".join(logging),
+            setting, metric, ", ".join(may_log),
         )  # fmt: skip
 
 
 def _may_log_after_evaluation(callback: Callback) -> bool:
     """Whether a callback may log a metric after an evaluation that it has not named."""
     kind = type(callback)
-    hooks = kind.on_after_evaluation, kind.wanted_metrics, kind.logged_metrics
-    none = Callback.on_after_evaluation, Callback.wanted_metrics, Callback.logged_metrics
-    return hooks[0] is not none[0] and hooks[1:] == none[1:]
+    # One that wants metrics, or names those that it logs, has said what it does in `on_after_evaluation`.
+    names_metrics = (
+        kind.wanted_metrics is not Callback.wanted_metrics or kind.logged_metrics is not Callback.logged_metrics
+    )
+    return kind.on_after_evaluation is not Callback.on_after_evaluation and not names_metrics
 
 
 def _needed_metrics(trainer: Trainer) -> dict[str, str]:
@@ -436,10 +440,14 @@ def _find_reported_metrics(trainer: Trainer, val_loaders: Mapping[str, Any], nee
         for name, loader in val_loaders.items():
             configured = trainer.loop.evaluations.of(name)
             # Never more batches than an evaluation has: the check must be the shorter of the two.
-            loop = ValidationLoop(min(steps or 1, configured.eval_steps or steps or 1), hook=configured.hook)
+            batches = steps or 1
+            if configured.eval_steps is not None:
+                batches = min(batches, configured.eval_steps)
+            loop = ValidationLoop(batches, hook=configured.hook)
             with trainer.name_scope(name):
                 reported |= {f"{name}/{key}" for key in loop.run(trainer, loader, name)}
-        if steps is not None or not needed <= reported | set(trainer.metric_logger.record):
+        lacks_metric = not needed <= reported | set(trainer.metric_logger.record)
+        if steps is not None or lacks_metric:
             hooks.call("run_validation", trainer, False)
         reported |= set(trainer.metric_logger.record)
     return reported
@@ -474,8 +482,11 @@ def _undone(trainer: Trainer) -> Iterator[None]:
 
 
 def _is_called_by_evaluations(trainer: Trainer, callback: Callback) -> bool:
-    """Whether an evaluation may change the state of a callback; False for states that are evaluated themselves."""
-    kind, families = type(callback), tuple(f"on_{hook}_" for hook in trainer.hooks.families)
-    hooks = (*_EVALUATION, *(name for name in dir(kind) if name.startswith(families)))
-    overridden = (getattr(kind, hook, None) is not getattr(Callback, hook, None) for hook in hooks)
-    return not callback.evaluates and any(overridden)
+    """Whether an evaluation calls hooks of a callback, which may change its state.
+
+    False for a callback whose state is evaluated itself, such as an average of the weights.
+    """
+    kind, prefixes = type(callback), tuple(f"on_{hook}_" for hook in trainer.hooks.families)
+    hooks = (*_EVALUATION, *(name for name in dir(kind) if name.startswith(prefixes)))
+    overrides_hook = any(getattr(kind, hook, None) is not getattr(Callback, hook, None) for hook in hooks)
+    return not callback.evaluates and overrides_hook

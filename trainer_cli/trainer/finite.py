@@ -51,23 +51,26 @@ class LossCheck:
 def check_end(trainer: Trainer) -> None:
     """Raise NotFiniteError if the weights at the end of a training are not finite."""
     fails = not are_finite(trainer.trained)
-    # All ranks raise together: one that continues would wait for the others in its next collective.
-    if fails if trainer.agreement is None else trainer.agreement.total(fails) > 0:
+    if trainer.agreement is not None:
+        # All ranks raise together: one that continues would wait for the others in its next collective.
+        fails = trainer.agreement.total(fails) > 0
+    if fails:
         raise not_finite(trainer, f"the weights are not finite at the end of the run, step {trainer.progress.step}")
 
 
 def not_finite(trainer: Trainer, message: str, batch: Any = None) -> NotFiniteError:
-    """Make the error, with the last finite checkpoint in its cure; that of a training in Python also says what to do.
-    Of a run `train fit` knows more, see `runs/failed_step`.
+    """Make the error, with the last finite checkpoint in its cure.
+
+    For a training in Python the cure also says what to do; for a run `train fit` adds more, see `runs/failed_step`.
 
     Args:
-        batch: the last one, whose samples are looked at.
+        batch: the last batch, in which samples with NaN are looked for.
     """
     # Only an error needs it.
     from trainer_cli.batches import rows_with_nan
 
-    of_tensors = {} if batch is None else rows_with_nan(batch, trainer.step.batch_size)
-    rows = tuple(sorted({row for tensor_rows in of_tensors.values() for row in tensor_rows}))
+    nan_rows = {} if batch is None else rows_with_nan(batch, trainer.step.batch_size)
+    rows = tuple(sorted(set().union(*nan_rows.values())))
     if rows:
         message += f"; in its batch, NaN is in the {'samples' if len(rows) > 1 else 'sample'} at "
         message += f"{format_first(rows)}, counted from 0"

@@ -17,20 +17,24 @@ def status_after(error: BaseException, trainer: Trainer) -> RunStatus:
 
 
 def stopped_step(error: BaseException, trainer: Trainer) -> int | None:
-    """The step from which a run is resumed that a full disk has stopped; None if it has not, or fails the run.
+    """The step of the checkpoint from which a run that a full disk has stopped is resumed.
 
-    It fails the run if this attempt has committed no checkpoint: a disk that stays full would otherwise have the run
-    started for ever. And on another rank than 0, which alone knows the checkpoints.
+    None if another error has ended the run, or if the full disk fails it: because this attempt has committed no
+    checkpoint, so that the run would be started for ever while the disk stays full. Always None on ranks other than 0,
+    which do not know the checkpoints.
     """
     is_no_space = isinstance(error, NoSpaceError) or (isinstance(error, OSError) and error.errno in NO_SPACE)
     retention = getattr(trainer.checkpoint, "retention", None)
     identity = getattr(trainer.checkpoint, "identity", None)
-    if not is_no_space or not trainer.strategy.group.is_main or retention is None or identity is None:
+    if not is_no_space or not trainer.strategy.group.is_main:
         return None
+    if retention is None or identity is None:
+        return None  # Another saver than CheckpointerCallback.
     try:
         newest = retention.newest()
     except OSError:
         return None
-    if newest is None or newest.manifest is None or newest.manifest.attempt != identity.attempt:
+    if newest is None or newest.manifest is None:
         return None
-    return int(newest.step)
+    is_of_this_attempt = newest.manifest.attempt == identity.attempt
+    return int(newest.step) if is_of_this_attempt else None

@@ -388,8 +388,8 @@ class Hooks:
 
     def __init__(self, callbacks: Mapping[str, Callback], families: Iterable[str] = ()) -> None:
         self._callbacks = dict(callbacks)
-        own_families = (base for callback in callbacks.values() for base in callback.validation_hooks)
-        self.families = {*families, *own_families}
+        declared = (base for callback in callbacks.values() for base in callback.validation_hooks)
+        self.families = {*families, *declared}
         self._family_names = _family_names(self.families)
         for name, callback in self._callbacks.items():
             self._refuse_misspelt(name, callback)
@@ -399,14 +399,19 @@ class Hooks:
         """The methods that override a hook, to be bound once and called in turn."""
         return self._hooks[hook]
 
-    def refuse_in(self, *parts: object) -> None:
-        """Refuse a part that defines hooks and is none of the callbacks, so that they would never be called."""
-        others = [part for part in parts if all(part is not callback for callback in self._callbacks.values())]
+    def refuse_in(self, *components: object) -> None:
+        """Refuse hooks in objects that are not callbacks, where they would never be called.
+
+        Raises:
+            UserError: naming the class and the hook.
+        """
+        # By identity: a step may be given as a callback, too.
+        callbacks = set(map(id, self._callbacks.values()))
         hooks = [hook for hook in (*VOCABULARY, *sorted(self._family_names)) if hook.startswith(("on_", "run_"))]
-        for part, hook in product(others, hooks):
-            if callable(getattr(type(part), hook, None)):
+        for component, hook in product(components, hooks):
+            if id(component) not in callbacks and callable(getattr(type(component), hook, None)):
                 raise UserError(
-                    f"{type(part).__name__}.{hook} would never be called: only hooks of callbacks are",
+                    f"{type(component).__name__}.{hook} would never be called: only hooks of callbacks are",
                     cure="Move it into a Callback, and give that as callbacks=.",
                 )
 
@@ -450,8 +455,10 @@ class Hooks:
             raise first
 
     def _bind(self, hook: str) -> Hook:
+        """The methods of the callbacks that override a hook, in calling order, with a note on their errors."""
         callbacks = [*self._callbacks.items()]
         if hook == "on_after_evaluation":
+            # Callbacks that want metrics come after those that may log them here. The sort is stable.
             callbacks.sort(key=lambda item: type(item[1]).wanted_metrics is not Callback.wanted_metrics)
         bound = []
         for name, callback in callbacks:
@@ -479,13 +486,14 @@ class Hooks:
             ) from None
 
     def _refuse_misspelt(self, name: str, callback: Callback) -> None:
+        """Refuse a method whose name looks like a hook: it would never be called, without any sign of it."""
         hooks = [*VOCABULARY, *sorted(self._family_names)]
         for attribute in dir(type(callback)):
             if attribute in hooks or attribute.startswith("_") or attribute in _NO_HOOKS:
                 continue
-            # A hook that is misspelt would never be called, without any sign of it.
             close = get_close_matches(attribute, hooks, n=1, cutoff=0.85)
-            if callable(getattr(type(callback), attribute)) and (attribute.startswith("on_") or close):
+            looks_like_hook = attribute.startswith("on_") or bool(close)
+            if looks_like_hook and callable(getattr(type(callback), attribute)):
                 near = close or get_close_matches(attribute, hooks, n=1)
                 raise UserError(
                     f"{type(callback).__name__}.{attribute} is not a hook, so it would never be called",

@@ -82,17 +82,19 @@ class Lengths:
         try:
             self.log_interval = self.interval(settings.log_interval)
             self.evaluations.learn(self.interval)
-            longest, hard_stop = self.interval(settings.max_duration), self.interval(settings.hard_stop)
-            least = self.interval(settings.min_duration)
+            max_duration, hard_stop = self.interval(settings.max_duration), self.interval(settings.hard_stop)
+            min_duration = self.interval(settings.min_duration)
         except ValueError as error:
             raise UserError(str(error)) from None
-        assert longest is not None, "the schema refuses a null max_duration"
+        assert max_duration is not None, "the schema refuses a null max_duration"
         max_time = check_duration("loop.max_time", settings.max_time, units=(Unit.SECOND,))
-        self.limits = Limits(longest, hard_stop, least, float(max_time.value) if max_time else None)
+        max_time_s = float(max_time.value) if max_time else None
+        self.limits = Limits(max_duration, hard_stop, min_duration, max_time_s)
         self.total_steps = self.length(train_loader)
         self.planned_epoch_steps, self.planned_steps = self.steps_per_epoch, self.total_steps
-        # Otherwise epochs before had another length because of other settings, such as a batch size.
-        if self._first_epoch is not None and (self._differs() or (resumed is not None and resumed.epochs_differ)):
+        # Only if the data has grown: after a change of settings, such as a batch size, present lengths are planned.
+        data_differs = self._differs() or (resumed is not None and resumed.epochs_differ)
+        if self._first_epoch is not None and data_differs:
             _, self.planned_epoch_steps, self.planned_steps = self._first_epoch
 
     def check_hard_stop(self, progress: Progress) -> None:
@@ -106,8 +108,8 @@ class Lengths:
             )
 
     def follow_length(self, train_loader: Any, at: Progress) -> bool:
-        """Take over the length of the epoch that begins at `at`; intervals in epochs follow. Returns whether it is
-        another than that of the epoch before."""
+        """Take over the length of the epoch that begins at `at`; intervals in epochs follow. Returns whether it differs
+        from the length of the epoch before."""
         batches = self._batches_of(train_loader)
         if batches is None or batches == self.epoch_batches:
             return False
@@ -125,19 +127,21 @@ class Lengths:
         return self._first_epoch is not None and self._first_epoch[0] != self.epoch_batches
 
     def _note_difference(self, progress: Progress) -> None:
+        """Record in the progress, for the rest of the run, that epochs differ in length."""
         progress.epochs_differ = progress.epochs_differ or int(self._differs())
 
     @property
     def last_step(self) -> int | None:
         """The step at which `max_duration` or `hard_stop` ends the training, if known."""
-        stop = self.limits.hard_stop
-        steps = [self.total_steps, None if stop is None else stop.end]
+        hard_stop = self.limits.hard_stop
+        steps = [self.total_steps, None if hard_stop is None else hard_stop.end]
         return min((step for step in steps if step is not None), default=None)
 
     def share_at(self, progress: Progress) -> float:
-        """The fraction of the training, up to `max_duration` or an earlier `hard_stop`, that is made."""
-        ends = (self.limits.max_duration, self.limits.hard_stop)
-        return min(max(end.share(progress) for end in ends if end is not None), 1.0)
+        """The completed fraction of the training, which ends at `max_duration` or an earlier `hard_stop`."""
+        limits = (self.limits.max_duration, self.limits.hard_stop)
+        # The limit that is reached first has the largest fraction.
+        return min(max(limit.share(progress) for limit in limits if limit is not None), 1.0)
 
     def interval(self, duration: Any) -> Interval | None:
         """An interval of this training, or None for null."""
@@ -234,12 +238,14 @@ class Lengths:
         return (epoch + 1) * self.steps_per_epoch - remaining_steps
 
     def _position(self, train_loader: Any, at: Progress) -> tuple[int, int]:
-        """Epoch and batch of a position, in batches of the present size if the loader counts samples."""
+        """Epoch and batch of a position, in batches of the present size if the loader counts samples. The end of an
+        epoch is batch 0 of the next one."""
         # By samples where they are counted: after a change of the batch size none is left out or repeated.
-        counts_samples = getattr(train_loader, "samples_per_batch", None) is not None
-        batch = len(train_loader) - train_loader.batches_after(at.epoch_samples) if counts_samples else at.batch
-        over = self.epoch_batches is not None and batch >= self.epoch_batches
-        return (at.epoch + 1, 0) if over else (at.epoch, batch)
+        batch = at.batch
+        if getattr(train_loader, "samples_per_batch", None) is not None:
+            batch = len(train_loader) - train_loader.batches_after(at.epoch_samples)
+        is_epoch_end = self.epoch_batches is not None and batch >= self.epoch_batches
+        return (at.epoch + 1, 0) if is_epoch_end else (at.epoch, batch)
 
     def epochs_at(self, progress: Progress) -> float:
         """Epochs trained, with a fraction where the length of one is known."""

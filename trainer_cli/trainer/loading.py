@@ -85,16 +85,16 @@ class Loading:
             ckpt_path = trainer.checkpointer.locate(ckpt_path)
             refuse_foreign(ckpt_path, load.states)
         self._has_begun = True
-        # The loop needs the counts before the state is loaded: schedules are made with its lengths.
-        counts: Progress | None = trainer.progress
+        # The loop needs the progress before the state is loaded: schedules are made with its lengths.
+        progress: Progress | None = trainer.progress
         if ckpt_path is not None and load.resumes:
-            counts = Progress.of(trainer.checkpointer.progress(ckpt_path) or {})
+            progress = Progress.of(trainer.checkpointer.progress(ckpt_path) or {})
         # Before the lengths are learned: all ranks need the same ones.
         loop.learn_first_epoch(train_loader, group)
-        if counts is not None and counts.epoch:
-            begin_epoch(train_loader, counts.epoch)
+        if progress is not None and progress.epoch:
+            begin_epoch(train_loader, progress.epoch)
             loop.agree_on_length(train_loader, group)
-        loop.prepare(trainer, train_loader, counts)
+        loop.prepare(trainer, train_loader, progress)
         if ckpt_path is not None:
             self.load(ckpt_path, load, keep_settings, train_loader)
             check_same(group, {"step": trainer.progress.step, "number of samples": trainer.progress.samples})
@@ -122,7 +122,7 @@ class Loading:
         """The newest valid checkpoint of this run; None if there is no checkpoint, or no callback that saves.
 
         Args:
-            first: as of `CheckpointSaver.newest`.
+            first: see `CheckpointSaver.newest`.
         """
         trainer = self._trainer
         if trainer.checkpoint is None:
@@ -132,8 +132,7 @@ class Loading:
 
         group = trainer.strategy.group
         # Rank 0 alone lists the folder, so that all ranks choose the same; all verify files.
-        newest: Path | None = group.on_main(partial(trainer.checkpoint.newest, first=first), GroupVerifier(group))
-        return newest
+        return group.on_main(partial(trainer.checkpoint.newest, first=first), GroupVerifier(group))
 
     def find_all(self) -> list[Path]:
         """The complete checkpoints in the folder of this run, in the order of their steps."""
@@ -143,14 +142,13 @@ class Loading:
 
         from trainer_cli.catalog import Catalog
 
-        paths: list[Path] = self._trainer.strategy.group.on_main(Catalog.of(saver.folder).complete_paths)
-        return paths
+        return self._trainer.strategy.group.on_main(Catalog.of(saver.folder).complete_paths)
 
     def newest_or_refuse(self) -> Path:
         """The newest valid checkpoint of this run.
 
         Raises:
-            NoCheckpointError: there is none.
+            NoCheckpointError: the run has no valid checkpoint.
         """
         folder = self._saver().folder
         if (newest := self.find_newest()) is None:
@@ -158,6 +156,7 @@ class Loading:
         return newest
 
     def _saver(self) -> CheckpointSaver:
+        """The callback that saves; raise UserError if the trainer has none."""
         if (saver := self._trainer.checkpoint) is None:
             raise UserError("this trainer has no folder of checkpoints", cure="Give a path, or checkpoint= to Trainer.")
         return saver
@@ -168,7 +167,7 @@ class Loading:
             self._load(path, load, keep_settings, train_loader)
 
     def _load(self, path: str | Path, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any) -> None:
-
+        """Read a checkpoint, and load the weights alone or all states, as `load` says."""
         from trainer_cli.catalog import ForeignKind
 
         trainer = self._trainer
@@ -177,6 +176,7 @@ class Loading:
         average = None
         if load.average and load.weights_alone and ForeignKind.of(path) is None:
             average = trainer.checkpointer.average(path)
+        # An average of the weights is in the state of its callback.
         state = self.read(path, load, *(["callbacks"] if average is not None else []))
         if load.weights_alone:
             load_weights(trainer, state, load, path, average)
@@ -244,10 +244,11 @@ class Loading:
     def last_metrics(self) -> dict[str, float]:
         """The last record of metrics. A finished run that was resumed has made no step: use that of its checkpoint."""
         trainer = self._trainer
-        last: Mapping[str, float] = trainer.metric_logger.last
-        if not last and self.resumed and self.path is not None and trainer.progress.step == self.step:
-            last = trainer.checkpointer.metrics(self.path)
-        return dict(last)
+        metrics: Mapping[str, float] = trainer.metric_logger.last
+        made_no_step = self.resumed and trainer.progress.step == self.step
+        if not metrics and made_no_step and self.path is not None:
+            metrics = trainer.checkpointer.metrics(self.path)
+        return dict(metrics)
 
     def save(self, path: str | Path | None) -> Path:
         """Save a checkpoint by hand; see `Trainer.save_checkpoint`."""
@@ -296,7 +297,9 @@ class Loading:
 
     def kept_generators(self) -> dict[str, Any] | None:
         """The random state that the training will continue with; None if it is the present one."""
-        return self.rng if self._trainer.fitting else self.rng or self._last_generators
+        if self._trainer.fitting:
+            return self.rng
+        return self.rng or self._last_generators
 
     def restore_generators(self) -> None:
         """Restore the random state that `keep_generators` kept, if there is a seed.
@@ -318,7 +321,7 @@ class Loading:
 
 
 def _read_foreign_state(path: Path, load: LoadOptions, targets: Targets | None) -> dict[str, Any]:
-
+    """Read the weights, and the step if known, of a checkpoint of another program."""
     from trainer_cli.catalog import refuse_foreign
     from trainer_cli.parts import READ_FOREIGN
 

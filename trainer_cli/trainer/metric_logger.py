@@ -130,13 +130,14 @@ def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     return Medium(Kind.tables, name, Table(tuple(map(str, columns)), cells, matrix))
 
 
-def _owner(metric: str, loaders: Sequence[str]) -> str:
-    """The loader that a metric is of; empty: none."""
+def _loader_or_empty(metric: str, loaders: Sequence[str]) -> str:
+    """The loader that a metric belongs to; empty if it belongs to no loader."""
     loader = loader_of(metric, loaders)
     return loader if loader in loaders else ""
 
 
-def _has(scope: str, metrics: Iterable[str]) -> bool:
+def _has_scope(metrics: Iterable[str], scope: str) -> bool:
+    """Whether the name of a metric begins with `scope/`."""
     return any(name.startswith(f"{scope}/") for name in metrics)
 
 
@@ -186,6 +187,7 @@ class MetricLogger:
         self._warned: set[str] = set()
         self._began, self._seconds_before = time.monotonic(), 0.0
         self._rate_mark = (time.monotonic(), 0)
+        """Time and samples of the last call of `samples_per_second`; the time is moved by what is excluded."""
         self.rate_seconds = 0.0
         """Seconds between the last two calls of `samples_per_second`, without evaluations and saves."""
 
@@ -216,13 +218,13 @@ class MetricLogger:
     @contextmanager
     def record_kept(self) -> Iterator[None]:
         """Begin with an empty record, and put the present one back after the block, also after an error."""
-        before = dict(self.record)
+        record_before = dict(self.record)
         self.record.clear()
         try:
             yield
         finally:
             self.record.clear()
-            self.record.update(before)
+            self.record.update(record_before)
 
     def add(self, metrics: Mapping[str, float | Tensor]) -> None:
         """Add to the record of the current step.
@@ -282,42 +284,43 @@ class MetricLogger:
         # Cleared, not replaced: the loop holds this dictionary.
         self.record.clear()
         # Behind a record that waits, later ones wait too: loggers get records in order.
-        waits = bool(self._waiting) or any(map(_is_on_device, content.values()))
-        if not wait and waits and len(self._waiting) < _MOST_WAITING:
+        must_wait = bool(self._waiting) or any(map(_is_on_device, content.values()))
+        if must_wait and not wait and len(self._waiting) < _MOST_WAITING:
             if content:
                 self._waiting.append((replace(progress), epoch, time.time(), content))
-            return self._update_last(
-                progress, {name: value for name, value in content.items() if not _is_on_device(value)}
-            )
+            on_host = {name: value for name, value in content.items() if not _is_on_device(value)}
+            return self._update_last(progress, on_host)
         self.settle()
         return self._pass_on(progress, epoch, time.time(), content)
 
     def flush_evaluation(self, progress: Progress, epoch: float, loaders: Iterable[str]) -> None:
-        """Pass on the record of an evaluation outside of a fit. What is logged at this step already is not logged
-        again; a loader whose metrics differ from that has the scope `validate_N`, of the first N from 1 on that is new.
+        """Pass on the record of an evaluation outside of a fit.
+
+        Metrics that the last record has with the same values, if it is of this step, are not logged again. A loader
+        whose metrics differ from it has the scope `validate_N`, with the first unused number from 1 on.
         """
         if progress.step == self._last_step:
             self._separate(progress.step, list(loaders))
         self.flush(progress, epoch)
 
     def _separate(self, step: int, loaders: Sequence[str]) -> None:
+        """Rename the metrics of loaders whose values differ from the last record, and drop those that repeat it."""
         measured = metrics_in(self.record)
         repeated = measured.keys() & self.last.keys()
         changed = [name for name in repeated if measured[name] != self.last[name] and not math.isnan(measured[name])]
-        numbers, scopes = count(1), {}
-        # Empty: what callbacks have logged under names that are of no loader.
-        for owner in (*loaders, ""):
-            if any(_owner(name, loaders) == owner for name in changed):
-                free = (scope for number in numbers if not _has(scope := f"validate_{number}", self.last))
-                scopes[owner] = next(free)
+        changed_loaders = {_loader_or_empty(name, loaders) for name in changed}
+        candidates = (f"validate_{number}" for number in count(1))
+        unused_scopes = (scope for scope in candidates if not _has_scope(self.last, scope))
+        # The empty name stands for what callbacks have logged under names of no loader.
+        scopes = {loader: next(unused_scopes) for loader in (*loaders, "") if loader in changed_loaders}
         for name in measured:
-            owner = _owner(name, loaders)
-            if owner in scopes:
-                self.record[f"{scopes[owner]}/{name.removeprefix(f'{owner}/')}"] = self.record.pop(name)
+            loader = _loader_or_empty(name, loaders)
+            if loader in scopes:
+                self.record[f"{scopes[loader]}/{name.removeprefix(f'{loader}/')}"] = self.record.pop(name)
             elif name in repeated:
                 del self.record[name]
-        for owner, scope in scopes.items():
-            log.info("step %d has other metrics of '%s': these are logged as %s/…", step, owner or "callbacks", scope)
+        for loader, scope in scopes.items():
+            log.info("step %d has other metrics of '%s': these are logged as %s/…", step, loader or "callbacks", scope)
 
     def settle(self) -> None:
         """Wait for the metrics of kept records, and pass these on."""
@@ -328,18 +331,17 @@ class MetricLogger:
     def _pass_on(
         self, progress: Progress, epoch: float, logged_at: float, content: Mapping[str, float | Tensor | Medium]
     ) -> dict[str, float]:
-        media = [value for value in content.values() if isinstance(value, Medium)]
-        # Reads tensors on a device, and so waits for it: only here.
-        record = self._update_last(progress, content)
-        if record or media:
-            by_kind = {
-                kind: {medium.name: medium.value for medium in media if medium.kind is kind}
-                for kind in (Kind if media else ())
-            }
-            entry = Record(progress.step, epoch, logged_at, record, progress.samples, **by_kind)
+        """Give the record of a step to every logger, and return its metrics. Waits for tensors on a device."""
+        metrics = self._update_last(progress, content)
+        media: dict[str, dict[str, Any]] = {}
+        for value in content.values():
+            if isinstance(value, Medium):
+                media.setdefault(value.kind, {})[value.name] = value.value
+        if metrics or media:
+            record = Record(progress.step, epoch, logged_at, metrics, progress.samples, **media)
             for keeper in self._keepers:
-                keeper.log(entry)
-        return record
+                keeper.log(record)
+        return metrics
 
     def _update_last(self, progress: Progress, content: Mapping[str, float | Tensor | Medium]) -> dict[str, float]:
         """Add the metrics to the last record, if they are of the same step, or make them the last record."""
@@ -390,10 +392,10 @@ class MetricLogger:
 
     def samples_per_second(self, samples: int) -> float:
         """Samples per second since the last call, without evaluations and saves."""
-        (then, before), now = self._rate_mark, time.monotonic()
+        (time_before, samples_before), now = self._rate_mark, time.monotonic()
         self._rate_mark = (now, samples)
-        self.rate_seconds = now - then
-        return (samples - before) / max(self.rate_seconds, 1e-9)
+        self.rate_seconds = now - time_before
+        return (samples - samples_before) / max(self.rate_seconds, 1e-9)
 
     def exclude_time(self, seconds: float) -> None:
         """Exclude time from the rate."""
@@ -401,9 +403,9 @@ class MetricLogger:
 
     @contextmanager
     def pause(self, activity: Interruption, progress: Progress) -> Iterator[None]:
-        """Exclude from the rate what is done meanwhile."""
+        """Count the time inside the block for `activity`, and exclude it from the rate of the training."""
         began, self.activity = time.monotonic(), activity
-        before = self.time.enter(activity.activity)
+        interrupted_activity = self.time.enter(activity.activity)
         try:
             yield
         except Exception as error:
@@ -413,7 +415,7 @@ class MetricLogger:
             raise
         finally:
             # Also after an error, which an evaluation that was stopped raises.
-            self.time.enter(before)
+            self.time.enter(interrupted_activity)
             seconds, self.activity = time.monotonic() - began, ""
             self.exclude_time(seconds)
             if seconds >= _SHORTEST_PAUSE_S:
@@ -438,7 +440,7 @@ class MetricLogger:
         self.is_open, self.was_closed = False, True
         # In a stack: one logger's error must not keep others open. Waiting records are passed on first.
         with ExitStack() as stack:
-            # Those of services last: a file that cannot be closed fails the run.
+            # A stack closes in reverse: files first, because one that cannot be closed fails the run; services last.
             for keeper in sorted(self._keepers, key=lambda keeper: not keeper.logger.is_remote):
                 stack.push(partial(_close, keeper, status, status_after))
             self.settle()
@@ -452,7 +454,14 @@ def _close(
     error: BaseException | None,
     trace: TracebackType | None,
 ) -> None:
-    keeper.close(status if status is None or error is None else status_after(error))
+    """Close a logger, as the exit of a context.
+
+    Args:
+        status: how the run ended; None: it has not. An error of a logger that was closed before takes its place.
+    """
+    if status is not None and error is not None:
+        status = status_after(error)
+    keeper.close(status)
 
 
 def _is_on_device(value: float | Tensor | Medium) -> bool:

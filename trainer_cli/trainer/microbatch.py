@@ -60,7 +60,7 @@ class Microbatches:
         """
         if not self.is_auto:
             return [train_one(microbatch, count) for microbatch, count in split_batch(batch, size, self.size or size)]
-        before, rng = ForwardState(trainer.model), capture_rng()
+        forward_state, rng = ForwardState(trainer.model), capture_rng()
         while True:
             try:
                 return [
@@ -72,7 +72,7 @@ class Microbatches:
             self._halve(min(self.size or size, size), failure)
             for optimizer in trainer.optimizers.values():
                 optimizer.zero_grad()
-            before.restore()
+            forward_state.restore()
             restore_rng(rng)
             reset_weights()
 

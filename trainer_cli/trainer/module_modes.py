@@ -51,6 +51,7 @@ class ModuleModes:
         self._first: dict[nn.Module, bool] = {}
         """The modes at the beginning of the present stretch, after its first hooks."""
         self._names: dict[nn.Module, str] = {}
+        """The name of each module, as of the beginning of the present stretch."""
         self._changes: dict[str, bool] = {}
         """Outside of a stretch: the modes that were changed in the last one, if it continues."""
         self._in_stretch = False
@@ -64,19 +65,20 @@ class ModuleModes:
 
     @contextmanager
     def beginning(self, trainer: Trainer) -> Iterator[None]:
-        """Begin a stretch: `train()` of the model, then the hooks in the block, then the changes of one that continues.
+        """Begin a stretch: `train()` of the model, then the hooks in the block, then the changes of a stretch that
+        continues.
 
         A line of the log names the modules that were in evaluation mode before, and are not after the hooks.
         """
         # Of a stretch that an error has ended, too.
         self._changes = self.state_dict()
-        before = [name for name, module in _named_modules(trainer.model) if not module.training]
+        evaluating = [name for name, module in _named_modules(trainer.model) if not module.training]
         trainer.train_mode()
         yield
         self._names = {module: name for name, module in _named_modules(trainer.model)}
         self._first = {module: module.training for module in self._names}
         trained = {name for module, name in self._names.items() if self._first[module]}
-        self._log_trained([name for name in before if name in trained and name not in self._changes])
+        self._log_trained([name for name in evaluating if name in trained and name not in self._changes])
         if self.continues:
             # Hooks that a single process calls at the beginning of the stretch alone.
             trainer.trained.repeat()
@@ -128,5 +130,5 @@ def _named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
 
 
 def _is_inside(name: str, outer: Iterable[str]) -> bool:
-    """Whether a module is inside one of others; all are inside the model, whose name is empty."""
-    return bool(name) and any(name.startswith(f"{other}.") if other else True for other in outer if other != name)
+    """Whether a module is inside another one of `outer`; all are inside the model, whose name is empty."""
+    return any(not other or name.startswith(f"{other}.") for other in outer if other != name)

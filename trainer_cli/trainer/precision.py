@@ -118,7 +118,7 @@ class Precision:
     """The number format of forward and backward, loss scaling for fp16, and clipping of the accumulated gradients.
 
     Args:
-        dtype: `fp32`, `bf16` or `fp16`; None: that of `config`, else `fp32`.
+        dtype: `fp32`, `bf16` or `fp16`; None: the dtype of `config`, else `fp32`.
         config: the settings as a whole; or give fields of `PrecisionConfig` by their names, such as `clip_norm=1.0`.
     """
 
@@ -160,6 +160,7 @@ class Precision:
             return self._clip(stand_ins, strategy)
 
     def _clip(self, parameters: Sequence[Tensor], strategy: Strategy) -> Tensor | None:
+        """Clip by norm or by value, if that is set. Returns the norm before, if it was computed."""
         if self.clip_norm is not None:
             return strategy.clip_norm(parameters, self.clip_norm)
         if self.clip_value is not None:

@@ -44,7 +44,7 @@ def predict_all(
     patterns: str | Sequence[str],
     load: LoadOptions,
 ) -> list[dict[str, Any]]:
-    """The outputs for each sample; arguments as of `Trainer.predict`. Collective."""
+    """The outputs for each sample; arguments as in `Trainer.predict`. Collective."""
     group = trainer.strategy.group
     loader = as_loader(loader, shuffle=False, **loader_settings(trainer.seed, trainer.device, group))
     _refuse_divided(loader, group.data_size)
@@ -154,7 +154,7 @@ class Predictor:
             return 0, {}
         count = sample_count(batch, self._loader.batch_samples)
         raw = trainer.step.forward(to_device(batch, trainer.device) if trainer.device.type != "cpu" else batch)
-        outputs = {name: value for name, value in _named(raw).items() if _length(value) == count}
+        outputs = {name: value for name, value in _name_outputs(raw).items() if _length(value) == count}
         chosen = {
             name: _on_host(value)
             for name, value in outputs.items()
@@ -190,16 +190,19 @@ class Predictor:
         return [{name: values[index] for name, values in outputs.items()} for index in range(count)]
 
 
-def _named(raw: Any) -> dict[str, Any]:
-    """What a model returned by name, without the loss."""
-    if isinstance(raw, tuple) and len(raw) == 2 and (raw[0] is None or _is_loss(raw[0])):
-        raw = raw[1]
+def _name_outputs(raw: Any) -> dict[str, Any]:
+    """What a model returned, without the loss: name -> value. Unnamed values are `output`, or `output_0` and so on."""
+    if isinstance(raw, tuple) and len(raw) == 2:
+        loss, outputs = raw
+        if loss is None or _is_loss(loss):
+            raw = outputs
     if isinstance(raw, Mapping):
         numbers = (OutputKind.loss, OutputKind.total)
         return {str(name): value for name, value in raw.items() if OutputKind.of(name, value) not in numbers}
     if isinstance(raw, list) and raw and all(isinstance(entry, Mapping) for entry in raw):
-        # As detectors return: a mapping for each sample.
-        return {str(name): [entry[name] for entry in raw] for name in raw[0] if all(name in entry for entry in raw)}
+        # Detectors return a mapping for each sample: use the names that all of them have.
+        shared_names = [name for name in raw[0] if all(name in entry for entry in raw)]
+        return {str(name): [entry[name] for entry in raw] for name in shared_names}
     if isinstance(raw, tuple):
         return {f"output_{index}": value for index, value in enumerate(raw)}
     return {"output": raw}
@@ -210,12 +213,14 @@ def _is_loss(value: Any) -> bool:
 
 
 def _length(value: Any) -> int | None:
+    """The number of entries of a tensor, array, list or tuple along its first axis; None for anything else."""
     if isinstance(value, Tensor | np.ndarray):
         return int(value.shape[0]) if value.ndim else None
     return len(value) if isinstance(value, list | tuple) else None
 
 
 def _on_host(value: Any) -> Any:
+    """The value with its tensors, also in lists and tuples, copied to the host."""
     if isinstance(value, Tensor):
         # A copy: it may be a view of a larger tensor, or a buffer that the next forward overwrites.
         return value.detach().to("cpu", copy=True)

@@ -150,7 +150,7 @@ class TrainBatches:
 
     @classmethod
     def on_host(cls, loader: Any, length: int | None) -> TrainBatches:
-        """The batches as the loader makes them, not sent ahead; nobody counts the time of waiting."""
+        """The batches as the loader makes them, on the host and not sent ahead. The time of waiting is not counted."""
         return cls(loader, Direct(torch.device("cpu")), length, TimeAccount())
 
     def next(self, progress: Progress) -> Any:
@@ -188,7 +188,8 @@ class TrainBatches:
         """
         assert self._iterator is not None
         is_last = progress.batch == self.length
-        if self.length is not None and (is_last or self._stateful or not self.prefetcher.ahead):
+        sends_ahead = self.prefetcher.ahead and not self._stateful
+        if self.length is not None and (is_last or not sends_ahead):
             return is_last
         if self._stateful:
             self._ahead_state, self._ahead_position = self._state(progress), (progress.epoch, progress.batch)
@@ -204,12 +205,14 @@ class TrainBatches:
 
     def state(self, progress: Progress) -> dict[str, Any]:
         """The state of the loader after the last batch trained on, not after one fetched ahead."""
-        # After the training a checkpoint may have been loaded, of another position.
-        if self._ahead_state is not None and self._ahead_position == (progress.epoch, progress.batch):
+        # A state of another position is left where a checkpoint was loaded after the training.
+        is_of_position = self._ahead_position == (progress.epoch, progress.batch)
+        if self._ahead_state is not None and is_of_position:
             return self._ahead_state
         return self._state(progress)
 
     def _state(self, progress: Progress) -> dict[str, Any]:
+        """The loader's own state at the position in `progress`."""
         state: dict[str, Any] = self._loader.state_dict(
             progress.epoch, samples=progress.epoch_samples, batch=progress.batch
         )
@@ -226,6 +229,7 @@ class TrainBatches:
         self._close_iterator()
 
     def _close_iterator(self) -> None:
+        """Close the iterator of the epoch, and drop a batch sent ahead."""
         # Forgotten first: an error of its close must not make the next epoch continue with it.
         iterator, self._iterator = self._iterator, None
         self._ahead.clear()

@@ -41,6 +41,7 @@ class Recording:
         self.first_step_recorded = False
         """Whether an earlier process has written the record of the step that this fit began with."""
         self._repeats = False
+        """See `set_repeats`."""
         self.loaders: tuple[str, ...] = ()
         """Names of the validation loaders of the fit or evaluation."""
         self._ended: RunStatus | None = None
@@ -115,6 +116,7 @@ class Recording:
         self._write_after_fit()
 
     def _scoped(self, name: str) -> str:
+        """The name with the open scopes before it, unless it begins with them already."""
         if not isinstance(name, str):
             raise UserError(f"what is logged needs a name, a string; got {name!r}")
         scope = self.name_scope_path
@@ -156,6 +158,7 @@ class Recording:
     def _close_opened(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """End the records when the fit is left, with the status that follows from its error."""
         status = RunStatus.finished if error is None else status_after(error, self._trainer)
         # Records after a fit do not change how it ended.
         self.close(self._ended or status)
@@ -215,6 +218,7 @@ class Recording:
                 pass
 
     def _facts(self) -> RunFacts:
+        """The facts that loggers get at the start of a fit, or of an evaluation that is not part of a fit."""
         trainer = self._trainer
         return RunFacts(
             run_dir=trainer.run_dir,
@@ -258,5 +262,7 @@ class Recording:
         """The values of the metrics of all records, if a logger knows them."""
         if self._trainer.run_dir is None:
             return {}
-        ranges = (logger.metric_ranges() for logger in self._loggers.values())
-        return next((known for known in ranges if known is not None), {})
+        for logger in self._loggers.values():
+            if (ranges := logger.metric_ranges()) is not None:
+                return ranges
+        return {}

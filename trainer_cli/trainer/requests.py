@@ -51,7 +51,7 @@ class Requests:
         self.interrupt()
 
     def _add_stop(self, stop: Stop) -> None:
-        """Take one more request, that all ranks know: of each kind, to finish and to leave, the first remains."""
+        """Add a stop that all ranks know. Of the requests to finish, and of those to leave, only the first counts."""
         first = self.stop_request
         if first is None:
             self.stop_request = stop
@@ -107,12 +107,13 @@ class Requests:
         self._agreement.interrupt, self.interrupt_requested = False, True
 
     def share(self, seconds: float) -> float:
-        """Make every rank's requests those of all. Returns rank 0's `seconds`. Collective."""
+        """Share the requests of every rank with all of them. Returns the `seconds` of rank 0. Collective."""
         if self._agreement is None:
             return seconds
         # Read once: another thread may request something meanwhile, which is shared by the next exchange.
         stops, evaluates, rolls_back = [*self._stops_of_rank], self._evaluates_on_rank, self._rolls_back_on_rank
         saves = self._saves_on_rank
+        # Only what was read is cleared, for the same reason.
         del self._stops_of_rank[: len(stops)]
         if saves:
             self._saves_on_rank = False
@@ -123,16 +124,17 @@ class Requests:
         # One exchange for all requests and the time: each costs a round trip of all ranks.
         rank_seconds = seconds if self._group.is_main else 0.0
         numbers = torch.tensor([bool(stops), saves, evaluates, rolls_back, rank_seconds], dtype=torch.float64)
-        stopping, saves_wanted, evaluations, roll_backs, seconds = self._group.sum(numbers).tolist()
+        # Each number is how many ranks request it; rank 0 alone contributes seconds.
+        stopping, saving, evaluating, rolling_back, seconds = self._group.sum(numbers).tolist()
         if stopping > 0:
             # In the order of the ranks, so that all have the same reason.
             for stop in chain.from_iterable(self._group.gather(stops)):
                 self._add_stop(stop)
         # Rank 0 alone decides about saves.
-        if saves_wanted > 0 and self._saver is not None and self._group.is_main:
+        if saving > 0 and self._saver is not None and self._group.is_main:
             self._saver.save_requested = True
-        self.evaluation_requested |= evaluations > 0
-        self.roll_back_requested |= roll_backs > 0
+        self.evaluation_requested |= evaluating > 0
+        self.roll_back_requested |= rolling_back > 0
         return seconds
 
     def hold_stop(self, *, holds: bool) -> None:
@@ -161,11 +163,11 @@ class Requests:
         if self.roll_back_requested:
             return False
         requested = self.evaluation_requested
-        # Only then: another thread may have requested one since the line above.
+        # Cleared only if it was set: another thread may request one between these two lines.
         if requested:
             self.evaluation_requested = False
         return requested
 
     def end_roll_back(self) -> None:
-        """The training has gone back; only a stop still interrupts it."""
+        """Drop the request, now that the training has gone back; only a stop still interrupts it."""
         self.roll_back_requested, self.interrupt_requested = False, self.stop_request is not None

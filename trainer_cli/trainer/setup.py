@@ -224,10 +224,11 @@ def name_values(slot: str, values: Any, kind: type) -> dict[str, Any]:
                 raise UserError(f"{slot}: two are called '{name}'", cure="Name each of them in a mapping.")
     else:
         add_by_class(by_name, values)
+    # A copy of the items, because the loop removes some.
     for name, value in [*by_name.items()]:
-        first = next(other for other, earlier in by_name.items() if earlier is value)
-        if first != name:
-            log.warning("%s: '%s' is the same object as '%s', and is used once", slot, name, first)
+        first_name = next(other_name for other_name, other in by_name.items() if other is value)
+        if first_name != name:
+            log.warning("%s: '%s' is the same object as '%s', and is used once", slot, name, first_name)
             del by_name[name]
     return {name: check_type(f"{slot}.{name}", value, kind) for name, value in by_name.items()}
 
@@ -251,7 +252,8 @@ def name_loggers(loggers: Any, style: str, *, is_main: bool) -> dict[str, Logger
     """
     by_name = name_values("loggers", loggers, Logger)
     is_decided = isinstance(loggers, Mapping) and CONSOLE in loggers
-    if is_main and not is_decided and not any(logger.is_display for logger in by_name.values()):
+    has_display = any(logger.is_display for logger in by_name.values())
+    if is_main and not is_decided and not has_display:
         display = make_display(style)
         if display is not None:
             by_name[CONSOLE] = display
@@ -306,19 +308,21 @@ def reset_model(model: nn.Module, source: Any, seed: int | None) -> None:
         seed: seeds the generators as before the model was made; None: they are left alone.
     """
     seed_everything(seed)
-    if not isinstance(source, nn.Module):
-        # Into the same tensors, which the optimizers and the compiled forward hold.
-        first = make_instance(source, nn.Module)
-        for name, module in first.named_modules():
-            buffers = model.get_submodule(name)._buffers
-            # A buffer may have grown since, or have been None.
-            for leaf, buffer in module._buffers.items():
-                if buffer is None:
-                    buffers[leaf] = None
-        # The modules of a step were given as instances, and stay as such a model does.
-        held = {name: value for name, value in model.state_dict().items() if name.startswith(f"{STEP_MODULES}.")}
-        state = {**first.state_dict(), **held}
-        fit_model(model, state, versions=find_versions(model), reshape_buffers=True)[0].load()
+    if isinstance(source, nn.Module):
+        return
+    first = make_instance(source, nn.Module)
+    for name, module in first.named_modules():
+        buffers = model.get_submodule(name)._buffers
+        # A buffer that the model had created later is None again.
+        for buffer_name, buffer in module._buffers.items():
+            if buffer is None:
+                buffers[buffer_name] = None
+    # The modules of a step were given as instances, so they keep their weights.
+    of_step = {name: value for name, value in model.state_dict().items() if name.startswith(f"{STEP_MODULES}.")}
+    state = {**first.state_dict(), **of_step}
+    # Into the same tensors, which the optimizers and the compiled forward hold.
+    fitting, _ = fit_model(model, state, versions=find_versions(model), reshape_buffers=True)
+    fitting.load()
 
 
 def reset_optimizers(
@@ -330,8 +334,9 @@ def reset_optimizers(
         optimizer.zero_grad()
         for holder in (optimizer, *inner_optimizers(optimizer)):
             holder.state.clear()
+        # Groups that callbacks have added are removed.
         del optimizer.param_groups[len(settings[name]) :]
-        for group, first in zip(optimizer.param_groups, settings[name], strict=True):
+        for group, first_settings in zip(optimizer.param_groups, settings[name], strict=True):
             params = group["params"]
             group.clear()
-            group.update(params=params, **first)
+            group.update(params=params, **first_settings)

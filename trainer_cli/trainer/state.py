@@ -59,11 +59,6 @@ _ADVICE_IN_PYTHON = "Resume with the settings and the code of the checkpoint, or
 _LOAD_LESS = "Load with the config and the code of the checkpoint, or less of it: load.states=[model]."
 
 
-def later(trainer: Trainer) -> tuple[str, ...]:
-    """Tensors that are read into their destination after all checks."""
-    return ("model", *(f"{_key_of(name)}/state" for name in trainer.optimizers))
-
-
 def _key_of(optimizer: str) -> str:
     """The key of an optimizer's state in the tree."""
     return ONLY if optimizer == ONLY else f"{_MANY}/{optimizer}"
@@ -124,7 +119,7 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
         schedulers=trainer.schedulers.state_dict(),
         progress=trainer.progress.state_dict(),
         loop=trainer.loop.state_dict(),
-        callbacks={name: kept for name, callback in trainer.callbacks.items() if (kept := callback.state_dict())},
+        callbacks={name: saved for name, callback in trainer.callbacks.items() if (saved := callback.state_dict())},
         # Before the first step of a resume, and outside of a fit, the generators are not restored yet.
         rng=trainer.loading.kept_generators() or capture_rng(),
     )
@@ -197,7 +192,8 @@ def rank_state_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, An
     rank, ranks = trainer.strategy.group.data_rank, state[RANKS]
     rank_state = {key: value for key, value in state.items() if key != RANKS}
     if 0 < rank < len(ranks):
-        rank_state |= {"rng": ranks[rank]["rng"]} if "rng" in state else {}
+        if "rng" in state:
+            rank_state["rng"] = ranks[rank]["rng"]
     elif rank and "rng" in state:
         # Generators are restored only after all states are loaded, so seeding here must leave them as they are.
         with rng_kept():
@@ -205,11 +201,9 @@ def rank_state_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, An
             rank_state["rng"] = capture_rng()
     if "loop" in state and state["loop"]["meter"] is not None:
         meters = [saved["loop"]["meter"] for saved in ranks[1:] if saved["loop"]["meter"] is not None]
-        # In rank 0 alone: the means add up the sums of all ranks.
-        rank_state["loop"] = {
-            **state["loop"],
-            "meter": WeightedMeans.merge(state["loop"]["meter"], meters, empty=rank > 0),
-        }
+        # Empty on other ranks than 0: the means add up the sums of all ranks.
+        merged = WeightedMeans.merge(state["loop"]["meter"], meters, empty=rank > 0)
+        rank_state["loop"] = {**state["loop"], "meter": merged}
     return rank_state
 
 
@@ -273,6 +267,7 @@ def load_all(
     fittings: dict[str, Fitting] = {}
     report = LoadReport()
     state = rank_state_of(state, trainer)
+    # The states are loaded in the order in which they are added here.
     if options.takes("model"):
         fittings["model"], report = _fit_model(
             trainer, state, options, cast=not options.resumes, reshape_buffers=options.resumes
@@ -304,13 +299,7 @@ def load_all(
     if options.takes("rng"):
         fittings["rng"] = _fit_saved(state, "rng", _fit_rng)
     if options.takes("callbacks"):
-        saved_callbacks = state.get("callbacks", {})
-        for name, callback in trainer.callbacks.items():
-            if name in saved_callbacks and options.takes_callback(name):
-                fittings[f"callbacks.{name}"] = _fit_callback(callback, saved_callbacks[name])
-        for name in options.named_callbacks:
-            lacks = "not in this run" if name not in trainer.callbacks else "missing in the checkpoint"
-            fittings.setdefault(f"callbacks.{name}", Fitting([lacks], _nothing))
+        fittings |= _fit_callbacks(trainer, state.get("callbacks", {}), options)
     if options.takes("progress") and train_loader is not None:
         fittings["data"] = _fit_saved(state, "data", partial(_fit_data, train_loader))
     # Only now anything is changed: all parts have been compared.
@@ -328,7 +317,9 @@ def load_all(
 
 def _advice(trainer: Trainer, path: Path, report: LoadReport, fittings: Mapping[str, Fitting]) -> str:
     """What to do about a state that does not fit: `load` is for checkpoints of other runs alone."""
-    if trainer.checkpoint is not None and path.parent.absolute() == trainer.checkpoint.folder.absolute():
+    saver = trainer.checkpoint
+    is_of_this_run = saver is not None and path.parent.absolute() == saver.folder.absolute()
+    if is_of_this_run:
         return ADVICE if trainer.config else _ADVICE_IN_PYTHON
     return report.advice if "model" in fittings and fittings["model"].faults else _LOAD_LESS
 
@@ -336,6 +327,7 @@ def _advice(trainer: Trainer, path: Path, report: LoadReport, fittings: Mapping[
 def _fit_optimizers(
     trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, keep_settings: Sequence[str]
 ) -> dict[str, Fitting]:
+    """Compare the saved state of each optimizer with it: key of the state -> fitting."""
     fittings = {}
     saved = {ONLY: state[ONLY]} if ONLY in state else state.get(_MANY, {})
     for name, optimizer in trainer.optimizers.items():
@@ -369,6 +361,7 @@ def _nothing() -> None:
 
 
 def _load(fittings: Mapping[str, Fitting], path: Path, advice: str = ADVICE) -> None:
+    """Load all states; raise UnfitStateError with a table of all faults, and load nothing, if one does not fit."""
     faults = {owner: fitting.faults for owner, fitting in fittings.items() if fitting.faults}
     if faults:
         text = list_by_owner(f"{path} does not fit this run", faults)
@@ -391,8 +384,9 @@ def _fit_saved(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fittin
 def _fit_model(
     trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, *, cast: bool, reshape_buffers: bool = False
 ) -> tuple[Fitting, LoadReport]:
+    """Compare saved weights with the model. Returns what loads them, and a report of what they lack."""
     reports = [LoadReport()]
-    # A checkpoint that was saved before versions were: the modules of this run have saved it, as far as is known.
+    # An old checkpoint has no versions of its modules: assume those of this run.
     versions = state.get(VERSIONS, find_versions(trainer.model) if reshape_buffers else None)
 
     def fit(weights: Any) -> Fitting:
@@ -412,6 +406,7 @@ def _fit_model(
 
 
 def _fit_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:
+    """The loss scale; nothing is loaded if the checkpoint or this trainer has none."""
     scaler, saved = trainer.scaler, state.get("scaler")
     if scaler is None or saved is None:
         return Fitting([], _nothing)
@@ -428,6 +423,7 @@ def _fit_rng(saved: Any) -> Fitting:
 
 
 def _fit_progress(progress: Progress, counts: Any) -> Fitting:
+    """The counts of steps, batches, samples and tokens."""
     try:
         # Into another object: nothing is loaded before every state fits.
         Progress().load_state_dict(counts)
@@ -437,6 +433,7 @@ def _fit_progress(progress: Progress, counts: Any) -> Fitting:
 
 
 def _fit_loop(trainer: Trainer, saved: Any) -> Fitting:
+    """The state of the training loop, whose keys must be those of this one."""
     # `ended` is in the state only of a run whose end was requested, `owed_at_end` where its evaluation is pending.
     expected = set(trainer.loop.state_dict()) | ({"ended", "owed_at_end"} & set(saved))
     rows = [f"{key}: missing in the checkpoint" for key in sorted(expected - set(saved))]
@@ -445,6 +442,7 @@ def _fit_loop(trainer: Trainer, saved: Any) -> Fitting:
 
 
 def _fit_data(train_loader: Any, position: Mapping[str, Any]) -> Fitting:
+    """The position in the data, which the loader must be able to go to."""
     try:
         # Without the position in a user's loader: `check_state` keeps that one, and another state may not fit.
         train_loader.check_state({**position, "loader": None})
@@ -454,6 +452,7 @@ def _fit_data(train_loader: Any, position: Mapping[str, Any]) -> Fitting:
 
 
 def _fit_trained(trainer: Trainer, saved: Any, options: LoadOptions) -> Fitting:
+    """Compare the saved changes of `requires_grad`, and whether the next step belongs to the same stretch."""
     if saved is None:
         # An earlier version has saved it: all is as built, and as hooks change it at the start.
         return Fitting([], lambda: trainer.trained.load_state_dict(None))
@@ -467,6 +466,18 @@ def _fit_trained(trainer: Trainer, saved: Any, options: LoadOptions) -> Fitting:
     return Fitting(fitting.faults, load)
 
 
+def _fit_callbacks(trainer: Trainer, saved: Mapping[str, Any], options: LoadOptions) -> dict[str, Fitting]:
+    """Compare the saved states of callbacks; one that `options` name must be in the checkpoint and in the run."""
+    fittings = {}
+    for name, callback in trainer.callbacks.items():
+        if name in saved and options.takes_callback(name):
+            fittings[f"callbacks.{name}"] = _fit_callback(callback, saved[name])
+    for name in options.named_callbacks:
+        fault = "not in this run" if name not in trainer.callbacks else "missing in the checkpoint"
+        fittings.setdefault(f"callbacks.{name}", Fitting([fault], _nothing))
+    return fittings
+
+
 def _fit_callback(callback: Callback, saved: dict[str, Any]) -> Fitting:
     return Fitting(list(callback.check_state(saved)), lambda: callback.load_state_dict(saved))
 
@@ -474,10 +485,10 @@ def _fit_callback(callback: Callback, saved: dict[str, Any]) -> Fitting:
 def _unmatched_states(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions) -> Iterator[str]:
     """One line for each state that only the checkpoint has, or only the trainer, and for each changed setting."""
     if options.takes("progress") and _SETTINGS in state:
-        saved, now = state[_SETTINGS], _settings_of(trainer)
-        for key in now:
-            if key in saved and saved[key] != now[key]:
-                yield f"{key} was {saved[key]} in the steps before, and is {now[key]} from here on"
+        saved, present = state[_SETTINGS], _settings_of(trainer)
+        for key in present:
+            if key in saved and saved[key] != present[key]:
+                yield f"{key} was {saved[key]} in the steps before, and is {present[key]} from here on"
     if options.takes("callbacks"):
         saved = state.get("callbacks", {})
         for name in filter(options.takes_callback, saved):

@@ -39,18 +39,21 @@ def adopt_modules(model: nn.Module, step: TrainStep) -> None:
     if isinstance(getattr(model, STEP_MODULES, None), StepModules):
         # Of an earlier trainer of the same model.
         delattr(model, STEP_MODULES)
-    of_model = {*model.parameters(), *model.buffers()}
-    held = StepModules()
+    model_tensors = _tensors(model)
+    step_modules = StepModules()
     for name, value in _attributes(step).items():
         if isinstance(value, nn.Module):
+            has_new_tensors = bool(_tensors(value) - model_tensors)
             # One that contains the model would contain itself.
-            if name not in _BOUND and _tensors(value) - of_model and model not in value.modules():
-                held.add_module(name, value)
+            contains_model = model in value.modules()
+            if name not in _BOUND and has_new_tensors and not contains_model:
+                step_modules.add_module(name, value)
         elif isinstance(value, nn.Parameter):
-            held.register_parameter(name, None if value in of_model else value)
+            step_modules.register_parameter(name, None if value in model_tensors else value)
         elif isinstance(value, list | tuple | set | Mapping):
-            _refuse_hidden(step, name, value.values() if isinstance(value, Mapping) else value, of_model)
-    if not _tensors(held):
+            entries = value.values() if isinstance(value, Mapping) else value
+            _refuse_hidden(step, name, entries, model_tensors)
+    if not _tensors(step_modules):
         return
     if hasattr(model, STEP_MODULES):
         raise UserError(
@@ -58,11 +61,12 @@ def adopt_modules(model: nn.Module, step: TrainStep) -> None:
             where="step",
             cure="Give that attribute another name.",
         )
-    refuse_lazy(held)
-    model.add_module(STEP_MODULES, held)
+    refuse_lazy(step_modules)
+    model.add_module(STEP_MODULES, step_modules)
 
 
 def _attributes(step: TrainStep) -> Mapping[str, Any]:
+    """The attributes of a step; of one that is a module, its modules and parameters, which torch keeps apart."""
     if isinstance(step, nn.Module):
         return {**step._modules, **step._parameters}
     return vars(step)
@@ -72,12 +76,17 @@ def _tensors(module: nn.Module) -> set[Any]:
     return {*module.parameters(), *module.buffers()}
 
 
-def _refuse_hidden(step: TrainStep, name: str, values: Iterable[Any], of_model: set[Any]) -> None:
-    """Raise UserError for parameters to train in a container, of which torch does not know either."""
+def _refuse_hidden(step: TrainStep, name: str, values: Iterable[Any], model_tensors: set[Any]) -> None:
+    """Raise UserError for parameters to train in a container, which torch does not register either.
+
+    Args:
+        name: the attribute of the step that is the container.
+    """
     for value in values:
         parameters = value.parameters() if isinstance(value, nn.Module) else [value]
         for parameter in parameters:
-            if isinstance(parameter, nn.Parameter) and parameter.requires_grad and parameter not in of_model:
+            is_trained = isinstance(parameter, nn.Parameter) and parameter.requires_grad
+            if is_trained and parameter not in model_tensors:
                 raise UserError(
                     f"{type(step).__name__}.{name} contains parameters that would be neither trained nor saved",
                     where="step",

@@ -25,9 +25,9 @@ def help_for(error: Exception, model: nn.Module, batch: Any) -> str | None:
     """A line for the user that names the tensors of the batch of the wrong dtype, device or range, and how to change
     them; None if the error is of another kind."""
     text, tensors = str(error), list(_tensors(batch, "batch"))
-    floating = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
-    dtype = floating[0].dtype if floating else torch.float32
-    shown = ", ".join(f"{name} is {_name(value.dtype)}" for name, value in tensors[:_MOST_SHOWN])
+    float_parameters = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    dtype = float_parameters[0].dtype if float_parameters else torch.float32
+    dtypes = ", ".join(f"{name} is {_name(value.dtype)}" for name, value in tensors[:_MOST_SHOWN])
     if (label := _OUT_OF_BOUNDS.search(text)) is not None:
         names = [name for name, value in tensors if is_dense(value) and bool((value == int(label[1])).any())]
         where = f" of {names[-1]}" if names else ""
@@ -36,21 +36,21 @@ def help_for(error: Exception, model: nn.Module, batch: Any) -> str | None:
             "Give the model more classes, or let the labels begin at 0; ignore_index leaves one out."
         )
     if _OTHER_DEVICE.search(text):
-        device = floating[0].device if floating else "the device of the run"
+        device = float_parameters[0].device if float_parameters else "the device of the run"
         return (
             f"{HELP} model and batch are on {device}. Make the tensors of forward there, as in "
             "torch.zeros(…, device=x.device), and register those that the model keeps by register_buffer."
         )
     if _NEEDS_INTEGERS.search(text):
         return (
-            f"{HELP} class labels and indices must be int64, and {shown}. Make them so in the dataset: .long() of a "
+            f"{HELP} class labels and indices must be int64, and {dtypes}. Make them so in the dataset: .long() of a "
             "tensor, .astype('int64') of a NumPy array."
         )
-    wrong = [name for name, value in tensors if value.dtype is not dtype]
-    if not _OTHER_DTYPE.search(text) or not wrong:
+    other_dtypes = [name for name, value in tensors if value.dtype is not dtype]
+    if not _OTHER_DTYPE.search(text) or not other_dtypes:
         return None
     return (
-        f"{HELP} the model is {_name(dtype)}, and {shown}. Make what it computes with {_name(dtype)} in the dataset: "
+        f"{HELP} the model is {_name(dtype)}, and {dtypes}. Make what it computes with {_name(dtype)} in the dataset: "
         f".to(torch.{_name(dtype)}) of a tensor, .astype('{_name(dtype)}') of a NumPy array."
     )
 

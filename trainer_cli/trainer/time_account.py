@@ -10,7 +10,7 @@ from trainer_cli.goodput import Activity
 
 
 class TimeAccount:
-    """The seconds of one process by activity, and of the whole run those of training that was kept.
+    """The seconds of one process by activity, and the seconds of kept training over the whole run.
 
     It begins with `Activity.start`.
     """
@@ -25,25 +25,25 @@ class TimeAccount:
         """Training that was kept when the present state was loaded, and that this process had done then."""
 
     def count_from(self, began: float) -> None:
-        """Count the time since `began`, by `time.monotonic`, as part of the start."""
+        """Count the time since `began`, a value of `time.monotonic`, as part of the start."""
         self._seconds[Activity.start] = time.monotonic() - began
         self._since = time.monotonic()
 
     def enter(self, activity: Activity) -> Activity:
         """Begin an activity, and return the one that ends by it."""
-        now, before = time.monotonic(), self._activity
-        self._seconds[before] += now - self._since
+        now, previous = time.monotonic(), self._activity
+        self._seconds[previous] += now - self._since
         self._activity, self._since = activity, now
-        return before
+        return previous
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
         """Count the time inside the block for an activity."""
-        before = self.enter(activity)
+        previous = self.enter(activity)
         try:
             yield
         finally:
-            self.enter(before)
+            self.enter(previous)
 
     def seconds(self) -> dict[str, float]:
         """Seconds of this process until now, by activity."""

@@ -73,8 +73,8 @@ class TrainStep:
     """Whether `forward` has been called in this step."""
     _averages = False
     """Whether the gradients of the next `backward` are averaged over processes: not before a further `forward`."""
-    _has_apart = False
-    """Whether this process has added gradients that were not averaged since."""
+    _has_unaveraged = False
+    """Whether this process has added gradients that were not averaged over processes since."""
     evaluates_again = False
     """Whether the optimizer calls a closure that evaluates the loss of the whole step. `batches` are then kept."""
     _objective: float | Tensor = 0
@@ -114,8 +114,8 @@ class TrainStep:
         if weight is None:
             return size if self.model_weight is None else self.model_weight
         # A weight on a device is not compared, because the host would wait for it.
-        on_host = not isinstance(weight, Tensor) or weight.device.type == "cpu"
-        if self._took_samples and self._weighs and not (on_host and weight == size):
+        is_on_host = not isinstance(weight, Tensor) or weight.device.type == "cpu"
+        if self._took_samples and self._weighs and not (is_on_host and weight == size):
             raise UserError(
                 f"{type(self).__name__}.train_batch returns a weight, but its gradients were weighted by the number of "
                 f"samples, {size}",
@@ -142,7 +142,8 @@ class TrainStep:
 
         results = microbatches.train(self.trainer, batch, self.batch_size, train_one, reset_weights)
         if len(results) == 1:
-            return results[0][0]
+            raw, *_ = results[0]
+            return raw
         if self.model_weight is not None:
             self.model_weight = sum(weight for *_, weight in results)
         return join_outputs([(loss, outputs, weight) for _, loss, outputs, weight in results])
@@ -166,14 +167,15 @@ class TrainStep:
                 with context:
                     outputs = self._called(*args, **kwargs)
         except (TypeError, AttributeError, NotImplementedError) as error:
-            if (explained := explain_error(error, self.model, batch, args, kwargs)) is error:
+            explained = explain_error(error, self.model, batch, args, kwargs)
+            if explained is error:
                 raise
             raise explained from None
         except (RuntimeError, IndexError) as error:
             from trainer_cli.trainer.tensor_errors import help_for
 
-            if (line := help_for(error, self.model, batch)) is not None:
-                error.add_note(line)
+            if (advice := help_for(error, self.model, batch)) is not None:
+                error.add_note(advice)
             raise
         if outputs is None:
             raise returned_nothing(self.model)
@@ -254,8 +256,8 @@ class TrainStep:
                 inputs = [parameter for parameter in entries[0].parameters if parameter.requires_grad]
             weighted_loss.backward(None, retain_graph, create_graph, inputs)  # type: ignore[no-untyped-call]
         if self._called is not self.model:
-            # An average is of all gradients that there are, also of those added before.
-            self._has_apart = not self._averages
+            # An average over processes is of all gradients so far, also of those that earlier calls have added.
+            self._has_unaveraged = not self._averages
             self._averages = self._averages and not self._strategy.has_averaged()
         for entry in entries:
             entry.pending = True
@@ -299,7 +301,7 @@ class TrainStep:
         # Looked up here, so that a step does not.
         self.bind_model(trainer)
         hooks, precision = trainer.hooks, trainer.precision
-        previous = {entry.name: entry for entry in self._entries}
+        previous_entries = {entry.name: entry for entry in self._entries}
         self._scaler, self._strategy = trainer.scaler, trainer.strategy
         self._clips = precision.clip_norm is not None or precision.clip_value is not None
         self._has_many_batches = trainer.loop.settings.grad_accum_steps != 1
@@ -315,7 +317,8 @@ class TrainStep:
         self._starts_early = type(self).train_batch is TrainStep.train_batch
         self._total, self._has_agreed = None, False
         # An evaluation may have called `forward`.
-        self._has_called = self._averages = self._has_apart = False
+        self._has_called = self._averages = self._has_unaveraged = False
+        # Made again each time: a callback may have changed parameter groups or schedules.
         self._entries = tuple(
             OptimizerEntry(name, optimizer, trainer.schedulers.functions_of_steps(name))
             for name, optimizer in trainer.optimizers.items()
@@ -325,8 +328,8 @@ class TrainStep:
                 # A callback has added parameter groups.
                 entry.check_parameters(trainer.model)
             # Loggers may still read the values of the last step.
-            if (last := previous.get(entry.name)) is not None:
-                entry.grad_norm, entry.settings = last.grad_norm, last.settings
+            if (previous := previous_entries.get(entry.name)) is not None:
+                entry.grad_norm, entry.settings = previous.grad_norm, previous.settings
         self.batches: list[tuple[Any, int]] = []
         self.evaluates_again, self._objective = any(entry.needs_closure for entry in self._entries), 0
         if self.evaluates_again:
@@ -355,13 +358,13 @@ class TrainStep:
     def _check_closure(self, trainer: Trainer) -> None:
         """Raise UserError for settings with which the loss of a step cannot be evaluated again."""
         name = next(type(entry.optimizer).__name__ for entry in self._entries if entry.needs_closure)
-        reasons = {
+        is_refused = {
             "it must be the only optimizer": len(self._entries) > 1,
             "the loss cannot be scaled: use fp32 or bf16, without CheckFinite(policy=skip)": self._scaler is not None,
             "there must be one process": trainer.agreement is not None,
         }
-        for reason, holds in reasons.items():
-            if holds:
+        for reason, applies in is_refused.items():
+            if applies:
                 raise UserError(f"a step of {name} evaluates the loss several times, and {reason}", where="optimizer")
 
     def grad_norms(self) -> dict[str, Tensor]:
@@ -409,7 +412,7 @@ class TrainStep:
                 self._unit = None
 
     def _step_schedules(self, entry: OptimizerEntry) -> None:
-        """Step the schedules of an optimizer that has stepped in the step of the run: once, however often it has."""
+        """Step the schedules of an optimizer once, however often it was stepped in this step of the run."""
         entry.has_stepped = False
         for schedule, step_schedule in entry.schedules:
             for call in self._before_lr:
@@ -419,13 +422,13 @@ class TrainStep:
                 call(self.trainer, self.model, entry.optimizer, schedule)
 
     def _end_agreement(self, agreement: Agreement) -> None:
-        """Exchange the requests of the ranks, unless they were sent with the weight of this step."""
+        """Exchange the requests of the ranks, unless they were sent with the weight of this step. Collective."""
         if agreement.started or not self._has_agreed:
             if not agreement.started:
                 agreement.start()
             agreement.finish()
         self._has_agreed, self._total = False, None
-        self._has_called = self._averages = self._has_apart = False
+        self._has_called = self._averages = self._has_unaveraged = False
         agreement.batch_samples = 0
 
     def _divisor(self, entry: OptimizerEntry) -> float | Tensor:
@@ -438,7 +441,7 @@ class TrainStep:
                 f"{type(self).__name__} calls the model itself, so the gradients of the processes are not averaged",
                 cure="Call self.forward(batch) in train_batch.",
             )
-        if self._has_apart:
+        if self._has_unaveraged:
             raise UserError(
                 f"{type(self).__name__} adds a loss after the gradients of the processes were averaged",
                 cure="Call self.forward(batch) before each self.backward(loss), or add the losses.",
@@ -455,6 +458,11 @@ class TrainStep:
         return _not_zero(self._total) / agreement.group.world_size
 
     def _step(self, entry: OptimizerEntry) -> None:
+        """Unscale, divide and clip the gradients of an optimizer, step it and clear them, between the hooks.
+
+        Raises:
+            UserError: `train_batch` steps it, but more batches of the step follow, or its closure calls `train_batch`.
+        """
         if not self._complete:
             raise UserError(
                 f"{type(self).__name__}.train_batch steps the optimizer '{entry.name}', but more batches "
@@ -488,7 +496,8 @@ class TrainStep:
             try:
                 optimizer.step()
             except Exception as error:
-                if (explained := entry.explain(error)) is error:
+                explained = entry.explain(error)
+                if explained is error:
                     raise
                 raise explained from error
         else:
@@ -526,12 +535,13 @@ class TrainStep:
     def _closure(self, entry: OptimizerEntry) -> Callable[[], Any]:
         """A closure for the optimizer, which computes the loss of the whole step and its gradients.
 
-        If its first call finds the weights and the gradients of the batches just trained on, it returns their loss.
+        The first call returns the loss of the batches just trained on, without computing it again, if weights and
+        gradients have not changed since.
         """
-        first = _Evaluated(self._objective, entry.parameters)
+        trained = _Evaluated(self._objective, entry.parameters)
 
         def evaluate() -> Any:
-            if (loss := first.take()) is not None:
+            if (loss := trained.take()) is not None:
                 return loss
             for parameter in entry.parameters:
                 parameter.grad = None
@@ -552,6 +562,7 @@ class TrainStep:
         return evaluate
 
     def _entry_of(self, name: str) -> OptimizerEntry:
+        """The entry of the optimizer with this name. Raises UserError with the nearest name for an unknown one."""
         for entry in self._entries:
             if entry.name == name:
                 return entry
@@ -561,7 +572,7 @@ class TrainStep:
 
 
 class _Evaluated:
-    """The loss of the batches just trained on, whose gradients are present, and copies of the weights it is of."""
+    """The loss of the batches just trained on, as long as the weights and gradients it belongs to have not changed."""
 
     def __init__(self, loss: float | Tensor, parameters: Sequence[Tensor]) -> None:
         self._loss, self._parameters = loss, parameters
@@ -576,13 +587,15 @@ class _Evaluated:
         if weights is None:
             return None
         gradients = [parameter.grad for parameter in self._parameters]
-        is_kept = all(now is before for now, before in zip(gradients, self._gradients, strict=True))
-        if not is_kept or [_version(gradient) for gradient in gradients] != self._versions:
+        are_same_tensors = all(present is kept for present, kept in zip(gradients, self._gradients, strict=True))
+        if not are_same_tensors or [_version(gradient) for gradient in gradients] != self._versions:
             return None
-        return self._loss if all(map(torch.equal, self._parameters, weights)) else None
+        has_same_weights = all(map(torch.equal, self._parameters, weights))
+        return self._loss if has_same_weights else None
 
 
 def _version(gradient: Tensor | None) -> int | None:
+    """Torch's count of in-place changes of a gradient; None without one."""
     return None if gradient is None else gradient._version
 
 
@@ -596,5 +609,7 @@ def _add_zeros(entries: Iterable[OptimizerEntry]) -> None:
 
 def _not_zero(weight: float | Tensor) -> float | Tensor:
     """The weight, or 1 if it is 0."""
-    # torch.where, because a test on the host would wait for the device.
-    return torch.where(weight == 0, 1, weight) if isinstance(weight, Tensor) else weight or 1
+    if isinstance(weight, Tensor):
+        # torch.where, because a test on the host would wait for the device.
+        return torch.where(weight == 0, 1, weight)
+    return weight or 1

@@ -64,8 +64,8 @@ OF_PARTS = {
     "batch_size": "It is an argument of the loader: give a torch DataLoader.",
     "num_workers": "It is an argument of the loader: give a torch DataLoader.",
 } | {
-    field.name: f"Write Trainer({part.format(f'{field.name}=…')})."
-    for section, part in (
+    field.name: f"Write Trainer({argument.format(f'{field.name}=…')})."
+    for section, argument in (
         (Logging, "logging=Logging({})"),
         (CheckpointConfig, "checkpoint=CheckpointerCallback({})"),
         (PrecisionConfig, "precision=Precision({})"),
@@ -83,12 +83,12 @@ C = TypeVar("C", bound=Callback)
 
 
 def _refer_to_constructor(eval_steps: str = OF_PARTS["eval_steps"]) -> Callable[[], Mapping[str, str]]:
-    """How arguments are given that a method gets, but that the trainer is made with.
+    """A function that returns, for arguments wrongly given to a method, how to give them: argument -> sentence.
 
     Args:
-        eval_steps: how the method itself gets it.
+        eval_steps: the sentence for `eval_steps`, which some methods take in another way.
     """
-    # Made when it is needed: the class stands below.
+    # A function, because `Trainer` is not defined yet.
     return lambda: {
         **OF_PARTS,
         **{name: f"Write Trainer({name}=…)." for name in signature(Trainer).parameters},
@@ -220,11 +220,7 @@ class Trainer:
         self.loading.keep_generators()
 
     def _make(
-        self,
-        optimizer: Any,
-        freeze: Patterns | None,
-        eval_modules: Sequence[str],
-        compile: Mapping[str, Any] | None,
+        self, optimizer: Any, freeze: Patterns | None, eval_modules: Sequence[str], compile: Mapping[str, Any] | None
     ) -> None:
         """Make the model and the optimizers over its parameters."""
         # Again: a callback may have drawn numbers in `pre_setup`, and `_reset` must make the same model.
@@ -390,14 +386,15 @@ class Trainer:
             val_loaders: as `val_loader` of `fit`; not given: those of the last fit, if it had any.
             ckpt_paths: paths, and globs such as `runs/x/checkpoints/step*`, which are expanded before any work, in the
                 order of steps; None: the present weights; not given: every checkpoint of this run, or in a fit, and
-                where there is none, the present weights.
+                without one, the present weights.
             loop: evaluates each loader; None: those of `TrainingLoop`.
             load: the rules for names; of the states the weights are loaded, and callbacks that evaluate.
 
         Raises:
             NoCheckpointError: a glob matches no checkpoint.
         """
-        if val_loaders is None and self._val_loaders is None and not self.hooks["run_validation"]:
+        has_loaders = val_loaders is not None or self._val_loaders is not None
+        if not has_loaders and not self.hooks["run_validation"]:
             raise UserError("validate_all has no val_loaders, and this trainer was not fitted", cure="Give a loader.")
         val_loaders = (self._val_loaders or {}) if val_loaders is None else val_loaders
         return self._evaluate_all(val_loaders, ckpt_paths, load, loop, every=True)
@@ -405,6 +402,7 @@ class Trainer:
     def _evaluate_all(
         self, val_loaders: Any, ckpt_paths: Any, load: LoadOptions, loop: ValidationLoop | None, *, every: bool = False
     ) -> Evaluations:
+        """What `validate` and `validate_all` share; see `evaluate_all`."""
         check_type("load", load, LoadOptions)
         self._join_global_callbacks()
         return evaluate_all(self, val_loaders, ckpt_paths, load, loop, every=every)
@@ -425,8 +423,8 @@ class Trainer:
         Args:
             loader: a Dataset, a DataLoader, or a loader of `trainer_cli.data`. A dataset is not shuffled.
             ckpt_path: whose weights, as of `validate`.
-            outputs: globs of the names of outputs; empty: all that have a value for each sample. A UserError says
-                what the model returned if there is none.
+            outputs: globs of the names of outputs; empty: all that have a value for each sample. If no output has
+                one, a UserError says what the model returned.
         """
         check_type("load", load, LoadOptions)
         setup.check_texts("outputs", [outputs] if isinstance(outputs, str) else outputs)
@@ -616,7 +614,7 @@ class Trainer:
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
 
         Raises:
-            NoCheckpointError: there is none.
+            NoCheckpointError: no path was given, and this run has no valid checkpoint.
         """
         check_type("load", load, LoadOptions)
         setup.check_texts("keep_settings", keep_settings)

@@ -107,8 +107,8 @@ class TrainingLog:
         """Whether some rank has trained on a batch since the last log, which was of an earlier step. Collective."""
         if _RATE in trainer.metric_logger.record:
             return False
-        has = self._means is not None and not self._means.empty
-        return has if trainer.agreement is None else trainer.agreement.total(has) > 0
+        has_means = self._means is not None and not self._means.empty
+        return has_means if trainer.agreement is None else trainer.agreement.total(has_means) > 0
 
     def write(self, trainer: Trainer, *, is_due: bool) -> None:
         """Log the means since the last log, and step the schedules that follow them. Collective.

@@ -72,7 +72,7 @@ class TrainingLoop(Lengths):
         self.pending_eval_record: dict[str, float] | None = None
         self._pending_at_end = False
         """Whether the pending evaluation was due because the run was at its end."""
-        self._followed: int | None = None
+        self._length_epoch: int | None = None
         """The epoch for which the train loader was last asked for its length."""
         self.next_event = 0
         """The next step at which anything but training may be due: a log, an evaluation, a save or the end."""
@@ -87,8 +87,8 @@ class TrainingLoop(Lengths):
         self._batches: TrainBatches | None = None
         self.training_log = TrainingLog()
         self._start_step = 0
-        self._ended: dict[str, Any] | None = None
-        """Of a loaded checkpoint, or of the one being saved: see `note_end`."""
+        self._noted_end: dict[str, Any] | None = None
+        """The requested end that the loaded checkpoint contains, or the one being saved; see `note_end`."""
         self._eval_intervals: list[Interval] = []
 
     @property
@@ -109,7 +109,7 @@ class TrainingLoop(Lengths):
         Raises:
             UserError: as from `learn_lengths`.
         """
-        self._train_loader, self._followed = train_loader, None
+        self._train_loader, self._length_epoch = train_loader, None
         self.learn_lengths(train_loader, resumed)
         if resumed is not None:
             self.check_hard_stop(resumed)
@@ -125,24 +125,23 @@ class TrainingLoop(Lengths):
 
     def pass_over(self, trainer: Trainer, epoch: int, batch: int, epoch_samples: int) -> None:
         """Continue the training at a later position of its data. The skipped data counts as no step."""
-        assert self._batches is not None
         progress = trainer.progress
-        self._batches.close()
-        epochs, progress.epoch = epoch - progress.epoch, epoch
-        progress.batch, progress.epoch_samples = batch, epoch_samples
+        self.batches.close()
+        epoch_before = progress.epoch
+        progress.epoch, progress.batch, progress.epoch_samples = epoch, batch, epoch_samples
         if self.epoch_batches is not None and self.steps_per_epoch is not None:
             steps = self.steps_to(self._train_loader, progress)
             progress.passed_over = steps - progress.step - self.epoch_offset
-        for number in range(epoch - epochs + 1, epoch + 1):
-            trainer.schedulers.step(trainer, SchedulerInterval.epoch, epoch=number)
+        for begun_epoch in range(epoch_before + 1, epoch + 1):
+            trainer.schedulers.step(trainer, SchedulerInterval.epoch, epoch=begun_epoch)
 
     def run(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop:
         """Train until there is a reason to stop, and return it."""
         self._start_step, trainer.step.step_idx = trainer.progress.step, -1
         self.failed_step = None
         self._eval_intervals = self.evaluations.intervals(val_loaders, callbacks=bool(trainer.hooks["run_validation"]))
-        request_again(self._ended, trainer, self.settings)
-        self._ended = None
+        request_again(self._noted_end, trainer, self.settings)
+        self._noted_end = None
         trainer.freezing.update(trainer)
         trainer.trained.repeat()
         stop = self._begin(trainer, val_loaders)
@@ -185,26 +184,30 @@ class TrainingLoop(Lengths):
         return None if limit_s is None else max(limit_s - (time.monotonic() - self._began), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The means since the last log, and the record of a pending evaluation."""
+        """The means since the last log, the record of a pending evaluation, and a requested end if there is one."""
         state: dict[str, Any] = {"meter": self.training_log.state_dict(), "owed_record": self.pending_eval_record}
-        state |= {"owed_at_end": True} if self._pending_at_end else {}
-        return state if self._ended is None else {**state, "ended": self._ended}
+        if self._pending_at_end:
+            state["owed_at_end"] = True
+        if self._noted_end is not None:
+            state["ended"] = self._noted_end
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the means and the pending evaluation."""
+        """Load a state from `state_dict`."""
         self.training_log.load_state_dict(state["meter"])
-        self.pending_eval_record, self._ended = state["owed_record"], state.get("ended")
+        self.pending_eval_record, self._noted_end = state["owed_record"], state.get("ended")
         self._pending_at_end = state.get("owed_at_end", False)
 
     def reset(self) -> None:
         """Reset the state of an earlier training."""
         self.training_log.reset()
-        self.pending_eval_record, self._pending_at_end, self._ended = None, False, None
+        self.pending_eval_record, self._pending_at_end, self._noted_end = None, False, None
         # Also what callbacks and a small memory have set.
         self.leave_out_not_finite = False
         self.microbatches = self._make_microbatches()
 
     def _make_microbatches(self) -> Microbatches | None:
+        """What splits batches, if `loop.microbatch` is set; else None."""
         if self.settings.microbatch is None:
             return None
         # Not above: few trainings split batches.
@@ -215,7 +218,7 @@ class TrainingLoop(Lengths):
     def follow(self, earlier: TrainingLoop) -> None:
         """Continue the training of another loop of the same trainer, such as a shorter one."""
         self.training_log, self.pending_eval_record = earlier.training_log, earlier.pending_eval_record
-        self._pending_at_end, self._ended = earlier._pending_at_end, earlier._ended
+        self._pending_at_end, self._noted_end = earlier._pending_at_end, earlier._noted_end
 
     @property
     def has_data(self) -> bool:
@@ -223,36 +226,41 @@ class TrainingLoop(Lengths):
         return self._batches is not None
 
     @property
+    def batches(self) -> TrainBatches:
+        """The batches of the train loader, after `prepare`."""
+        assert self._batches is not None
+        return self._batches
+
+    @property
     def batch_samples(self) -> int | None:
         """The number of samples that the train loader states for the present batch; None: it states none."""
-        assert self._batches is not None
-        return self._batches.batch_samples
+        return self.batches.batch_samples
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
         """The train loader's position after the last batch trained on, not after one fetched ahead."""
-        assert self._batches is not None
-        return self._batches.state(trainer.progress)
+        return self.batches.state(trainer.progress)
 
     def _begin(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
         """The evaluation and save before the first step of this process; returns a stop that is already due."""
         # The record of the resumed step is written already: metrics logged now join the next one.
-        written = trainer.resumed and self.pending_eval_record is None and not self._wants_evaluation_at_start(trainer)
+        evaluates_first = self.pending_eval_record is not None or self._wants_evaluation_at_start(trainer)
+        is_recorded = trainer.resumed and not evaluates_first
         if self.pending_eval_record is not None:
             trainer.metric_logger.add(self.pending_eval_record)
-            end = self.why_stop(trainer)
-            done = end is not None and end.is_end
-            # Also if max_duration has grown: schedules and patience count no evaluation that only an end made due.
-            at_end = done or self._pending_at_end
+            due_stop = self.why_stop(trainer)
+            is_over = due_stop is not None and due_stop.is_end
+            # At an end although max_duration has grown: schedules and patience skip evaluations due only by an end.
+            at_end = is_over or self._pending_at_end
             self.pending_eval_record, self._pending_at_end = None, False
-            due = self.evaluations.owed(trainer.progress, val_loaders, is_last=at_end)
-            if not evaluate(trainer, due, is_last=done):
+            pending = self.evaluations.owed(trainer.progress, val_loaders, is_last=at_end)
+            if not evaluate(trainer, pending, is_last=is_over):
                 return self._stop_before_eval(trainer, at_end=at_end)
             self._log_remaining(trainer, self.why_stop(trainer))
         elif self._wants_evaluation_at_start(trainer) and not evaluate(trainer, Due(val_loaders), is_last=False):
             # Interrupted: the next attempt makes this evaluation and its record.
             trainer.metric_logger.record.clear()
             return trainer.stop_request
-        if not written:
+        if not is_recorded:
             trainer.recording.flush()
         with trainer.metric_logger.pause(Interruption.saving, trainer.progress):
             trainer.hooks.call("on_save_opportunity", trainer, Occasion.pre_train)
@@ -262,6 +270,7 @@ class TrainingLoop(Lengths):
         return stop
 
     def _wants_evaluation_at_start(self, trainer: Trainer) -> bool:
+        """Whether `eval_at_start` asks for an evaluation before step 1 that no earlier attempt has made."""
         progress = trainer.progress
         return self.settings.eval_at_start and progress.step == 0 and progress.evaluated_step != 0
 
@@ -276,9 +285,9 @@ class TrainingLoop(Lengths):
                     trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
                     self._follow_length(trainer)
-                    event = self._next_event(trainer)
+                    next_event = self._next_event(trainer)
                     try:
-                        self._steps(trainer, event)
+                        self._steps(trainer, next_event)
                     except Exception:
                         self.failed_step = trainer.step.step_idx + 1
                         raise
@@ -294,21 +303,21 @@ class TrainingLoop(Lengths):
                     self._count_time(trainer)
                     trainer.schedulers.warn_of_lost_rate(trainer.progress.step, self.steps_per_epoch, self.total_steps)
                     stop = self.why_stop(trainer)
-                    done = stop is not None and stop.is_end
+                    is_over = stop is not None and stop.is_end
                     # If a stop was requested between two steps, this step has its record and evaluation already.
-                    is_due = _due(self.log_interval, trainer.progress)
-                    logs = (done or is_due) and self.training_log.has_means(trainer)
-                    if logs:
-                        self.training_log.write(trainer, is_due=is_due)
+                    is_log_due = _due(self.log_interval, trainer.progress)
+                    writes_log = (is_over or is_log_due) and self.training_log.has_means(trainer)
+                    if writes_log:
+                        self.training_log.write(trainer, is_due=is_log_due)
                     if trainer.progress.evaluated_step != trainer.progress.step:
                         due = self.evaluations.due(trainer.progress, val_loaders)
                         if eval_requested:
                             due = Due(val_loaders)
-                        elif done:
+                        elif is_over:
                             due = last_due(val_loaders, due)
                     if due is not None or stop is not None:
                         break
-                    trainer.recording.flush(wait=logs)
+                    trainer.recording.flush(wait=writes_log)
                     self._offer_save(trainer, None)
                 # Before hooks that a longer training does not call here.
                 trainer.module_modes.end(continues=due is None or not _has_work(trainer, due.regular))
@@ -319,8 +328,8 @@ class TrainingLoop(Lengths):
                 raise
         if due is not None and _has_work(trainer, due):
             stops_early = stop is not None and not stop.finished
-            if stops_early or not evaluate(trainer, due, is_last=done):
-                return self._stop_before_eval(trainer, at_end=done)
+            if stops_early or not evaluate(trainer, due, is_last=is_over):
+                return self._stop_before_eval(trainer, at_end=is_over)
             if stop is None or stop.is_part:
                 stop = self.why_stop(trainer)
                 # This evaluation may have ended the run, and the final weights are evaluated on every loader.
@@ -333,65 +342,68 @@ class TrainingLoop(Lengths):
         return stop
 
     def _stop_before_eval(self, trainer: Trainer, *, at_end: bool) -> Stop:
-        """Stop before a due evaluation: the next attempt makes it, and completes this step's record."""
+        """Stop before a due evaluation: the next attempt makes it, and completes this step's record.
+
+        Args:
+            at_end: the evaluation is due because the run is at its end.
+        """
         self.pending_eval_record, self._pending_at_end = trainer.recording.flush(), at_end
         stop = trainer.stop_request or self.why_stop(trainer)
         assert stop is not None, "an evaluation is only put off for a stop"
-        end = self.limits.why_stop(trainer.progress, process_s=0.0, stop_request=None)
-        self._offer_save(trainer, stop, over=end is not None and end.is_end)
+        limit_reached = self.limits.why_stop(trainer.progress, process_s=0.0, stop_request=None)
+        self._offer_save(trainer, stop, no_step_left=limit_reached is not None and limit_reached.is_end)
         return stop
 
-    def _offer_save(self, trainer: Trainer, stop: Stop | None, *, over: bool = False) -> None:
+    def _offer_save(self, trainer: Trainer, stop: Stop | None, *, no_step_left: bool = False) -> None:
         """Offer callbacks a save after a step: an ordinary one, the final one, or one that stops early.
 
         Args:
-            over: the stop came when no step was left.
+            no_step_left: the stop came after the last step of the run, but before its evaluation.
 
         Raises:
             NotFiniteError: the training is at its end, and its weights are not finite.
         """
-        if over or (stop is not None and stop.finished):
+        if no_step_left or (stop is not None and stop.finished):
             check_end(trainer)
-        occasion = Occasion.last_stop if over else Occasion.at(stop)
+        occasion = Occasion.last_stop if no_step_left else Occasion.at(stop)
         trainer.note_stop(stop)
-        self._ended = note_end(trainer, self.settings, is_held=self._holds(trainer.progress))
+        self._noted_end = note_end(trainer, self.settings, is_held=self._holds(trainer.progress))
         with trainer.metric_logger.pause(Interruption.saving, trainer.progress):
             trainer.hooks.call("on_save_opportunity", trainer, occasion)
 
-    def _holds(self, now: Progress) -> bool:
-        """Whether a request to finish the run is held."""
-        least = self.limits.min_duration
-        return least is not None and not least.reached(now)
+    def _holds(self, progress: Progress) -> bool:
+        """Whether a request to finish the run is held, because `min_duration` is not reached."""
+        min_duration = self.limits.min_duration
+        return min_duration is not None and not min_duration.reached(progress)
 
     def _next_event(self, trainer: Trainer) -> int:
         """The earliest step after this one at which something other than training may be due."""
         now = trainer.progress
-        end = self.limits.next_step(now, holds=trainer.requests.held_stop is not None)
-        steps = [end, *trainer.freezing.next_step(now)]
+        end_step = self.limits.next_step(now, holds=trainer.requests.held_stop is not None)
+        steps = [end_step, *trainer.freezing.next_step(now)]
         steps += [step for call in trainer.hooks["next_step"] if (step := call(trainer)) is not None]
-        steps += [
-            interval.next_step(now) for interval in (self.log_interval, *self._eval_intervals) if interval is not None
-        ]
-        self.next_log_step = end if self.log_interval is None else min(end, self.log_interval.next_step(now))
+        intervals = [interval for interval in (self.log_interval, *self._eval_intervals) if interval is not None]
+        steps += [interval.next_step(now) for interval in intervals]
+        self.next_log_step = end_step if self.log_interval is None else min(end_step, self.log_interval.next_step(now))
         # Rank 0 decides: the others know nothing of saves in flight and requests.
         self.next_event = int(trainer.strategy.group.broadcast_number(min(steps)))
         return self.next_event
 
     def _steps(self, trainer: Trainer, event: int) -> None:
-        """Make optimizer steps until step `event`, a request, or metrics to record. The hot path: no work but
-        training.
+        """Make optimizer steps until step `event`, or until a request or logged metrics must be handled.
+
+        The hot path: hooks are looked up once, and nothing but training is done.
         """
         model, progress, step = trainer.model, trainer.progress, trainer.step
-        assert self._batches is not None
         training_log = self.training_log
-        accum, means, hooks = self.settings.grad_accum_steps, training_log.means, trainer.hooks
-        record, batches = trainer.metric_logger.record, self._batches
+        batches_per_step, means, hooks = self.settings.grad_accum_steps, training_log.means, trainer.hooks
+        record, batches = trainer.metric_logger.record, self.batches
         # The loader's samples per batch can differ from the leading size of the tensors.
-        counted = batches.samples_per_batch
+        samples_per_batch = batches.samples_per_batch
         step.bind(trainer)
         batch_start, step_start = hooks["on_train_batch_start"], hooks["on_train_step_start"]
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
-        check, train_loader = trainer.sample_check.check, self._train_loader
+        check_sample, train_loader = trainer.sample_check.check, self._train_loader
         requests, agreement, length = trainer.requests, trainer.agreement, self.epoch_batches
         tokens = TokenCount(progress, agreement, at_every_step=self.counts_tokens)
 
@@ -401,7 +413,7 @@ class TrainingLoop(Lengths):
             step.step_idx = progress.step
             progress.last_samples, progress.last_tokens = progress.samples, progress.tokens
             progress.last_epoch = progress.epoch
-            for micro in range(1, accum + 1):
+            for batch_number in range(1, batches_per_step + 1):
                 batch_idx = progress.batch
                 batch = batches.next(progress)
                 for call in batch_start:
@@ -410,7 +422,8 @@ class TrainingLoop(Lengths):
                     call(trainer, model, batch)
                 size = sample_count(batch, batches.batch_samples)
                 if agreement is not None:
-                    size = self._begin_shared_batch(trainer, agreement, size, micro == accum)
+                    is_last = batch_number == batches_per_step
+                    size = self._begin_shared_batch(trainer, agreement, size, is_last=is_last)
                 step.begin_batch(size)
                 if step.evaluates_again:
                     step.batches.append((batch, size))
@@ -418,30 +431,30 @@ class TrainingLoop(Lengths):
                 loss, outputs = read_outputs(raw)
                 if step.counts:
                     means.add(loss, outputs, step.weigh(outputs))
-                    check(train_loader, "train", batch, size, outputs)
+                    check_sample(train_loader, "train", batch, size, outputs)
                 if training_log.expected:
                     training_log.check_expected(trainer)
                 progress.samples += size
                 if step.counts and (self.counts_tokens or (outputs and "tokens" in outputs)):
                     tokens.add(outputs)
                 progress.batch += 1
-                progress.epoch_samples += size if counted is None else counted
-                last = batches.is_over(progress)
+                progress.epoch_samples += size if samples_per_batch is None else samples_per_batch
+                is_epoch_end = batches.is_over(progress)
                 if agreement is not None and length is None:
                     # Ranks whose loaders differ in length must begin the next epoch together.
-                    last = agreement.total(last) > 0
-                if micro == accum or last:
+                    is_epoch_end = agreement.total(is_epoch_end) > 0
+                if batch_number == batches_per_step or is_epoch_end:
                     step.end_step()
                     progress.step += 1
                     if agreement is not None:
                         self._end_shared_step(trainer, agreement, tokens)
-                    if last:
+                    if is_epoch_end:
                         self._end_epoch(trainer)
                 for call in step_end:
                     call(trainer, model, raw, batch)
                 for call in batch_end:
                     call(trainer, model, raw, batch, batch_idx)
-                if last:
+                if is_epoch_end:
                     break
             if record:
                 if agreement is None:
@@ -453,37 +466,37 @@ class TrainingLoop(Lengths):
 
     def _follow_length(self, trainer: Trainer) -> bool:
         """At the beginning of an epoch, ask the train loader for its length: a dataset may have grown. Returns whether
-        it is another."""
-        assert self._batches is not None
+        the length has changed."""
         progress, loader = trainer.progress, self._train_loader
-        if progress.batch or self._followed == progress.epoch:
+        if progress.batch or self._length_epoch == progress.epoch:
             return False
-        self._followed = progress.epoch
+        self._length_epoch = progress.epoch
         begin_epoch(loader, progress.epoch)
         if self.epoch_batches is None:
             return False
         self.agree_on_length(loader, trainer.strategy.group)
-        before, differed = self.epoch_batches, progress.epochs_differ
+        batches_before, differed_before = self.epoch_batches, progress.epochs_differ
         if not self.follow_length(loader, progress):
             return False
-        self._batches.length = self.epoch_batches
-        if not differed:
+        self.batches.length = self.epoch_batches
+        # Told once a run: loaders whose length changes often would fill the log.
+        if not differed_before:
             log.info(
                 "epoch %d has %s instead of %d: durations in epochs follow, and schedules keep the number of steps "
                 "that they were made for",
-                progress.epoch, format_count(self.epoch_batches or 0, "batch"), before,
+                progress.epoch, format_count(self.epoch_batches or 0, "batch"), batches_before,
             )  # fmt: skip
         return True
 
     def _begin_shared_batch(self, trainer: Trainer, agreement: Agreement, size: int, is_last: bool) -> int:
-        """With several ranks: prepare the step for a batch.
+        """Prepare the step for a batch, if there is more than one rank.
 
         Args:
             size: samples in the batch.
-            is_last: whether it is the last of a whole step.
+            is_last: whether `grad_accum_steps` batches of the step are complete with it.
 
         Returns:
-            The samples that count: none of a padding batch.
+            The number of samples that count: 0 for a padding batch.
         """
         assert self._batches is not None
         step, length = trainer.step, self.epoch_batches
@@ -497,8 +510,8 @@ class TrainingLoop(Lengths):
         return size
 
     def _end_shared_step(self, trainer: Trainer, agreement: Agreement, tokens: TokenCount) -> None:
-        """With several ranks: count the samples and tokens of all, and accept what a rank has requested."""
-        # The samples of all ranks, so that their progress is the same.
+        """Count the samples and tokens of all ranks, and let the loop handle what any of them has requested."""
+        # Not this rank's samples, so that the progress of all ranks is the same.
         trainer.progress.samples = trainer.progress.last_samples + agreement.samples
         tokens.end_step()
         if agreement.interrupt:
@@ -506,19 +519,19 @@ class TrainingLoop(Lengths):
 
     def _end_epoch(self, trainer: Trainer) -> None:
         """Move to the beginning of the next epoch, after the last step of one."""
-        assert self._batches is not None
         progress = trainer.progress
         progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
         trainer.schedulers.step(trainer, SchedulerInterval.epoch)
-        self._batches.close()
+        self.batches.close()
 
     def logs(self, trainer: Trainer) -> bool:
         """`Trainer.is_log_step`."""
-        if (at := _after_step(trainer)) is None:
+        progress, stop = _after_step(trainer), trainer.stop_request
+        if progress is None:
             return False
-        # A stop that the run continues after is not logged.
-        stop = trainer.stop_request
-        return _due(self.log_interval, at) or self.limits.max_duration.reached(at) or (stop is not None and stop.is_end)
+        # A stop from which the run is resumed makes no log.
+        ends = self.limits.max_duration.reached(progress) or (stop is not None and stop.is_end)
+        return _due(self.log_interval, progress) or ends
 
     def is_first(self, trainer: Trainer) -> bool:
         """`Trainer.is_first_iteration`."""
@@ -526,12 +539,14 @@ class TrainingLoop(Lengths):
 
     def is_final(self, trainer: Trainer) -> bool:
         """`Trainer.is_final_iteration`."""
-        if (at := _after_step(trainer)) is None:
+        if (progress := _after_step(trainer)) is None:
             return False
-        ends = (self.limits.max_duration, self.limits.hard_stop)
-        return trainer.stop_request is not None or any(end is not None and end.reached(at) for end in ends)
+        limits = (self.limits.max_duration, self.limits.hard_stop)
+        is_at_limit = any(limit is not None and limit.reached(progress) for limit in limits)
+        return trainer.stop_request is not None or is_at_limit
 
     def _count_time(self, trainer: Trainer) -> None:
+        """Set the seconds of the progress to those of rank 0. Collective."""
         progress = trainer.progress
         # Rank 0's clock: a stop by time must come at the same step on every rank.
         seconds = trainer.strategy.group.broadcast_number(trainer.metric_logger.seconds())
@@ -544,11 +559,15 @@ class TrainingLoop(Lengths):
 
 
 def _after_step(trainer: Trainer) -> Progress | None:
-    """The counts after the step that is being made, as far as they are known, or was made last; None before any."""
-    idx, progress = trainer.step.step_idx, trainer.progress
-    if idx < 0:
+    """The progress at the end of the current step; None before the first one.
+
+    While the step is being made only its number is known, and the other counts are those before it.
+    """
+    step_idx, progress = trainer.step.step_idx, trainer.progress
+    if step_idx < 0:
         return None
-    return progress if progress.step > idx else replace(progress, step=idx + 1)
+    is_made = progress.step > step_idx
+    return progress if is_made else replace(progress, step=step_idx + 1)
 
 
 def _has_work(trainer: Trainer, due: Due) -> bool:
@@ -556,5 +575,6 @@ def _has_work(trainer: Trainer, due: Due) -> bool:
     return bool(due.loaders or (due.callbacks and trainer.hooks["run_validation"]))
 
 
-def _due(interval: Interval | None, now: Progress) -> bool:
-    return interval is not None and interval.due(now)
+def _due(interval: Interval | None, progress: Progress) -> bool:
+    """Whether something at this interval is due at the step just made; None: never."""
+    return interval is not None and interval.due(progress)

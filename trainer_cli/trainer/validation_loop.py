@@ -105,17 +105,20 @@ class EvaluationSchedule:
         Raises:
             UserError: one is not reported.
         """
+        # A copy of the items, because the loop removes some.
         for setting, metric in [*self.expected.items()]:
-            if metric in metrics or due.is_all or loader_of(metric, due.loaders) in due.loaders:
+            # A metric of a loader that was not evaluated here may still be reported later.
+            is_decided = metric in metrics or due.is_all or loader_of(metric, due.loaders) in due.loaders
+            if is_decided:
                 del self.expected[setting]
                 if metric not in metrics:
                     raise unreported(setting, metric, metrics)
 
     def intervals(self, loaders: Iterable[str], *, callbacks: bool) -> list[Interval]:
-        """The intervals at which something is evaluated."""
+        """The intervals at which loaders with these names are evaluated, or callbacks evaluate if there are any."""
         names = list(loaders)
-        shared = callbacks or not names or any(name not in self._intervals for name in names)
-        intervals = [self.interval if shared else None, *(self._intervals.get(name) for name in names)]
+        uses_shared = callbacks or not names or any(name not in self._intervals for name in names)
+        intervals = [self.interval if uses_shared else None, *(self._intervals.get(name) for name in names)]
         # Each once: several loaders may have the same.
         return list(dict.fromkeys(interval for interval in intervals if interval is not None))
 
@@ -125,23 +128,29 @@ class EvaluationSchedule:
 
     def due(self, now: Progress, loaders: Mapping[str, Any]) -> Due | None:
         """What is due at the step just made; None if nothing is."""
-        shared = self.interval is not None and self.interval.due(now)
+        is_shared_due = self.interval is not None and self.interval.due(now)
         names = {name for name, interval in self._intervals.items() if interval is not None and interval.due(now)}
-        if not shared and not names:
+        if not is_shared_due and not names:
             return None
-        if shared:
+        if is_shared_due:
             names |= {name for name in loaders if name not in self._intervals}
-        due = {name: loader for name, loader in loaders.items() if name in names}
-        return Due(due, callbacks=shared, is_all=len(due) == len(loaders))
+        due_loaders = {name: loader for name, loader in loaders.items() if name in names}
+        return Due(due_loaders, callbacks=is_shared_due, is_all=len(due_loaders) == len(loaders))
 
     def owed(self, now: Progress, loaders: Mapping[str, Any], *, is_last: bool) -> Due:
-        """What an earlier attempt was to evaluate at this step: on request if it is neither due nor the last."""
+        """What an earlier attempt had to evaluate at this step, but did not.
+
+        If no interval makes an evaluation due here, it had been requested, and is of all loaders.
+
+        Args:
+            is_last: the evaluation was due at the end of the run.
+        """
         due = self.due(now, loaders)
         return last_due(loaders, due) if is_last else due or Due(loaders)
 
 
 def unreported(setting: str, metric: str, reported: Iterable[str]) -> UserError:
-    """The error for a setting that names a metric which is none of the reported ones."""
+    """The error for a setting that names a metric which is not reported."""
     names = sorted(reported)
     listing = f"Reported are {', '.join(names[:12])}." if names else _NO_DATA
     return UserError(
@@ -151,7 +160,11 @@ def unreported(setting: str, metric: str, reported: Iterable[str]) -> UserError:
 
 
 def last_due(loaders: Mapping[str, Any], by_interval: Due | None) -> Due:
-    """The evaluation on all loaders at the end of a run."""
+    """The evaluation on all loaders at the end of a run.
+
+    Args:
+        by_interval: the part of it that is due by an interval, too; None: no part is.
+    """
     return Due(loaders, by_interval=by_interval or Due({}, callbacks=False, is_all=False))
 
 
@@ -194,12 +207,15 @@ class Due:
         return self if self.by_interval is None else self.by_interval
 
     def counts(self, metric: str) -> bool:
-        """Whether schedules and patience count a metric of it: a longer training has no evaluation at this end."""
+        """Whether schedules and patience count a metric of it: only if the metric is due by an interval.
+
+        A longer training has no evaluation at this end, and must make the same decisions.
+        """
         if self.by_interval is None:
             return True
         loader = loader_of(metric, self.loaders)
-        of_callback = loader not in self.loaders and self.by_interval.callbacks
-        return of_callback or loader in self.by_interval.loaders
+        is_of_callback = loader not in self.loaders
+        return loader in self.by_interval.loaders or (is_of_callback and self.by_interval.callbacks)
 
     def remaining(self, loaders: Mapping[str, Any]) -> Due:
         """The evaluation on the loaders that this one leaves out."""
@@ -244,7 +260,7 @@ class ValidationLoop:
             model.eval()
             stack.enter_context(trainer.strategy.evaluation(model))
             hooks.call(f"on_{base}_start", trainer, model, loader, self)
-            self.metrics = self._means(trainer, model, loader, name)
+            self.metrics = self._evaluate_batches(trainer, model, loader, name)
             hooks.call_all(f"on_{base}_end", trainer, model, self)
         return self.metrics
 
@@ -259,24 +275,31 @@ class ValidationLoop:
         # All metrics first, then all values: each float waits for the device.
         return {name: float(value) for name, value in values.items()}
 
-    def _means(self, trainer: Trainer, model: nn.Module, loader: Any, name: str) -> dict[str, float]:
+    def _reset_metrics(self, trainer: Trainer, model: nn.Module) -> None:
+        """Reset the model's metrics, which hold batches of the training, and of an interrupted evaluation.
+
+        Those that are not submodules of the model are known once it has returned them.
+        """
+        returned = (*trainer.loop.training_log.returned_metrics, *self._returned.values())
+        for metric in (*filter(is_metric, model.modules()), *returned):
+            GatheredMetric("", metric).reset(trainer.strategy.group)
+
+    def _evaluate_batches(self, trainer: Trainer, model: nn.Module, loader: Any, name: str) -> dict[str, float]:
+        """Call the model with each batch, between the hooks of a batch; returns and raises what `run` does."""
         hooks, base, device = trainer.hooks, self.hook, trainer.device
         forward, meter = trainer.step.forward, WeightedMeans(device)
         trainer.step.bind_model(trainer)
         batch_start, batch_end = hooks[f"on_{base}_batch_start"], hooks[f"on_{base}_batch_end"]
         step_start, step_end = hooks[f"on_{base}_step_start"], hooks[f"on_{base}_step_end"]
         batch_idx, counts = -1, True
-        # Metrics hold batches of the training, and of an interrupted evaluation. Those that are not submodules of the
-        # model are known once it has returned them.
-        returned = (*trainer.loop.training_log.returned_metrics, *self._returned.values())
-        for metric in (*filter(is_metric, model.modules()), *returned):
-            GatheredMetric("", metric).reset(trainer.strategy.group)
+        self._reset_metrics(trainer, model)
         self._returned = meter.gathering
         self.name, self.batch_idx = name, 0
         # Always epoch 0: every evaluation sees the same batches.
         batches = loader.iterate(0)
+        padded = batches if trainer.agreement is None else _pad_batches(trainer, batches)
         try:
-            for batch_idx, batch in enumerate(batches if trainer.agreement is None else _pad_batches(trainer, batches)):
+            for batch_idx, batch in enumerate(padded):
                 if type(batch) is PaddingBatch:
                     counts, batch = False, batch.batch
                 self.counts = counts
@@ -319,7 +342,8 @@ class ValidationLoop:
         if batch_idx > 0:
             trainer.loop.evaluations.warn_of_means(f"{name}/{metric}" for metric in means)
         means = {**means, **self._compute_returned(meter.gathering, group)}
-        if not means and not (batch_end or step_end or hooks["on_after_forward"]):
+        is_read_by_callback = batch_end or step_end or hooks["on_after_forward"]
+        if not means and not is_read_by_callback:
             raise UserError(
                 f"the evaluation on '{name}' reports nothing: the model returned {type(raw).__name__} without a loss "
                 "or a metric, and no callback reads it",
@@ -337,15 +361,15 @@ def _pad_batches(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
     assert agreement is not None
     batch: Any = None
     while True:
-        following = next(iterator, _END)
-        agreement.start(0 if following is _END else 1)
+        next_batch = next(iterator, _END)
+        agreement.start(0 if next_batch is _END else 1)
         if not agreement.finish():
             return
         if agreement.interrupt:
             trainer.requests.accept_interrupt()
             trainer.requests.share(0.0)
-        if following is not _END:
-            batch = following
+        if next_batch is not _END:
+            batch = next_batch
         elif batch is None:
             raise UserError("a validation loader has batches on some ranks, but none on this one")
         elif type(batch) is not PaddingBatch:
