@@ -207,17 +207,23 @@ def forked_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_cli.addons.exact.replay_process.subprocess", forks)
 
 
+def is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
+    """Whether the file of a test is one of these, or in a folder of theirs."""
+    return any(place in str(item.path) for place in places)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("TRAIN_CAMPAIGN") != "all":
         left_out = [item for item in items if item.get_closest_marker("campaign")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("campaign")]
-    # Files that train whole runs first, so that no core is left waiting for one of them at the end.
-    items.sort(key=lambda item: not any(place in str(item.path) for place in _LONG))
+    # The longest files first, so that no core is left waiting for one of them at the end.
+    groups = (_LONG, _PROCESSES, _HEAVY)
+    items.sort(key=lambda item: next((n for n, group in enumerate(groups) if is_in(item, group)), len(groups)))
     for item in items:
-        if any(place in str(item.path) for place in _LONG + _PROCESSES):
+        if is_in(item, _LONG + _PROCESSES):
             item.add_marker(pytest.mark.slow)
-        if any(place in str(item.path) for place in _HEAVY):
+        if is_in(item, _HEAVY):
             item.add_marker(pytest.mark.heavy)
     needs = {
         "gpu": (_has_gpu, "needs a CUDA device"),

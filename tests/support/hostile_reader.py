@@ -16,7 +16,7 @@ from pathlib import Path
 from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 
-LIMIT_S = 90
+LIMIT_S = 500
 ADDRESS_SPACE_BYTES = 8 << 30
 """Beside what the process has mapped at first: more than any case may take, less than the machine has."""
 
