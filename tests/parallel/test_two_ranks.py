@@ -31,9 +31,9 @@ pytestmark = pytest.mark.slow
 
 RANKS = int(os.environ.get("RANKS", "2"))
 SHORT = ["loop.log_interval=1", "loggers.tensorboard=null", "logging.console=off"]
-# 1,601 samples: the 51st and last batch of an epoch has one, and rank 1 none.
+# 321 samples: the 11th and last batch of an epoch has one, and rank 1 none.
 DIGITS = [
-    "experiment=digits_mlp", "data.val_fraction=0.109", "loop.max_duration=60", "loop.eval_interval=30",
+    "experiment=digits_mlp", "data.val_fraction=0.8214", "loop.max_duration=24", "loop.eval_interval=12",
     "+callbacks.norms._target_=trainer_cli.Norms",
     "+callbacks.seen={_target_: trainer_cli.Metrics, metrics: {seen: {_target_: seen.Seen}}}", *SHORT,
 ]  # fmt: skip
