@@ -78,7 +78,7 @@ def test_a_projects_resolvers_are_known_wherever_its_config_is(project: Path, wr
     frozen = tmp_path / "frozen.yaml"
     frozen.write_text(composed.freeze("below"))
     assert Composed.thaw(frozen, []).config.optimizer["lr"] == 1.5
-    jobs = pytest.importorskip("trainer_cli.addons.jobs").plan_jobs([*LINES[:2], "seed=1,2"])
+    jobs = pytest.importorskip("trainer_cli.addons.jobs.sweep").plan_jobs([*LINES[:2], "seed=1,2"])
     assert [from_yaml(job.frozen).config.optimizer["lr"] for job in jobs] == [0.5, 1.0]
 
 
