@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -381,6 +382,39 @@ def test_retention_is_the_same_when_it_is_asked_again_after_the_removal():
         gone = rules.why_remove(there)
         rest = [one for one in there if one.name not in gone]
         assert rules.why_remove(rest) == {}
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_what_is_settled_stays_and_decides_nothing_whatever_is_saved_later(seed: int) -> None:
+    chance = random.Random(seed)
+
+    def checkpoint(step: int) -> Saved:
+        return Saved(
+            f"step{step}",
+            step,
+            chance.choice([CheckpointKind.regular, CheckpointKind.ephemeral]),
+            pinned=chance.random() < 0.2,
+            finite=chance.random() < 0.5,
+            metrics={"val/loss": chance.random()} if chance.random() < 0.5 else {},
+            progress=Progress(step=step, seconds=10.0 * step),
+        )
+
+    rules = RetentionRules(
+        remove=chance.choice(list(Removal)),
+        max_checkpoints=chance.choice([None, 1, 3]),
+        keep_every=chance.choice([None, every(5)]),
+        keep_by_age=chance.choice([(), ((Duration.parse("40s"), 2),)]),
+        keep_best=chance.choice([None, BestRule("val/loss", count=2)]),
+        save_interval=chance.choice([None, every(3)]),
+    )
+    saved = [checkpoint(step) for step in range(8)]
+    gone = rules.why_remove(saved)
+    settled, rest = rules.split_settled([one for one in saved if one.name not in gone])
+    for step in range(8, 16):
+        rest = [*rest, checkpoint(step)]
+        whole = rules.why_remove([*settled, *rest])
+        assert whole == rules.why_remove(rest)
+        rest = [one for one in rest if one.name not in whole]
 
 
 def test_reasons_tell_why():

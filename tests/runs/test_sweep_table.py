@@ -109,6 +109,18 @@ def test_a_job_runs_while_its_directory_is_held_or_its_process_is_ours(tmp_path:
     assert stands(tmp_path, run)[0] == "killed"
 
 
+def test_a_job_that_ends_while_it_is_looked_at_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, is_locked = job(tmp_path, "running"), RunDir.is_locked
+
+    def end_and_look(directory: RunDir) -> bool:
+        # The process writes its summary, and its lock ends with it.
+        job(tmp_path, "finished")
+        return is_locked(directory)
+
+    monkeypatch.setattr(RunDir, "is_locked", end_and_look)
+    assert stands(tmp_path, run) == ("finished", "why")
+
+
 def test_a_damaged_note_or_summary_is_no_error(tmp_path: Path) -> None:
     run = job(tmp_path, "stopped")
     (tmp_path / "failure").write_text("{")

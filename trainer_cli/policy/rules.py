@@ -355,9 +355,8 @@ class RetentionRules:
             measured = self.keep_best is not None and bool(checkpoint.metrics)
             # It counts for the spans of others, also where another rule keeps it.
             ages = counted and bool(self.keep_by_age)
-            ephemeral = checkpoint.kind is CheckpointKind.ephemeral and not self.keeps_all
             is_newest = newest or (checkpoint.finite and newest_finite)
-            matters = is_newest or in_max_checkpoints or measured or ephemeral or ages
+            matters = is_newest or in_max_checkpoints or measured or ages
             (rest if matters else settled).append(checkpoint)
             newest, newest_finite = False, newest_finite and not checkpoint.finite
         return settled, rest[::-1]
