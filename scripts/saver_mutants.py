@@ -116,7 +116,8 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         _FOLDERS, "        if self._claim_of(name) != self._claim:\n            raise lost\n", "", (_MIRRORS,),
     ),
     "a sender does not look at the claim after the manifest": (
-        _FOLDERS, "        if claim not in (None, self._claim) or any(", "        if False and any(", (_STORES,),
+        _FOLDERS, "        if claim != self._claim and (claim or any(",
+        "        if claim != self._claim and (False and any(", (_STORES,),
     ),
     "two processes of a run share a claim": (
         _FOLDERS, "        self._claim = _Claim(run_id, attempt, secrets.token_hex(8))\n",
@@ -124,7 +125,7 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "a file that is sent late replaces one of a later attempt": (
         _FOLDERS, '        if not self.client.upload_new(f"{name}/{file}", path):\n',
-        '        if self.client.upload(f"{name}/{file}", path):\n', (_MIRRORS, _MACHINES),
+        '        if self.client.put(f"{name}/{file}", path.read_bytes()):\n', (_MIRRORS, _MACHINES),
     ),
     "a file is sent without a look at its digest": (
         _FOLDERS, "        verify(source, manifest, [file])\n", "", (_MIRRORS,),

@@ -26,7 +26,7 @@ FLOORS = (
     "version addon containers elsewhere bounds gc_pause memory signals strict_json torch_compat",
     "environment lazy leaves terminal",
     "errors goodput",
-    "patterns ranks",
+    "patterns ranks user_cache",
     "metric_names parts",
     "steps files",
     "values layout models",
@@ -268,11 +268,11 @@ def test_a_module_beside_the_packages_offers_few_names(name: str) -> None:
 
 
 GATES = {
-    "imports of add-ons by what is no add-on": 11,
-    "imports of add-ons by other add-ons": 3,
+    "imports of add-ons by what is no add-on": 0,
+    "imports of add-ons by other add-ons": 0,
     "names that are taken past the face of a package": 0,
     "lines that importing trainer_cli.trainer.trainer brings in": 20_100,
-    "tokens of code": 518_600,
+    "tokens of code": 518_800,
     "names of public classes with several meanings": 0,
 }
 """What makes the package hard to read, at most. A change that lowers a figure lowers it here, too; one that raises a

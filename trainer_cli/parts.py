@@ -6,7 +6,8 @@ An add-on names the parts that it brings in its `addon.py`. Who asks for one nam
     FAILED_STEP.find()               the part or None, for what is left out if nobody can do it
     AT_END.each()                    those of all add-ons
 
-Besides these, `format.NAME` is a format of checkpoints, which `format` asks for by its name.
+Besides these, `format.NAME` is a format of checkpoints, which `format` asks for by its name, `storage.SCHEME` a storage
+for URLs, or `storage.*` for all others, and `copies.open` makes the copies of a run's checkpoints (`callbacks`).
 """
 
 from __future__ import annotations

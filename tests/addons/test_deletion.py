@@ -12,10 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ADDONS = sorted(path.parent.name for path in (ROOT / "trainer_cli/addons").glob("*/addon.py"))
-IMPORTED = ("stores",)
-"""Those that the core still imports, as a gate of tests/test_architecture.py counts."""
-DELETED = [name for name in ADDONS if name not in IMPORTED]
-CASES = {**{name: [name] for name in DELETED}, "all": DELETED}
+CASES = {**{name: [name] for name in ADDONS}, "all": ADDONS}
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from trainer_cli import environment
-from trainer_cli.addons.stores.download import cache_of
 from trainer_cli.commands import env
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
+from trainer_cli.user_cache import cache_of
 
 SECRETS = {
     "HF_TOKEN": "hf_abcdefgh",

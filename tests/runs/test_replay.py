@@ -14,13 +14,13 @@ import yaml
 
 from trainer_cli.addons.exact.replay import compose_replay, find_step, plan_replay, replay
 from trainer_cli.addons.exact.replay_plan import bytes_of_config, config_of
-from trainer_cli.addons.stores import download
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
 from trainer_cli.manifest import Manifest
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.storage.downloads import DOWNLOADS
 
 STEPS = 60
 FIXED = sorted(random.Random(0).sample(range(1, STEPS), 10))
@@ -297,7 +297,9 @@ def test_steps_of_attempts_with_several_configs_are_refused(resumed: Path, tmp_p
 def test_the_config_of_an_earlier_attempt_comes_from_its_checkpoint_in_an_object_store(
     resumed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "_settings", replace(download._settings))
+    for name in ("part_bytes", "progress"):
+        # Restored after the test.
+        monkeypatch.setattr(DOWNLOADS, name, getattr(DOWNLOADS, name))
     run = Path(shutil.copytree(resumed, tmp_path / "run"))
     fsspec.filesystem("memory").put(str(run / "checkpoints"), "/store/replayed", recursive=True)
     shutil.rmtree(run / "checkpoints")
@@ -310,4 +312,4 @@ def test_the_config_of_an_earlier_attempt_comes_from_its_checkpoint_in_an_object
     assert config_of(history, 3) == run / "config.yaml"
     plan = plan_replay(run, 11)
     assert replay(plan, compose_replay(plan, ["load.chunk_size=65536", "load.progress=false"])).equal
-    assert (download._settings.part_bytes, download._settings.progress) == (65536, False)
+    assert (DOWNLOADS.part_bytes, DOWNLOADS.progress) == (65536, False)

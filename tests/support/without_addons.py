@@ -40,6 +40,12 @@ NEEDS: Mapping[str, Sequence[Sequence[str]]] = {
     "jobs": [[*FIT, "-m", "seed=1,2"], ["plan", "-m", "digits_mlp", "seed=1,2"], [*FIT, "name=jobs", "restarts.max=1"]],
     "predict": [["predict", "ckpt=runs/digits_mlp@latest"]],
     "sparsity": [[*FIT, "name=sparse", "sparsity=gmp"]],
+    "stores": [
+        [*FIT, "name=stored", "checkpoint.folder=s3://bucket/run"],
+        [*FIT, "name=copied", "checkpoint.copy_to.folder=copies"],
+        ["plan", "digits_mlp", "name=copied", "checkpoint.copy_to.folder=copies"],
+        ["validate", "ckpt=http://127.0.0.1:9/step3"],
+    ],
     "text": [["fit", "char_gpt", "data.path=text.txt"], ["plan", "digits_mlp", "model._target_=trainer_cli.GPT"]],
     "trackers": [[*FIT, "name=tracked", "loggers=wandb"]],
     "view": [["report", "runs/digits_mlp"], ["serve", "runs"]],

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.learning_rate_monitor import ParameterTable as ParameterTable
     from trainer_cli.callbacks.momentum_teacher import MomentumTeacher as MomentumTeacher
     from trainer_cli.callbacks.retention import Retention as Retention
+    from trainer_cli.callbacks.run_copies import open_copies as open_copies
     from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState as SaveCheckpointState
     from trainer_cli.callbacks.skip_samples import ScopedFlags as ScopedFlags
     from trainer_cli.callbacks.skip_samples import SkipSamples as SkipSamples
@@ -49,6 +50,7 @@ else:
             "learning_rate_monitor": "BatchSummary LearningRateMonitor ParameterTable",
             "momentum_teacher": "MomentumTeacher",
             "retention": "Retention",
+            "run_copies": "open_copies",
             "save_checkpoint_state": "SaveCheckpointState",
             "skip_samples": "ScopedFlags SkipSamples",
             "state_saver": "RunIdentity saves_in_background",

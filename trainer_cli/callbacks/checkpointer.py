@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trainer_cli.addons.stores import reachable
 from trainer_cli.callbacks.save_budget import SaveBudget
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
 from trainer_cli.catalog import Catalog, Check, Entry, newest_of_all, verify_and_decode
@@ -151,8 +150,8 @@ class CheckpointerCallback(Callback):
 
     def _catalogs(self) -> list[Catalog]:
         """The folder of checkpoints, and the folder of their copies if there is one, as far as they can be read."""
-        copies = [] if self.copies is None else [self.copies.retention.catalog]
-        return reachable(self.retention.catalog, copies, self.identity.run_id)
+        saved = self.retention.catalog
+        return [saved] if self.copies is None else self.copies.reachable(saved, self.identity.run_id)
 
     def newest_finite(self) -> Path | None:
         """The newest valid checkpoint of this run whose weights are finite, by its manifest."""

@@ -75,10 +75,6 @@ class Retention:
             and (newest is None or entry.step <= newest)
         ]
 
-    def why_removable(self, entries: Iterable[Entry]) -> dict[str, str]:
-        """Which of these checkpoints the policy would remove, and why."""
-        return {} if self.rules.keeps_all else self.rules.plan_removal(self._facts_of(entries, None))[0]
-
     def kept(self, newest: int | None) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
         return self.rules.why_keep(self._facts_of(self.catalog.entries(), newest))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trainer_cli.addons.stores import Copies, check_copies
 from trainer_cli.callbacks.retention import Retention
+from trainer_cli.callbacks.run_copies import open_copies
 from trainer_cli.catalog import Catalog, CheckpointHistory, Spent
 from trainer_cli.checkpoint import (
     Checkpointer,
@@ -25,7 +25,7 @@ from trainer_cli.checkpoint import (
     make_sync_checkpointer,
 )
 from trainer_cli.errors import ConfigError, SaveError, without_secrets
-from trainer_cli.files import as_path, is_gone
+from trainer_cli.files import is_gone
 from trainer_cli.format import new_format
 from trainer_cli.layout import COPIES_CACHE, Naming
 from trainer_cli.loads import LEAVE_OUT, LOG_MARKS, check_leave_out, describe_left_out, find_left_out, omit_states
@@ -114,7 +114,10 @@ class StateSaver(SaveCaller):
         self.storage = self._new_storage(folder)
         self.history = CheckpointHistory(identity.history_file)
         self.retention = Retention(folder, self.storage, identity.run_id, self.history)
-        self.copies = self._new_copies(settings)
+        cache = None if identity.local_folder is None else identity.local_folder / COPIES_CACHE
+        self.copies = open_copies(
+            self.storage, folder, settings, run_id=identity.run_id, attempt=identity.attempt, cache=cache
+        )
         format = new_format(settings.format, settings.compression)
         self.checkpointer = Checkpointer(format=format, storage=self._storage_at, digest=settings.digest, thread=thread)
         self.in_background = saves_in_background(settings.save_async)
@@ -374,22 +377,6 @@ class StateSaver(SaveCaller):
         if self.copies is not None and root == self.copies.folder.absolute():
             return self.copies.storage
         return self.storage if root == self.folder.absolute() else self._new_storage(root)
-
-    def _new_copies(self, settings: CheckpointConfig) -> Copies | None:
-        """The copies of checkpoints in another folder; None if the config names none."""
-        if settings.copy_to.folder is None:
-            return None
-        folder, local, identity = as_path(settings.copy_to.folder), self.identity.local_folder, self.identity
-        check_copies(self.folder, folder)
-        cache = None if local is None else local / COPIES_CACHE
-        return Copies(
-            self.storage,
-            open_storage(folder, cache=cache, run_id=identity.run_id, attempt=identity.attempt),
-            folder,
-            identity.run_id,
-            every=settings.copy_to.every,
-            raises=not settings.tolerates_errors,
-        )
 
     def _new_storage(self, root: Path) -> Storage:
         """The storage of a folder; its removed files are deleted in the thread that writes."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
 
-from trainer_cli.addons.stores import fetch
 from trainer_cli.catalog.catalog import Catalog, Entry
 from trainer_cli.catalog.foreign_kind import ForeignKind
 from trainer_cli.catalog.path_variables import RANK_VARIABLES, fill_in, rank_variables_in, variables_in
@@ -96,7 +95,7 @@ def checkpoint_at(path: str | os.PathLike[str], storage: Callable[[Path], Storag
         is_file = is_url(named, web=True) and "?" in str(named)
         if not is_file and storage(named.parent).peek(named.name, MANIFEST_FILE) is not None:
             return named
-        named = fetch(str(named), [mark for kind in ForeignKind for mark in kind.marks]) or named
+        named = storage(named.parent).fetch(named.name, [mark for kind in ForeignKind for mark in kind.marks]) or named
     if named.is_file() and IS_ARCHIVE.need(f"{named}, which is a file,")(named):
         return EXTRACT_ARCHIVE.need(str(named))(named)
     return named

@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.stores import configure_downloads
 from trainer_cli.auto_values import AutoDecision, auto_keys
 from trainer_cli.catalog import Entry
 from trainer_cli.checkpoint import GroupVerifier
@@ -60,7 +59,7 @@ from trainer_cli.runs import BestSettings, Outcome, RunDir, write_json
 from trainer_cli.schema import ANEW, RESUME_WORDS
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Progress, RunStatus
-from trainer_cli.storage import open_storage
+from trainer_cli.storage import DOWNLOADS, open_storage
 from trainer_cli.terminal import LOADING_TORCH, clear_status, show_status
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def fit(
             # All ranks stop together, after the first step.
             stack.enter_context(signals)
         to_console(config.logging.level if group.is_main else SILENT)
-        configure_downloads(config.load)
+        DOWNLOADS.configure(config.load)
         with noting("while the checkpoint was chosen"):
             with group.leading(GroupVerifier(group)) as leads:
                 start = _begin(run, composed, stack, group) if leads else None

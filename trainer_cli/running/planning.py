@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.stores import configure_downloads
 from trainer_cli.auto_values import BATCH_SIZE, auto_keys, numbers_instead
 from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.components import SAVER, import_from, import_target
@@ -32,6 +31,7 @@ from trainer_cli.running.torch_import import import_torch
 from trainer_cli.runs import RunDir
 from trainer_cli.schema import CheckpointConfig, Compression, Newer
 from trainer_cli.steps import GLOBAL_BATCH_SIZE, Progress, RunStatus, StepCounts
+from trainer_cli.storage import DOWNLOADS
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Builder, Data
@@ -111,7 +111,7 @@ def plan(
     refuse_no_optimizer(composed)
     import_from(composed.project_root)
     to_console(composed.config.logging.level)
-    configure_downloads(composed.config.load)
+    DOWNLOADS.configure(composed.config.load)
     with composed.placing():
         run = RunDir(composed.config.run_dir)
         start = (

@@ -12,14 +12,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
-from trainer_cli.addons.stores import check_copies, reachable
 from trainer_cli.auto_values import AUTO, BATCH_SIZE, auto_keys, largest_batch_size
+from trainer_cli.callbacks import open_copies
 from trainer_cli.catalog import Catalog, Check, Entry, ForeignKind, refuse_foreign, verify_and_decode
 from trainer_cli.checkpoint import GroupVerifier
 from trainer_cli.config import Change, Composed, diff, from_yaml
 from trainer_cli.elsewhere import hint_on
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
-from trainer_cli.files import as_path
 from trainer_cli.keys import OF_ONE_COMMAND, whole_values
 from trainer_cli.loads import WHOLE, LoadOptions, can_resume, check_load
 from trainer_cli.manifest import Manifest
@@ -347,14 +346,11 @@ def _open_catalogs(
     """The catalogs of the folder in which the run saves, `saved`, and of its copies, if they can be listed.
 
     Raises:
-        TrainError: see `check_copies` and `reachable`.
+        TrainError: see `open_copies`, and `Copies.reachable`.
     """
-    if config.copy_to.folder is None:
-        return [saved]
-    folder = as_path(config.copy_to.folder)
-    check_copies(run.folder_for(config.folder), folder)
-    storage = open_storage(folder, cache=run.copies_cache, run_id=run_id or "local", attempt=attempt)
-    return reachable(saved, [Catalog(storage)], run_id)
+    own = run.folder_for(config.folder)
+    copies = open_copies(saved.storage, own, config, run_id=run_id or "local", attempt=attempt, cache=run.copies_cache)
+    return [saved] if copies is None else copies.reachable(saved, run_id)
 
 
 def refuse_other_runs(

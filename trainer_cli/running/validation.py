@@ -22,7 +22,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.stores import configure_downloads, is_cached
 from trainer_cli.catalog import Catalog, ForeignKind
 from trainer_cli.components import EVALUATED
 from trainer_cli.config import Composed, compose, from_yaml, given_value
@@ -38,7 +37,9 @@ from trainer_cli.schema import TrainConfig
 from trainer_cli.selection import Holds, Selection, StoredCheckpoint, provide_steps, run_holding, select
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import RunStatus
+from trainer_cli.storage import DOWNLOADS
 from trainer_cli.terminal import clear_status, is_terminal, show_status
+from trainer_cli.user_cache import is_cached
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Builder, Data
@@ -73,7 +74,7 @@ def validate(
     settings: dict[str, Any] = {"config_dir": config_dir, "config_name": config_name}
     command = compose(command_overrides, **settings, missing_ok=True, sections=()).config
     to_console(command.logging.level)
-    configure_downloads(command.load)
+    DOWNLOADS.configure(command.load)
     if command.ckpt is None:
         example = given_value(overrides, "experiment") or "digits"
         raise UserError(

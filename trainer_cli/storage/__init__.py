@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trainer_cli.storage.disk import Bytes as Bytes
     from trainer_cli.storage.disk import Disk as Disk
     from trainer_cli.storage.disk import delete_tree as delete_tree
+    from trainer_cli.storage.downloads import DOWNLOADS as DOWNLOADS
     from trainer_cli.storage.folder import LocalFileWriter as LocalFileWriter
     from trainer_cli.storage.folder import LocalReadableFolder as LocalReadableFolder
     from trainer_cli.storage.folder import StagedFolder as StagedFolder
@@ -50,6 +51,7 @@ else:
             "base": "FileWriter ReadableFolder Storage UnsyncedError WritableFolder",
             "copying": "write_copy",
             "disk": "Bytes delete_tree Disk",
+            "downloads": "DOWNLOADS",
             "folder": "LocalFileWriter LocalReadableFolder point_latest_link replacing StagedFolder",
             "hidden_names": "Hidden HiddenName REMOVED_PREFIX",
             "local": "LocalStorage",

@@ -129,6 +129,11 @@ class Storage(Protocol):
         """Whether a user pinned the folder."""
         ...
 
+    def fetch(self, name: str, marks: Collection[str]) -> Path | None:
+        """A file of another program, or a folder that contains one of the files `marks`, as a local path; None if there
+        is neither. In an object store it is copied into the user's cache."""
+        ...
+
     def remove(self, name: str) -> bool:
         """Remove a folder, manifest first, so that a crash midway leaves it partial, not broken.
 

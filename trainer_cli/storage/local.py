@@ -213,6 +213,9 @@ class LocalStorage:
         """Whether the folder holds the file that pins it."""
         return exists(self.disk, f"{self._path_text(name)}/{PINNED_FILE}")
 
+    def fetch(self, name: str, marks: Collection[str]) -> Path | None:
+        return self.root / name
+
     def remove(self, name: str) -> bool:
         """Remove a checkpoint: its files are deleted by `later`. False if it is read, is gone, or is a link."""
         path = self._path(name)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from trainer_cli.addon import find_part
 from trainer_cli.files import as_path, is_url
+from trainer_cli.parts import explain_missing
 from trainer_cli.storage.base import Storage
 from trainer_cli.storage.local import LocalStorage
+
+_ANY = "storage.*"
+"""The part that is the storage of every scheme without one of its own."""
 
 
 def open_storage(root: Path | str, *, cache: Path | None = None, **identity: Any) -> Storage:
@@ -19,11 +24,12 @@ def open_storage(root: Path | str, *, cache: Path | None = None, **identity: Any
         identity: `run_id`, `attempt` and `later`, as in `LocalStorage`.
 
     Raises:
-        UserError: there is no storage for this scheme, or it needs another package.
+        UserError: there is no storage for this scheme, or it needs another package or a missing add-on.
     """
     if not is_url(root):
         return LocalStorage(as_path(root), **identity)
-    # Imported here, because the transfer code is loaded for object stores alone.
-    from trainer_cli.addons.stores import ObjectStorage
-
-    return ObjectStorage(root, cache=cache, **identity)
+    scheme = str(root).partition("://")[0]
+    storage = find_part(f"storage.{scheme}") or find_part(_ANY)
+    if storage is None:
+        raise explain_missing(str(root), "parts", _ANY) or AssertionError(_ANY)
+    return cast(Storage, storage(root, cache=cache, **identity))

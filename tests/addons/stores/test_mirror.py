@@ -194,7 +194,7 @@ def fail(error: BaseException) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("times", [1, None], ids=["once", "each time"])
 def test_a_file_that_arrives_truncated_is_sent_again_and_never_offered(
-    times: int | None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    times: int | None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     usual, cut = MemoryFileSystem.put_file, list[str]()
 
@@ -207,8 +207,9 @@ def test_a_file_that_arrives_truncated_is_sent_again_and_never_offered(
     monkeypatch.setattr(MemoryFileSystem, "put_file", truncate)
     storage = ObjectStorage(url, cache=tmp_path / "here", run_id="r", client=ObjectClient(url, attempts=3))
     save(storage)
-    assert storage.finish_uploads() == ([] if times else ["step3"])
+    assert storage.mirror.wait() == ([] if times else ["step3"])
     assert cut
+    assert ("not in the store yet" in caplog.text) is (times is None)
     assert offered(url, tmp_path / "there") == (["step3"] if times else [])
     monkeypatch.setattr(MemoryFileSystem, "put_file", usual)
     assert storage.finish_uploads() == []
@@ -237,8 +238,7 @@ def test_a_checkpoint_saved_again_after_it_was_half_sent_is_never_a_mixture(url:
     """The first process is thought dead, and its machine lost; it is about to send one more file."""
     first = ObjectStorage(url, cache=tmp_path / "first", run_id="r", attempt=1)
     second = ObjectStorage(url, cache=tmp_path / "second", run_id="r", attempt=2)
-    request = "upload_new" if hasattr(first, "mirror") else "upload"
-    about, may = halt(first, request, "step3/rank0.safetensors")
+    about, may = halt(first, "upload_new", "step3/rank0.safetensors")
     save(first, 1)
     assert about.wait(WAIT_S)
     assert second.sweep() == ["step3"]

@@ -585,7 +585,7 @@ def test_the_ranks_of_a_machine_download_once(
 ) -> None:
     model = nn.Linear(3, 2)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    ObjectClient(url).upload("weights.pt", tmp_path / "weights.pt")
+    ObjectClient(url).upload_new("weights.pt", tmp_path / "weights.pt")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of the machine that saved"))
     save_checkpoint(f"{url}/step1", 1, model, torch.optim.SGD(model.parameters(), lr=0.1))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from web import Habits, web_server
 
 from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.addons.formats.whole_archive import write_archive
-from trainer_cli.addons.stores import download
 from trainer_cli.catalog.find import latest_checkpoint
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.commands import ckpt_remove
@@ -25,6 +25,7 @@ from trainer_cli.errors import CheckpointError, StoreAwayError, UserError
 from trainer_cli.models.mlp import MLP
 from trainer_cli.selection.patterns import select_one
 from trainer_cli.selection.stored import StoredCheckpoint
+from trainer_cli.storage.downloads import DOWNLOADS, DownloadSettings
 
 WEIGHTS = {"weight": torch.arange(6.0).reshape(2, 3)}
 HABITS: dict[str, dict[str, Any]] = {
@@ -193,7 +194,8 @@ def test_large_files_come_in_parts_where_the_server_sends_parts(
 def test_the_size_of_requests_and_the_progress_have_keys(
     command: str, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(download, "_settings", download._Settings())
+    for name, value in asdict(DownloadSettings()).items():
+        monkeypatch.setattr(DOWNLOADS, name, value)
     (empty_folder / "www").mkdir()
     torch.save(MLP(hidden=[1024]).state_dict(), empty_folder / "www/w.pt")
     size = (empty_folder / "www/w.pt").stat().st_size

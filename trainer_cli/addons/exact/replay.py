@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.replay_plan import ReplayPlan, bytes_of_config, find_step, plan_replay
 from trainer_cli.addons.exact.replay_records import RecordComparison, RecordDifference
-from trainer_cli.addons.stores import configure_downloads
 from trainer_cli.catalog import Catalog
 from trainer_cli.components import SAVER, SECTIONS
 from trainer_cli.config import Composed, diff, from_yaml
@@ -40,7 +39,7 @@ from trainer_cli.runs import Run, RunDir
 from trainer_cli.schema import SYSTEM, TrainConfig
 from trainer_cli.selection import StoredCheckpoint
 from trainer_cli.steps import Duration, Unit
-from trainer_cli.storage import open_storage
+from trainer_cli.storage import DOWNLOADS, open_storage
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ class _Replay:
             import_torch()
         plan, composed, group = self.plan, self.composed, self.group
         run, config = RunDir(plan.run), _config_of_replay(composed.config)
-        configure_downloads(config.load)
+        DOWNLOADS.configure(config.load)
         environment = run.environment_of(plan.attempt)
         _use_threads(environment.get("threads"))
         with naming_project(plan.run, self.config_dir):

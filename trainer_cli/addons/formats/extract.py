@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer_cli.addons.formats.archive_file import Member, read_archive
-from trainer_cli.addons.stores import cache_of
 from trainer_cli.errors import CheckpointError
 from trainer_cli.layout import MANIFEST_FILE, is_plain
 from trainer_cli.manifest import Manifest, ManifestError
 from trainer_cli.storage import LocalStorage, replacing, write_copy
 from trainer_cli.terminal import format_count
+from trainer_cli.user_cache import cache_of
 
 COMPOSER_FILE = "composer_states.pt"
 """The file of torch in an archive of Composer."""

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.addons.predict.prediction_files import PredictionFile
 from trainer_cli.addons.predict.prediction_writers import PredictionWriter
-from trainer_cli.addons.stores import configure_downloads
 from trainer_cli.components import EVALUATED
 from trainer_cli.config import Composed, compose, from_yaml, given_value
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError, without_secrets
@@ -34,6 +33,7 @@ from trainer_cli.patterns import did_you_mean
 from trainer_cli.ranks import Ranks
 from trainer_cli.running import import_torch, run_or_place
 from trainer_cli.selection import Holds, StoredCheckpoint, provide_steps
+from trainer_cli.storage import DOWNLOADS
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def predict(
     chosen = [override for override in overrides if override.lstrip("+").startswith(keys)]
     command = compose(chosen, **settings, missing_ok=True, sections=()).config
     to_console(command.logging.level)
-    configure_downloads(command.load)
+    DOWNLOADS.configure(command.load)
     if command.ckpt is None:
         example = given_value(overrides, "experiment") or "digits"
         raise UserError(

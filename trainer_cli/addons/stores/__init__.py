@@ -15,29 +15,3 @@ does, and the manifest is sent last and deleted first.
 
 Begin with `mirror.py`, then `object_folders.py`; `object_client.py` is the only module that uses fsspec.
 """
-
-from __future__ import annotations
-
-from trainer_cli.lazy import add_lazy_names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.addons.stores.copies import Copies as Copies
-    from trainer_cli.addons.stores.copies import check_copies as check_copies
-    from trainer_cli.addons.stores.copies import reachable as reachable
-    from trainer_cli.addons.stores.download import cache_of as cache_of
-    from trainer_cli.addons.stores.download import configure_downloads as configure_downloads
-    from trainer_cli.addons.stores.download import fetch as fetch
-    from trainer_cli.addons.stores.download import is_cached as is_cached
-    from trainer_cli.addons.stores.object_store import ObjectStorage as ObjectStorage
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "copies": "check_copies Copies reachable",
-            "download": "cache_of configure_downloads fetch is_cached",
-            "object_store": "ObjectStorage",
-        },
-    )

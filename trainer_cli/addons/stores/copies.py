@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,10 +12,11 @@ from trainer_cli.callbacks import Retention
 from trainer_cli.catalog import Catalog
 from trainer_cli.checkpoint import CheckpointMetadata
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, StoreAwayError, TrainError, disk_cure
+from trainer_cli.files import as_path
 from trainer_cli.loggers import SAVES
 from trainer_cli.manifest import Manifest
-from trainer_cli.schema import Newer
-from trainer_cli.storage import Storage
+from trainer_cli.schema import CheckpointConfig, Newer
+from trainer_cli.storage import Storage, open_storage
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,29 @@ class Copies:
         steps."""
         return self._number + 1
 
+    def reachable(self, saved: Catalog, run_id: str | None) -> list[Catalog]:
+        """The catalog of a run's own folder and, if it can be listed, that of its copies; else a warning says so.
+
+        Raises:
+            CheckpointError: the copies cannot be listed, and the run's own folder has no valid checkpoint: where the
+                run stands is unknown.
+        """
+        copies = self.retention.catalog
+        try:
+            # A listing alone: manifests of copies are read only if one of them may be newer.
+            copies.names()
+        except OSError as error:
+            if saved.newest_valid(run_id) is None:
+                raise CheckpointError(
+                    f"{saved.folder} holds no valid checkpoint, and whether copies are in {copies.folder} "
+                    f"cannot be seen: {error}",
+                    where="checkpoint.copy_to.folder",
+                    cure="To start without them, set checkpoint.copy_to.folder=null.",
+                ) from error
+            log.warning("the copies in %s cannot be listed, so none is resumed: %s", copies.folder, error)
+            return [saved]
+        return [saved, copies]
+
     def start(self, source_retention: Retention, step: int, newer: Newer) -> None:
         """Begin a training at this step, as `CheckpointerCallback` does in its own folder, and make up for copies that
         an earlier attempt did not finish.
@@ -78,8 +102,8 @@ class Copies:
         self.retention.rules, self._begun_at = source_retention.rules, step
         self._opened, self._abandoned, self._reported = False, False, False
         # Numbering continues from the resumed checkpoint, and from copies whose originals were removed.
-        before = (entry for entry in source_retention.own() if entry.step <= step)
-        self._number = max((_number(entry.manifest) for entry in before), default=0)
+        own = [(entry, _number(entry.manifest)) for entry in source_retention.own() if entry.step <= step]
+        self._number = max((number for _, number in own), default=0)
         newest = 0
         try:
             self._open()
@@ -90,9 +114,8 @@ class Copies:
         except OSError as error:
             self._failure = self._failed(self.folder, error)
             self.raise_failure()
-        for entry in source_retention.own():
-            number = _number(entry.manifest)
-            if newest <= entry.step <= step and number and number % self.every == 0:
+        for entry, number in own:
+            if newest <= entry.step and number and number % self.every == 0:
                 self.copy(entry.name, gives_way=False)
         self._drop_removable()
 
@@ -193,10 +216,11 @@ class Copies:
         """Let those go that wait, and that are not valid or would be removed at once: they take space until then."""
         waiting = {name: self._own.entry(name) for name in self.mirror.waiting()}
         try:
-            copied = [entry for entry in self.retention.catalog.remembered() if entry.name not in waiting]
+            copied = [entry for entry in self.retention.own() if entry.name not in waiting]
         except OSError:
             copied = []
-        removable = self.retention.why_removable([*copied, *waiting.values()])
+        rules, facts = self.retention.rules, [entry.facts for entry in (*copied, *waiting.values()) if entry.facts]
+        removable = {} if rules.keeps_all else rules.plan_removal(facts)[0]
         for name, entry in waiting.items():
             if name in removable or not entry.valid:
                 self.mirror.drop(name)
@@ -217,44 +241,28 @@ class Copies:
         return failure
 
 
-def check_copies(folder: Path, copies: Path) -> None:
-    """Refuse a folder for copies that is the folder of the checkpoints, or inside it.
+def open_copies(
+    source: Storage, folder: Path, config: CheckpointConfig, *, run_id: str, attempt: int, cache: Path | None
+) -> Copies:
+    """The copies that a run makes of the checkpoints in `folder`, whose storage is `source`.
+
+    Args:
+        cache: the local folder for copies that are in an object store; by default one in the user's cache.
 
     Raises:
-        ConfigError: with the folder.
+        ConfigError: the folder of the copies is that of the checkpoints, or inside it.
     """
+    assert config.copy_to.folder is not None
+    copies = as_path(config.copy_to.folder)
     if copies.resolve() == folder.resolve() or folder.resolve() in copies.resolve().parents:
         raise ConfigError(
             f"checkpoint.copy_to.folder is {copies}, which is in the folder of the checkpoints, {folder}",
             location="checkpoint.copy_to.folder",
             hint="Name one on another disk or in an object store.",
         )
-
-
-def reachable(primary: Catalog, copies: Sequence[Catalog], run_id: str | None) -> list[Catalog]:
-    """Of a run's own folder, and of those of its copies that can be listed. One that cannot is left out with a warning.
-
-    Raises:
-        CheckpointError: one cannot be listed, and the run's own folder has no valid checkpoint: where the run stands
-            is unknown.
-    """
-    catalogs = [primary]
-    for catalog in copies:
-        try:
-            # A listing alone: manifests of copies are read only if one of them may be newer.
-            catalog.names()
-        except OSError as error:
-            if primary.newest_valid(run_id) is None:
-                raise CheckpointError(
-                    f"{primary.folder} holds no valid checkpoint, and whether copies are in {catalog.folder} "
-                    f"cannot be seen: {error}",
-                    where="checkpoint.copy_to.folder",
-                    cure="To start without them, set checkpoint.copy_to.folder=null.",
-                ) from error
-            log.warning("the copies in %s cannot be listed, so none is resumed: %s", catalog.folder, error)
-        else:
-            catalogs.append(catalog)
-    return catalogs
+    storage = open_storage(copies, cache=cache, run_id=run_id, attempt=attempt)
+    every, raises = config.copy_to.every, not config.tolerates_errors
+    return Copies(source, storage, copies, run_id, every=every, raises=raises)
 
 
 def _number(manifest: Manifest | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import sys
@@ -10,39 +9,20 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from trainer_cli.addons.stores.object_client import ObjectClient, ObjectInfo
 from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.files import locked_file
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.storage import Disk, LocalStorage, delete_tree, write_copy
+from trainer_cli.storage import DOWNLOADS, Disk, LocalStorage, delete_tree, write_copy
 from trainer_cli.terminal import COLOURS, format_count, is_terminal
-
-if TYPE_CHECKING:
-    from trainer_cli.schema import LoadConfig
+from trainer_cli.user_cache import cache_of
 
 logger = logging.getLogger(__name__)
 
 _REPORT_S = 10.0
-
-
-@dataclass(slots=True)
-class _Settings:
-    part_bytes: int | None = None
-    progress: bool = True
-
-
-_settings = _Settings()
-"""Of every download of this process: a store is opened in many places, each of which would have to pass them on."""
-
-
-def configure_downloads(settings: LoadConfig) -> None:
-    """Set the size of the requests of each later download of this process, and whether its progress is reported."""
-    _settings.part_bytes, _settings.progress = settings.chunk_size, settings.progress
 
 
 def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorage, where: str) -> None:
@@ -60,7 +40,7 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
 
         def read_object(file: str, size_bytes: int) -> Iterator[bytes]:
             try:
-                for block in client.blocks(f"{name}/{file}", size_bytes, part_bytes=_settings.part_bytes):
+                for block in client.blocks(f"{name}/{file}", size_bytes, part_bytes=DOWNLOADS.part_bytes):
                     yield block
                     advance(len(block))
             except FileNotFoundError:
@@ -145,7 +125,7 @@ def _copy(client: ObjectClient, name: str, files: Mapping[str, ObjectInfo], into
                 raise UserError(f"{url} holds {key!r}, which is not a plain name")
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                for block in client.blocks(key, info.size_bytes, part_bytes=_settings.part_bytes):
+                for block in client.blocks(key, info.size_bytes, part_bytes=DOWNLOADS.part_bytes):
                     file.write(block)
                     advance(len(block))
 
@@ -164,31 +144,10 @@ def _files_at(client: ObjectClient, name: str, marks: Collection[str]) -> dict[s
     return files
 
 
-def cache_of(url: str) -> Path:
-    """The folder for copies of the content of a URL, in the user's cache."""
-    return _cache() / hashlib.sha256(url.encode()).hexdigest()[:16]
-
-
-def is_cached(path: Path) -> bool:
-    """Whether a path is in the user's cache."""
-    return _cache() in path.parents
-
-
-def _cache() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    # The home of a user who has none stays "~".
-    if folder.startswith("~"):
-        raise UserError(
-            "there is no folder for downloads: HOME is not set, and the user has no home folder",
-            cure="Set XDG_CACHE_HOME to a folder with space for them.",
-        )
-    return Path(folder) / "trainer-cli"
-
-
 @contextmanager
 def _progress(where: str, total: int) -> Iterator[Callable[[int], object]]:
     """Report the bytes of a download, unless that is off: a bar on a terminal, else a line every ten seconds."""
-    if not _settings.progress:
+    if not DOWNLOADS.progress:
         yield lambda count: None
         return
     if is_terminal(sys.stderr):

@@ -108,8 +108,7 @@ class Mirror:
 
     def waiting(self) -> list[str]:
         """The checkpoints that have not been sent yet."""
-        with self._changed:
-            return list(self._queue)
+        return list(self._queue)
 
     def wait(self, timeout_s: float | None = None) -> list[str]:
         """Wait until each was sent or has failed; returns those that were not sent."""
@@ -119,8 +118,7 @@ class Mirror:
 
     def close(self, timeout_s: float) -> bool:
         """Send what can be sent within this time, and let the others go. False if one is still being sent."""
-        self.wait(timeout_s)
-        for name in self.waiting():
+        for name in self.wait(timeout_s):
             self.drop(name)
         return not self._running
 

@@ -247,12 +247,9 @@ class ObjectClient:
             lambda: self.get(key) == content,
         )
 
-    def upload(self, key: str, path: Path) -> None:
-        """Send a file as an object, in parallel parts if it is large, and compare the size of the object."""
-        self._repeat(f"put {key}", lambda: self._send_file(key, path, self._upload_settings))
-
     def upload_new(self, key: str, path: Path) -> bool:
-        """`upload` of an object that must not exist yet; False if it exists with another content.
+        """Send a file as an object that must not exist yet, in parallel parts if it is large; False if it exists with
+        another content.
 
         A store whose file system in fsspec cannot do that for files replaces the object.
         """
@@ -267,6 +264,8 @@ class ObjectClient:
         self._files.put_file(str(path), self._path(key), **settings)
         info, size_bytes = self.info(key), path.stat().st_size
         if info is None or info.size_bytes != size_bytes:
+            # It is the one that was just made, and would be in the way of the next attempt.
+            self.delete(key)
             raise OSError(errno.EIO, f"{info and info.size_bytes} of {format_count(size_bytes, 'byte')} arrived")
 
     def _holds(self, key: str, path: Path) -> bool:

@@ -92,7 +92,8 @@ class ObjectFolders:
         self.client = client
         self._claim = _Claim(run_id, attempt, secrets.token_hex(8))
         self.is_training = False
-        self._known: dict[str, _Folder] | None = None
+        self._known: dict[str, _Folder] = {}
+        self._is_listed = False
         self._away_until: float | None = None
         """When a store that did not answer is listed again; None: it answers."""
 
@@ -108,7 +109,7 @@ class ObjectFolders:
     def names(self) -> list[str]:
         """The folders with a plain name, listed now."""
         self._refresh()
-        return list(self._known or {})
+        return list(self._known)
 
     def exists(self, name: str) -> bool:
         """Whether a folder has a manifest, as last known."""
@@ -142,7 +143,7 @@ class ObjectFolders:
         self.is_training = self.client.is_training = True
         return [
             name
-            for name, folder in list((self._known or {}).items())
+            for name, folder in list(self._known.items())
             if folder.manifest is None
             and name not in unsent
             and self._is_left_behind(name, folder.sizes)
@@ -251,13 +252,12 @@ class ObjectFolders:
 
     def forget(self, name: str) -> None:
         """Read a folder anew when it is asked for."""
-        if self._known is not None:
-            self._known.pop(name, None)
+        self._known.pop(name, None)
 
     def _take(self, name: str) -> None:
         """Claim a name, and delete what this run has left there."""
         # The caller has just looked for a manifest.
-        folder, claim = self._folder(name) if self._known is None else self._known.get(name), self._claim_of(name)
+        folder, claim = self._known.get(name) if self._is_listed else self._folder(name), self._claim_of(name)
         is_own = claim is not None and claim.run_id == self._claim.run_id
         # The sweep of an attempt takes those of all others, as it owns the folders; a sender only earlier ones.
         if claim not in (None, self._claim) and not (is_own and claim.attempt < self._claim.attempt):
@@ -286,24 +286,23 @@ class ObjectFolders:
             FileExistsError: there is another one.
             FileNotFoundError: a later attempt of the run has deleted what was sent, or is about to.
         """
+        files = Manifest.parse(manifest).files
         lost = FileNotFoundError(errno.ENOENT, "it was deleted by a later attempt of the run", self.location(name))
         if self._claim_of(name) != self._claim:
             raise lost
         if not self.client.put_new(f"{name}/{MANIFEST_FILE}", manifest):
             raise _taken("another checkpoint of that name is in the store", self.location(name))
         claim = self._claim_of(name)
-        # None where the later attempt has seen the manifest, and has left the files.
-        files = [] if claim == self._claim else Manifest.parse(manifest).files
-        if claim not in (None, self._claim) or any(self.client.info(f"{name}/{file}") is None for file in files):
+        # None also where the later attempt has seen the manifest, and has left the files.
+        if claim != self._claim and (claim or any(self.client.info(f"{name}/{file}") is None for file in files)):
             self.client.delete(f"{name}/{MANIFEST_FILE}")
             raise lost
         # One that stays beside a manifest means nothing.
         with suppress(StoreAwayError):
             self.client.delete(f"{name}/{CLAIM_FILE}")
         self._away_until = None
-        if self._known is not None:
-            sizes = {file: entry.size_bytes for file, entry in Manifest.parse(manifest).files.items()}
-            self._known[name] = _Folder({**sizes, MANIFEST_FILE: len(manifest)}, manifest, "")
+        sizes = {file: entry.size_bytes for file, entry in files.items()} | {MANIFEST_FILE: len(manifest)}
+        self._known[name] = _Folder(sizes, manifest, "")
 
     def _give_up(self, name: str) -> None:
         """Delete what the ranks have sent without a manifest, and the claim."""
@@ -337,8 +336,8 @@ class ObjectFolders:
             return
         global _last_listing
         before = self._known
-        if before is None:
-            before = _last_listing[1] if _last_listing[0] == self.client.url else {}
+        if not self._is_listed and _last_listing[0] == self.client.url:
+            before = _last_listing[1] | before
         try:
             listed: dict[str, dict[str, int]] = {}
             tags: dict[str, str] = {}
@@ -358,7 +357,7 @@ class ObjectFolders:
                     known[name] = last._replace(sizes=listed[name])
                 elif (folder := self._read_folder(name, listed.get(name, {}), tags.get(name, ""))) is not None:
                     known[name] = folder
-            self._known, self._away_until = known, None
+            self._known, self._is_listed, self._away_until = known, True, None
             _last_listing = self.client.url, dict(known)
         except StoreAwayError as error:
             if not self.is_training:
@@ -384,13 +383,10 @@ class ObjectFolders:
     def _folder(self, name: str) -> _Folder | None:
         """A folder as last known, or read now if no listing has it; None if it does not exist."""
         _check_plain(name)
-        if self._known is None:
-            if self.client.read_only:
-                self._known = {}  # The pages of a web server are listed only for a glob or a folder.
-            else:
-                self._refresh()
-        known = self._known if self._known is not None else {}
-        if name not in known and not self.is_away:
+        # The pages of a web server are listed only for a glob or a folder.
+        if not self._is_listed and not self.client.read_only:
+            self._refresh()
+        if name not in self._known and not self.is_away:
             try:
                 folder = self._read_folder(name, {}, "")
             except StoreAwayError:
@@ -398,13 +394,13 @@ class ObjectFolders:
                     raise
                 folder = None
             if folder is not None:
-                known[name] = folder
-        return known.get(name)
+                self._known[name] = folder
+        return self._known.get(name)
 
     def _remember(self, name: str, sizes: Mapping[str, int | None], manifest: bytes | None = None) -> None:
         """Note a change that was made before a listing shows it. Size None: the object was deleted."""
-        last = (self._known or {}).get(name)
-        if self._known is None or last is None:
+        last = self._known.get(name)
+        if last is None:
             return
         existing = {file: size for file, size in {**last.sizes, **sizes}.items() if size is not None}
         self._known[name] = _Folder(existing, manifest or last.manifest, last.tag if manifest is None else "")
@@ -455,9 +451,7 @@ class RankFolder(StagedFolder):
 
 def _run_in_parallel(calls: list[Callable[[], object]]) -> None:
     """Make the calls in threads. Raises the first exception once all calls that began have ended."""
-    if not calls:
-        return
-    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(calls)), "checkpoint-transfer") as pool:
+    with ThreadPoolExecutor(_FILES_AT_ONCE, "checkpoint-transfer") as pool:
         futures = [pool.submit(call) for call in calls]
         try:
             for future in futures:

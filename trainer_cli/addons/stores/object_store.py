@@ -18,7 +18,7 @@ from functools import partial
 from operator import call
 from pathlib import Path
 
-from trainer_cli.addons.stores.download import cache_of, download, locking_copy
+from trainer_cli.addons.stores.download import download, fetch, locking_copy
 from trainer_cli.addons.stores.mirror import Mirror
 from trainer_cli.addons.stores.object_client import ObjectClient
 from trainer_cli.addons.stores.object_folders import ObjectFolders, RankFolder
@@ -27,6 +27,7 @@ from trainer_cli.files import as_path, replace
 from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, is_plain
 from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.storage import Hidden, HiddenName, LocalReadableFolder, LocalStorage, ReadableFolder, StagedFolder
+from trainer_cli.user_cache import cache_of
 
 _SENT_FILE = "sent"
 """File in a local copy with the digest of the manifest that the store has; empty in those of earlier versions."""
@@ -163,6 +164,9 @@ class ObjectStorage:
 
     def is_pinned(self, name: str) -> bool:
         return PINNED_FILE in self.sizes(name)
+
+    def fetch(self, name: str, marks: Collection[str]) -> Path | None:
+        return fetch(f"{self.url}/{name}", marks)
 
     def remove(self, name: str) -> bool:
         with self.mirror.locking(name, wait=False) as locked:

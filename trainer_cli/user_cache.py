@@ -1,0 +1,30 @@
+"""The user's cache: copies of what is in stores, and what was extracted from archives."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from trainer_cli.errors import UserError
+
+
+def cache_of(url: str) -> Path:
+    """The folder for copies of the content of a URL."""
+    return _cache() / hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
+def is_cached(path: Path) -> bool:
+    """Whether a path is in the cache."""
+    return _cache() in path.parents
+
+
+def _cache() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    # The home of a user who has none stays "~".
+    if folder.startswith("~"):
+        raise UserError(
+            "there is no folder for downloads: HOME is not set, and the user has no home folder",
+            cure="Set XDG_CACHE_HOME to a folder with space for them.",
+        )
+    return Path(folder) / "trainer-cli"
