@@ -544,6 +544,19 @@ def test_parallel_readers_of_a_store_leave_each_other_their_copies(
             answer.result()
 
 
+def test_a_copy_that_is_marked_and_removed_while_it_is_listed_is_not_damaged(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = ObjectStorage(url, cache=tmp_path)
+    save(storage, 1)
+    assert storage.finish_uploads() == []
+    files = storage.sizes("step1")
+    # As after a download, before its mark; then another reader has marked it, and begun to remove it.
+    listings = iter([files, {"manifest.json": files["manifest.json"]}])
+    monkeypatch.setattr(storage.local, "sizes", lambda name: next(listings))
+    assert storage.sizes("step1") == files
+
+
 def test_a_copy_that_is_always_taken_away_is_not_told_as_removed(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

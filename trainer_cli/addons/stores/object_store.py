@@ -159,7 +159,9 @@ class ObjectStorage:
         return None  # `remote` has the manifests of a store in memory.
 
     def sizes(self, name: str) -> dict[str, int]:
-        sizes = (self.local if self._is_unsent(name) else self.remote).sizes(name)
+        # Listed once: a copy that is marked and removed in between would be looked up in what is left of it.
+        local = self.local.sizes(name)
+        sizes = local if _is_unsent(local) else self.remote.sizes(name)
         return {file: size for file, size in sizes.items() if file != _SENT_FILE}
 
     def is_pinned(self, name: str) -> bool:
@@ -259,8 +261,7 @@ class ObjectStorage:
         return [name for name in self.local.names() if self._is_unsent(name)]
 
     def _is_unsent(self, name: str) -> bool:
-        sizes = self.local.sizes(name)
-        return MANIFEST_FILE in sizes and _SENT_FILE not in sizes
+        return _is_unsent(self.local.sizes(name))
 
     def _is_amended(self, name: str) -> bool:
         """Whether the local copy of a checkpoint in the store has a manifest that is not there yet."""
@@ -292,6 +293,11 @@ class ObjectStorage:
             raise OSError(errno.EBUSY, "an older copy of it is being read", str(self.cache / name))
         download(self.client, name, manifest, self.local, self.location(name))
         self._mark_sent(name, manifest)
+
+
+def _is_unsent(files: Collection[str]) -> bool:
+    """Whether a local copy with these files is not in the store yet."""
+    return MANIFEST_FILE in files and _SENT_FILE not in files
 
 
 def _digest(manifest: bytes) -> bytes:
