@@ -180,6 +180,7 @@ class CheckFinite(Callback):
         trainer.ask_to_roll_back()
 
     def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        """Begin to sum the loss anew: the training may have gone back."""
         self._going_back = False
         self._sum.zero_()
 
@@ -188,6 +189,7 @@ class CheckFinite(Callback):
         return {"times": self.times}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over how many times a loss was not finite."""
         # The checkpoint that the training goes back to was saved before this time was counted.
         if not self._going_back:
             self.times = int(state["times"])

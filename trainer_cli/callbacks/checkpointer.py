@@ -213,6 +213,7 @@ class CheckpointerCallback(Callback):
     def on_train_start(
         self, trainer: Trainer, model: nn.Module, train_loader: Any, loop: TrainingLoop, loop_idx: int
     ) -> None:
+        """Note that the training has begun: before, a failed fit has no new state to save."""
         self._has_begun = True
 
     def _open_folder(self, trainer: Trainer) -> None:
@@ -566,6 +567,7 @@ class CheckpointerCallback(Callback):
 
 
 def _step_of(entry: Entry | None) -> int | None:
+    """The step of a checkpoint; None for None."""
     return None if entry is None else entry.step
 
 

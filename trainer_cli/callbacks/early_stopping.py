@@ -160,10 +160,12 @@ class EarlyStopping(Callback):
         )
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Compare a metric of the training."""
         if self.metric.startswith(TRAIN_PREFIX) and trainer.loop.training_log.is_due:
             self._compare_with_best(trainer, metrics)
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Compare a metric of an evaluation that has just measured it."""
         if not self.metric.startswith(TRAIN_PREFIX) and trainer.loop.evaluations.present.counts(self.metric):
             self._compare_with_best(trainer, metrics)
 

@@ -78,6 +78,7 @@ class EMA(Callback):
         self._model = trainer.model
 
     def post_setup(self, trainer: Trainer) -> None:
+        """Note which parameters are trained at first: each has an average."""
         named = name_parameters(trainer.model).items()
         self._first_trained = frozenset(name for parameter, name in named if parameter.requires_grad)
 
@@ -162,6 +163,7 @@ class EMA(Callback):
         return 1.0 - self.decay
 
     def on_enter_evaluation(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+        """Evaluate with the average, if it has begun."""
         if self._average:
             stack.enter_context(self._in_place_of_the_weights())
 
@@ -236,6 +238,7 @@ class EMA(Callback):
             parameters.append(local_of(tensors[name]))
 
     def _live_model(self) -> nn.Module:
+        """The model that is averaged."""
         assert self._model is not None, "a callback's setup comes first"
         return self._model
 
@@ -307,6 +310,7 @@ class SWA(EMA):
         return {**super().state_dict(), "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the average, and of how many weights it is."""
         super().load_state_dict(state)
         # EMA's checkpoints have no count; an average that begins counts 1.
         self._count = int(state.get("count", 1))

@@ -81,6 +81,7 @@ class ParameterTable(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Log the table."""
         for line in parameter_table(trainer.model, self.depth):
             log.info("%s", line)
 

@@ -62,6 +62,7 @@ class MomentumTeacher(Callback):
             self._pairs[1].append(local_of(student))
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        """Move the teacher towards the student by a part of the way."""
         if trainer.is_step_complete:
             with torch.no_grad():
                 foreach_lerp_(*self._pairs, 1.0 - self.momentum)

@@ -34,6 +34,7 @@ class Nvml:
         if (code := self._library.nvmlInit_v2()) != 0:
             raise OSError(f"nvmlInit_v2 returned {code}")
         self._handles: dict[int, ctypes.c_void_p] = {}
+        """By torch's index of a GPU."""
         for index, uuid in uuids.items():
             handle = ctypes.c_void_p()
             # By its uuid: CUDA_VISIBLE_DEVICES changes the indices of torch, and not those of the library.

@@ -74,11 +74,13 @@ class ScopedFlags(Callback):
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        """Set the flags of torch for the fit."""
         stack.enter_context(flags_set(self.fit))
 
     def on_enter_train(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, loop: TrainingLoop, loop_idx: int
     ) -> None:
+        """Set the flags of torch for the training alone."""
         stack.enter_context(flags_set(self.train))
 
     def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:

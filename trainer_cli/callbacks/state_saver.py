@@ -236,6 +236,7 @@ class StateSaver(SaveCaller):
         return self.trainer.strategy.before_save(self.trainer.model)
 
     def before_commit(self) -> None:
+        """Make the records durable that are of steps before the checkpoint."""
         # No checkpoint may have steps whose records a power cut can take away.
         self.trainer.metric_logger.make_durable()
 

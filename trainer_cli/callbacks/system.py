@@ -138,6 +138,7 @@ class Usage:
         self._last = counters
 
         def rise(name: str, per: str, factor: float = 1.0) -> float | None:
+            """The rise of a counter since the last reading, per unit of another one; None if unknown."""
             if name not in counters or name not in last or counters[per] <= last[per]:
                 return None
             return round((counters[name] - last[name]) / (counters[per] - last[per]) * factor, 3)

@@ -43,6 +43,7 @@ class ValidationCallback(Callback):
         raise NotImplementedError
 
     def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+        """Note the loaders that are evaluated."""
         # Loaders with an interval of their own may not be evaluated this time.
         self.val_loaders = {**self.val_loaders, **val_loaders}
 

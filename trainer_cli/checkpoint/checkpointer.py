@@ -344,6 +344,7 @@ class Checkpointer:
 
         # Called by `SaveJob.begin`, after the save before has ended.
         def stage() -> Snapshot:
+            """Copy the state for the writing thread; tensors that the ranks hold whole are compared first."""
             if self._sharded is not None and self._compares_ranks:
                 tree = compare_ranks(state, self.group, self._sharded)
             else:

@@ -136,6 +136,7 @@ def load_checkpoint(
 
 
 def _read_foreign(path: Path) -> dict[str, Any]:
+    """The weights of a checkpoint of another program, as a state."""
     foreign = READ_FOREIGN.need(str(path))(path)
     return {"model": foreign.model, VERSIONS: foreign.versions}
 

@@ -32,7 +32,7 @@ class WriterThread:
 
     def submit(self, job: Job) -> Future[None]:
         """Run a job after those before it; the future holds what it raised. Runs it now if no thread can be started."""
-        if self._is_running():
+        if self._ensure_running():
             done: Future[None] = Future()
             self._jobs.put((job, done))
             return done
@@ -59,8 +59,8 @@ class WriterThread:
             self._thread, self._jobs, self._closing = None, SimpleQueue(), False
         return not thread.is_alive()
 
-    def _is_running(self) -> bool:
-        """Start the thread if it is not running; False if there can be none."""
+    def _ensure_running(self) -> bool:
+        """Start the thread if it is not running. False in a fork, while `close` waits, and if no thread can start."""
         if self._closing or self._pid != os.getpid():
             return False
         if self._thread is None or not self._thread.is_alive():

@@ -176,6 +176,7 @@ def _has_known_memory() -> bool:
     python_fields, numpy_fields, words = _fields_of(python), _fields_of(numpy), _words_of(numpy._bit_generator)
 
     def fill(draw: Callable[[], Any]) -> Callable[[], Any]:
+        """A function that draws the words of a whole state."""
         # As many draws as there are words, so that the count of used ones is as before.
         return lambda: [draw() for _ in range(624)]
 

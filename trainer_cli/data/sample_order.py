@@ -76,6 +76,7 @@ def _permute(positions: _Words, seed: int, epoch: int, length: int) -> _Words:
 
 
 def _mix(values: _Words) -> _Words:
+    """Mix the bits of each number."""
     # Arrays of 64 bits wrap around without a mask.
     values = values * np.uint64(MIX_1)
     return ((values ^ (values >> np.uint64(32))) * np.uint64(MIX_2)) >> np.uint64(24)

@@ -363,6 +363,7 @@ class _TimeLimit:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
+        """Begin to wait for a batch; the thread that watches the time starts with the first wait."""
         self._since = time.monotonic()
         if self._thread is None:
             arguments = (weakref.ref(self), self._ended, min(1.0, self._timeout_s / 4))
@@ -526,6 +527,7 @@ def _end_all_at_exit() -> None:
     """
 
     def end_all() -> None:
+        """End the workers of every loader of this process."""
         for owner in list(_owners):
             owner.end()
 

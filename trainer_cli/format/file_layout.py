@@ -99,7 +99,9 @@ class FileLayout:
         Args:
             image: a copy of `header` and all tensors; without it the tensors themselves are written.
 
-        Returns the aliases of a file under its name, for the manifest; none if the format stores ties in its files.
+        Returns:
+            For the manifest, name of a file -> its aliases; empty without tied tensors, or if the file itself says
+            which they are.
         """
         with folder.create(FilesOfRank(self.rank).tensors) as file:
             if image is not None:

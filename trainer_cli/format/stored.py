@@ -275,6 +275,7 @@ def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[
         shard = shards.get(entry.name, Shard.all_of(entry.shape))
         if shard.sizes != entry.shape:
             raise checked.damaged(f"{entry.name[:80]!r} is another part of the tensor than the manifest says")
+        # The entry as it would be in one file: what is stored in this one may be a part.
         whole = replace(entry, shape=shard.shape, size_bytes=math.prod(shard.shape) * ELEMENT_BYTES[entry.code])
         path, size = folder.path / file, (entry.size_bytes,)
         yield StoredTensor(whole, [StoredPart(shard, partial(_map_bytes, path, offset, size))])

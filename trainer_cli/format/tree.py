@@ -362,6 +362,7 @@ def _decode_size(sizes: list[Any]) -> torch.Size:
 
 
 def _check_list(raw: Any) -> list[Any]:
+    """The value of a tag if it is a list. Raises Undecodable if it is not."""
     if not isinstance(raw, list):
         raise Undecodable("a tag that needs a list has none")
     return raw
@@ -383,6 +384,7 @@ def _name_of(kind: type) -> str:
 
 
 def _unsavable(value: Any, path: tuple[str, ...]) -> UnsavableState:
+    """The error of a value that no checkpoint can hold."""
     return UnsavableState(
         f"{_shown(path)} is a {_name_of(type(value))}, which cannot be saved in a checkpoint",
         cure="Give it as numbers, strings, lists, tuples, mappings, bytes or tensors.",

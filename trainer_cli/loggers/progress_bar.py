@@ -129,6 +129,7 @@ class ProgressBar:
     def _wrapped_warning(
         self, message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
+        """A warning of Python as text that fits the terminal."""
         return wrapped(self._format_warning(message, category, filename, lineno, line), self._lines.columns)
 
     def _run(self) -> None:
@@ -242,6 +243,7 @@ class _Saves(logging.Handler):
         self.last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Keep the last message of a save, which the bar shows."""
         if record.levelno == logging.INFO:
             record.in_bar = True
             self.last = record.getMessage()

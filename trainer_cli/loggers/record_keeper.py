@@ -58,7 +58,7 @@ class RecordKeeper:
         self._unstarted: RunFacts | None = None
         """The facts of a start that failed and is retried."""
         self._rewound_to: int | None = None
-        """The step of the last rewind; None: there was none."""
+        """The step of the last rewind; None before the first."""
         self._sent_step = -1
         """Records up to this step are at the service already, with the same values."""
 

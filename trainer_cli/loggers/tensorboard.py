@@ -255,6 +255,7 @@ def _print_no_traceback() -> None:
     print_traceback = threading.excepthook
 
     def excepthook(args: threading.ExceptHookArgs) -> None:
+        """Print a traceback, but not for an error of the disk in a thread of TensorBoard."""
         if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
             print_traceback(args)
 

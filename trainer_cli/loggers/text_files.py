@@ -152,6 +152,7 @@ class FileLogger(Logger):
 
 
 def _read_last_byte(path: Path) -> bytes:
+    """The last byte of a file that is not empty."""
     with open(path, "rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1)

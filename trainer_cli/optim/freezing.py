@@ -275,6 +275,7 @@ def _matching_norms(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module
 
 
 def _set_frozen(parameter: nn.Parameter, *, frozen: bool) -> None:
+    """Set whether a parameter is trained, and mark that a rule of freezing has set it."""
     parameter.requires_grad_(not frozen)
     setattr(parameter, _MARK, frozen)
 
@@ -305,5 +306,6 @@ def _warn_of_earlier_freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def _all_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a model by every name that they have."""
     # Duplicates too: a pattern may match either name of a shared parameter.
     return dict(model.named_parameters(remove_duplicate=False))

@@ -63,6 +63,7 @@ def optimizer_factory(
     """
 
     def make(model: nn.Module) -> Optimizer:
+        """Make the optimizer of a model."""
         names = None if params is None else parameters_of(model, {ONLY: params}, where="")[ONLY]
         optimizer: Optimizer = make_optimizer(model, kind, settings, param_groups=param_groups or {}, names=names)
         return optimizer
@@ -194,14 +195,14 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
     return optimizers
 
 
-def _check_covered(model: nn.Module, owner: Collection[torch.Tensor], *, is_mapping: bool) -> None:
-    """Check that each trained parameter has an optimizer.
+def _check_covered(model: nn.Module, covered: Collection[torch.Tensor], *, is_mapping: bool) -> None:
+    """Check that each trained parameter is among the `covered` ones, which have an optimizer.
 
     If a single optimizer lacks some, that is a warning, because its caller chose its parameters. With a mapping, where
     one is easily forgotten, it is an error.
     """
     missing = [
-        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in owner
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in covered
     ]
     if not missing:
         return

@@ -136,6 +136,7 @@ def replay(schedules: Iterable[Replay]) -> None:
 
     # Sorted by position, then by interval, then by schedule, as a training steps them.
     def list_events(index: int, steps: Replay) -> Iterator[tuple[float, int, int, int]]:
+        """The time of each step of a schedule, and what orders steps at the same time."""
         interval_order = order.index(steps.interval)
         return ((count * steps.period, interval_order, index, count) for count in range(1, steps.count + 1))
 

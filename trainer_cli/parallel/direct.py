@@ -146,6 +146,7 @@ def _receive(connection: socket.socket, sent: bytes) -> bytes:
 
 
 def _shown(message: bytes) -> str:
+    """What a message holds, for an error: its size and type."""
     index, size_bytes = _HEADER.unpack_from(message)
     return f"{format_count(size_bytes, 'byte')} of {_DTYPES[index]}"
 

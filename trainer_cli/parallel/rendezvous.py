@@ -168,6 +168,7 @@ def find_lost_ranks(store: Any, rank: int, world_size: int, *, wait_s: float) ->
     results: list[LostRanks] = []
 
     def search() -> None:
+        """Write that this rank is alive, wait for the others, and add to `results` which of them are lost."""
         # A rank may search twice (a failure during its end), but is counted once.
         if not store.check([f"{_ALIVE}{rank}"]):
             store.set(f"{_ALIVE}{rank}", "")
@@ -190,6 +191,7 @@ def find_lost_ranks(store: Any, rank: int, world_size: int, *, wait_s: float) ->
         results.append(LostRanks(absent=(*ranks, *more)))
 
     def try_search() -> None:
+        """Search, as long as the store answers."""
         # A RuntimeError means that the process that holds the store has ended.
         with suppress(RuntimeError):
             search()

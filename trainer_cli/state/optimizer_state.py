@@ -103,6 +103,7 @@ def match_groups(
         packed.append({**group, "params": list(range(start, len(names)))})
 
     def add() -> None:
+        """Add the groups that the checkpoint has, and train those of their parameters that were trained."""
         for group, untrained in zip(missing, added[len(added) - len(missing) :], strict=True):
             for name in group["params"]:
                 by_name[name].requires_grad_(name not in untrained)
@@ -211,12 +212,14 @@ def fit_optimizer(
     model_names = name_parameters(model)
     renamed = options.renamed([*state["state"], *(name for group in state["groups"] for name in group["params"])])
     every_name = set(model_names.values())
+    # First as the parameters are called in the model: by these names the groups are found that are to be added.
     name_in_model = {name: clean_name(new, every_name) for name, new in renamed.items()}
     saved_groups = [{**group, "params": [name_in_model[name] for name in group["params"]]} for group in state["groups"]]
     configured_count = None if configured is None else len(configured)
     live_groups = match_groups(model_names, optimizer, saved_groups, state.get(ADDED, ()), configured_count)
     names, live = live_groups.names, live_groups.packed
     live_set = set(names)
+    # Then as they are called in the groups that the optimizer will have.
     new_name = {name: clean_name(new, live_set) for name, new in renamed.items()}
     ignored = options.ignored({*names, *new_name.values()})
     if not options.strict:
@@ -299,15 +302,18 @@ def _merge_settings(
     # An entry that is no argument is not a setting, but counted by the optimizer, as in Prodigy.
     arguments = _arguments(kind)
     for number, (group, settings) in enumerate(zip(live, saved, strict=False)):
-        kept = {key: group[key] for key in group if key in keep or key in _IMPLEMENTATION or key in _OF_SCHEDULES}
-        configured_settings = group if configured is None else configured[number] if number < len(configured) else {}
+        fixed = {key: group[key] for key in group if key in keep or key in _IMPLEMENTATION or key in _OF_SCHEDULES}
+        configured_settings: Mapping[str, Any] = group
+        if configured is not None:
+            # A group that was added later is not configured.
+            configured_settings = configured[number] if number < len(configured) else {}
         for key, value in configured_settings.items():
-            if key not in settings or key in kept or key in moved or key == "params":
+            if key not in settings or key in fixed or key in moved or key == "params":
                 continue
             is_setting = not arguments or key in arguments
             if is_setting and not _alike(settings[key], value):
                 notes.append(f"{key} is {settings[key]}, as in the checkpoint; {value} is configured")
-        groups.append({**group, **settings, **kept, "params": group["params"]})
+        groups.append({**group, **settings, **fixed, "params": group["params"]})
     return groups, notes
 
 

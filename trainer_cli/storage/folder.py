@@ -141,10 +141,12 @@ class LocalFileWriter:
 
     def _in_place_bytes(self, view: memoryview) -> int:
         """Number of bytes at the beginning of the view that can be written without copying them to the block."""
+        # Behind buffered bytes the order would be lost, and small writes are gathered in the block.
         if not self._is_large or self._buffered_bytes or len(view) < len(self._block):
             return 0
         if not self._direct:
             return len(view)
+        # Past the page cache: whole pages alone, and only from memory that begins at a page.
         return 0 if _address_of(view) % PAGE else len(view) - len(view) % PAGE
 
     def _buffer(self, view: memoryview) -> memoryview:

@@ -132,6 +132,7 @@ class VerifiedFile:
         ahead: deque[tuple[_Block, Future[None]]] = deque()
 
         def digest_first() -> None:
+            """Wait for the first block that is read ahead, and add it to the digest."""
             block, read = ahead.popleft()
             read.result()
             self._digest_block(block)
@@ -191,6 +192,7 @@ class _RawStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Read the next bytes into the beginning of a buffer, and return their number."""
         view = memoryview(buffer)[: self._file.left_bytes]
         self._file.read([view])
         return len(view)

@@ -511,6 +511,7 @@ def _add_note(function: Callable[..., Any], note: str) -> Callable[..., Any]:
     """The function, with a note added to its exceptions, whose type stays."""
 
     def call(*args: Any) -> Any:
+        """Call the function; an error gets the note."""
         try:
             return function(*args)
         except BaseException as error:

@@ -269,6 +269,7 @@ class MetricLogger:
         return written
 
     def _warn_once(self, message: str, *args: object) -> None:
+        """Log a warning, unless the same one was logged before."""
         if message not in self._warned:
             self._warned.add(message)
             log.warning(message, *args)

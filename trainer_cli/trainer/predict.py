@@ -209,6 +209,7 @@ def _name_outputs(raw: Any) -> dict[str, Any]:
 
 
 def _is_loss(value: Any) -> bool:
+    """Whether a value is a tensor of one number."""
     return isinstance(value, Tensor) and value.ndim == 0
 
 
@@ -228,6 +229,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _described(raw: Any) -> str:
+    """What a model returned, in words for an error."""
     if isinstance(raw, Mapping):
         return f"a mapping of {', '.join(map(str, raw)) or 'nothing'}"
     return f"a tensor of shape {tuple(raw.shape)}" if isinstance(raw, Tensor) else f"a {type(raw).__name__}"

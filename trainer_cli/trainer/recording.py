@@ -112,6 +112,7 @@ class Recording:
         self._add_medium(table_medium(self._scoped(name), columns, rows, matrix))
 
     def _add_medium(self, medium: Medium) -> None:
+        """Add a medium to the record of this step, which is written at once after a fit."""
         self.metric_logger.add_medium(medium)
         self._write_after_fit()
 

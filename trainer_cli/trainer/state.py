@@ -351,6 +351,7 @@ def _fit_optimizers(
 
 
 def _log_weights(report: LoadReport, source: str) -> None:
+    """Log how many weights were loaded, and warn of those that are not as in the checkpoint."""
     log.info("weights from %s (%s)", source, report)
     if report.lines:
         log.warning("%s", list_by_owner(f"not all weights are as in {source}", {"": report.lines}))
@@ -414,6 +415,7 @@ def _fit_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:
 
 
 def _load_marks(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Take over where the files of loggers ended, and the training time."""
     trained_s = float(state["progress"].get("seconds", 0.0))
     trainer.metric_logger.load_state_dict(state.get(LOG_MARKS), trained_s=trained_s)
 

@@ -362,6 +362,7 @@ def _pad_batches(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
     batch: Any = None
     while True:
         next_batch = next(iterator, _END)
+        # The number of ranks that have a batch; at 0 all are at their end.
         agreement.start(0 if next_batch is _END else 1)
         if not agreement.finish():
             return

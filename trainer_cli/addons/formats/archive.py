@@ -43,6 +43,7 @@ class ArchiveLayout(FileLayout):
         return self.total_bytes if self.compression is Compression.none else 0
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
+        """Write all files of the layout into one archive."""
         with folder.create(self.container) as file:
             archive = ArchiveWriter(file, self.compression, self._sizes())
             # Not `super()`: `slots=True` makes dataclass create a second class, which `super()` here does not know.
@@ -51,6 +52,7 @@ class ArchiveLayout(FileLayout):
         return {self.container: self.aliases} if self.aliases else {}
 
     def _sizes(self) -> dict[str, int]:
+        """Name -> size in bytes of the files in the archive."""
         small_sizes = {name: len(content) for name, content in self._small_files.items()}
         return {FilesOfRank(self.rank).tensors: self.image_bytes, **small_sizes}
 
@@ -71,6 +73,7 @@ class ArchiveFormat:
         self.compression, self._inner = compression, inner or TensorsFormat()
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        """Lay out the archive of a state."""
         base = self._inner.plan(tree, shapes_only=shapes_only)
         values = {field.name: getattr(base, field.name) for field in fields(base)}
         return ArchiveLayout(**values, compression=self.compression)
@@ -119,6 +122,7 @@ class _MemoryFile:
         return len(self.content)
 
     def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
+        """Copy bytes from an offset into the buffers, in order."""
         for buffer in buffers:
             buffer[:] = memoryview(self.content)[offset : offset + len(buffer)]
             offset += len(buffer)
@@ -162,6 +166,7 @@ class _Members(Mapping[str, FileEntry]):
 
     @contextmanager
     def open(self, file: str) -> Iterator[_MemoryFile]:
+        """A file of the archive, which is read into memory when its first file is opened."""
         if file not in self._contents:
             self._read_archive_of(file)
         yield _MemoryFile(self._contents[file])

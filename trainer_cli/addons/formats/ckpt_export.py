@@ -42,6 +42,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _numbers(text: str) -> list[float]:
+    """Parse numbers of the command line, separated by commas."""
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:

@@ -192,10 +192,10 @@ def load_torch_file(path: Path, *, allow_pickle: bool = False) -> Any:
     """
     try:
         with path.open("rb") as file:
-            is_zip, unknown = _scan(file, path.stat().st_size)
-        if not unknown:
+            is_zip, unknown_names = _scan(file, path.stat().st_size)
+        if not unknown_names:
             return _load(path, is_zip_file=is_zip)
-        refusal = _needs_pickle(path, f" ({', '.join(sorted(unknown)[:5])[:200]})")
+        refusal = _needs_pickle(path, f" ({', '.join(sorted(unknown_names)[:5])[:200]})")
     except OSError:
         raise
     except pickle.UnpicklingError:
@@ -218,9 +218,9 @@ def load_torch_bytes(content: bytes) -> Any:
         Exception: the bytes are damaged; torch raises errors of many types.
     """
     file = io.BytesIO(content)
-    _, unknown = _scan(file, len(content))
-    if unknown:
-        raise ValueError(f"it names {min(unknown)[:80]}, which is not a tensor")
+    _, unknown_names = _scan(file, len(content))
+    if unknown_names:
+        raise ValueError(f"it names {min(unknown_names)[:80]}, which is not a tensor")
     file.seek(0)
     try:
         return _load(file)

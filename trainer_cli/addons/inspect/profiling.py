@@ -58,7 +58,7 @@ class DurationProfiler(Callback):
         self._on_cuda, self._step = trainer.device.type == "cuda", trainer.progress.step
 
     def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        """Forget all durations: the training goes back to the step of the checkpoint."""
+        """Forget all durations, which are of steps that the training makes again."""
         self._step = trainer.progress.step
         self._marks.clear()
         self._sums = dict.fromkeys(_PARTS, 0.0)
@@ -220,6 +220,7 @@ class TorchProfiler(Callback):
         self._profile = stack.enter_context(recorder)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Tell the profiler that a step has ended."""
         if trainer.is_step_complete and self._profile is not None:
             self._profile.step()
 

@@ -193,6 +193,7 @@ class ProcessStarter:
             if not self._started_one:
                 self._started_one = True
                 return None
+            # Ranks have their own server if the one that this process came from has another environment.
             if self._server is None or (self._for_ranks and self._process is None and not self._server.fits(env)):
                 self._start_server(env)
             server = self._server

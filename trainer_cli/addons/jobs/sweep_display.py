@@ -50,8 +50,11 @@ class SweepDisplay:
         self._views: dict[str, RunView | None] = {}
         """The states of the running jobs at the last drawing."""
         self._began: float | None = None
+        """Monotonic time of the first drawing."""
         self._has_started = False
+        """Whether a job has run."""
         self._first_share = 0.0
+        """The share that was done at the first drawing, as after a resume."""
         self._drawn_at = -math.inf
 
     def update(self, rows: Sequence[JobStatus]) -> None:
