@@ -557,6 +557,30 @@ def test_a_copy_that_is_marked_and_removed_while_it_is_listed_is_not_damaged(
     assert storage.sizes("step1") == files
 
 
+def test_a_manifest_whose_copy_is_trimmed_meanwhile_is_read_from_the_store(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = ObjectStorage(url, cache=tmp_path / "made")
+    save(storage, 1)
+    assert storage.finish_uploads() == []
+    reader = ObjectStorage(url, cache=tmp_path / "read")
+    with reader.reading("step1"):
+        pass
+    (tmp_path / "read/step1/sent").unlink()
+    manifest = storage.peek("step1", "manifest.json")
+    assert manifest is not None
+    peek = reader.local.peek
+
+    def trim_and_peek(name: str, file: str) -> bytes | None:
+        reader._mark_sent(name, manifest)
+        assert reader.local.remove(name)
+        return peek(name, file)
+
+    monkeypatch.setattr(reader.local, "peek", trim_and_peek)
+    assert reader.peek("step1", "manifest.json") == manifest
+    assert "step1" not in reader.local.names()
+
+
 def test_a_copy_that_is_always_taken_away_is_not_told_as_removed(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,8 +152,12 @@ class ObjectStorage:
     def peek(self, name: str, file: str) -> bytes | None:
         if not is_plain(file):
             raise ValueError(f"{file!r} is not a plain name of a file")
-        is_local = self._is_unsent(name) or (file == MANIFEST_FILE and self._is_amended(name))
-        return (self.local if is_local else self.remote).peek(name, file)
+        if self._is_unsent(name) or (file == MANIFEST_FILE and self._is_amended(name)):
+            content = self.local.peek(name, file)
+            # It may have been sent and trimmed meanwhile: then the store has the file.
+            if content is not None or self._is_unsent(name):
+                return content
+        return self.remote.peek(name, file)
 
     def manifest_id(self, name: str) -> tuple[int, ...] | None:
         return None  # `remote` has the manifests of a store in memory.
