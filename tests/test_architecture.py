@@ -148,9 +148,21 @@ def test_a_file_imports_only_from_its_own_folder_or_a_lower_floor(name: str) -> 
     upward = [
         f"line {line}: {imported}"
         for imported, line in _ours(name)
-        if imported.split(".")[1] not in (folder, "addons") and _floor(imported) >= _floor(name)
+        if imported.split(".")[1] != folder and _floor(imported) >= _floor(name)
     ]
     assert not upward, f"{name} is of floor {_floor(name)}"
+
+
+def test_an_add_on_is_imported_by_its_own_modules_alone() -> None:
+    imports = [
+        f"{MODULES[name].relative_to(PACKAGE.parent)}:{line} imports {imported}"
+        for name in MODULES
+        for imported, line in (_ours(name) if name != ROOT else ())
+        if imported.startswith(f"{ROOT}.addons.") and _package_of(imported) != _package_of(name)
+    ]
+    assert not imports, (
+        "its folder can be deleted: ask for a part (trainer_cli/parts.py), or move the name into the core"
+    )
 
 
 def test_there_is_no_import_cycle() -> None:
@@ -268,8 +280,6 @@ def test_a_module_beside_the_packages_offers_few_names(name: str) -> None:
 
 
 GATES = {
-    "imports of add-ons by what is no add-on": 0,
-    "imports of add-ons by other add-ons": 0,
     "names that are taken past the face of a package": 0,
     "lines that importing trainer_cli.trainer.trainer brings in": 20_100,
     "tokens of code": 518_800,
@@ -296,7 +306,6 @@ def figures() -> dict[str, int]:
         zip(
             GATES,
             (
-                *_count_imports_of_addons(),
                 len(_taken_past_faces()),
                 _lines_loaded_by(f"{ROOT}.trainer.trainer"),
                 sum(_count_tokens(MODULES[name], tree) for name, tree in TREES.items()),
@@ -312,19 +321,6 @@ def _package_of(module: str) -> str:
     parts = module.split(".")
     parent = ".".join(parts[: 3 if parts[1:2] == ["addons"] else 2])
     return parent if parent in FACES else ROOT
-
-
-def _count_imports_of_addons() -> tuple[int, int]:
-    """Count the imports of add-ons, by what is no add-on and by other add-ons."""
-    of_addons = [
-        (_package_of(name), _package_of(imported))
-        for name in MODULES
-        if name != ROOT
-        for imported, _ in _ours(name)
-        if _package_of(imported).startswith(f"{ROOT}.addons.")
-    ]
-    by_addons = [(user, used) for user, used in of_addons if user.startswith(f"{ROOT}.addons.")]
-    return len(of_addons) - len(by_addons), sum(user != used for user, used in by_addons)
 
 
 def _taken_past_faces() -> set[tuple[str, str]]:
