@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import json
 import re
 import shutil
 import subprocess
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from command import Result, train
 from compare import assert_same_run, metrics, tensors
 
+from campaign.runner import folder_of_trials
 from campaign.verdict import Outcome, Verdict
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.layout.naming import parse_step
@@ -36,20 +41,36 @@ class Reference:
 
 
 def make_reference(folder: Path, *overrides: str, disk: Mapping[str, object] | None = None) -> Reference:
-    """Train twice without a fault: as asked, and with a checkpoint of every step for the tensors of each.
+    """Copy the run without a fault into `folder / "reference"`. Classes with the same training share it.
 
     Args:
         overrides: those of the run with the fault; its directory is `run_dir=run` in a folder of its own.
         disk: as of `train`.
     """
+    undisturbed = _train_undisturbed(overrides, None if disk is None else json.dumps(disk))
+    shutil.copytree(undisturbed.run.parent, folder / "reference")
+    return Reference(folder / "reference/run", undisturbed.digests)
+
+
+@cache
+def _train_undisturbed(overrides: tuple[str, ...], disk: str | None) -> Reference:
+    """Train as asked, and with a checkpoint of every step for the tensors of each."""
+    folder = make_kept_folder()
     for name, more in (("reference", ()), ("every_step", EVERY_STEP)):
         (folder / name).mkdir()
-        done = train("fit", *overrides, *more, cwd=folder / name, disk=disk)
+        done = train("fit", *overrides, *more, cwd=folder / name, disk=None if disk is None else json.loads(disk))
         assert done.code == 0, done.err
     steps = {parse_step(path.name): path for path in (folder / "every_step/run/checkpoints").glob("step*")}
     digests = {step: digest_of(path) for step, path in steps.items() if step is not None}
     shutil.rmtree(folder / "every_step")
     return Reference(folder / "reference/run", digests)
+
+
+def make_kept_folder() -> Path:
+    """Make a folder that is deleted when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="faults-", dir=folder_of_trials()))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def digest_of(checkpoint: Path) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from command import Result, make_project, train
 
-from campaign.oracle import HANG_S, Reference, announced_steps, make_reference, verdict_of
+from campaign.oracle import HANG_S, Reference, announced_steps, make_kept_folder, make_reference, verdict_of
 from campaign.verdict import Outcome, Verdict
 
 STRIKE = '''
@@ -190,8 +191,12 @@ def remove_plan(folder: Path) -> None:
     (folder / "struck").unlink(missing_ok=True)
 
 
+@cache
+def _make_project() -> Path:
+    return make_project(make_kept_folder(), **FILES)
+
+
 def make_struck_project(folder: Path, *overrides: str) -> StruckProject:
-    """Make the project, and its undisturbed run with these overrides."""
-    project = make_project(folder / "project", **FILES)
-    training = ("experiment=struck", "--config-dir", str(project / "configs"), *overrides, "run_dir=run")
+    """Copy the undisturbed run of the project with these overrides into a folder. Classes share the project."""
+    training = ("experiment=struck", "--config-dir", str(_make_project() / "configs"), *overrides, "run_dir=run")
     return StruckProject(training, make_reference(folder, *training))
