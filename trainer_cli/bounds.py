@@ -17,28 +17,28 @@ DEEPEST = 40
 """Levels of mappings and lists within each other."""
 LARGEST_COUNT = 100_000
 """Most values in one file of YAML, counting each use of an alias: a few lines of nested aliases make billions."""
-_LINE = 400
+_MAX_FLAT_LINE = 400
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Beyond it a float, as which JSON in a browser holds every number, skips integers.
-_LARGEST = 2**53
-_END_OF_DATES = 253_402_300_800
+_MAX_NUMBER = 2**53
+_MAX_TIME = 253_402_300_800
 """Unix seconds of the year 10000, which Python's datetime does not have."""
 
 
 def is_count(value: object) -> bool:
     """Whether a value is a count that a run may have, such as a step."""
     # Not isinstance: True is an int.
-    return type(value) is int and 0 <= value < _LARGEST
+    return type(value) is int and 0 <= value < _MAX_NUMBER
 
 
 def is_amount(value: object) -> bool:
     """Whether a value is a finite number that is not negative, such as seconds or epochs."""
-    return type(value) in (int, float) and 0 <= value < _LARGEST  # type: ignore[operator]
+    return type(value) in (int, float) and 0 <= value < _MAX_NUMBER  # type: ignore[operator]
 
 
 def is_time(value: object) -> bool:
     """Whether a value is unix seconds that a date can show."""
-    return is_amount(value) and value < _END_OF_DATES  # type: ignore[operator]
+    return is_amount(value) and value < _MAX_TIME  # type: ignore[operator]
 
 
 def is_number(value: object) -> bool:
@@ -65,19 +65,17 @@ def is_table(value: object) -> bool:
 
 
 def keep_sound(values: Mapping[str, Any], kinds: Mapping[str, Callable[[object], bool]]) -> dict[str, Any]:
-    """The values without those of another kind than `kinds` has for their key. None fits all: it is unknown."""
-    return {
-        key: value
-        for key, value in values.items()
-        if value is None or (is_sound := kinds.get(key)) is None or is_sound(value)
-    }
+    """The values that pass the check that `kinds` has for their key; None and keys without a check pass always."""
+    checked = {key: value for key, value in values.items() if value is not None and key in kinds}
+    unsound = [key for key, value in checked.items() if not kinds[key](value)]
+    return {key: value for key, value in values.items() if key not in unsound}
 
 
 def find_too_deep(text: str) -> int:
     """The first line of YAML nested deeper than the parser's stack in C may allow, or 0. Called before parsing."""
-    few_brackets = text.count("[") + text.count("{") <= 2 * DEEPEST
-    # Each block within another begins in a later column, so lines that are not longer cannot nest deeper.
-    if few_brackets and max(map(len, text.split("\n"))) <= _LINE:
+    has_few_brackets = text.count("[") + text.count("{") <= 2 * DEEPEST
+    # Each block within another begins in a later column: short lines cannot be nested deeply.
+    if has_few_brackets and max(map(len, text.split("\n"))) <= _MAX_FLAT_LINE:
         return 0
     depth = 0
     # Events come one by one, without recursion. Brackets are not counted here: some stand in strings and comments.
@@ -108,24 +106,26 @@ def is_bounded(value: Any) -> bool:
     Values that aliases of YAML share are walked once and counted for each use.
     """
     sizes: dict[int, tuple[int, int]] = {}
-    above: set[int] = set()
+    # Ids of the values that contain the present one: a value that contains itself has no end.
+    containers: set[int] = set()
 
     def measure(value: Any, depth: int) -> tuple[int, int]:
-        """Values in it, and levels in it."""
+        """The number of values in a value, and of levels in it; ValueError beyond the bounds."""
         if not isinstance(value, Mapping | list | tuple | set):
             return 1, 0
-        if id(value) in above or depth > DEEPEST:
+        if id(value) in containers or depth > DEEPEST:
             raise ValueError
         if id(value) not in sizes:
-            above.add(id(value))
+            containers.add(id(value))
             items = value.values() if isinstance(value, Mapping) else value
-            inside = [measure(item, depth + 1) for item in items]
-            above.discard(id(value))
-            sizes[id(value)] = 1 + sum(count for count, _ in inside), 1 + max((deep for _, deep in inside), default=0)
-        count, deep = sizes[id(value)]
-        if depth + deep > DEEPEST + 1 or count > LARGEST_COUNT:
+            item_sizes = [measure(item, depth + 1) for item in items]
+            containers.discard(id(value))
+            count = 1 + sum(item_count for item_count, _ in item_sizes)
+            sizes[id(value)] = count, 1 + max((item_levels for _, item_levels in item_sizes), default=0)
+        count, levels = sizes[id(value)]
+        if depth + levels > DEEPEST + 1 or count > LARGEST_COUNT:
             raise ValueError
-        return count, deep
+        return count, levels
 
     try:
         measure(value, 1)

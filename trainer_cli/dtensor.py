@@ -22,7 +22,7 @@ _REDISTRIBUTE = (
 
 def is_dtensor(value: object) -> bool:
     """Whether a value is a DTensor."""
-    # Without an import of torch's module, which takes a second: where it is not loaded there is no DTensor.
+    # Without an import of torch's module, which takes a second: if it is not loaded, no DTensor exists.
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(value, module.DTensor)
 
@@ -31,7 +31,7 @@ def local_of(tensor: Any) -> Any:
     """This rank's part of a DTensor, sharing its memory; another value as it is."""
     if type(tensor) is torch.Tensor or not is_dtensor(tensor):
         return tensor
-    # Used at each step: `detach` and `to_local` of a DTensor take a hundred times as long.
+    # The private attribute, since this runs at each step: `detach` and `to_local` take a hundred times as long.
     local = getattr(tensor, "_local_tensor", None)
     return tensor.detach().to_local() if local is None else local
 
@@ -56,10 +56,11 @@ def part_of(name: str, leaf: Any, tensor_size: int = 1) -> Part:
     """This rank's part of a DTensor.
 
     Args:
-        tensor_size: number of consecutive ranks that have the same part of a tensor whose mesh does not contain all.
+        tensor_size: number of consecutive ranks that form a tensor-parallel group. If the mesh of a tensor has only one
+            rank of each group, the others have the same part.
 
     Raises:
-        UnsavableState: its elements are partial sums, or this rank's are not one contiguous box.
+        UnsavableState: its elements are partial sums, or this rank's part is not one contiguous box.
     """
     from torch.distributed.tensor import Partial, Replicate
 
@@ -67,7 +68,7 @@ def part_of(name: str, leaf: Any, tensor_size: int = 1) -> Part:
 
     # Partial sums would have to be reduced first, which is a collective that a save does not have.
     if any(isinstance(placement, Partial) for placement in leaf.placements):
-        raise _unsavable(
+        raise _unsavable_error(
             f"{name} is a tensor whose ranks hold partial sums, which cannot be saved in a checkpoint",
             cure=_REDISTRIBUTE,
         )
@@ -76,24 +77,29 @@ def part_of(name: str, leaf: Any, tensor_size: int = 1) -> Part:
     boxes = leaf.__create_chunk_list__()
     # A shard is one box of the tensor in the manifest; strided shardings would need several.
     if len(boxes) != 1 or tuple(boxes[0].sizes) != tuple(local.shape):
-        raise _unsavable(f"{name} is sharded in pieces, which cannot be saved in a checkpoint", cure=_REDISTRIBUTE)
+        raise _unsavable_error(
+            f"{name} is sharded in pieces, which cannot be saved in a checkpoint", cure=_REDISTRIBUTE
+        )
     # An empty shard of an uneven division may begin beyond the end.
     offsets = (min(begin, size) for begin, size in zip(boxes[0].offsets, leaf.shape, strict=True))
     shard = Shard(tuple(leaf.shape), tuple(map(int, offsets)), tuple(local.shape))
     mesh, coordinate = leaf.device_mesh, leaf.device_mesh.get_coordinate()
+    # All ranks along the dimensions of the mesh in which the tensor is replicated.
     replicas = tuple(
         slice(None) if isinstance(placement, Replicate) else index
         for placement, index in zip(leaf.placements, coordinate, strict=True)
     )
     ranks: list[int] = mesh.mesh[replicas].reshape(-1).tolist()
-    if tensor_size > 1 and not set(_tensor_group(ranks[0], tensor_size)) <= set(mesh.mesh.reshape(-1).tolist()):
+    has_whole_group = set(_tensor_group(ranks[0], tensor_size)) <= set(mesh.mesh.reshape(-1).tolist())
+    if tensor_size > 1 and not has_whole_group:
         # The mesh has one rank of each tensor group; the other ranks of the group have the same part.
         ranks = [member for rank in ranks for member in _tensor_group(rank, tensor_size)]
     return Part(local, shard, tuple(ranks))
 
 
-def _unsavable(message: str, cure: str) -> Exception:
-    # Not above: the only name of manifests that is needed, and only for an error.
+def _unsavable_error(message: str, cure: str) -> Exception:
+    """An UnsavableState."""
+    # Imported only for an error: nothing else of the manifest is needed.
     from trainer_cli.manifest import UnsavableState
 
     return UnsavableState(message, cure=cure)
@@ -106,7 +112,7 @@ def _tensor_group(rank: int, tensor_size: int) -> range:
 
 
 def undistributed(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tensors with each DTensor as a plain one.
+    """The tensors with each DTensor, of which this rank must have all, as a plain one.
 
     Raises:
         UnsavableState: this rank has only a part of a tensor.
@@ -118,7 +124,7 @@ def undistributed(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         if is_dtensor(leaf):
             local = part_of(name, leaf)
             if not local.shard.is_whole:
-                raise _unsavable(
+                raise _unsavable_error(
                     f"{name} is {local.shard} here; of several ranks only the formats tensors and archive save parts",
                     cure="Set checkpoint.format=tensors.",
                 )
@@ -209,7 +215,7 @@ def targets_in(state: Mapping[Any, Any]) -> Targets | None:
 
 def distributed(value: Any, targets: Targets) -> Any:
     """Replace, in place, the plain tensors of a state that have a target by DTensors with this rank's part."""
-    # By identity, so that tied tensors stay one tensor.
+    # Id of a plain tensor -> its DTensor, so that tied tensors stay one tensor.
     done: dict[int, Any] = {}
 
     def walk(value: Any, keys: tuple[str, ...]) -> Any:

@@ -260,14 +260,15 @@ _SETTINGS: dict[str, list[tuple[str, str]]] = {}
 """Word elsewhere -> (glob of its values, what is written here)."""
 NAMES_HERE: dict[str, list[str]] = {}
 """Name elsewhere -> names here, without their sections; the first is suggested."""
-for _ours, _theirs in _ELSEWHERE.items():
-    for _name, _equals, _glob in (_word.partition("=") for _word in _theirs.split()):
-        if _ours.isidentifier():
-            NAMES_HERE.setdefault(_name, []).append(_ours)
+for _text, _words in _ELSEWHERE.items():
+    for _name, _equals, _glob in (_word.partition("=") for _word in _words.split()):
+        if _text.isidentifier():
+            NAMES_HERE.setdefault(_name, []).append(_text)
             continue
-        _SETTINGS.setdefault(_name, []).append((_glob or "*", _ours))
-        if not _equals and not _ours.endswith("."):
-            _key = _ours.rpartition(" ")[2].partition("=")[0]
+        _SETTINGS.setdefault(_name, []).append((_glob or "*", _text))
+        # The word alone also stands for the key of an override, the last one of several.
+        if not _equals and not _text.endswith("."):
+            _key = _text.rpartition(" ")[2].partition("=")[0]
             NAMES_HERE.setdefault(_name, []).append(_key.rpartition(".")[2])
 
 
@@ -283,18 +284,19 @@ def translate_setting(word: str, value: str | None, *, below: bool = True) -> st
     """How a setting of other trainers is written here: an entry of the table with the value filled in, or None.
 
     Args:
-        word: the key there; the sections before it count as far as the table has them.
-        value: its value as text; None if there is none, as after a flag that stands alone.
-        below: whether sections before a key that the table lacks are ignored.
+        word: the key there, with its sections.
+        value: its value as text; None for a flag without a value.
+        below: whether the first sections of the key may be ignored if the table does not have them.
     """
     names = normalise(word).replace("/", ".").split(".")
     for start in range(len(names) if below else 1):
-        for glob, ours in _SETTINGS.get(".".join(names[start:]), ()):
+        for glob, translation in _SETTINGS.get(".".join(names[start:]), ()):
             text = "true" if value is None else value.lower()
-            if glob == "*" and "{}" not in ours and not ours.endswith(".") and text in _OFF:
+            is_switch = glob == "*" and "{}" not in translation and not translation.endswith(".")
+            if is_switch and text in _OFF:
                 return "It is off by default: leave it out."
             if fnmatchcase(text, glob):
-                return ours.replace("{}", "VALUE" if value is None else value)
+                return translation.replace("{}", "VALUE" if value is None else value)
     return None
 
 
@@ -312,17 +314,20 @@ def hint_on(
         written: how overrides are written where the hint is read.
         refused: why overrides would be refused. Such a suggestion is left out; if all are, the hint is the reason.
     """
-    ours = translate_setting(word, value, below=below)
-    if ours is None or ours.endswith("."):
-        return ours or ""
-    reasons = {one: refused(one) for one in ours.split(" | ")}
-    taken = [one for one, reason in reasons.items() if reason is None]
-    if not taken:
-        one, reason = next(iter(reasons.items()))
-        return f"It is '{one.rpartition(' ')[2].partition('=')[0]}' here. {reason}."
-    # Several words of a shell stand in no quotes, which would make them one.
-    marks = ["`" if "'" in one or (" " in one and one[0] not in "+-") else "'" for one in taken]
-    alternatives = zip(marks, map(written, taken), strict=True)
-    own = " The metric may also be one of your own, such as small/loss." if "metric=val/loss" in ours else ""
-    own += " N is the number of GPUs." if ours.endswith("=N") else ""
-    return f"Did you mean {' or '.join(f'{mark}{one}{mark}' for mark, one in alternatives)}?{own}"
+    translation = translate_setting(word, value, below=below)
+    if translation is None or translation.endswith("."):
+        return translation or ""
+    reasons = {overrides: refused(overrides) for overrides in translation.split(" | ")}
+    alternatives: list[str] = []
+    for overrides, reason in reasons.items():
+        if reason is None:
+            # Quotes would make one word for a shell out of several overrides.
+            has_several = " " in overrides and overrides[0] not in "+-"
+            mark = "`" if "'" in overrides or has_several else "'"
+            alternatives.append(f"{mark}{written(overrides)}{mark}")
+    if not alternatives:
+        overrides, reason = next(iter(reasons.items()))
+        return f"It is '{overrides.rpartition(' ')[2].partition('=')[0]}' here. {reason}."
+    note = " The metric may also be one of your own, such as small/loss." if "metric=val/loss" in translation else ""
+    note += " N is the number of GPUs." if translation.endswith("=N") else ""
+    return f"Did you mean {' or '.join(alternatives)}?{note}"

@@ -47,6 +47,7 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
 
 @cache
 def _installed_version(package: str) -> str | None:
+    """The version of an installed package, or None."""
     # Read once: a start of a training asks twice, and each answer parses a file.
     try:
         return metadata.version(package)
@@ -64,8 +65,9 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    """The output of a command of git in a folder; None if it fails, or git is not installed."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -77,7 +79,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def timestamp(now: float) -> str:
@@ -86,7 +88,7 @@ def timestamp(now: float) -> str:
 
 
 def unix(text: Any) -> float | None:
-    """The unix time of an ISO date; None if the text is no date, or one before 1970."""
+    """The unix time, in seconds, of an ISO date; None if the text is no date, or one before 1970."""
     try:
         at = datetime.fromisoformat(str(text)).timestamp()
     except (ValueError, OverflowError):

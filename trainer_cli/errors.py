@@ -69,11 +69,11 @@ class TrainError(Exception):
 
     @property
     def place(self) -> str:
-        """Where it is wrong: the key path, unless the message begins with it, and the source of its value."""
+        """Where it is wrong: the key path, unless the message names it already, and the source of its value."""
         where = self.where or ""
-        # The location is not said twice: most messages name the key path.
         is_in_message = f"'{where}'" in self.what or (self.source is not None and self.what.startswith(where))
-        return ", ".join(text for text in (None if is_in_message else self.where, self.source) if text)
+        location = None if is_in_message else self.where
+        return ", ".join(text for text in (location, self.source) if text)
 
     def __str__(self) -> str:
         # A table ends in a new line, which the location must not follow.
@@ -89,6 +89,7 @@ class TrainError(Exception):
 
 
 def _restore_error(kind: type[TrainError], args: tuple[Any, ...], state: dict[str, Any]) -> TrainError:
+    """Make an error from what `TrainError.__reduce__` has stored."""
     error = kind.__new__(kind)
     error.args = args
     for name, value in state.items():
@@ -109,30 +110,31 @@ def first_sentence(text: str) -> str:
     return _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
 
 
-_SHORTEST_SECRET = 6
+_MIN_SECRET_LETTERS = 6
 """Shorter values are words such as `cuda` or counts, which occur in messages on their own."""
 _secrets: dict[str, str] = {}
-_shown: list[str] = []
+"""Value from the environment -> its expression, such as `${oc.env:TOKEN}`."""
+_shown_paths: list[str] = []
 
 
 def keep_secret(value: str, expression: str) -> None:
     """Replace a value from the environment by its expression in all messages of this process from now on."""
-    if len(value) >= _SHORTEST_SECRET and not any(value in path for path in _shown):
+    if len(value) >= _MIN_SECRET_LETTERS and not any(value in path for path in _shown_paths):
         # Messages quote values, which escapes some characters.
         _secrets.update(dict.fromkeys((value, repr(value)[1:-1]), expression))
 
 
 def show_values_in(*paths: str | None) -> None:
     """Show the values in these paths as they are, now and when they are read again."""
-    _shown.extend(path for path in paths if path)
-    for value in [value for value in _secrets if any(value in path for path in _shown)]:
+    _shown_paths.extend(path for path in paths if path)
+    for value in [value for value in _secrets if any(value in path for path in _shown_paths)]:
         del _secrets[value]
 
 
 def forget_secrets() -> None:
     """Forget the values that an earlier command of this process has read."""
     _secrets.clear()
-    _shown.clear()
+    _shown_paths.clear()
 
 
 def without_secrets(text: str) -> str:
@@ -214,7 +216,7 @@ class NotFiniteError(TrainError):
 
 
 class UserError(TrainError):
-    """A mistake that the user can mend: nothing was lost."""
+    """A mistake that the user can correct: nothing was lost."""
 
     exit_code = ExitCode.USER
 
@@ -291,7 +293,7 @@ class ConfigErrors(ConfigError):
 
 def raise_all(mistakes: Sequence[ConfigError]) -> None:
     """Raise the mistakes as one error, without repetitions; return if the list is empty."""
-    # One mistake may be found by several checks. A dict keeps the order of the first.
+    # Several checks may find one mistake. A dict keeps the first of equal ones in its place.
     mistakes = list({str(mistake): mistake for mistake in mistakes}.values())
     if len(mistakes) > 1:
         raise ConfigErrors(mistakes)

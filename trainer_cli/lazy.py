@@ -29,13 +29,13 @@ def add_lazy_names(package: dict[str, Any], names: Mapping[str, str], *, of_addo
         return {**public_names(), **module_of}
 
     def get_name(name: str) -> Any:
-        # Here, not above: `train --help` and completion import packages whose names they do not need.
+        # Imported here: `train --help` and completion import packages whose names they do not need.
         from importlib import import_module
 
         if name == "__all__":
             package[name] = sorted(name for name in find_modules() if not name.startswith("_"))
             return package[name]
-        # Python asks for attributes such as `__path__` that no add-on brings.
+        # Add-ons are not searched for attributes such as `__path__`, for which Python asks.
         modules = module_of if name in module_of or name.startswith("__") else find_modules()
         if name not in modules:
             raise AttributeError(f"module {path!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import xxhash
 
+from trainer_cli.bounds import is_text
 from trainer_cli.errors import CheckpointError, UserError, one_line
 from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, PartTable, Shard, is_plain
 from trainer_cli.policy import CheckpointKind
@@ -21,7 +22,7 @@ SCHEMA_VERSION = 2
 """Version 1 has its own digest among the other fields, and over their values instead of over bytes."""
 _DIGEST = re.compile(r"xxh3_128:[0-9a-f]{32}|sha256:[0-9a-f]{64}")
 # Larger counts fit no 64-bit integer, so none was ever counted; a hostile file may hold any.
-_LARGEST = 2**63
+_MAX_COUNT = 2**63
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -133,7 +134,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON, with its own digest."""
-        return _sealed(self._fields())
+        return _add_digest(self._fields())
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
@@ -142,7 +143,7 @@ class Manifest:
         Raises:
             ManifestError: saying why.
         """
-        raw = _decoded(data)
+        raw = _decode(data)
         version = raw.get("schema_version")
         # Before the digest: a newer version may compute it otherwise, and deserves a better message than "altered".
         if type(version) is int and version > SCHEMA_VERSION:
@@ -153,11 +154,13 @@ class Manifest:
         if type(version) is not int or version < 1:
             raise ManifestError(f"the manifest's schema version is {str(version)[:40]!r}, which does not exist")
         digest = raw.pop("digest", None)
-        if not (_is_intact_version_1(raw, digest, data) if version == 1 else _is_intact(data, digest)):
+        is_intact = _is_intact_version_1(raw, digest, data) if version == 1 else _is_intact(data, digest)
+        if not is_intact:
             raise ManifestError("the manifest was altered: its own digest does not fit")
-        return _read(raw)
+        return _make_manifest(raw)
 
     def _fields(self) -> dict[str, Any]:
+        """The values for JSON, without the digest."""
         return {
             "schema_version": SCHEMA_VERSION,
             "run_id": self.run_id,
@@ -167,14 +170,16 @@ class Manifest:
             "kind": self.kind.on_disk,
             "reason": self.reason,
             "finished": self.finished,
-            "metrics": {name: _number(value) for name, value in self.metrics.items()},
+            "metrics": {name: _to_json_number(value) for name, value in self.metrics.items()},
             "finite": self.finite,
             "world_size": self.world_size,
             "config_digest": self.config_digest,
             "target_packages": list(self.target_packages),
             "versions": dict(self.versions),
             "format": self.format,
-            "files": {n: {"size_bytes": e.size_bytes, "digest": e.digest} for n, e in self.files.items()},
+            "files": {
+                name: {"size_bytes": entry.size_bytes, "digest": entry.digest} for name, entry in self.files.items()
+            },
             "aliases": {file: dict(table) for file, table in self.aliases.items()},
             "progress": dict(self.progress),
             # Written only where needed, so that manifests without them stay readable by older versions.
@@ -190,23 +195,26 @@ class Manifest:
         }
 
 
-def _sealed(fields: Mapping[str, Any]) -> bytes:
+def _add_digest(fields: Mapping[str, Any]) -> bytes:
+    """The JSON of a manifest, which ends in the digest of all bytes before it."""
     # Sorted, so that equal manifests have equal bytes.
     content = json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).removesuffix("\n}").encode("ascii")
-    return content + _end_of_file(_digest_of(content))
+    return content + _digest_line(_digest_of(content))
 
 
 def _digest_of(content: bytes) -> str:
+    """The digest of the manifest's own bytes."""
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def _end_of_file(digest: object) -> bytes:
+def _digest_line(digest: object) -> bytes:
+    """The end of a manifest: the line with its digest, and the closing brace."""
     return f',\n "digest": "{digest}"\n}}\n'.encode("ascii", errors="replace")
 
 
 def _is_intact(data: bytes, digest: object) -> bool:
     """Whether a manifest ends with the digest of all bytes before it."""
-    end = _end_of_file(digest)
+    end = _digest_line(digest)
     return data.endswith(end) and digest == _digest_of(data[: -len(end)])
 
 
@@ -218,16 +226,17 @@ def _is_intact_version_1(raw: Mapping[str, Any], digest: object, data: bytes) ->
         # Written again and compared byte by byte: JSON has many spellings of one value, and the digest covers values.
         spelling = json.dumps({**raw, "digest": digest}, indent=1, sort_keys=True).encode("ascii") + b"\n"
     except (ValueError, RecursionError) as error:
-        raise _not_json(error) from None
+        raise _not_json_error(error) from None
     return digest == _digest_of(values) and spelling == data
 
 
-def _number(value: float) -> float | str:
+def _to_json_number(value: float) -> float | str:
     """A number for JSON, which has no NaN and no infinity: these are written as words."""
     return float(value) if math.isfinite(value) else str(float(value))
 
 
 def _refuse(word: str) -> None:
+    """Raise ValueError for NaN and Infinity, which Python's parser would accept."""
     raise ValueError(f"{word} is not JSON")
 
 
@@ -235,23 +244,33 @@ def _refuse(word: str) -> None:
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
-def _decoded(data: bytes) -> dict[str, Any]:
+def _decode(data: bytes) -> dict[str, Any]:
+    """The values of a manifest's JSON.
+
+    Raises:
+        ManifestError: it is not an object of JSON.
+    """
     try:
-        # Python reads NaN and Infinity, which are not JSON: other programs could not read the file.
-        # ascii: `to_bytes` escapes all else, so other bytes are not what was written.
+        # As ascii: `to_bytes` escapes all other characters, so other bytes are not what was written.
         raw = _DECODER.decode(data.decode("ascii"))
     except (ValueError, RecursionError) as error:
-        raise _not_json(error) from None
+        raise _not_json_error(error) from None
     if not isinstance(raw, dict):
         raise ManifestError("the manifest is not a JSON object")
     return raw
 
 
-def _not_json(error: Exception) -> ManifestError:
+def _not_json_error(error: Exception) -> ManifestError:
+    """The error for a manifest that cannot be parsed."""
     return ManifestError(f"the manifest is not JSON: {str(error)[:120]}")
 
 
-def _read(raw: dict[str, Any]) -> Manifest:
+def _make_manifest(raw: dict[str, Any]) -> Manifest:
+    """Check the values of a manifest, of this or an earlier version, and make it.
+
+    Raises:
+        ManifestError: a field is missing, unknown or of another kind, or names a file that is not listed.
+    """
     # Old manifests lack progress, name, samples and source, and have `shards` for `parts`. Fields at their default are
     # not written.
     absent: dict[str, Any] = {"progress": {}, "name": None, "samples": {}, "source": {}}
@@ -266,14 +285,14 @@ def _read(raw: dict[str, Any]) -> Manifest:
         "saved_by": None,
         **raw,
     }
-    if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
-        raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(wrong))[:200])}")
+    if misfits := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
+        raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(misfits))[:200])}")
     for name, allowed in _FIELDS.items():
         if not allowed(raw[name]):
             raise ManifestError(f"the manifest's {name} cannot be {one_line(str(raw[name])[:200])}")
-    for of_files, files in (("aliases", raw["aliases"]), ("shards", raw["shards"]), ("parts", raw["parts"]["files"])):
+    for name, files in (("aliases", raw["aliases"]), ("shards", raw["shards"]), ("parts", raw["parts"]["files"])):
         if unknown := set(files) - set(raw["files"]):
-            raise ManifestError(f"the manifest has {of_files} of {min(unknown)[:80]!r}, which is not one of its files")
+            raise ManifestError(f"the manifest has {name} of {min(unknown)[:80]!r}, which is not one of its files")
     try:
         shards: Mapping[str, Mapping[str, Shard]] = PartTable.from_json(raw["parts"])
         if raw["shards"]:
@@ -294,12 +313,8 @@ def _read(raw: dict[str, Any]) -> Manifest:
     )
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
 
 
 def _is_optional_text(value: object) -> bool:
@@ -307,75 +322,77 @@ def _is_optional_text(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
+    """Whether a value is a whole number that can be a count."""
     # Not isinstance: True is an int.
-    return type(value) is int and 0 <= value < _LARGEST
+    return type(value) is int and 0 <= value < _MAX_COUNT
 
 
-def _is_measured(value: object) -> bool:
-    """Whether a value is what `_number` writes."""
-    # The limit on an int: float() of a longer one overflows.
-    return value in ("nan", "inf", "-inf") or type(value) is float or (type(value) is int and abs(value) < _LARGEST)
+def _is_json_number(value: object) -> bool:
+    """Whether a value is what `_to_json_number` writes."""
+    if type(value) is int:
+        # float() of a longer one overflows.
+        return abs(value) < _MAX_COUNT
+    return type(value) is float or value in ("nan", "inf", "-inf")
 
 
-def _is_counted(value: object) -> bool:
-    # -1 is the `evaluated_step` of a run that was never evaluated.
-    # Not bool, which is an int.
-    return (type(value) is int or type(value) is float) and -1 <= value < _LARGEST
+def _is_progress_count(value: object) -> bool:
+    """Whether a value is one of the counts of `Progress`; -1 is the `evaluated_step` before any evaluation."""
+    # Not isinstance: True is an int.
+    return (type(value) is int or type(value) is float) and -1 <= value < _MAX_COUNT
 
 
 def _is_file(name: str, entry: object) -> bool:
-    return (
-        is_plain(name)
-        and name not in (MANIFEST_FILE, PINNED_FILE)
-        and isinstance(entry, dict)
-        and set(entry) == {"size_bytes", "digest"}
-        and _is_count(entry["size_bytes"])
-        and isinstance(entry["digest"], str)
-        # fullmatch: `match` with `$` accepts a newline at the end.
-        and _DIGEST.fullmatch(entry["digest"]) is not None
-    )
+    """Whether a name and the values of a `FileEntry` can be those of a file of a checkpoint."""
+    if not is_plain(name) or name in (MANIFEST_FILE, PINNED_FILE):
+        return False
+    if not isinstance(entry, dict) or set(entry) != {"size_bytes", "digest"}:
+        return False
+    size_bytes, digest = entry["size_bytes"], entry["digest"]
+    # fullmatch: `match` with `$` accepts a newline at the end.
+    return _is_count(size_bytes) and isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None
 
 
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value.values()))
+def _is_table_of_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(map(is_text, value.values()))
 
 
 def _maps_to(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A check for a mapping whose values pass another check."""
     return lambda value: isinstance(value, dict) and all(map(allowed, value.values()))
 
 
 _KINDS = {kind.on_disk: kind for kind in CheckpointKind}
 _FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    "run_id": _is_text,
+    "run_id": is_text,
     "attempt": _is_count,
     "step": _is_count,
     "epoch": _is_count,
     "kind": lambda value: value in _KINDS,
-    "reason": _is_text,
+    "reason": is_text,
     "name": lambda value: value is None or (isinstance(value, str) and is_plain(value)),
     "finished": _is_optional_text,
-    "metrics": _maps_to(_is_measured),
+    "metrics": _maps_to(_is_json_number),
     "finite": lambda value: type(value) is bool,
     "world_size": lambda value: _is_count(value) and value > 0,
     "tensor_size": lambda value: _is_count(value) and value > 0,
     "average": _is_optional_text,
     "config_digest": _is_optional_text,
-    "target_packages": _is_texts,
-    "left_out": _is_texts,
-    "versions": _is_table,
-    "format": _is_text,
+    "target_packages": _is_list_of_texts,
+    "left_out": _is_list_of_texts,
+    "versions": _is_table_of_texts,
+    "format": is_text,
     "files": lambda value: isinstance(value, dict) and all(_is_file(*item) for item in value.items()),
-    "aliases": _maps_to(_is_table),
-    "shards": _maps_to(_is_table),
+    "aliases": _maps_to(_is_table_of_texts),
+    "shards": _maps_to(_is_table_of_texts),
     "parts": lambda value: (
         _maps_to(lambda item: isinstance(item, list | dict))(value)
         and set(value) == {"files", "names"}
         and isinstance(value["names"], list)
         and _maps_to(lambda item: isinstance(item, dict))(value["files"])
     ),
-    "progress": _maps_to(_is_counted),
-    "samples": _maps_to(_is_table),
-    "source": _is_table,
+    "progress": _maps_to(_is_progress_count),
+    "samples": _maps_to(_is_table_of_texts),
+    "source": _is_table_of_texts,
     "number": lambda value: value is None or _is_count(value),
     "saved_by": _is_optional_text,
 }

@@ -28,8 +28,7 @@ def peak_resident_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that this process can allocate without swapping, within the limits of its control groups; None if
-    unknown."""
+    """Memory that this process can allocate without swapping, within its control groups; None if unknown."""
     machine = machine_bytes()
     limits = (_free_bytes() if machine is None else machine, *_control_group_bytes())
     return min([size_bytes for size_bytes in limits if size_bytes is not None], default=None)
@@ -44,6 +43,7 @@ def machine_bytes(proc: Path = _PROC) -> int | None:
 
 
 def _free_bytes() -> int | None:
+    """Free memory of the machine; None if the system does not tell it."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * resource.getpagesize()
     except (OSError, ValueError):
@@ -62,7 +62,7 @@ def _control_group_bytes(
         _, controllers, path = line.split(":", 2)
         if controllers:
             continue
-        # In a container the path may be that of the host, while the group itself is mounted at the root.
+        # In a container the path may be one of the host, while the group itself is mounted at the root.
         group = root / path.lstrip("/")
         for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(root))):
             try:
@@ -76,5 +76,6 @@ def _control_group_bytes(
 
 
 def _parse_table(text: str) -> dict[str, int]:
+    """First word of each line -> the number after it."""
     rows = (line.split() for line in text.splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1}

@@ -35,6 +35,7 @@ class _StderrHandler(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write one message."""
         if getattr(record, "in_bar", False) and self.level > logging.DEBUG:
             return
         # Looked up at each message: tests and notebooks replace sys.stderr.
@@ -46,8 +47,9 @@ class _StderrHandler(logging.Handler):
                 clear_status()
                 label_width = getattr(record, "indent", 0)
                 text = wrapped(text, columns(stream) - 1, label_width or 2)
-                # The label of a row.
-                text = painted(text[:label_width], "dim", stream) + text[label_width:] if label_width else text
+                # A row of a table begins with its label.
+                if label_width:
+                    text = painted(text[:label_width], "dim", stream) + text[label_width:]
                 if level in _COLOURS:
                     text = painted(prefix[:-1], _COLOURS[level], stream) + text.removeprefix(prefix[:-1])
             stream.write(f"{text}\n")
@@ -55,7 +57,7 @@ class _StderrHandler(logging.Handler):
             self.handleError(record)
 
 
-_MOST_KEPT = 10_000
+_MAX_KEPT = 10_000
 """Messages that are kept while the file cannot be written."""
 
 
@@ -74,10 +76,11 @@ class _FileHandler(logging.Handler):
         self._path = path
         self._file: AppendedFile | None = None
         # Bounded: a full disk must not fill the memory.
-        self._kept: deque[bytes] = deque(maxlen=_MOST_KEPT)
+        self._kept: deque[bytes] = deque(maxlen=_MAX_KEPT)
         self._failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write the messages that were kept, and this one."""
         try:
             self._kept.append(f"{self.format(record)}\n".encode(errors="backslashreplace"))
             if self._file is None:
@@ -92,20 +95,22 @@ class _FileHandler(logging.Handler):
             self._failed = False
         except OSError as error:
             # Logging must not end a training, and the disk may have space again later.
-            self._fail(error)
+            self._report_failure(error)
         except Exception:
             self.handleError(record)
 
     def close(self) -> None:
+        """Close the file. An error is reported, and not raised."""
         file, self._file = self._file, None
         try:
             if file is not None:
                 file.close()
         except OSError as error:
-            self._fail(error)
+            self._report_failure(error)
         super().close()
 
-    def _fail(self, error: OSError) -> None:
+    def _report_failure(self, error: OSError) -> None:
+        """Report the first error since the last message that was written."""
         if not self._failed:
             self._failed = True
             log.error("%s could not be written: %s. The run continues without it.", self._path, error.strerror)
@@ -114,7 +119,7 @@ class _FileHandler(logging.Handler):
 def to_console(level: str) -> None:
     """Print messages of this package from `level` on to stderr; other packages' logging is unchanged."""
     logger = logging.getLogger(ROOT)
-    for earlier in _printing(logger):
+    for earlier in _find_stderr_handlers(logger):
         logger.removeHandler(earlier)
     handler = _StderrHandler()
     handler.setLevel(level.upper())
@@ -165,19 +170,23 @@ class Logging:
         with ExitStack() as stack:
             if self.level is not None:
                 logger = logging.getLogger(ROOT)
-                stack.callback(_restore, logger, _printing(logger), logger.level, propagate=logger.propagate)
+                stack.callback(
+                    _restore, logger, _find_stderr_handlers(logger), logger.level, propagate=logger.propagate
+                )
                 to_console(self.level)
             if self.file is not None:
                 stack.enter_context(to_file(Path(self.file)))
             yield
 
 
-def _printing(logger: logging.Logger) -> list[_StderrHandler]:
+def _find_stderr_handlers(logger: logging.Logger) -> list[_StderrHandler]:
+    """The handlers that `to_console` has added."""
     return [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]
 
 
 def _restore(logger: logging.Logger, handlers: list[_StderrHandler], level: int, *, propagate: bool) -> None:
-    for handler in _printing(logger):
+    """Undo a `to_console`: put these handlers, this level and `propagate` back."""
+    for handler in _find_stderr_handlers(logger):
         logger.removeHandler(handler)
     for handler in handlers:
         logger.addHandler(handler)

@@ -13,7 +13,7 @@ TRAIN_PREFIX = "train/"
 
 
 class Mode(StrEnum):
-    """`auto`, of a setting alone: the usual one of the metric's name."""
+    """Whether the smallest or the largest value of a metric is best; only settings may be `auto`, by its name."""
 
     auto = "auto"
     min = "min"
@@ -48,6 +48,7 @@ MODES: Mapping[str, Mode] = {
 """Whether the smallest or the largest value of a metric is best, by its name after the loader's and before `@`."""
 
 
+# Metrics whose value over a whole set is not the mean of their values over batches.
 _NO_MEANS = frozenset((
     "ap", "auc", "auprc", "auroc", "average_precision", "balanced_accuracy", "bleu", "cer", "chrf", "ece", "eer", "f1",
     "f1_macro", "f1_micro", "f1_score", "f1_weighted", "fid", "kappa", "kid", "macro_f1", "map", "map_50", "map_75",
@@ -58,33 +59,33 @@ _NO_MEANS = frozenset((
 
 
 def is_no_mean(metric: str) -> bool:
-    """Whether a metric of this name, such as val/r2, is over a whole set another value than its mean over batches."""
+    """Whether the value of a metric of this name, such as val/r2, over a whole set is not its mean over batches."""
     return _last_part(metric) in _NO_MEANS
 
 
 def find_usual_mode(metric: str) -> Mode | None:
-    """Whether the smallest or the largest value of a metric is best by its name, such as val/accuracy; None if that is
-    unknown."""
+    """The mode of a metric by its name, such as val/accuracy; None if it is unknown."""
     return MODES.get(_last_part(metric))
 
 
 def _last_part(metric: str) -> str:
+    """The name of a metric without its loader and what follows an `@`, in small letters."""
     return metric.rpartition("/")[2].partition("@")[0].lower()
 
 
 def choose_mode(metric: str, mode: str, key: str) -> Mode:
-    """Whether the smallest or the largest value of a metric is best by the setting `key`.
+    """The mode of a metric by the value `mode` of the setting `key`.
 
     Raises:
         ConfigError: it is no mode, or auto for a metric of unknown mode.
     """
-    if mode == Mode.auto and (usual := find_usual_mode(metric)) is not None:
-        return usual
     if mode == Mode.auto:
+        if (usual_mode := find_usual_mode(metric)) is not None:
+            return usual_mode
         raise ConfigError(
             f"the name of the metric {metric!r} does not tell whether its smallest or its largest value is best",
             location=key,
-            # With `++` also where a component in the config does not name its mode yet.
+            # `++` also sets the mode of a component in the config that has none yet.
             hint=f"Set ++{key}=min or ++{key}=max.{did_you_mean(metric.rpartition('/')[2], MODES)}",
         )
     if mode not in tuple(Mode):

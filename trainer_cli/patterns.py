@@ -18,21 +18,21 @@ def find_nearest(word: str, choices: Iterable[str]) -> str | None:
 
     Case is ignored, and `-` equals `_`.
     """
-    names = _by_plain_name(choices)
-    if (match := _translated(word, names)) is not None:
+    names = _normalise_all(choices)
+    if (match := _find_translation(word, names)) is not None:
         return match
     similar = get_close_matches(_normalise(word), names, n=1, cutoff=0.6)
     return names[similar[0]] if similar else None
 
 
 def find_name(word: str, choices: Iterable[str]) -> str | None:
-    """The choice with this name here or in another trainer, by the rules of `find_nearest`; None if there is none."""
-    names = _by_plain_name(choices)
-    return names.get(_normalise(word)) or _translated(word, names)
+    """The choice that is called so here or in another trainer, but no similar one; None without such a choice."""
+    names = _normalise_all(choices)
+    return names.get(_normalise(word)) or _find_translation(word, names)
 
 
-def _by_plain_name(choices: Iterable[str]) -> dict[str, str]:
-    # The first of two choices that differ in case alone is suggested.
+def _normalise_all(choices: Iterable[str]) -> dict[str, str]:
+    """Normalised name -> choice; of two choices that differ in case alone, the first."""
     names: dict[str, str] = {}
     for choice in choices:
         names.setdefault(_normalise(choice), choice)
@@ -40,13 +40,15 @@ def _by_plain_name(choices: Iterable[str]) -> dict[str, str]:
 
 
 def _normalise(word: str) -> str:
-    # Not above: only a mistake needs the names of other trainers.
+    """See `elsewhere.normalise`."""
+    # Imported here: only a mistake needs the names of other trainers.
     from trainer_cli.elsewhere import normalise
 
     return normalise(word)
 
 
-def _translated(word: str, names: Mapping[str, str]) -> str | None:
+def _find_translation(word: str, names: Mapping[str, str]) -> str | None:
+    """The choice, among normalised `names`, that other trainers call by this word; None if there is none."""
     from trainer_cli.elsewhere import NAMES_HERE
 
     section, dot, name = _normalise(word).rpartition(".")
@@ -60,7 +62,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def find_key(word: str, keys: Iterable[str]) -> str | None:
-    """The key that ends in the word, or in its translation: `optimizer.lr` for `lr`; None if there is none."""
+    """The key that ends in the word, or in its translation: `optimizer.lr` for `lr`; None if no key does."""
     keys = list(keys)
     names = {key.rpartition(".")[2]: key for key in keys} | {key.replace(".", "_"): key for key in keys}
     match = find_name(word, names)
@@ -68,6 +70,7 @@ def find_key(word: str, keys: Iterable[str]) -> str | None:
 
 
 def _question(word: str, match: str | None) -> str:
+    """The question whether `match` is meant by a word; empty for None."""
     if match is None:
         return ""
     epochs = " Epochs are written as 5ep." if "epoch" in word and match.endswith("max_duration") else ""

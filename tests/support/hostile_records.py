@@ -98,7 +98,7 @@ def damage(root: Path, file: str, rng: random.Random) -> str:
         fields.pop("digest")
         done, value = _mutate(fields, rng)
         with contextlib.suppress(ValueError):
-            path.write_bytes(manifest._sealed(value))
+            path.write_bytes(manifest._add_digest(value))
     else:
         done, changed = _odd_json(json.loads(text), rng)
         path.write_text(changed, "utf-8", errors="surrogateescape")
