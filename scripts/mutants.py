@@ -39,14 +39,14 @@ class Mutant(NamedTuple):
 
 # Name: old text, new text.
 OF_POLICY = {
-    "a saved step is saved again": ("        if at.last_saved_step == now.step:\n            return None\n", ""),
+    "a saved step is saved again": ("        if facts.last_saved_step == now.step:\n            return None\n", ""),
     "a step after the saved one counts as saved": (
-        "at.last_saved_step == now.step:",
-        "at.last_saved_step == now.step - 1:",
+        "facts.last_saved_step == now.step:",
+        "facts.last_saved_step == now.step - 1:",
     ),
     "any later step counts as saved": (
-        "if at.last_saved_step == now.step:",
-        "if at.last_saved_step is not None and at.last_saved_step >= now.step - 1:",
+        "if facts.last_saved_step == now.step:",
+        "if facts.last_saved_step is not None and facts.last_saved_step >= now.step - 1:",
     ),
     "fixed steps are not saved": ("if now.step in self.fixed_steps:", "if False:"),
     "fixed steps one late": ("if now.step in self.fixed_steps:", "if now.step - 1 in self.fixed_steps:"),
@@ -59,12 +59,12 @@ OF_POLICY = {
         "if now.step in self.fixed_steps and occasion is not Occasion.pre_train:",
     ),
     "the first moment is like any other": ("if occasion is Occasion.pre_train:", "if False:"),
-    "null saves after a load": ("is_due = not at.loaded if", "is_due = True if"),
-    "null never saves before the first step": ("is_due = not at.loaded if", "is_due = False if"),
-    "null is turned round": ("is_due = not at.loaded if", "is_due = at.loaded if"),
+    "null saves after a load": ("is_due = not facts.loaded if", "is_due = True if"),
+    "null never saves before the first step": ("is_due = not facts.loaded if", "is_due = False if"),
+    "null is turned round": ("is_due = not facts.loaded if", "is_due = facts.loaded if"),
     "pre_train counts only where nothing was loaded": (
         "else self.pre_train\n",
-        "else self.pre_train and not at.loaded\n",
+        "else self.pre_train and not facts.loaded\n",
     ),
     "the first checkpoint is ephemeral": (
         'Decision(CheckpointKind.regular, "before the first step")',
@@ -93,8 +93,11 @@ OF_POLICY = {
         'Decision(CheckpointKind.regular, "end of training")',
         'Decision(CheckpointKind.ephemeral, "end of training")',
     ),
-    "a requested save is not made": ("if at.save_requested:", "if False:"),
-    "a requested save waits for a release": ("if at.save_requested:", "if at.save_requested and not at.on_hold:"),
+    "a requested save is not made": ("if facts.save_requested:", "if False:"),
+    "a requested save waits for a release": (
+        "if facts.save_requested:",
+        "if facts.save_requested and not facts.on_hold:",
+    ),
     "a requested save is ephemeral": (
         'Decision(CheckpointKind.regular, "requested")',
         'Decision(CheckpointKind.ephemeral, "requested")',
@@ -120,11 +123,11 @@ OF_POLICY = {
         'Decision(CheckpointKind.ephemeral, "training was stopped")',
         'Decision(CheckpointKind.regular, "training was stopped")',
     ),
-    "a hold is not heeded": ("due(now) and not at.on_hold and not self._cool", "due(now) and not self._cool"),
-    "a hold is turned round": ("due(now) and not at.on_hold and", "due(now) and at.on_hold and"),
+    "a hold is not heeded": ("due(now) and not facts.on_hold and not self._cool", "due(now) and not self._cool"),
+    "a hold is turned round": ("due(now) and not facts.on_hold and", "due(now) and facts.on_hold and"),
     "there is no cooldown": (
-        "due(now) and not at.on_hold and not self._cools_down(at)",
-        "due(now) and not at.on_hold",
+        "due(now) and not facts.on_hold and not self._cools_down(facts)",
+        "due(now) and not facts.on_hold",
     ),
     "ephemeral intervals are regular": (
         'Decision(CheckpointKind.ephemeral, f"{often}, ephemeral")',
@@ -132,24 +135,28 @@ OF_POLICY = {
     ),
     "ephemeral intervals are not saved": ("if often is not None and often.due(now)", "if False and often.due(now)"),
     "the cooldown is one step longer": (
-        "at.now.step - at.last_saved_step < cooldown",
-        "at.now.step - at.last_saved_step <= cooldown",
+        "facts.now.step - facts.last_saved_step < cooldown",
+        "facts.now.step - facts.last_saved_step <= cooldown",
     ),
-    "the cooldown is one step shorter": ("at.last_saved_step < cooldown", "at.last_saved_step < cooldown - 1"),
+    "the cooldown is one step shorter": ("facts.last_saved_step < cooldown", "facts.last_saved_step < cooldown - 1"),
     "the first ephemeral cools down too": (
-        "at.last_saved_step is not None and at.now.step - at.last_saved_step < cooldown",
-        "at.now.step - (at.last_saved_step or 0) < cooldown",
+        "if self.ephemeral_cooldown is None or facts.last_saved_step is None:\n            return False\n"
+        "        cooldown = self.ephemeral_cooldown.steps(None)\n"
+        "        return cooldown is not None and facts.now.step - facts.last_saved_step < cooldown",
+        "if self.ephemeral_cooldown is None:\n            return False\n"
+        "        cooldown = self.ephemeral_cooldown.steps(None)\n"
+        "        return cooldown is not None and facts.now.step - (facts.last_saved_step or 0) < cooldown",
     ),
     "a stop goes before a requested save": (
-        "        if at.save_requested:\n",
+        "        if facts.save_requested:\n",
         "        if occasion is Occasion.stop and self.save_on_stop:\n"
         '            return Decision(CheckpointKind.ephemeral, "training was stopped")\n'
-        "        if at.save_requested:\n",
+        "        if facts.save_requested:\n",
     ),
     "the best go before a requested save": (
-        "        if at.save_requested:\n",
-        "        if self.keep_best is not None and (merit := self.keep_best.why_enter(at.metrics, at.saved)):\n"
-        "            return Decision(CheckpointKind.ephemeral, merit)\n        if at.save_requested:\n",
+        "        if facts.save_requested:\n",
+        "        if self.keep_best is not None and (merit := self.keep_best.why_enter(facts.metrics, facts.saved)):\n"
+        "            return Decision(CheckpointKind.ephemeral, merit)\n        if facts.save_requested:\n",
     ),
     "the ephemeral interval goes before the end": (
         "        if occasion in (Occasion.final, Occasion.last_stop) and self.save_final:\n",
@@ -204,12 +211,12 @@ OF_POLICY = {
     "pins are not heeded": ("        if checkpoint.pinned:\n", "        if False:\n"),
     "fixed steps go": ("        if checkpoint.step in self.fixed_steps:\n", "        if False:\n"),
     "the best go": (
-        "if self.keep_best is not None and checkpoint.name in leading.best:",
-        "if False and checkpoint.name in leading.best:",
+        "if self.keep_best is not None and checkpoint.name in ranked_names.best:",
+        "if False and checkpoint.name in ranked_names.best:",
     ),
     "finished ones stay": (
-        "        if checkpoint.name in leading.newest:\n",
-        "        if checkpoint.name in leading.newest or checkpoint.finished:\n",
+        "        if checkpoint.name in ranked_names.newest:\n",
+        "        if checkpoint.name in ranked_names.newest or checkpoint.finished:\n",
     ),
     "ephemerals are regular": (
         "if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None",
@@ -220,35 +227,36 @@ OF_POLICY = {
         "if checkpoint.kind is CheckpointKind.ephemeral:\n            return None",
     ),
     "the best ephemerals go": (
-        "        if self.keep_best is not None and checkpoint.name in leading.best:\n",
+        "        if self.keep_best is not None and checkpoint.name in ranked_names.best:\n",
         "        if checkpoint.kind is CheckpointKind.ephemeral:\n            return None\n"
-        "        if self.keep_best is not None and checkpoint.name in leading.best:\n",
+        "        if self.keep_best is not None and checkpoint.name in ranked_names.best:\n",
     ),
     "keep_every keeps nothing": ("if self.keep_every is not None and (named", "if False and (named"),
     "keep_every keeps ephemerals": (
         "        if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None\n",
-        "        if self.keep_every is not None and _names(self.keep_every, checkpoint):\n            return 'kept'\n"
+        "        if self.keep_every is not None and _describe_if_due(self.keep_every, checkpoint):\n"
+        "            return 'kept'\n"
         "        if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None\n",
     ),
     "ephemeral_only is all_without_rule": ("if self.remove is Removal.ephemeral_only:", "if False:"),
     "all_without_rule is ephemeral_only": ("if self.remove is Removal.ephemeral_only:", "if True:"),
     "max_checkpoints keeps all": (
-        "return _among(self.max_checkpoints) if checkpoint.name in leading.counted else None",
+        "return _describe_newest_rank(self.max_checkpoints) if checkpoint.name in ranked_names.counted else None",
         'return "all"',
     ),
     "null keeps none": ('                return "regular"\n', "                return None\n"),
     "step 0 may go": ("        if checkpoint.step == 0:\n", "        if False:\n"),
     "interval steps may go": (
-        "if self.save_interval is not None and (named := _names(self.save",
-        "if False and (named := _names(self.save",
+        "if self.save_interval is not None and (named := _describe_if_due(self.save",
+        "if False and (named := _describe_if_due(self.save",
     ),
     "max_checkpoints is not for all_without_rule": (
-        "        if self.max_checkpoints is not None and checkpoint.name in leading.counted:\n",
+        "        if self.max_checkpoints is not None and checkpoint.name in ranked_names.counted:\n",
         "        if False:\n",
     ),
     "all_without_rule without a number keeps all": (
-        "        if self.max_checkpoints is not None and checkpoint.name in leading.counted:\n"
-        "            return _among(self.max_checkpoints)\n        return None\n",
+        "        if self.max_checkpoints is not None and checkpoint.name in ranked_names.counted:\n"
+        "            return _describe_newest_rank(self.max_checkpoints)\n        return None\n",
         '        return "all"\n',
     ),
     "what steps cannot tell goes": (
@@ -261,8 +269,8 @@ OF_POLICY = {
     ),
     "removal begins with the newest": ("for checkpoint in reversed(may_go)", "for checkpoint in may_go"),
     "removal takes what is kept": (
-        "if self._why_stays(checkpoint, leading) is None\n        }",
-        "if self._why_stays(checkpoint, leading) is not None\n        }",
+        "if self._why_stays(checkpoint, ranked_names) is None\n        }",
+        "if self._why_stays(checkpoint, ranked_names) is not None\n        }",
     ),
 }
 

@@ -23,7 +23,7 @@ from trainer_cli.config.composing import compose
 from trainer_cli.errors import ConfigError
 from trainer_cli.metric_names import Mode, choose_mode
 from trainer_cli.optim.scheduler_intervals import Scheduled
-from trainer_cli.policy.rules import BestRule, CheckpointKind, Moment, RetentionRules, Saved, SaveRules
+from trainer_cli.policy.rules import BestRule, CheckpointKind, RetentionRules, Saved, SaveFacts, SaveRules
 from trainer_cli.schema.checkpoint_config import KeepBestConfig
 from trainer_cli.steps.intervals import Duration, Interval
 from trainer_cli.steps.progress import Progress
@@ -135,7 +135,7 @@ def a_cooldown_counts_evaluations() -> None:
 
 def an_ephemeral_cooldown_counts_steps() -> None:
     rules = SaveRules(ephemeral_save_interval=Interval(Duration.parse(1)), ephemeral_cooldown=Duration.parse(3))
-    assert [rules.why_save(Moment(Progress(step=step), last_saved_step=4)) is not None for step in (6, 7)] == [
+    assert [rules.why_save(SaveFacts(Progress(step=step), last_saved_step=4)) is not None for step in (6, 7)] == [
         False,
         True,
     ]

@@ -16,11 +16,11 @@ from trainer_cli.metric_names import Mode
 from trainer_cli.policy.rules import (
     BestRule,
     CheckpointKind,
-    Moment,
     Occasion,
     RetentionRules,
     SaveCost,
     Saved,
+    SaveFacts,
     SaveRules,
 )
 from trainer_cli.policy.stopping import Limits, Stop
@@ -34,7 +34,7 @@ STEP, FINAL, STOP, PRE, LAST = Occasion.step, Occasion.final, Occasion.stop, Occ
 
 def ask(rules, now, last, *, moment=STEP, loaded=False, **more):
     """The decision of `why_save`, by its facts."""
-    return rules.why_save(Moment(now, moment, last, loaded=loaded, **more))
+    return rules.why_save(SaveFacts(now, moment, last, loaded=loaded, **more))
 
 
 def every(interval: int | str, steps_per_epoch: int | None = None) -> Interval:

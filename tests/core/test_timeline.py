@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.policy import BestRule, CheckpointKind, Moment, Occasion, RetentionRules, Saved, SaveRules
+from trainer_cli.policy import BestRule, CheckpointKind, Occasion, RetentionRules, Saved, SaveFacts, SaveRules
 from trainer_cli.policy.simulation import Simulation, Timeline
 from trainer_cli.policy.stopping import Limits, Stop
 from trainer_cli.schema.checkpoint_config import Removal
@@ -30,7 +30,7 @@ def naive(setting: Simulation, step_counts: StepCounts) -> dict[str, Any]:
         nonlocal last
         if last == now.step:
             return
-        decision = setting.save.why_save(Moment(now, occasion, last, loaded=setting.loaded))
+        decision = setting.save.why_save(SaveFacts(now, occasion, last, loaded=setting.loaded))
         if decision is None:
             if evaluated and setting.save.keep_best is not None:
                 planned.may_save.append(now.step)

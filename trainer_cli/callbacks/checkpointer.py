@@ -20,7 +20,7 @@ from trainer_cli.errors import NotDurableError, SaveError, UserError
 from trainer_cli.files import as_path, is_url
 from trainer_cli.goodput import Activity
 from trainer_cli.parallel import is_of_peer
-from trainer_cli.policy import CheckpointKind, Decision, Moment, Occasion, RetentionRules, SaveRules
+from trainer_cli.policy import CheckpointKind, Decision, Occasion, RetentionRules, SaveFacts, SaveRules
 from trainer_cli.schema import CheckpointConfig
 from trainer_cli.signatures import build_section, takes_fields_of
 from trainer_cli.tensor_files import verify
@@ -340,14 +340,14 @@ class CheckpointerCallback(Callback):
             return None
         return self._rules.why_save(self._facts_of_step(trainer, occasion))
 
-    def _facts_of_step(self, trainer: Trainer, occasion: Occasion) -> Moment:
+    def _facts_of_step(self, trainer: Trainer, occasion: Occasion) -> SaveFacts:
         """The facts about the present step by which the rules decide."""
         assert self._rules is not None
         metrics = dict(trainer.metric_logger.last)
         best = self._rules.keep_best
         # The rule of the best alone needs the earlier checkpoints, which may be thousands.
         needs_saved = best is not None and best.metric in metrics
-        return Moment(
+        return SaveFacts(
             trainer.progress,
             occasion,
             self._newest_step,
@@ -516,7 +516,7 @@ class CheckpointerCallback(Callback):
             log.error("%s Training continues (failure %d; %d in a row are tolerated).", error, self._failures, limit)
             log.debug("the save failed", exc_info=error)
 
-    def _amend(self, facts: Moment, finished: str | None) -> None:
+    def _amend(self, facts: SaveFacts, finished: str | None) -> None:
         """Complete the manifest of a step that was saved before its evaluation, which a stop had put off.
 
         Args:

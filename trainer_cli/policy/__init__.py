@@ -1,7 +1,7 @@
 """Decides when to save, which checkpoints may go and when a run ends, and simulates a run by the same decisions.
 
 `SaveRules` and `RetentionRules` are the `checkpoint` section with intervals that know the length of an epoch, `Limits`
-the ends of a run. Each is asked with plain facts (a `Moment`, the checkpoints that are `Saved`) and answers with a
+the ends of a run. Each is asked with plain facts (`SaveFacts`, the checkpoints that are `Saved`) and answers with a
 reason, which is logged and shown to the user; None is no. `Simulation.run` goes through a training from event to event
 and asks the same methods, so that a plan cannot differ from the training.
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from trainer_cli.policy.rules import BestRule as BestRule
     from trainer_cli.policy.rules import CheckpointKind as CheckpointKind
     from trainer_cli.policy.rules import Decision as Decision
-    from trainer_cli.policy.rules import Moment as Moment
     from trainer_cli.policy.rules import RetentionRules as RetentionRules
     from trainer_cli.policy.rules import SaveCost as SaveCost
     from trainer_cli.policy.rules import Saved as Saved
+    from trainer_cli.policy.rules import SaveFacts as SaveFacts
     from trainer_cli.policy.rules import SaveRules as SaveRules
     from trainer_cli.policy.simulation import Simulation as Simulation
     from trainer_cli.policy.simulation import Timeline as Timeline
@@ -41,7 +41,7 @@ else:
     add_lazy_names(
         globals(),
         {
-            "rules": "BestRule CheckpointKind Decision Moment RetentionRules SaveCost Saved SaveRules",
+            "rules": "BestRule CheckpointKind Decision SaveFacts RetentionRules SaveCost Saved SaveRules",
             "simulation": "Simulation Timeline",
             "stopping": "Limits Occasion RecordedEnd Stop",
         },

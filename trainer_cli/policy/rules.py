@@ -1,7 +1,7 @@
 """The policy of checkpoints: when to save and what to remove, as pure functions that return reasons.
 
-`SaveRules.why_save` decides on a save from the facts of one moment, `RetentionRules.why_keep` and `why_remove` on
-removals from the checkpoints on disk.
+`SaveRules.why_save` decides on a save from `SaveFacts`, `RetentionRules.why_keep` and `why_remove` on removals from
+the checkpoints on disk.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trainer_cli.schema import CheckpointConfig, Removal
 from trainer_cli.steps import Duration, Interval, Progress, StepCounts
 
 _EPHEMERAL = "checkpoint.ephemeral_save_interval"
-_MOST_COMPARED = 1000
+_MAX_COMPARED = 1000
 """Steps of ephemeral saves that are compared with those of regular ones."""
 ToInterval = Callable[[str, Any], Interval | None]
 """The interval of a setting, by its key and value; None for null. Raises where it needs an unknown epoch length."""
 
 
 class CheckpointKind(StrEnum):
-    """Regular; ephemeral, only until the next save; or replayed."""
+    """How long a checkpoint stays: by the rules of removal, only until the next save, or (replayed) always."""
 
     regular = "regular"
     ephemeral = "ephemeral"
@@ -72,7 +72,7 @@ class BestRule:
         measured = [
             checkpoint for checkpoint in saved if checkpoint.finite and self.value(checkpoint.metrics) is not None
         ]
-        # Minus the step: of equal values the newer one comes first.
+        # The step is negated, so of equal values the newer one comes first.
         return sorted(measured, key=lambda checkpoint: (self.loss(checkpoint.metrics), -checkpoint.step))[: self.count]
 
     def why_enter(self, metrics: Mapping[str, float], saved: Sequence[Saved]) -> str | None:
@@ -121,10 +121,11 @@ class SaveCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class SaveFacts:
     """The facts that a decision to save depends on."""
 
     now: Progress
+    """The counts at the step that may be saved."""
     occasion: Occasion = Occasion.step
     last_saved_step: int | None = None
     loaded: bool = False
@@ -180,7 +181,7 @@ class SaveRules:
             pre_train=settings.pre_train_checkpoint,
             save_final=settings.save_final,
             save_on_stop=settings.save_on_stop,
-            keep_best=_best(settings),
+            keep_best=_make_best_rule(settings),
         )
 
     def check_ephemeral(self, longest: Interval, counts: StepCounts) -> str | None:
@@ -207,7 +208,7 @@ class SaveRules:
             return f"{_EPHEMERAL} ({length}) never comes due: the run ends before, after {longest.duration}"
         if seldom is None or step is None or first is None:
             return None
-        for _ in range(_MOST_COMPARED):
+        for _ in range(_MAX_COMPARED):
             if step is None:
                 break
             if not seldom.due(counts.at(step)):
@@ -220,38 +221,38 @@ class SaveRules:
             hint="Make it shorter, or set it to null.",
         )
 
-    def why_save(self, at: Moment) -> Decision | None:
-        """The first rule's decision, or None. A step already saved is never saved twice."""
-        now, occasion = at.now, at.occasion
-        if at.last_saved_step == now.step:
+    def why_save(self, facts: SaveFacts) -> Decision | None:
+        """The decision of the first rule that asks for a save, or None. No step is saved twice."""
+        now, occasion = facts.now, facts.occasion
+        if facts.last_saved_step == now.step:
             return None
         # Regular reasons come first: a step that has both kinds is saved as regular.
         if now.step in self.fixed_steps:
             return Decision(CheckpointKind.regular, f"fixed step {now.step}")
         # A fixed step 0 is saved with any pre_train, so it is tested before.
         if occasion is Occasion.pre_train:
-            is_due = not at.loaded if self.pre_train is None else self.pre_train
+            is_due = not facts.loaded if self.pre_train is None else self.pre_train
             return Decision(CheckpointKind.regular, "before the first step") if is_due else None
         if self.save_interval is not None and self.save_interval.due(now):
             return Decision(CheckpointKind.regular, str(self.save_interval))
         if occasion in (Occasion.final, Occasion.last_stop) and self.save_final:
             return Decision(CheckpointKind.regular, "end of training")
-        if at.save_requested:
+        if facts.save_requested:
             return Decision(CheckpointKind.regular, "requested")
-        if self.keep_best is not None and (merit := self.keep_best.why_enter(at.metrics, at.saved)):
+        if self.keep_best is not None and (merit := self.keep_best.why_enter(facts.metrics, facts.saved)):
             return Decision(CheckpointKind.ephemeral, merit)
         if occasion is Occasion.part and self.save_final:
             return Decision(CheckpointKind.ephemeral, "end of a part of the training")
         if occasion in (Occasion.stop, Occasion.last_stop) and self.save_on_stop:
             return Decision(CheckpointKind.ephemeral, "training was stopped")
         often = self.ephemeral_save_interval
-        if often is not None and often.due(now) and not at.on_hold and not self._cools_down(at):
+        if often is not None and often.due(now) and not facts.on_hold and not self._cools_down(facts):
             return Decision(CheckpointKind.ephemeral, f"{often}, ephemeral")
-        if self.budget is not None and not at.writing and not at.on_hold and not self._cools_down(at):
-            if at.cost is None:
+        if self.budget is not None and not facts.writing and not facts.on_hold and not self._cools_down(facts):
+            if facts.cost is None:
                 return Decision(CheckpointKind.ephemeral, "auto, ephemeral")
-            if at.cost.wait_s(self.budget) <= 0:
-                cost = f"the previous save took {at.cost.stood_s:.2g} s of {at.cost.since_s:.3g} s"
+            if facts.cost.wait_s(self.budget) <= 0:
+                cost = f"the previous save took {facts.cost.stood_s:.2g} s of {facts.cost.since_s:.3g} s"
                 return Decision(CheckpointKind.ephemeral, f"auto, ephemeral: {cost}")
         return None
 
@@ -262,25 +263,30 @@ class SaveRules:
         steps += [interval.next_step(now) for interval in intervals if interval is not None]
         return min(steps, default=None)
 
-    def _cools_down(self, at: Moment) -> bool:
-        cooldown = self.ephemeral_cooldown.steps(None) if self.ephemeral_cooldown is not None else None
-        return cooldown is not None and at.last_saved_step is not None and at.now.step - at.last_saved_step < cooldown
+    def _cools_down(self, facts: SaveFacts) -> bool:
+        """Whether the last save is more recent than `ephemeral_cooldown` allows."""
+        if self.ephemeral_cooldown is None or facts.last_saved_step is None:
+            return False
+        cooldown = self.ephemeral_cooldown.steps(None)
+        return cooldown is not None and facts.now.step - facts.last_saved_step < cooldown
 
 
-def _is_longer(one: Interval, other: Interval, step: int | None, end: int | None, *, or_equal: bool) -> bool:
-    """Whether an interval is longer than another one, as far as is known; `step` and `end` are their first steps."""
-    if one.duration.unit is other.duration.unit:
-        lengths = one.duration.value, other.duration.value
-    elif one.steps is not None and other.steps is not None:
-        lengths = one.steps, other.steps
+def _is_longer(
+    interval: Interval, other: Interval, first_step: int | None, other_first_step: int | None, *, or_equal: bool
+) -> bool:
+    """Whether an interval is longer than another one, as far as is known from them or from their first steps."""
+    if interval.duration.unit is other.duration.unit:
+        length, other_length = interval.duration.value, other.duration.value
+    elif interval.steps is not None and other.steps is not None:
+        length, other_length = interval.steps, other.steps
     else:
-        return step is not None and end is not None and step > end
-    return lengths[0] > lengths[1] or (or_equal and lengths[0] == lengths[1])
+        return first_step is not None and other_first_step is not None and first_step > other_first_step
+    return length > other_length or (or_equal and length == other_length)
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """The config's rules of removal."""
+    """The config's rules of what is removed, and when."""
 
     remove: Removal = Removal.ephemeral_only
     max_checkpoints: int | None = None
@@ -299,7 +305,7 @@ class RetentionRules:
             max_checkpoints=settings.max_checkpoints,
             keep_every=interval("keep_every", settings.keep_every),
             keep_by_age=tuple((Duration.parse(length), count) for length, count in settings.keep_by_age.items()),
-            keep_best=_best(settings),
+            keep_best=_make_best_rule(settings),
             fixed_steps=frozenset(settings.fixed_steps),
             save_interval=interval("save_interval", settings.save_interval),
         )
@@ -312,8 +318,8 @@ class RetentionRules:
     def why_keep(self, saved: Sequence[Saved]) -> dict[str, str]:
         """The reason why each checkpoint stays; those not named may go. Newest first."""
         ordered = _newest_first(saved)
-        leading = self._leading(ordered)
-        reasons = {checkpoint.name: self._why_stays(checkpoint, leading) for checkpoint in ordered}
+        ranked_names = self._rank_names(ordered)
+        reasons = {checkpoint.name: self._why_stays(checkpoint, ranked_names) for checkpoint in ordered}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def why_remove(self, saved: Sequence[Saved]) -> dict[str, str]:
@@ -324,7 +330,7 @@ class RetentionRules:
         """Apply `why_remove`. Also returns the names of all checkpoints that decide the result: those to remove, and
         those that stay in their place or would be replaced by a better one."""
         ordered = _newest_first(saved)
-        leading = self._leading(ordered)
+        ranked_names = self._rank_names(ordered)
         may_go = ordered
         if self.remove is Removal.ephemeral_only and self.max_checkpoints is None:
             # Each regular one stays, and there may be thousands.
@@ -336,10 +342,10 @@ class RetentionRules:
         removable = {
             checkpoint.name: self._why_goes(checkpoint, ordered[0])
             for checkpoint in reversed(may_go)
-            if self._why_stays(checkpoint, leading) is None
+            if self._why_stays(checkpoint, ranked_names) is None
         }
-        counted = (*leading.counted, *leading.by_age) if removable else ()
-        return removable, [*removable, *leading.newest, *leading.best, *counted]
+        counted = (*ranked_names.counted, *ranked_names.by_age) if removable else ()
+        return removable, [*removable, *ranked_names.newest, *ranked_names.best, *counted]
 
     def split_settled(self, kept: Sequence[Saved]) -> tuple[list[Saved], list[Saved]]:
         """Divide checkpoints that stay now, the oldest first, into those that no later save can remove and that count
@@ -347,7 +353,7 @@ class RetentionRules:
         settled: list[Saved] = []
         rest: list[Saved] = []
         newest, newest_finite, regulars = True, True, 0
-        # From the newest on: what counts as newest depends on those already seen.
+        # It goes from the newest on, because what counts as newest depends on those already seen.
         for checkpoint in reversed(kept):
             counted = checkpoint.finite and checkpoint.kind is CheckpointKind.regular
             regulars += counted
@@ -361,8 +367,8 @@ class RetentionRules:
             newest, newest_finite = False, newest_finite and not checkpoint.finite
         return settled, rest[::-1]
 
-    def _leading(self, ordered: Sequence[Saved]) -> _Leading:
-        """The leading ones of checkpoints that are ordered newest first."""
+    def _rank_names(self, ordered: Sequence[Saved]) -> _RankedNames:
+        """The names of those that stay because of their rank, of checkpoints that are ordered newest first."""
         finite = (checkpoint for checkpoint in ordered if checkpoint.finite)
         newest = {checkpoint.name for checkpoint in (*ordered[:1], *islice(finite, 1))}
         regulars = [
@@ -370,41 +376,41 @@ class RetentionRules:
         ]
         counted = frozenset(checkpoint.name for checkpoint in regulars[: self.max_checkpoints or 0])
         best = [] if self.keep_best is None else [checkpoint.name for checkpoint in self.keep_best.ranked(ordered)]
-        return _Leading(newest, counted, best, _by_age(regulars, self.keep_by_age))
+        return _RankedNames(newest, counted, best, _find_newest_of_spans(regulars, self.keep_by_age))
 
-    def _why_stays(self, checkpoint: Saved, leading: _Leading) -> str | None:
-        """Why a checkpoint stays, or None."""
-        # The strongest reasons first: the one that is returned is logged and shown.
+    def _why_stays(self, checkpoint: Saved, ranked_names: _RankedNames) -> str | None:
+        """The strongest reason why a checkpoint stays, which is logged and shown; None if it may go."""
         if self.keeps_all:
             return "nothing is removed"
         if checkpoint.pinned:
             return "pinned"
         if checkpoint.step in self.fixed_steps:
             return "fixed step"
-        if checkpoint.name in leading.newest:
+        if checkpoint.name in ranked_names.newest:
             return "final" if checkpoint.finished else "newest"
-        if self.keep_best is not None and checkpoint.name in leading.best:
+        if self.keep_best is not None and checkpoint.name in ranked_names.best:
             return f"{self.keep_best.metric} {checkpoint.metrics[self.keep_best.metric]:g} is {self.keep_best.among}"
         if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:
             return None
-        if self.keep_every is not None and (named := _names(self.keep_every, checkpoint)):
+        if self.keep_every is not None and (named := _describe_if_due(self.keep_every, checkpoint)):
             return f"kept {named}"
-        if checkpoint.name in leading.by_age:
-            return leading.by_age[checkpoint.name]
+        if checkpoint.name in ranked_names.by_age:
+            return ranked_names.by_age[checkpoint.name]
         if self.remove is Removal.ephemeral_only:
             if self.max_checkpoints is None:
                 return "regular"
-            return _among(self.max_checkpoints) if checkpoint.name in leading.counted else None
+            return _describe_newest_rank(self.max_checkpoints) if checkpoint.name in ranked_names.counted else None
         # No interval is due at step 0, so it has a rule of its own.
         if checkpoint.step == 0:
             return "step 0"
-        if self.save_interval is not None and (named := _names(self.save_interval, checkpoint)):
+        if self.save_interval is not None and (named := _describe_if_due(self.save_interval, checkpoint)):
             return named
-        if self.max_checkpoints is not None and checkpoint.name in leading.counted:
-            return _among(self.max_checkpoints)
+        if self.max_checkpoints is not None and checkpoint.name in ranked_names.counted:
+            return _describe_newest_rank(self.max_checkpoints)
         return None
 
     def _why_goes(self, checkpoint: Saved, newest: Saved) -> str:
+        """The reason why a checkpoint goes for which `_why_stays` has none."""
         if not checkpoint.finite:
             return f"its weights are not finite, and {newest.name} is newer"
         if checkpoint.kind is CheckpointKind.ephemeral:
@@ -414,24 +420,25 @@ class RetentionRules:
         return f"beyond the {self.max_checkpoints} newest regular"
 
 
-class _Leading(NamedTuple):
-    """Names of checkpoints that stay because of their rank among all."""
+class _RankedNames(NamedTuple):
+    """Names of checkpoints that stay because of their rank among all checkpoints."""
 
     newest: Collection[str]
     """The newest, and where that is not finite, the one that a resume would choose."""
     counted: Collection[str]
     """The `max_checkpoints` newest regulars; empty if that is None."""
     best: Collection[str]
+    """The best by `keep_best`, best first."""
     by_age: Mapping[str, str]
-    """With the reasons."""
+    """Those that stay by `keep_by_age` -> the reasons."""
 
 
 def _newest_first(saved: Sequence[Saved]) -> list[Saved]:
-    # By name as well, so that two checkpoints of one step keep their order from call to call.
+    # They are sorted by name as well, so two checkpoints of one step keep their order from call to call.
     return sorted(saved, key=attrgetter("step", "name"), reverse=True)
 
 
-def _by_age(regulars: Sequence[Saved], spans: Sequence[tuple[Duration, int]]) -> dict[str, str]:
+def _find_newest_of_spans(regulars: Sequence[Saved], spans: Sequence[tuple[Duration, int]]) -> dict[str, str]:
     """The reasons why regular checkpoints, newest first, stay by `keep_by_age`."""
     reasons: dict[str, str] = {}
     for length, count in spans:
@@ -449,7 +456,7 @@ def _by_age(regulars: Sequence[Saved], spans: Sequence[tuple[Duration, int]]) ->
     return reasons
 
 
-def _names(interval: Interval, checkpoint: Saved) -> str | None:
+def _describe_if_due(interval: Interval, checkpoint: Saved) -> str | None:
     """The reason to keep a checkpoint at whose step an interval is due, or None."""
     # In doubt it is kept: what is removed cannot be restored.
     if checkpoint.progress is None and interval.steps is None:
@@ -457,10 +464,10 @@ def _names(interval: Interval, checkpoint: Saved) -> str | None:
     return str(interval) if interval.due(checkpoint.progress or Progress(step=checkpoint.step)) else None
 
 
-def _among(count: int) -> str:
+def _describe_newest_rank(count: int) -> str:
     return "newest regular" if count == 1 else f"among the {count} newest regular"
 
 
-def _best(settings: CheckpointConfig) -> BestRule | None:
+def _make_best_rule(settings: CheckpointConfig) -> BestRule | None:
     best = settings.keep_best
     return None if best.metric is None else BestRule(best.metric, best.mode, best.count)

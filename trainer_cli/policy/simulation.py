@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trainer_cli.policy.rules import CheckpointKind, Decision, Moment, RetentionRules, Saved, SaveRules
+from trainer_cli.policy.rules import CheckpointKind, Decision, RetentionRules, Saved, SaveFacts, SaveRules
 from trainer_cli.policy.stopping import Limits, Occasion, Stop
 from trainer_cli.steps import Interval, Progress, StepCounts, find_first_step
 
@@ -50,13 +50,13 @@ class Simulation:
         """Go from event to event up to the end, as the training will, or until there are more saves than `most_saves`.
 
         Args:
-            name: the name of a checkpoint.
-            size: bytes of a checkpoint of this step.
-            sizes: name -> bytes of the checkpoints on the disk at the start.
+            name: counts at a step -> the name of a checkpoint of this step.
+            size: step -> bytes of a checkpoint of this step.
+            sizes: name -> bytes, of the checkpoints on the disk at the start.
         """
         return _Run(
             _drop_unknown_rules(self, step_counts), step_counts, name, size, dict(sizes or {}), most_saves
-        ).timeline()
+        ).simulate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _drop_unknown_rules(setting: Simulation, step_counts: StepCounts) -> Simulat
 
 
 class _Run:
-    """The training loop without the training."""
+    """The training loop without the training: decides at each step with an event what the loop would do."""
 
     def __init__(
         self,
@@ -152,49 +152,57 @@ class _Run:
         self.on_disk = {saved.name: sizes.get(saved.name, 0) for saved in setting.saved}
         # A running total: a sum at each event would be quadratic in the number of saves.
         self.bytes_on_disk = sum(self.on_disk.values())
-        self.live = sorted(setting.saved, key=lambda saved: (saved.step, saved.name))
-        self.decided: list[Saved] = []
+        self.undecided = sorted(setting.saved, key=lambda saved: (saved.step, saved.name))
+        self.settled: list[Saved] = []
         self.last_saved = setting.last_saved_step
-        self.line = Timeline()
+        self.result = Timeline()
 
-    def timeline(self) -> Timeline:
-        start, line, setting = self.step_counts.start, self.line, self.setting
+    def simulate(self) -> Timeline:
+        """Visit each step with an event; what happens at them."""
+        start, result, setting = self.step_counts.start, self.result, self.setting
         if setting.enabled:
             self._note_peak(start.step, 0, 0)
-            self._retire(start.step)
+            self._apply_retention(start.step)
         pending = setting.pending_evaluation and setting.evaluates
         at_start = setting.eval_at_start and start.step == 0 and start.evaluated_step != 0 and setting.evaluates
         evaluated = pending or at_start
         if evaluated:
-            line.evaluations.append(start.step)
-        self._moment(start, Occasion.pre_train, None, evaluated)
-        # Not before the first moment: its evaluation and save come also where no end is known.
-        end = self._end()
+            result.evaluations.append(start.step)
+        self._decide_save(start, Occasion.pre_train, None, evaluated)
+        # The evaluation and the save at the start, above, come also where no end is known.
+        end = self._find_end()
         if end is None:
-            return self._closed()
-        line.end, line.stop = self.step_counts.at(end), self._stop(end)
-        assert line.stop is not None
+            return self._finish_timeline()
+        result.end, result.stop = self.step_counts.at(end), self._find_stop(end)
+        assert result.stop is not None
         if end == start.step:
-            self._moment(start, Occasion.at(line.stop), line.stop, False)
-            return self._closed()
-        for step, due, logs in self._events(end):
-            self._step(step, due, logs, line.stop if step == end else None)
-            if self.most_saves is not None and len(line.saves) > self.most_saves:
-                line.cut = True
-                return line
-        return self._closed()
+            self._decide_save(start, Occasion.at(result.stop), result.stop, False)
+            return self._finish_timeline()
+        for step, due, logs in self._find_events(end):
+            self._visit_step(step, due, logs, result.stop if step == end else None)
+            if self.most_saves is not None and len(result.saves) > self.most_saves:
+                result.cut = True
+                return result
+        return self._finish_timeline()
 
-    def _step(self, step: int, due: bool, logs: bool, stop: Stop | None) -> None:
-        done = stop is not None and stop.is_end
+    def _visit_step(self, step: int, due: bool, logs: bool, stop: Stop | None) -> None:
+        """Evaluate and save at a step after the first.
+
+        Args:
+            due: whether an evaluation is due.
+            logs: whether a metric that saves is logged.
+            stop: why the training stops here; None if it goes on.
+        """
+        is_last = stop is not None and stop.is_end
         # A process that is out of time leaves the evaluation to the next attempt.
-        evaluated = self.setting.evaluates and (done or (due and (stop is None or stop.finished)))
+        evaluated = self.setting.evaluates and (is_last or (due and (stop is None or stop.finished)))
         if evaluated:
-            self.line.evaluations.append(step)
+            self.result.evaluations.append(step)
         occasion = Occasion.at(stop)
-        measured = evaluated if self.setting.log_interval is None else logs or done
-        self._moment(self.step_counts.at(step), occasion, stop, evaluated, measured)
+        measured = evaluated if self.setting.log_interval is None else logs or is_last
+        self._decide_save(self.step_counts.at(step), occasion, stop, evaluated, measured)
 
-    def _events(self, end: int) -> Iterator[tuple[int, bool, bool]]:
+    def _find_events(self, end: int) -> Iterator[tuple[int, bool, bool]]:
         """(step, whether an evaluation is due, whether a metric that saves is logged) of each step with an event."""
         start = self.step_counts.start.step
         save = self.setting.save
@@ -218,85 +226,91 @@ class _Run:
                 if interval is not None and coming[index] == step:
                     coming[index] = self.step_counts.next_due(interval, step)
 
-    def _end(self) -> int | None:
+    def _find_end(self) -> int | None:
+        """The step at which the training stops; None if it is unknown."""
         limits = self.setting.limits
         ends = limits.hard_stop, limits.max_time_s, self.setting.stop_request
         # Without any known end, the search for one would not stop before the largest step.
         if not self.step_counts.knows(limits.max_duration) and all(end is None for end in ends):
             return None
-        return find_first_step(lambda step: self._stop(step) is not None, self.step_counts.start.step)
+        return find_first_step(lambda step: self._find_stop(step) is not None, self.step_counts.start.step)
 
-    def _stop(self, step: int) -> Stop | None:
+    def _find_stop(self, step: int) -> Stop | None:
+        """Why the training stops at a step, or None."""
         return self.setting.limits.why_stop(
             self.step_counts.at(step),
             process_s=self.step_counts.process_s(step),
             stop_request=self.setting.stop_request,
         )
 
-    def _moment(
+    def _decide_save(
         self, now: Progress, occasion: Occasion, stop: Stop | None, evaluated: bool, measured: bool | None = None
     ) -> None:
         """Decide on a save, as `CheckpointerCallback.on_save_opportunity` does."""
         if not self.setting.enabled:
             return
         finished = stop.reason if stop is not None and occasion is Occasion.final else None
-        moment = Moment(now, occasion, self.last_saved, loaded=self.setting.loaded)
+        facts = SaveFacts(now, occasion, self.last_saved, loaded=self.setting.loaded)
         if self.last_saved == now.step:
-            self._complete(moment, finished, evaluated)
+            self._complete_saved(facts, finished, evaluated)
             return
-        decision = self.setting.save.why_save(moment)
+        decision = self.setting.save.why_save(facts)
         if decision is not None:
             self._save(now, decision, finished)
         measured = evaluated and self.setting.log_interval is None if measured is None else measured
         if measured and self.setting.save.keep_best is not None and decision is None:
-            self.line.may_save.append(now.step)
+            self.result.may_save.append(now.step)
 
     def _save(self, now: Progress, decision: Decision, finished: str | None) -> None:
+        """Note a save, and what it removes; `finished` is the reason if it is the last one of the training."""
         save = Save(self.name(now), now.step, decision.kind, decision.reason, self.size(now.step))
-        self.line.saves.append(save)
+        self.result.saves.append(save)
         # Before the removals: those need a newer checkpoint that is committed.
         self._note_peak(now.step, 1, save.size_bytes)
         self.on_disk[save.name] = save.size_bytes
         self.bytes_on_disk += save.size_bytes
-        self.live.append(Saved(save.name, now.step, save.kind, finished=finished is not None, progress=now))
+        self.undecided.append(Saved(save.name, now.step, save.kind, finished=finished is not None, progress=now))
         self.last_saved = now.step
-        self._retire(now.step)
+        self._apply_retention(now.step)
 
-    def _complete(self, moment: Moment, finished: str | None, evaluated: bool) -> None:
+    def _complete_saved(self, facts: SaveFacts, finished: str | None, evaluated: bool) -> None:
         """Complete the checkpoint of a step that was saved before its evaluation, or before it was known to be the
         last: it may become regular, or final."""
-        step = moment.now.step
-        index = next((index for index, saved in enumerate(self.live) if saved.step == step), None)
-        if index is None or not (evaluated or (finished is not None and not self.live[index].finished)):
+        step = facts.now.step
+        index = next((index for index, saved in enumerate(self.undecided) if saved.step == step), None)
+        if index is None or not (evaluated or (finished is not None and not self.undecided[index].finished)):
             return
-        saved = self.live[index]
+        saved = self.undecided[index]
         # The checkpoint of this step exists, so the rule for a run without one does not apply.
-        occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
-        decision = self.setting.save.why_save(replace(moment, last_saved_step=None, occasion=occasion))
+        occasion = Occasion.step if facts.occasion is Occasion.pre_train else facts.occasion
+        decision = self.setting.save.why_save(replace(facts, last_saved_step=None, occasion=occasion))
         if decision is not None and saved.kind is CheckpointKind.ephemeral:
             saved = replace(saved, kind=decision.kind)
             size_bytes = self.on_disk[saved.name]
-            self.line.completed[saved.name] = Save(saved.name, step, decision.kind, decision.reason, size_bytes)
-        self.live[index] = replace(saved, finished=saved.finished or finished is not None)
-        self._retire(step)
+            self.result.completed[saved.name] = Save(saved.name, step, decision.kind, decision.reason, size_bytes)
+        self.undecided[index] = replace(saved, finished=saved.finished or finished is not None)
+        self._apply_retention(step)
 
-    def _retire(self, step: int) -> None:
-        for name, reason in self.setting.retention.why_remove(self.live).items():
-            self.line.removals.append(RemovedCheckpoint(name, step, reason))
+    def _apply_retention(self, step: int) -> None:
+        """Note the checkpoints that are removed at a step."""
+        for name, reason in self.setting.retention.why_remove(self.undecided).items():
+            self.result.removals.append(RemovedCheckpoint(name, step, reason))
             self.bytes_on_disk -= self.on_disk.pop(name)
         # Those that no later save can remove are put aside, so that each step examines few.
-        settled, self.live = self.setting.retention.split_settled(
-            [saved for saved in self.live if saved.name in self.on_disk]
+        settled, self.undecided = self.setting.retention.split_settled(
+            [saved for saved in self.undecided if saved.name in self.on_disk]
         )
-        self.decided += settled
+        self.settled += settled
 
     def _note_peak(self, step: int, count: int, size_bytes: int) -> None:
+        """Note what is on the disk if it is the most so far; `count` checkpoints of `size_bytes` are being saved."""
         count, size_bytes = len(self.on_disk) + count, self.bytes_on_disk + size_bytes
-        peak = self.line.peak
+        peak = self.result.peak
         if count and (peak is None or (size_bytes, count) > (peak.size_bytes, peak.count)):
-            self.line.peak = Peak(step, count, size_bytes)
+            self.result.peak = Peak(step, count, size_bytes)
 
-    def _closed(self) -> Timeline:
+    def _finish_timeline(self) -> Timeline:
+        """The result, with the checkpoints that are left."""
         if self.setting.enabled:
-            self.line.kept = self.setting.retention.why_keep([*self.decided, *self.live])
-        return self.line
+            self.result.kept = self.setting.retention.why_keep([*self.settled, *self.undecided])
+        return self.result

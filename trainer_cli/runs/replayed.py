@@ -1,7 +1,7 @@
-"""Which checkpoints lie on the course of a run, and those in its folder of replayed ones.
+"""Replayed checkpoints of a run, and which of its checkpoints later attempts have continued from.
 
-An attempt that goes back to an earlier checkpoint computes later steps again: what earlier attempts saved there is off
-the course of the run.
+An attempt that returns to an earlier checkpoint computes later steps again. What earlier attempts saved of these steps
+is abandoned: the state of the run has not come from there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer_cli.runs.run_dir import RunDir
 
 
 def replayed_entries(run: RunDir) -> list[Entry]:
-    """The valid checkpoints in a run's folder of replayed ones that lie on its course, by step."""
+    """The valid checkpoints in a run's folder of replayed ones that are not abandoned, by step."""
     if not run.replayed_folder.is_dir():
         return []
     try:
@@ -23,15 +23,13 @@ def replayed_entries(run: RunDir) -> list[Entry]:
     except RunDirectoryError:
         return []
     catalog, attempts = Catalog.of(run.replayed_folder), run.attempts
-    entries = [entry for name in catalog.names() if (entry := catalog.entry(name)).valid and entry.is_replayed]
+    entries = [entry for entry in map(catalog.entry, catalog.names()) if entry.valid and entry.is_replayed]
     of_run = [entry for entry in entries if entry.manifest is not None and entry.manifest.run_id == run_id]
-    return sorted((entry for entry in of_run if is_on_course(entry, attempts)), key=lambda entry: entry.step)
+    return sorted((entry for entry in of_run if not is_abandoned(entry, attempts)), key=lambda entry: entry.step)
 
 
-def is_on_course(entry: Entry, attempts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no later attempt has gone back to a step before this checkpoint."""
-    number = 0 if entry.manifest is None else entry.manifest.attempt
-    return not any(
-        int(attempt.get("attempt") or 0) > number and int(attempt.get("start_step") or 0) < entry.step
-        for attempt in attempts
-    )
+def is_abandoned(entry: Entry, attempts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an attempt after the one that saved this checkpoint began at an earlier step."""
+    saved_by = 0 if entry.manifest is None else entry.manifest.attempt
+    later = [attempt for attempt in attempts if int(attempt.get("attempt") or 0) > saved_by]
+    return any(int(attempt.get("start_step") or 0) < entry.step for attempt in later)

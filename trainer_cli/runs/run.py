@@ -1,5 +1,7 @@
-"""A run, read from its files: its state now, for `train top`, `tail`, `serve` and sweeps; the record of everything that
-it did, for `train report` and `serve`; and its attempts and the checkpoints on its course, for what makes steps again.
+"""A run, read from its files.
+
+`look` tells its state now, for `train top`, `tail`, `serve` and sweeps; `record` everything that it did, for
+`train report` and `serve`. Its attempts and the checkpoints that they continued from are for what makes steps again.
 
     RUN               the whole run
     RUN@attempt2      the run as it was when attempt 2 ended; later attempts may have gone back, and made steps again
@@ -35,7 +37,7 @@ from trainer_cli.runs.damage import collecting, damaged_files, explain, unread_l
 from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.record import RunRecord, RunView, SavedCheckpoint, as_text
-from trainer_cli.runs.replayed import is_on_course, replayed_entries
+from trainer_cli.runs.replayed import is_abandoned, replayed_entries
 from trainer_cli.runs.run_dir import RunDir, attempts_of, how_ended
 from trainer_cli.runs.spent_time import sum_until
 from trainer_cli.runs.validation_rows import ValidationRow
@@ -50,9 +52,9 @@ log = logging.getLogger(__name__)
 STALE_S = 600.0
 """A running process that writes nothing for this long, and for ten intervals of its records, is shown as stale."""
 _STALE_INTERVALS = 10
-_RECORDS = 64
+_MAX_RECORDS = 64
 """Newest records from which the rate is computed."""
-_SAVES = 64
+_MAX_HISTORY_LINES = 64
 """Newest lines of its history that are searched for a save of the present attempt."""
 _LOSS = "train/loss"
 _NOTES_BYTES = 1 << 16
@@ -74,7 +76,7 @@ class RunsBelow:
         for path, unreadable in self._finder.find():
             run = runs[path] = self._runs.get(path) or Run(path, self._finder.listings)
             run.unreadable = unreadable
-        # Replaced, so that runs that have vanished are dropped.
+        # Runs that have vanished are not among the new ones.
         self._runs = runs
         return runs.values()
 
@@ -85,8 +87,11 @@ class RunsBelow:
 
 
 class _Point(NamedTuple):
+    """A record of the training, as far as the rate needs it."""
+
     step: int
     time: float
+    """In unix seconds."""
 
 
 class Run:
@@ -98,7 +103,7 @@ class Run:
         newest: number of its newest records that the first look reads.
     """
 
-    def __init__(self, path: Path, listings: Listings | None = None, *, newest: int = _RECORDS) -> None:
+    def __init__(self, path: Path, listings: Listings | None = None, *, newest: int = _MAX_RECORDS) -> None:
         self.directory = RunDir(path)
         self._last_attempt: int | None = None
         """The number of the last attempt that counts; None: all count."""
@@ -106,10 +111,10 @@ class Run:
         """Why its directory cannot be listed."""
         self._listings = listings or Listings()
         self._metrics = GrowingFile(self.directory.metrics_file, newest)
-        self._history = GrowingFile(self.directory.history_file, _SAVES)
-        self._spent: tuple[float, Spent] | None = None
+        self._history = GrowingFile(self.directory.history_file, _MAX_HISTORY_LINES)
+        self._noted_time: tuple[float, Spent] | None = None
         """When the newest attempt began, and what its newest save has noted."""
-        self._points: deque[_Point] = deque(maxlen=_RECORDS)
+        self._points: deque[_Point] = deque(maxlen=_MAX_RECORDS)
         self._loss: float | None = None
         self._measured = Mark()
         self._summary: Mapping[str, Any] | None = None
@@ -118,7 +123,7 @@ class Run:
         self._config: dict[str, str] | None = None
         self._settings = BestSettings()
         self._folder: Path | None = None
-        """That of its checkpoints; None if it is unknown."""
+        """The folder of its checkpoints; None if it is unknown."""
         self._columns: tuple[GrowingColumns, GrowingColumns] | None = None
         """The records of its training, and those of its machine."""
         self.last_record: RunRecord | None = None
@@ -160,7 +165,7 @@ class Run:
         """Those up to the last one that counts."""
         last = self._last_attempt
         attempts = attempts_of(self.summary)
-        return attempts if last is None else [one for one in attempts if int(one.get("attempt") or 0) <= last]
+        return attempts if last is None else [entry for entry in attempts if int(entry.get("attempt") or 0) <= last]
 
     @property
     def replaced_after(self) -> int | None:
@@ -172,7 +177,7 @@ class Run:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the last attempt is that of the run."""
+        """Whether the last attempt of the run counts."""
         return self.replaced_after is None
 
     @property
@@ -181,9 +186,10 @@ class Run:
         end = self.replaced_after
         return self._rows if end is None else [row for row in self._rows if int(row.get("step") or 0) <= end]
 
-    # Read only where it is asked for: a long run has many.
+    # It is read only where it is asked for: a long run has many.
     @cached_property
     def _rows(self) -> Sequence[Mapping[str, Any]]:
+        """All lines of `metrics.jsonl`."""
         return read_rows(self.directory.metrics_file)
 
     @property
@@ -198,7 +204,7 @@ class Run:
 
     @cached_property
     def valid_checkpoints(self) -> Sequence[tuple[Entry, Path]]:
-        """Those of all attempts, by step. Set it to none where they cannot be listed."""
+        """The valid checkpoints of all attempts, by step. Set it to none where they cannot be listed."""
         run = self.directory
         folder, run_id = run.stored_checkpoints(), run.run_id
         entries = {entry.step: (entry, folder / entry.name) for entry in run.catalog(folder).valid(run_id)}
@@ -217,9 +223,9 @@ class Run:
 
     @property
     def entries(self) -> list[tuple[Entry, Path]]:
-        """The checkpoints on its course, by step."""
+        """The valid checkpoints that no later attempt has abandoned, by step."""
         attempts = self.attempts
-        return [(entry, path) for entry, path in self.kept if is_on_course(entry, attempts)]
+        return [(entry, path) for entry, path in self.kept if not is_abandoned(entry, attempts)]
 
     @property
     def replayed(self) -> list[tuple[Entry, Path]]:
@@ -229,7 +235,7 @@ class Run:
 
     @property
     def reached(self) -> int:
-        """The last step that was made, as far as it is known; of a run in training that of its newest checkpoint."""
+        """The last step that was made, as far as it is known; of a run in training the step of its newest save."""
         saved = max((entry.step for entry, _ in self.entries), default=0)
         if self.is_whole and self.directory.is_locked():
             return saved
@@ -258,7 +264,7 @@ class Run:
 
     def read_status(self) -> tuple[str | None, str]:
         """How it is by its lock and its summary alone, and why: a `RunStatus`; None if no attempt has begun."""
-        # The lock first: if it is free, the summary is what its process wrote last.
+        # The lock is read before the summary: if it is free, the summary is what its process wrote last.
         locked = self.directory.is_locked()
         self._summary = self.directory.read_summary()
         return (RunStatus.running, "") if locked else how_ended(self._summary)
@@ -274,7 +280,7 @@ class Run:
         with suppress(OSError):
             self._read_config()
         if self._config is None:
-            self._config = _flat(self.directory.values)
+            self._config = _flatten(self.directory.values)
         return self._config
 
     @property
@@ -319,10 +325,11 @@ class Run:
         return self.last_record
 
     def _read(self, now: float) -> RunRecord:
+        """Read all files again, for `record`."""
         # Imported here: `train top` looks at runs without numpy.
         from trainer_cli.runs.columns import Columns, GrowingColumns, best_values
 
-        # First: if the run has ended at that time, all that is read below is complete.
+        # It is looked at before it is read: if it has ended by then, all that is read below is complete.
         view = self.look(now)
         if view is None or self.unreadable is not None:
             view = view or RunView(self.path, RunView.UNREADABLE, "its directory is gone")
@@ -357,11 +364,11 @@ class Run:
             columns[1],
             self.summary,
             self.attempts,
-            self._checkpoints(Life.read_all(history)),
+            self._join_checkpoints(Life.read_all(history)),
             validation,
             self.config,
-            run.read_provenance() or dict.fromkeys(_overridden(run, self.config), "command line"),
-            _flat(environment),
+            run.read_provenance() or dict.fromkeys(_find_overridden_keys(run, self.config), "command line"),
+            _flatten(environment),
             self._settings,
             best_values(columns[0], modes),
             modes,
@@ -369,7 +376,7 @@ class Run:
             list(dict.fromkeys(problems)),
         )
 
-    def _checkpoints(self, history: Sequence[Life]) -> list[SavedCheckpoint]:
+    def _join_checkpoints(self, history: Sequence[Life]) -> list[SavedCheckpoint]:
         """All checkpoints on the disk or in the history, in order of their saves.
 
         An object store is not listed: there, and where the folder is unknown or cannot be read, the history decides.
@@ -390,17 +397,18 @@ class Run:
             is_last = life.removed_at is None
             entry = entries.pop(life.name, None) if is_last else None
             if entry is not None:
-                _complete(life, entry)
+                _take_manifest(life, entry)
             why = reasons.get(life.name, "") if entry is None or not entry.pinned else "pinned"
             checkpoints.append(SavedCheckpoint(life, entry is not None or (is_last and not is_listed), why))
         for name, entry in entries.items():
             assert folder is not None
-            life = Life(name, saved_at=_modified(folder / name / MANIFEST_FILE))
-            _complete(life, entry)
+            life = Life(name, saved_at=_modification_time(folder / name / MANIFEST_FILE))
+            _take_manifest(life, entry)
             checkpoints.append(SavedCheckpoint(life, True, "pinned" if entry.pinned else reasons.get(name, "")))
         return sorted(checkpoints, key=lambda saved: (saved.life.saved_at or 0.0, saved.life.step or 0))
 
     def _look(self, now: float) -> RunView:
+        """The state of a run whose directory can be listed, for `look`."""
         # The lock is read first: if it is free, everything that its process wrote is read below.
         locked = self.directory.is_locked()
         # Raises FileNotFoundError if the run is gone: other missing files only mean that nothing was written yet.
@@ -408,24 +416,24 @@ class Run:
         self._read_summary()
         self._read_metrics()
         attempt = self.attempts[-1] if self.attempts else {}
-        last_write = max(filter(None, map(_modified, self._written_paths())), default=None)
+        last_write = max(filter(None, map(_modification_time, self._written_paths())), default=None)
         age_s = None if last_write is None else max(0.0, now - last_write)
         started = unix(attempt.get("started")) or 0.0
         # A resume begins at an earlier step: a rate across attempts would be wrong.
         points = [point for point in self._points if point.time >= started]
-        state, reason = self._state(locked, age_s, points)
+        state, reason = self._find_state(locked, age_s, points)
         running = state in (RunStatus.running, RunView.STALE)
-        step = _whole(self.summary.get("step"))
+        step = _int_or_none(self.summary.get("step"))
         # The summary of a run that has not ended knows only the step at which the attempt began.
         if state in (RunStatus.running, RunView.STALE, RunStatus.killed) and points:
             step = points[-1].step
-        total = _whole(self.summary.get("total_steps"))
-        rate = _rate(points) if running else None
+        total = _int_or_none(self.summary.get("total_steps"))
+        rate = _compute_rate(points) if running else None
         eta_s = None
         if rate and step is not None and total is not None:
             eta_s = max(0.0, (total - step) / rate - (now - points[-1].time))
-        checkpoint = self._newest_checkpoint()
-        metric, value = self._validation()
+        checkpoint = self._find_newest_checkpoint()
+        metric, value = self._find_best_metric()
         return RunView(
             self.path,
             state,
@@ -439,27 +447,28 @@ class Run:
             eta_s,
             checkpoint,
             age_s,
-            self._goodput(state, started, points),
+            self._read_goodput(state, started, points),
             "".join(unread_lines(self.directory.metrics_file, self._metrics.unread)),
         )
 
-    def _goodput(self, state: str, started: float, points: list[_Point]) -> float | None:
+    def _read_goodput(self, state: str, started: float, points: list[_Point]) -> float | None:
         """The goodput in the summary; of an attempt that has not ended until its newest save, and of one that was
         killed until its newest record."""
         if saves := Spent.noted(self._history.read_rows().rows, started):
-            self._spent = started, saves[-1][2]
+            self._noted_time = started, saves[-1][2]
         if state not in (RunStatus.running, RunView.STALE, RunStatus.killed):
             goodput = self.summary.get("goodput")
             return goodput if isinstance(goodput, float) else None
-        if self._spent is None or self._spent[0] != started:
+        if self._noted_time is None or self._noted_time[0] != started:
             return None
-        spent = self._spent[1]
+        spent = self._noted_time[1]
         lasted_s = points[-1].time - started if points and state == RunStatus.killed else 0.0
         return compute_goodput(sum_until(self.attempts[:-1], spent, lasted_s))
 
-    def _state(self, locked: bool, age_s: float | None, points: list[_Point]) -> tuple[str, str]:
+    def _find_state(self, locked: bool, age_s: float | None, points: list[_Point]) -> tuple[str, str]:
+        """The `state` and `reason` of its `RunView`; it wrote last `age_s` seconds ago."""
         if locked:
-            # Slow runs write seldom: ten of their own intervals, not a fixed time, are too long.
+            # Slow runs write seldom: for them the time is ten of their own intervals.
             interval = (points[-1].time - points[0].time) / (len(points) - 1) if len(points) > 1 else 0.0
             stale = age_s is not None and age_s > max(STALE_S, _STALE_INTERVALS * interval)
             return (RunView.STALE if stale else RunStatus.running), ""
@@ -471,23 +480,25 @@ class Run:
         return str(state), reason
 
     def _written_paths(self) -> tuple[Path, ...]:
+        """The files that change while it trains."""
         run = self.directory
         return run.metrics_file, run.log_file, run.summary_file, run.checkpoints_folder
 
     def _read_summary(self) -> None:
+        """Read `summary.json` if it has changed."""
         try:
             seen = FileIdentity.of(os.stat(self.directory.summary_file))
         except FileNotFoundError:
             self._summary, self._summary_seen = {}, None
             return
-        # Parsed only after a change: a table of hundreds of runs is drawn every two seconds.
+        # It is parsed only after a change: a table of hundreds of runs is drawn every two seconds.
         if self._summary_seen != seen:
             # Raises an OSError if it cannot be read.
             self.directory.summary_file.open("rb").close()
             self._summary, self._summary_seen = self.directory.read_summary(), seen
 
     def _read_config(self) -> None:
-        # Parsed again only after a change.
+        """Read the folder of checkpoints and the rule of the best from its config if it has changed."""
         seen = FileIdentity.of(os.stat(self.directory.config_file))
         if self._config_seen == seen:
             return
@@ -499,6 +510,7 @@ class Run:
             self._folder = None
 
     def _read_metrics(self) -> None:
+        """Read the records that are new since the last call."""
         new = self._metrics.read_rows("step", "time")
         # A resume has dropped records that are counted here.
         if new.restarted:
@@ -514,7 +526,7 @@ class Run:
                 numbers = {key: value for key, value in values.items() if value is not None}
                 self._measured = self._measured.after(0, record["step"], numbers)
 
-    def _validation(self) -> tuple[str, float | None]:
+    def _find_best_metric(self) -> tuple[str, float | None]:
         """The metric that decides which checkpoint is best, and its newest value; of a run that ended before it was
         read, from its summary."""
         last = self.summary.get("last_metrics")
@@ -524,8 +536,8 @@ class Run:
         value = None if rule is None else measured[rule.metric]
         return ("", None) if rule is None or not isinstance(value, int | float) else (rule.metric, float(value))
 
-    def _newest_checkpoint(self) -> str | None:
-        """By its folder; of an object store among the local copies."""
+    def _find_newest_checkpoint(self) -> str | None:
+        """The newest checkpoint by the names in its folder; of an object store among the local copies."""
         if self._folder is None:
             return None
         folder = self.directory.checkpoints_folder if is_url(self._folder) else self._folder
@@ -533,8 +545,8 @@ class Run:
             names = self._listings.of(folder).folders
         except OSError:
             return None
-        # By name, not by manifest: hundreds of manifests per look would be too slow.
-        newest_first = sorted(names, key=_order, reverse=True)
+        # Manifests are not read: hundreds of them per look would be too slow.
+        newest_first = sorted(names, key=_order_by_step, reverse=True)
         return next((name for name in newest_first if (folder / name / MANIFEST_FILE).is_file()), None)
 
 
@@ -555,44 +567,46 @@ def split_attempt(path: Path) -> tuple[Path, int | None]:
     return run.path, number if numbers and number != numbers[-1] else None
 
 
-def _order(name: str) -> tuple[int, list[int], str]:
+def _order_by_step(name: str) -> tuple[int, list[int], str]:
+    """A key that sorts names of checkpoints by their step."""
     step = parse_step(name)
     step = step_within(name) if step is None else step
     return -1 if step is None else step, numbers_within(name), name
 
 
-def _rate(points: list[_Point]) -> float | None:
+def _compute_rate(points: list[_Point]) -> float | None:
     """Steps per second; None for fewer than two records."""
     steps, seconds = (points[-1].step - points[0].step, points[-1].time - points[0].time) if points else (0, 0.0)
     return steps / seconds if steps > 0 and seconds > 0 else None
 
 
-def _whole(value: Any) -> int | None:
+def _int_or_none(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, str]:
+def _flatten(values: Mapping[str, Any]) -> dict[str, str]:
     """Dotted key -> value as text."""
     return {".".join(keys): as_text(value) for keys, value in whole_values(values)}
 
 
-def _overridden(run: RunDir, config: Mapping[str, str]) -> list[str]:
-    """The keys that the overrides of the command line name."""
+def _find_overridden_keys(run: RunDir, config: Mapping[str, str]) -> list[str]:
+    """The keys that the overrides of the command line set, by themselves or with a section."""
     try:
         text = run.overrides_file.read_text("utf-8", errors="replace")
     except OSError:
         return []
-    named = [line.lstrip('- "+').partition("=")[0] for line in text.splitlines()]
-    return [key for key in config if any(key == name or key.startswith(f"{name}.") for name in named)]
+    overridden = [line.lstrip('- "+').partition("=")[0] for line in text.splitlines()]
+    return [key for key in config if any(key == name or key.startswith(f"{name}.") for name in overridden)]
 
 
-def _complete(life: Life, entry: Entry) -> None:
+def _take_manifest(life: Life, entry: Entry) -> None:
     """Take step, kind and reason from the manifest, which decides over the history."""
     assert entry.manifest is not None
     life.step, life.kind, life.reason = entry.step, entry.manifest.kind.value, entry.manifest.reason
 
 
-def _modified(path: Path) -> float | None:
+def _modification_time(path: Path) -> float | None:
+    """When a file or folder was changed, in unix seconds; None if it is missing or cannot be read."""
     try:
         return os.stat(path).st_mtime
     except OSError:

@@ -48,7 +48,7 @@ from trainer_cli.strict_json import strict_json
 TRASH_FOLDER = ".trash"
 """Beside a run: the folder to which `resume=anew` moves it. Nothing that looks for runs enters a folder with a dot."""
 _CONFIG_BYTES = 1_000_000
-# What a `create` that crashed before its last file leaves behind.
+# The files that a `create` leaves behind that crashed before its last file.
 _CREATED_FIRST = frozenset({"overrides.yaml", "environment.json"})
 
 
@@ -134,7 +134,7 @@ class RunDir:
             RunDirectoryError: another process trains here (named), or the filesystem has no locks.
         """
         try:
-            # Not truncated: until it is locked it names the holder.
+            # It is not truncated: until it is locked it names the holder.
             descriptor = open_private(self.lock_file, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise RunDirectoryError(
@@ -198,12 +198,12 @@ class RunDir:
         Nothing is written. A free lock is held as shared for an instant, and `lock` waits that long.
         """
         try:
-            # Shared, so that readers do not see each other as a training.
+            # The lock is shared, so readers do not see each other as a training.
             descriptors = self._lock_shared()
         except BlockingIOError:
             return True
         for descriptor in descriptors:
-            # Which ends the lock.
+            # Closing ends the lock.
             close_private(descriptor)
         return False
 
@@ -358,7 +358,7 @@ class RunDir:
                 provenance[key] = before[key]
         replace(self.overrides_file, [_yaml_list(overrides).encode()])
         write_json(self.provenance_file, provenance)
-        # Last: after a kill in between, the next start still compares with the old config.
+        # The config is written last: after a kill in between, the next start still compares with the old one.
         replace(self.config_file, [config_yaml.encode()])
 
     def check_movable(self) -> None:
@@ -395,8 +395,8 @@ class RunDir:
         self.check_movable()
         with self.lock():
             self.make_directory(self.trash)
-            numbered = (self.trash / f"{self.path.name}-{number}" for number in count(1))
-            target = next(path for path in numbered if not os.path.lexists(path))
+            candidates = (self.trash / f"{self.path.name}-{number}" for number in count(1))
+            target = next(path for path in candidates if not os.path.lexists(path))
             try:
                 os.rename(self.path, target)
             except OSError as error:
@@ -405,7 +405,7 @@ class RunDir:
                     where="resume=anew",
                     cure="Move it away yourself, or begin another run with name=OTHER.",
                 ) from error
-            # Its new entry first: after a power failure it is in one place, or in both.
+            # The new entry is synced first: after a power failure it is in one place, or in both.
             sync(self.trash)
             sync(self.path.parent)
         return target
@@ -425,17 +425,17 @@ class RunDir:
             UserError: it cannot be made; then none of them is.
         """
         missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
-        made: list[Path] = []
+        created: list[Path] = []
         try:
             for folder in reversed(missing):
                 # Another process may be faster.
                 with suppress(FileExistsError):
                     folder.mkdir()
-                    made.append(folder)
+                    created.append(folder)
             # Raises where a file has the name.
             path.mkdir(exist_ok=True)
         except BaseException as error:
-            for folder in reversed(made):
+            for folder in reversed(created):
                 with suppress(OSError):
                     folder.rmdir()
             if not isinstance(error, OSError):
@@ -523,7 +523,7 @@ class RunDir:
             if attempt.get("status") == RunStatus.running:
                 status, reason = how_ended(attempt)
                 attempt.update(status=status, reason=reason, time_s=seconds_of_killed(self, attempt))
-        # Not the length of the list: damaged entries are left out of it, and a number must not be used twice.
+        # Damaged entries are left out of the list, so its length may be a number that was used before.
         number = 1 + max((int(attempt.get("attempt") or 0) for attempt in attempts), default=0)
         attempts.append(
             {
@@ -569,7 +569,7 @@ class RunDir:
         self._write_summary(summary)
 
     def _write_summary(self, summary: Mapping[str, Any]) -> None:
-        # The list of attempts comes last: it is the long part.
+        """Replace `summary.json`; the list of attempts, the long part, comes last."""
         facts = {key: value for key, value in summary.items() if key != "attempts"}
         write_json(self.summary_file, {**facts, "attempts": summary.get("attempts", [])})
 
@@ -611,13 +611,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and is_bounded(content) else None
 
 
-_OF_ATTEMPT: Mapping[str, Callable[[object], bool]] = {
+_ATTEMPT_CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("attempt", "start_step", "step", "differs_until", "pid"), is_count),
     **dict.fromkeys(("status", "reason", "started", "ended"), is_text),
     **dict.fromkeys(("changed_environment", "forked_from", "throughput", "time_s"), is_table),
     "wall_time_s": is_amount,
 }
-_OF_SUMMARY: Mapping[str, Callable[[object], bool]] = {
+_SUMMARY_CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("step", "total_steps"), is_count),
     **dict.fromkeys(("status", "reason", "run_id", "name"), is_text),
     **dict.fromkeys(("best_metrics", "last_metrics", "throughput", "time_s"), is_table),
@@ -628,14 +628,14 @@ _OF_SUMMARY: Mapping[str, Callable[[object], bool]] = {
 
 def sound_summary(content: Any) -> dict[str, Any]:
     """The contents of `summary.json` without values of another kind than this program writes."""
-    summary = keep_sound(content, _OF_SUMMARY) if is_table(content) else {}
+    summary = keep_sound(content, _SUMMARY_CHECKS) if is_table(content) else {}
     if attempts := summary.get("attempts"):
-        summary["attempts"] = [keep_sound(attempt, _OF_ATTEMPT) for attempt in attempts if is_table(attempt)]
+        summary["attempts"] = [keep_sound(attempt, _ATTEMPT_CHECKS) for attempt in attempts if is_table(attempt)]
     return summary
 
 
 def _yaml_list(values: Sequence[str]) -> str:
-    # A JSON string is a YAML string too.
+    """A YAML list of strings; each is written as JSON, which is YAML too."""
     return "".join(f"- {json.dumps(value, ensure_ascii=False)}\n" for value in values) or "[]\n"
 
 
