@@ -15,7 +15,7 @@ from trainer_cli.catalog import Catalog, CheckpointHistory, Entry
 from trainer_cli.errors import CheckpointError, TrainError
 from trainer_cli.layout import MANIFEST_FILE, is_run_id
 from trainer_cli.runs import RunDir
-from trainer_cli.selection import Named, StoredCheckpoint, best_of, select_all
+from trainer_cli.selection import NamedFolder, StoredCheckpoint, best_of, select_all
 from trainer_cli.storage import Storage, open_storage
 
 _READERS = 4
@@ -88,7 +88,7 @@ def find_items(patterns: Sequence[str]) -> list[Item]:
         CheckpointError: a pattern matches nothing, or the checkpoint that it names is removed meanwhile.
     """
     # By folder, so that each folder is read once.
-    matches: dict[Path, dict[str, Named]] = {}
+    matches: dict[Path, dict[str, NamedFolder]] = {}
     for path, match in select_all(patterns).items():
         matches.setdefault(path.parent, {})[path.name] = match
     items: list[Item] = []

@@ -120,7 +120,9 @@ class Trust(NamedTuple):
         # A module object may claim any name: only the one registered under it counts.
         if sys.modules.get(name) is not module:
             return self.unrestricted
-        return name in _find_passages() or self.holds(name) or _within(name, (*_find_components(), *TORCH_CLASSES))
+        return (
+            name in _find_passages() or self.holds(name) or _is_module_of(name, (*_find_components(), *TORCH_CLASSES))
+        )
 
     def is_of_project(self, module: str) -> bool:
         """Whether a module is the project's own."""
@@ -128,21 +130,19 @@ class Trust(NamedTuple):
             return True
         # In a checkout of this program, the project's root holds trainer_cli, of which only components may run.
         is_own_package = module.partition(".")[0] in (OURS, TORCH)
-        return self.project is not None and not is_own_package and _is_in(self.project, module)
+        return self.project is not None and not is_own_package and _is_in_project(self.project, module)
 
     def admits(self, definition: object, module: str) -> bool:
         """Whether a class or function that is defined in a module may run."""
         if self.is_of_project(module):
             return True
         # A private or local object is no interface, whatever package it is in.
-        public = not any(
-            segment.startswith(("_", "<")) for segment in str(getattr(definition, "__qualname__", "_")).split(".")
-        )
-        if not public:
+        segments = str(getattr(definition, "__qualname__", "_")).split(".")
+        if any(segment.startswith(("_", "<")) for segment in segments):
             return False
-        if inspect.isclass(definition) and _within(module, TORCH_CLASSES):
+        if inspect.isclass(definition) and _is_module_of(module, TORCH_CLASSES):
             return _is_subclass(definition, _TORCH_BASES)
-        if inspect.isclass(definition) and _within(module, _find_components()):
+        if inspect.isclass(definition) and _is_module_of(module, _find_components()):
             return True
         return self.holds(module) and is_component(definition, module)
 
@@ -155,11 +155,11 @@ def is_component(definition: object, module: str) -> bool:
     settings; torchvision's transforms; and functions annotated to return one of these. Class methods are excluded:
     many, such as `from_pretrained`, load files.
     """
-    if _within(module, _COMPILERS):
+    if _is_module_of(module, _COMPILERS):
         return False
     if inspect.isclass(definition):
         is_record = "__dataclass_params__" in vars(definition)
-        is_transform = _within(module, _TRANSFORMS)
+        is_transform = _is_module_of(module, _TRANSFORMS)
         return is_record or is_transform or _is_subclass(definition, _find_bases()) or _assigns_train(definition)
     if not isinstance(definition, FunctionType) or "." in definition.__qualname__:
         return False
@@ -204,7 +204,8 @@ def to_public_name(path: str) -> str:
 def check_path(path: Any, where: str) -> None:
     """Refuse a path that is not a dotted name, or that Hydra blocks."""
     names = path.split(".") if isinstance(path, str) else []
-    if len(names) < 2 or not all(name.isidentifier() and not keyword.iskeyword(name) for name in names):
+    are_identifiers = all(name.isidentifier() and not keyword.iskeyword(name) for name in names)
+    if len(names) < 2 or not are_identifiers:
         raise _target_error(f"_target_ {path!r} is not a dotted name", where, "Write package.module.Name.")
     _check_blocked(path, path, where)
 
@@ -259,7 +260,7 @@ def check_allowed(target: object, path: str, where: str, trust: Trust) -> None:
         name = f"{module}.{getattr(definition, '__qualname__', path)}".lstrip(".")
         if not trust.admits(definition, module):
             raise _not_component_error(path, where) if trust.holds(module) else _untrusted_error(path, name, where)
-        if not _defined_in(definition, module):
+        if not _is_defined_in(definition, module):
             message = f"_target_ {path} claims to be {name}, but {module} did not define it; the config comes from disk"
             raise _target_error(message, where, "Name it where it is defined.")
 
@@ -297,6 +298,7 @@ def missing_name_error(path: str, where: str, message: str, name: str, candidate
 
 
 def _check_blocked(target: Any, path: str, where: str) -> None:
+    """Refuse a path, or the object at a path, that Hydra blocks."""
     # Private names of Hydra 1.3: its list of blocked targets, which it offers by no public name.
     from hydra._internal.target_policy import _authorize_target_name, _get_resolved_target_name_for_check
     from hydra.errors import InstantiationException
@@ -310,6 +312,7 @@ def _check_blocked(target: Any, path: str, where: str) -> None:
 
 
 def _target_error(message: str, where: str, hint: str | None = None) -> ConfigError:
+    """An error about the target at a key, `where`."""
     return ConfigError(message, location=where, code=Code.target, hint=hint)
 
 
@@ -324,7 +327,7 @@ def _find_definitions(target: object) -> Iterator[object]:
         yield bound_to if inspect.isclass(bound_to) else type(bound_to)
 
 
-def _defined_in(definition: object, module: str) -> bool:
+def _is_defined_in(definition: object, module: str) -> bool:
     """Whether a module defines an object.
 
     `__module__` can be assigned. A function is therefore checked by its globals, a class by its qualified name.
@@ -347,7 +350,7 @@ def _defined_in(definition: object, module: str) -> bool:
     return current is definition
 
 
-def _is_in(project: Path, module: str) -> bool:
+def _is_in_project(project: Path, module: str) -> bool:
     """Whether an imported module is in a top-level package of the project, not in an environment inside its folder."""
     loaded = sys.modules.get(module)
     # By its file: a module of the project may have the name of an installed package.
@@ -357,10 +360,11 @@ def _is_in(project: Path, module: str) -> bool:
     folders = [root / name for root in (project, project / "src") for name in (top, f"{top}.py")]
     # With and without links followed: an editable install may link to the project.
     folders += [folder.resolve() for folder in folders]
-    return bool(paths) and all(
-        any(variant.is_relative_to(folder) for variant in (Path(path), Path(path).resolve()) for folder in folders)
-        for path in paths
-    )
+
+    def is_inside(path: Path) -> bool:
+        return any(path.is_relative_to(folder) for folder in folders)
+
+    return bool(paths) and all(is_inside(Path(path)) or is_inside(Path(path).resolve()) for path in paths)
 
 
 def _is_subclass(cls: type, bases: Set[tuple[str, str]]) -> bool:
@@ -381,12 +385,18 @@ def _assigns_train(cls: type) -> bool:
     )
 
 
-def _within(module: str, packages: tuple[str, ...]) -> bool:
+def _is_module_of(module: str, packages: tuple[str, ...]) -> bool:
+    """Whether a module is one of these packages, or in one of them."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _import(name: str, path: str, where: str) -> ModuleType:
-    """Import a module. An error inside it gets a note that names the target."""
+    """Import a module that is on the path of a target.
+
+    Raises:
+        ConfigError: there is no such package, or the import fails because of how it is written or used.
+        Exception: whatever the code of the module raises, with a note that names the target.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -423,6 +433,11 @@ def _relative_import_error(error: ImportError, path: str, where: str) -> ConfigE
 
 
 def _import_submodule(module: ModuleType, prefix: str, name: str, path: str, where: str) -> ModuleType:
+    """Import the submodule `name` of a module that the first part of a target's path, `prefix`, leads to.
+
+    Raises:
+        ConfigError: there is no such submodule.
+    """
     # The path leads through an alias (`mine.np.random`): its submodules are not imported under that name.
     if not hasattr(module, "__path__") or module.__name__ != prefix:
         raise missing_name_error(path, where, f"module {prefix} has no {name!r}", name, dir(module))
@@ -442,6 +457,7 @@ _ADMITS = (
 
 
 def _not_component_error(path: str, where: str) -> ConfigError:
+    """The error for a target of a trusted package that is not a component."""
     message = f"_target_ {path} comes from a config on disk and is not a component: trust= admits a package's {_ADMITS}"
     return _target_error(
         message, where, "Give experiment=NAME, so that your own config is used, which may name anything."
@@ -449,6 +465,7 @@ def _not_component_error(path: str, where: str) -> ConfigError:
 
 
 def _untrusted_error(path: str, actual: str, where: str) -> ConfigError:
+    """The error for a target of another package, or for one that is defined there, as `actual`."""
     alias_note = "" if actual == path else f" is {actual}, which"
     package = actual.partition(".")[0]
     message = (

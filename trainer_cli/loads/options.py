@@ -78,7 +78,7 @@ class LoadOptions:
         return self.whole or "progress" in self.states
 
     def takes(self, state: str) -> bool:
-        """Whether one of `STATES`, or of the callbacks a part of them, is loaded."""
+        """Whether one of `STATES` is loaded; for `callbacks`, whether the state of at least one is."""
         return self.whole or any(_state_of(name) == state for name in self.states)
 
     def takes_callback(self, name: str) -> bool:
@@ -94,15 +94,19 @@ class LoadOptions:
         """The top-level keys of a checkpoint to read; None: all."""
         if self.whole:
             return None
-        return list(dict.fromkeys(["progress", *(key for state in self.states for key in STATES[_state_of(state)])]))
+        keys = [key for state in self.states for key in STATES[_state_of(state)]]
+        # The counts are always read; each key once, in order.
+        return list(dict.fromkeys(["progress", *keys]))
 
     def renamed(self, names: Iterable[str]) -> dict[str, str]:
         """Name in the checkpoint -> name in the model, by the first glob that matches."""
-        rules = [(_pattern(glob), target) for glob, target in self.key_mapping.items()]
+        rules = [(_compile_glob(glob), target) for glob, target in self.key_mapping.items()]
 
         def new_name(name: str) -> str:
-            matches = ((pattern.fullmatch(name), target) for pattern, target in rules)
-            return next((_fill_stars(target, match.groups()) for match, target in matches if match is not None), name)
+            candidates = ((pattern.fullmatch(name), target) for pattern, target in rules)
+            return next(
+                (_fill_stars(target, match.groups()) for match, target in candidates if match is not None), name
+            )
 
         return {name: new_name(name) for name in names}
 
@@ -111,13 +115,13 @@ class LoadOptions:
         return {name for name in names if any(matches(name, pattern) for pattern in self.ignore_keys)}
 
     def warn_unmatched(self, saved: Iterable[str], names: Iterable[str]) -> None:
-        """Warn of each glob of `key_mapping` that matches no name of the checkpoint, and of `ignore_keys` that matches
-        none of `names`."""
+        """Warn of each glob of `key_mapping` that matches no `saved` name of the checkpoint, and of each glob of
+        `ignore_keys` that matches none of `names`."""
         saved, names = list(saved), list(names)
         unmatched = [
             ("key_mapping", glob)
             for glob in self.key_mapping
-            if not any(_pattern(glob).fullmatch(name) for name in saved)
+            if not any(_compile_glob(glob).fullmatch(name) for name in saved)
         ]
         unmatched += [
             ("ignore_keys", pattern)
@@ -129,7 +133,7 @@ class LoadOptions:
 
 
 def _state_of(name: str) -> str:
-    """The one of `STATES` that a name is of: of `callbacks.NAME`, `callbacks`."""
+    """The entry of `STATES` that a name of `load.states` belongs to: `callbacks` for `callbacks.NAME`."""
     return "callbacks" if name.startswith(ONE_CALLBACK) else name
 
 
@@ -158,13 +162,15 @@ def check_mapping(key: str, mapping: Mapping[str, str]) -> None:
             raise ConfigError(message, location=key, hint=f"For example '{key}={{model.*: *}}'.")
 
 
-def _pattern(glob: str) -> re.Pattern[str]:
+def _compile_glob(glob: str) -> re.Pattern[str]:
+    """A regular expression for a glob, with a group for each `*`."""
     # Not fnmatch: only `*` is special here, and each `*` must be a group.
     tokens = ("(.*)" if token == "*" else re.escape(token) for token in re.split(r"(\*)", glob))
     return re.compile("".join(tokens), re.DOTALL)
 
 
 def _fill_stars(target: str, matched: Sequence[str | None]) -> str:
+    """The target with each `*` replaced by the text that the same `*` of the glob has matched."""
     first, *texts = target.split("*")
     # Not strict: the target may have fewer * than the glob.
     return first + "".join((match or "") + text for match, text in zip(matched, texts, strict=False))

@@ -24,7 +24,7 @@ from trainer_cli.lazy import add_lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_cli.selection.holds import Holds as Holds
-    from trainer_cli.selection.patterns import Named as Named
+    from trainer_cli.selection.patterns import NamedFolder as NamedFolder
     from trainer_cli.selection.patterns import Selection as Selection
     from trainer_cli.selection.patterns import best_of as best_of
     from trainer_cli.selection.patterns import ckpt_argument as ckpt_argument
@@ -48,7 +48,7 @@ else:
         {
             "holds": "Holds",
             "patterns": (
-                "best_of ckpt_argument has_step Named named_path named_steps run_of select select_all select_one "
+                "best_of ckpt_argument has_step NamedFolder named_path named_steps run_of select select_all select_one "
                 "Selection suggest_nearby suggest_selector"
             ),
             "provide": "provide_steps",

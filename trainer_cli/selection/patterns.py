@@ -33,6 +33,8 @@ _RUN_AT = re.compile(r"(.+)@(latest|best|step\d+)")
 
 
 class _RunAt(NamedTuple):
+    """A pattern such as `RUN@best`, which selects a checkpoint of a run."""
+
     run: str
     selector: str
     """`latest`, `best` or `step500`."""
@@ -43,7 +45,7 @@ class _RunAt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedFolder:
     """How a pattern names the folder of a checkpoint."""
 
     run: Path | None
@@ -107,7 +109,7 @@ def select(patterns: Sequence[str]) -> Selection:
 
 
 def _original_of(catalog: Catalog, entry: Entry) -> str | None:
-    """The name of the checkpoint of the same folder that this one was copied from; None if it is no such copy."""
+    """The name of the checkpoint in the same folder that this one is a copy of; None if it is not such a copy."""
     if not entry.is_copy or entry.manifest is None or entry.manifest.name is None:
         return None
     original = catalog.entry(entry.manifest.name)
@@ -125,7 +127,9 @@ def select_one(pattern: str | list[str]) -> Path:
     """
     selection = select([pattern] if isinstance(pattern, str) else pattern)
     chosen = selection.paths
-    if len(chosen) > 1 and (isinstance(pattern, list) or len({path.parent for path in chosen}) > 1):
+    # One glob may match several of one folder, of which the newest is taken.
+    is_ambiguous = isinstance(pattern, list) or len({path.parent for path in chosen}) > 1
+    if len(chosen) > 1 and is_ambiguous:
         raise UserError(
             f"ckpt={pattern} names {len(chosen)} checkpoints, and a run begins with one",
             cure=f"Name one of them, for example {ckpt_argument(chosen[-1])}.",
@@ -135,7 +139,7 @@ def select_one(pattern: str | list[str]) -> Path:
     return chosen[-1]
 
 
-def select_all(patterns: Sequence[str]) -> dict[Path, Named]:
+def select_all(patterns: Sequence[str]) -> dict[Path, NamedFolder]:
     """Select every folder that the patterns name, valid or not.
 
     A run or a folder of checkpoints names all checkpoints in it. A checkpoint that is named twice, also by another
@@ -144,7 +148,7 @@ def select_all(patterns: Sequence[str]) -> dict[Path, Named]:
     Raises:
         CheckpointError: a pattern names nothing.
     """
-    folders: dict[Path, Named] = {}
+    folders: dict[Path, NamedFolder] = {}
     seen: set[str] = set()
     empty: list[str] = []
     for pattern in map(_fill_in, patterns):
@@ -165,9 +169,10 @@ def select_all(patterns: Sequence[str]) -> dict[Path, Named]:
 
 def named_steps(patterns: Sequence[str]) -> list[tuple[Path, int]]:
     """The (run, step) of each pattern `RUN@stepN` whose run is in a local folder."""
-    parts = chain.from_iterable(_split_list(_fill_in(pattern)) for pattern in patterns)
-    named = [run_at for part in parts for run_at in _runs_at(part) if not is_url(run_at.run)]
-    return [(Path(run), step) for run, selector in named if (step := parse_step(selector)) is not None]
+    single_patterns = chain.from_iterable(_split_list(_fill_in(pattern)) for pattern in patterns)
+    runs_at = chain.from_iterable(map(_runs_at, single_patterns))
+    steps = [(run, parse_step(selector)) for run, selector in runs_at if not is_url(run)]
+    return [(Path(run), step) for run, step in steps if step is not None]
 
 
 def run_of(named: str) -> str:
@@ -188,12 +193,12 @@ def named_path(named: str) -> Path:
 
 def has_step(run: Path, step: int) -> bool:
     """Whether a checkpoint of a step of a run was kept, valid or damaged, or was replayed."""
-    kept = Catalog.of(RunDir(run).stored_checkpoints()).entries()
     run_id = RunDir(run).known_id
-    return any(
-        entry.step == step and not entry.partial and (entry.manifest is None or run_id in (None, entry.manifest.run_id))
-        for entry in kept
-    ) or any(entry.step == step for entry in replayed_entries(RunDir(run)))
+    for entry in Catalog.of(RunDir(run).stored_checkpoints()).entries():
+        may_be_of_run = entry.manifest is None or run_id in (None, entry.manifest.run_id)
+        if entry.step == step and may_be_of_run and not entry.partial:
+            return True
+    return any(entry.step == step for entry in replayed_entries(RunDir(run)))
 
 
 def ckpt_argument(pattern: str | Path) -> str:
@@ -212,11 +217,11 @@ def _fill_in(pattern: str) -> str:
     return filled(os.path.expanduser(pattern))
 
 
-def _match_all(pattern: str) -> dict[Path, Named]:
+def _match_all(pattern: str) -> dict[Path, NamedFolder]:
     """Every folder of a checkpoint that one pattern names, valid or not."""
     if runs_at := _runs_at(pattern):
-        return {run_at.select(): Named(as_path(run_at.run), itself=True) for run_at in runs_at}
-    folders: dict[Path, Named] = {}
+        return {run_at.select(): NamedFolder(as_path(run_at.run), itself=True) for run_at in runs_at}
+    folders: dict[Path, NamedFolder] = {}
     runs: dict[Path, Path | None] = {}
     is_glob = not os.path.lexists(pattern)
     for path in _match(pattern, whole_runs=True):
@@ -224,11 +229,11 @@ def _match_all(pattern: str) -> dict[Path, Named]:
             folder = path.parent
             if folder not in runs:
                 runs[folder] = run_holding(folder)
-            folders[path] = Named(runs[folder], itself=not is_glob)
+            folders[path] = NamedFolder(runs[folder], itself=not is_glob)
         elif path.is_dir() or is_url(path):
             folder = RunDir(path).stored_checkpoints()
             run = path if RunDir(path).is_run() else run_holding(folder)
-            folders |= {folder / name: Named(run, itself=False) for name in _names_in(folder, run)}
+            folders |= {folder / name: NamedFolder(run, itself=False) for name in _names_in(folder, run)}
     return folders
 
 
@@ -275,26 +280,33 @@ def _runs_at(pattern: str) -> list[_RunAt]:
     """
     existing, globbed = split_existing(pattern)
     matches = [_RUN_AT.fullmatch(existing + alternative) for alternative in expand_braces(globbed) if globbed]
-    named = [_RunAt(*match.groups()) for match in matches if match is not None]
-    if len(named) < len(matches):
+    alternatives = [_RunAt(*match.groups()) for match in matches if match is not None]
+    if len(alternatives) < len(matches):
         return []
-    return [
-        _RunAt(run, selector)
-        for name, selector in named
-        for run in (paths_of(name) if _has_wildcard(name[len(existing) :]) else [name])
-        if run == name or _holds(Path(run), selector)
-    ]
+    runs_at: list[_RunAt] = []
+    for run_at in alternatives:
+        name, selector = run_at
+        if not _has_wildcard(name[len(existing) :]):
+            runs_at.append(run_at)
+            continue
+        # A path that is the pattern itself is taken as it is written.
+        runs = [run for run in paths_of(name) if run == name or _has_checkpoint(Path(run), selector)]
+        runs_at += [_RunAt(run, selector) for run in runs]
+    return runs_at
 
 
 def _has_wildcard(path: str) -> bool:
+    """Whether a path has a sign of a glob; that of a URL is not expanded."""
     return not is_url(path) and re.search(r"[*?\[]", path) is not None
 
 
-def _holds(run: Path, selector: str) -> bool:
+def _has_checkpoint(run: Path, selector: str) -> bool:
+    """Whether a folder is of a run with any checkpoint, or with the step that the selector names."""
     if not run.is_dir():
         return False
-    step = parse_step(selector)
-    return bool(Catalog.of(RunDir(run).stored_checkpoints()).names()) if step is None else has_step(run, step)
+    if (step := parse_step(selector)) is not None:
+        return has_step(run, step)
+    return bool(Catalog.of(RunDir(run).stored_checkpoints()).names())
 
 
 def _with_name(path: Path) -> Path:
@@ -367,12 +379,11 @@ def _select_from_run(run: Path, selector: str) -> Path:
                 cure="Name a step, or set checkpoint.keep_best.metric in a run.",
             )
     else:
-        # A damaged one is selected too: its loading reports the damage.
-        of_step = [
-            entry
-            for entry in catalog.entries()
-            if f"step{entry.step}" == selector and (entry.manifest is None or run_id in (None, entry.manifest.run_id))
+        entries = [
+            entry for entry in catalog.entries() if entry.manifest is None or run_id in (None, entry.manifest.run_id)
         ]
+        of_step = [entry for entry in entries if f"step{entry.step}" == selector]
+        # A valid one, else a damaged one, whose loading reports the damage, else a partial one.
         chosen = min(of_step, key=lambda entry: (not entry.valid, entry.partial), default=None)
         if chosen is None or chosen.partial:
             replayed = [] if is_url(run) else replayed_entries(RunDir(run))
@@ -380,7 +391,8 @@ def _select_from_run(run: Path, selector: str) -> Path:
             folder = RunDir(run).replayed_folder if chosen in replayed else folder
     if chosen is None:
         names = [entry.name for entry in catalog.valid(run_id)]
-        listed = ", ".join([*names[:4], "…", *names[-4:]] if len(names) > 9 else names) or "no valid checkpoint"
+        shown = [*names[:4], "…", *names[-4:]] if len(names) > 9 else names
+        listed = ", ".join(shown) or "no valid checkpoint"
         raise CheckpointError(f"{run}@{selector}: there is none", cure=f"{folder} holds {listed}.")
     return folder / chosen.name
 
@@ -388,8 +400,8 @@ def _select_from_run(run: Path, selector: str) -> Path:
 def _warn_of_newer(catalog: Catalog, chosen: Entry, run_id: str | None) -> None:
     """Warn of each newer checkpoint of the run that is damaged, or whose weights are not finite."""
     for entry in catalog.entries():
-        of_another = entry.manifest is not None and run_id not in (None, entry.manifest.run_id)
-        if entry.step > chosen.step and not (entry.partial or of_another):
+        is_of_another_run = entry.manifest is not None and run_id not in (None, entry.manifest.run_id)
+        if entry.step > chosen.step and not entry.partial and not is_of_another_run:
             problem = entry.problem or "its weights are not finite"
             log.warning("%s is skipped, and %s is used: %s", entry.name, chosen.name, problem)
 
@@ -400,8 +412,9 @@ def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
     # Read now: the rule of the run may have changed since the checkpoint was saved.
     settings = BestSettings.of({} if run is None else RunDir(run).values)
     rule = settings.rule(name for saved in facts for name in saved.metrics)
-    ranked = rule.ranked(facts) if rule is not None else []
-    return next((entry for entry in valid if ranked and entry.name == ranked[0].name), None)
+    best = rule.ranked(facts)[:1] if rule is not None else []
+    best_names = [saved.name for saved in best]
+    return next((entry for entry in valid if entry.name in best_names), None)
 
 
 def _suggest_ckpt(path: Path) -> str | None:
@@ -426,8 +439,8 @@ def suggest_nearby(pattern: str) -> str | None:
     """The hint that lists the folder in which a pattern looks; None without a folder."""
     if (hint := suggest_selector(pattern)) is not None:
         return hint
-    if (found := in_runs(pattern)) is not None:
-        return f"Did you mean '{found}'?"
+    if (path_in_runs := in_runs(pattern)) is not None:
+        return f"Did you mean '{path_in_runs}'?"
     existing, glob = split_existing(pattern)
     folder = Path(existing + re.split(r"[*?\[{@]", glob, maxsplit=1)[0])
     if is_url(pattern):
@@ -437,13 +450,14 @@ def suggest_nearby(pattern: str) -> str | None:
         folder = folder.parent
     if not folder.is_dir():
         return None
-    runs = [path for path in folder.iterdir() if RunDir(path).is_run()] if folder == Path(pattern) else []
-    if runs:
+    runs = [path for path in folder.iterdir() if RunDir(path).is_run()]
+    if runs and folder == Path(pattern):
         return f"It holds runs: name one, such as {runs[0]}, or all, as '{folder}/*'."
     names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
     names.sort(key=lambda name: [int(text) if text.isdecimal() else text for text in re.split(r"(\d+)", name)])
-    typed = re.split(r"[@/]", pattern[len(str(folder)) :].lstrip("/") if folder != Path() else pattern)[0]
-    # Similar digits do not make a step near.
+    path_below = pattern if folder == Path() else pattern[len(str(folder)) :].lstrip("/")
+    typed = re.split(r"[@/]", path_below)[0]
+    # Another step with similar digits is no likely meaning.
     is_typo = typed and typed not in names and not re.search(r"[*?\[{]|^step\d+$", typed)
     suggestion = did_you_mean(typed, names) if is_typo else ""
     steps = [name for name in names if parse_step(name) is not None]

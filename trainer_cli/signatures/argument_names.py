@@ -14,11 +14,11 @@ from trainer_cli.terminal import format_count
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-_NOWHERE: Mapping[str, str] = MappingProxyType({})
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def unknown_argument(
-    owner: str, name: str, names: Iterable[str], elsewhere: Mapping[str, str] = _NOWHERE, *, node: str | None = None
+    owner: str, name: str, names: Iterable[str], elsewhere: Mapping[str, str] = _NO_NAMES, *, node: str | None = None
 ) -> ConfigError:
     """The error for an argument that `owner` does not take, with the nearest name, or all if none is near.
 

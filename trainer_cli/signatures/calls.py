@@ -35,33 +35,32 @@ class Parameter(NamedTuple):
 
     def mistakes(self, value: Any, key: str) -> Iterator[ConfigError]:
         """What is wrong with a value for it. 0 and 1 are accepted as false and true, as Python does."""
-        if self.kind is not None and not ("bool" in self.kind.names and type(value) is int and value in (0, 1)):
+        is_bool_as_int = type(value) is int and value in (0, 1)
+        if self.kind is not None and not (is_bool_as_int and "bool" in self.kind.names):
             yield from self.kind.mistakes(value, key)
 
 
 def read_parameters(target: Callable[..., Any]) -> tuple[Parameter, ...] | None:
-    """What a class or function takes; None if it has no signature.
+    """The parameters of a class or function; None if it has no signature.
 
-    A decorator that takes any names may itself use those which the function behind it lacks, as the configs of
-    transformers do: such a call takes any names.
+    A decorator with `**kwargs` may itself use names that the function it wraps lacks, as the configs of transformers
+    do: such a call takes any names.
     """
-    called = target.__init__ if inspect.isclass(target) else target
+    function = target.__init__ if inspect.isclass(target) else target
     try:
         parameters = [*inspect.signature(target).parameters.values()]
-        outer = (
-            inspect.signature(called, follow_wrapped=False).parameters.values()
-            if hasattr(called, "__wrapped__")
-            else ()
-        )
+        decorator = inspect.signature(function, follow_wrapped=False) if hasattr(function, "__wrapped__") else None
     except (ValueError, TypeError):
         return None
-    any_names = [parameter for parameter in outer if parameter.kind is inspect.Parameter.VAR_KEYWORD]
-    if any_names and not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        parameters += any_names
+    outer = decorator.parameters.values() if decorator is not None else ()
+    outer_kwargs = [parameter for parameter in outer if parameter.kind is inspect.Parameter.VAR_KEYWORD]
+    if outer_kwargs and not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        parameters += outer_kwargs
     return tuple(map(_read_parameter, parameters))
 
 
 def _read_parameter(parameter: inspect.Parameter) -> Parameter:
+    """A parameter with the kind of value that its annotation and default admit."""
     if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
         return Parameter(parameter.name, parameter.kind)
     kind, has_default = kind_of(parameter.annotation), parameter.default is not inspect.Parameter.empty
@@ -125,7 +124,7 @@ def _check_arguments(cls: type, positional: Sequence[Any], named: Mapping[str, A
 
 
 OPTIMIZER = "optimizer"
-"""Name of the argument of a schedule that is its optimizer, if it is not the first."""
+"""Name of the argument of a schedule that takes its optimizer, if that is not the first one."""
 
 
 def names_optimizer(parameters: Sequence[Parameter] | None) -> bool:
@@ -156,22 +155,22 @@ def find_misfits(
     by_position = [parameter for parameter in parameters if parameter.by_position]
     by_name = {parameter.name: parameter for parameter in parameters if parameter.by_name}
     supplied = {parameter.name for parameter in by_position[:first]}
-    filled = {parameter.name for parameter in by_position[: len(positional)]}
+    given_by_position = {parameter.name for parameter in by_position[: len(positional)]}
     settable = [argument for argument in by_name if argument not in supplied]
 
     def mistake(message: str, key: str, hint: str | None = None) -> ConfigError:
         return ConfigError(message, location=key, code=Code.argument, hint=hint)
 
     if len(positional) > len(by_position) and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        most = len(by_position) - first
-        limit = f"at most {most}" if most > 0 else "no"
+        limit_count = len(by_position) - first
+        limit = f"at most {limit_count}" if limit_count > 0 else "no"
         message = f"{name} takes {limit} positional arguments, but _args_ has {len(positional) - first}"
         yield mistake(message, f"{where}._args_")
     for argument, value in named.items():
         key = f"{where}.{argument}"
         if argument in supplied:
             yield mistake(f"{name} gets its '{argument}' from train", key, f"Leave {key} out.")
-        elif argument in filled and argument in by_name:
+        elif argument in given_by_position and argument in by_name:
             yield mistake(f"{key} is given in _args_ too", key, "Give it once.")
         elif argument in by_name:
             yield from by_name[argument].mistakes(value, key)
@@ -181,7 +180,7 @@ def find_misfits(
         if index >= first:
             yield from parameter.mistakes(value, f"{where}._args_.{index - first}")
     required = [parameter.name for parameter in parameters if parameter.required]
-    missing = [repr(argument) for argument in required if argument not in filled and argument not in named]
+    missing = [repr(argument) for argument in required if argument not in given_by_position and argument not in named]
     if missing and not partial:
         label = "required arguments: " if len(missing) > 1 else "a required argument: "
         # A missing argument has no line of its own, so the error points at that of the target.
