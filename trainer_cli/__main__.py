@@ -64,10 +64,11 @@ def _end_fork() -> None:
 
 
 def _run() -> int:
-    # Before the imports below, which take a second in which a scheduler may already send its signal.
+    """Run the command line; the exit code."""
+    # The signals are handled before the imports below, which take a second in which a scheduler may send one.
     if sys.argv[1:2] and sys.argv[1] in _TRAINING:
         exit_early()
-        # Registered first, called last: after all threads have ended.
+        # What is registered first is called last, after all threads have ended.
         atexit.register(keep_exit_code)
     from trainer_cli.commands import main
 

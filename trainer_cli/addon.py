@@ -74,9 +74,10 @@ def _find_shipped() -> Mapping[str, AddOn]:
 
 @cache
 def _find_installed() -> Mapping[str, AddOn]:
+    """Name -> the add-on of another distribution that is installed."""
     if not any(map(_has_addon, filter(os.path.isdir, sys.path))):
         return {}
-    # Here, and only now: this import and the look at all that is installed take longer than a fast verb.
+    # Imported here: the import and the look at all that is installed take longer than a fast verb.
     from importlib.metadata import entry_points
 
     return {entry.name: entry.load() for entry in entry_points(group=_GROUP)}
@@ -132,7 +133,7 @@ def insert_each(listed: Mapping[str, Listed], of_addons: Iterable[Mapping[str, L
 
 
 def find_verb(word: str) -> Verb | None:
-    """The verb of this name that an add-on brings; None if there is none."""
+    """The verb of an add-on with this name; None if no add-on has it."""
     return next((addon.verbs[word] for _, addon in each_addon() if word in addon.verbs), None)
 
 

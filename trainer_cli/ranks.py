@@ -59,15 +59,15 @@ def read_ranks(environ: Mapping[str, str]) -> Ranks:
         UserError: a variable is missing, or no number.
     """
     for names in (_TORCHRUN, _SLURM):
-        size, rank = (_number(environ, name) for name in names[:2])
+        size, rank = (_read_number(environ, name) for name in names[:2])
         # One process needs no address: it may run in an environment left by a launcher.
         if size is None or size <= 1 or rank is None:
             continue
         if not 0 <= rank < size:
             raise UserError(f"{names[1]} is {rank} in a group of {format_count(size, 'process')}", where=names[1])
-        local, node = (_number(environ, name) or 0 for name in names[2:])
+        local, node = (_read_number(environ, name) or 0 for name in names[2:])
         slurm = names is _SLURM
-        address, port = environ.get("MASTER_ADDR"), _number(environ, "MASTER_PORT")
+        address, port = environ.get("MASTER_ADDR"), _read_number(environ, "MASTER_PORT")
         if slurm:
             # srun sets no address: that of rank 0 is the first host of the step.
             nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
@@ -77,7 +77,7 @@ def read_ranks(environ: Mapping[str, str]) -> Ranks:
             missing = "MASTER_PORT" if address else "MASTER_ADDR"
             cure = "Start the processes by torchrun or srun, or set the address and the port of rank 0."
             raise UserError(f"{names[0]} is {size}, but {missing} is not set", where=missing, cure=cure)
-        return Ranks(rank, size, local, node, (address, port), _per_node(environ, size, slurm=slurm))
+        return Ranks(rank, size, local, node, (address, port), _read_node_size(environ, size, slurm=slurm))
     return Ranks()
 
 
@@ -172,7 +172,7 @@ def check_shards(shard_size: int | None, tensor_size: int, world_size: int) -> N
 def tasks_without_srun(environ: Mapping[str, str]) -> int | None:
     """Number of tasks of the Slurm job whose batch script or shell started this process; None if srun started it, or
     the job has one task."""
-    tasks, of_step = (_number(environ, name) or 1 for name in ("SLURM_NTASKS", _SLURM[0]))
+    tasks, of_step = (_read_number(environ, name) or 1 for name in ("SLURM_NTASKS", _SLURM[0]))
     return tasks if tasks > 1 and of_step == 1 else None
 
 
@@ -198,20 +198,22 @@ def first_host(nodes: str) -> str | None:
 def _port_of_step(environ: Mapping[str, str]) -> int:
     """A port that depends on the job and the step, so that jobs and steps on one machine seldom share one. Each task of
     a job array has a SLURM_JOB_ID of its own."""
-    job, step = (_number(environ, name) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    # Computed, not chosen at random: all ranks must arrive at one port without a word exchanged.
+    job, step = (_read_number(environ, name) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    # It is computed, because all ranks must arrive at the same port without exchanging a word.
     return _FIRST_PORT + (job + _STEP_STRIDE * step) % _PORTS
 
 
-def _per_node(environ: Mapping[str, str], size: int, *, slurm: bool) -> int | None:
+def _read_node_size(environ: Mapping[str, str], size: int, *, slurm: bool) -> int | None:
+    """The number of ranks on each node, of `size` in all; None if it is unknown or differs."""
     if not slurm:
-        return _number(environ, "LOCAL_WORLD_SIZE")
-    nodes = _number(environ, "SLURM_STEP_NUM_NODES")
-    # Unequal numbers on the nodes: no single number is right, and None skips the check.
+        return _read_number(environ, "LOCAL_WORLD_SIZE")
+    nodes = _read_number(environ, "SLURM_STEP_NUM_NODES")
+    # Where the nodes have different numbers, None skips the check.
     return None if not nodes or size % nodes else size // nodes
 
 
-def _number(environ: Mapping[str, str], name: str) -> int | None:
+def _read_number(environ: Mapping[str, str], name: str) -> int | None:
+    """The number in an environment variable; None if it is not set or empty."""
     value = environ.get(name, "")
     if not value:
         return None

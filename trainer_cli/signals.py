@@ -89,6 +89,7 @@ class SignalHandlers:
         self._stop_counting()
 
     def _stop_counting(self) -> None:
+        """Close the pipe in which the signals are counted, and put back what was in its place."""
         pipe, self._pipe = self._pipe, None
         if pipe is None:
             return
@@ -98,6 +99,7 @@ class SignalHandlers:
             os.close(end)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Call the handler once for each signal; Python calls this once for signals in quick succession."""
         if self._pipe is not None:
             try:  # noqa: SIM105 `contextlib` would be an import more at the start.
                 self._received += os.read(self._pipe[0], 65536)
@@ -125,7 +127,8 @@ def _stop_counting_in_forks() -> None:
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
-    # Not an exception: a module that is being imported might catch it.
+    """Handle a signal before the training begins: say so, and exit."""
+    # It raises no exception: a module that is being imported might catch it.
     text = f"{_name(number)}: stopped before the training began\n"
     if os.isatty(2) and os.environ.get("TERM") != "dumb":
         # In place of what this line shows: the status, and the ^C of the terminal.
@@ -235,10 +238,11 @@ class StopSignals:
         if not issubclass(ignored.exc_type, KeyboardInterrupt) or not self._ctrl_c:
             self._unraisable(ignored)
             return
-        # By another thread: the main one has not left this hook, which would drop it too.
+        # Another thread raises it: the main one has not left this hook, which would drop it too.
         _thread.start_new_thread(self._interrupt_soon, ())
 
     def _interrupt_soon(self) -> None:
+        """Interrupt the main thread after `_AGAIN_S`, unless the block has ended by then."""
         if not self._entered.acquire(timeout=_AGAIN_S):
             _thread.interrupt_main()
         else:
@@ -254,8 +258,9 @@ class StopSignals:
             _say(0, f"{wait}; {self._second_ctrl_c()} stops at once, and kill -9 loses no committed checkpoint\n")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: note the request to stop, and say what follows; a second Ctrl-C stops at once."""
         if number == signal.SIGINT:
-            # Of Ctrl-C alone: a scheduler may send SIGTERM more than once.
+            # Only Ctrl-C is counted: a scheduler may send SIGTERM more than once.
             if self._ctrl_c:
                 raise KeyboardInterrupt
             self._ctrl_c = True
@@ -265,7 +270,7 @@ class StopSignals:
         if not self._quiet:
             promise = self._promise if self._describe is None else self._describe()
             _say(number, f"{self.stop_request}: {promise}; {self._second_ctrl_c()} stops at once\n")
-            # Not a threading.Thread: the interrupted code may hold a lock that its start needs.
+            # A threading.Thread needs at its start a lock that the interrupted code may hold.
             _thread.start_new_thread(self._report_wait, ())
         if self._listener is not None:
             self._listener(self.stop_request)
@@ -276,7 +281,7 @@ class StopSignals:
 
 
 def _describe_call(frame: FrameType | None) -> str:
-    """The innermost call of this package in a stack, as text that follows a message; empty if there is none."""
+    """The innermost call of this package in a stack, as text that follows a message; empty without such a call."""
     package = os.path.dirname(__file__)
     while frame is not None:
         code = frame.f_code

@@ -10,16 +10,17 @@ from typing import Any
 
 def strict_json(value: Any, indent: int | None = None) -> str:
     """JSON that a strict parser reads: NaN and infinity are strings."""
-    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_replace_non_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
     # Bytes of a path that are no UTF-8 are surrogates, which cannot be encoded; `\\udcff` is an escape of JSON too.
     return text.encode(errors="backslashreplace").decode()
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
+    """A value with the texts `nan`, `inf` and `-inf` in place of such floats, which JSON lacks."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 

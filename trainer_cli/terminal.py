@@ -284,14 +284,15 @@ def format_rate(per_s: float) -> str:
 
 def print_json(value: object) -> None:
     """Print standard JSON: NaN and infinity, which it lacks, become texts."""
-    print(json.dumps(_jsonable(value), indent=2, ensure_ascii=False, allow_nan=False))
+    print(json.dumps(_to_json_value(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def _jsonable(value: object) -> object:
+def _to_json_value(value: object) -> object:
+    """A value as JSON can hold it: what has no form there, and NaN and infinity, as text."""
     if isinstance(value, Mapping):
-        return {str(key): _jsonable(entry) for key, entry in value.items()}
+        return {str(key): _to_json_value(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(entry) for entry in value]
+        return [_to_json_value(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, str | int | float | None) else str(value)

@@ -62,6 +62,7 @@ def leave_compiler_out_of_shapes() -> None:
 
 
 def _leave_out_of(functions: Iterable[Any]) -> None:
+    """Make torch call the functions below these without the layer that keeps its compiler from tracing them."""
     if _COMPILER in sys.modules:
         return
     layers, seen = list(functions), set[Any]()
@@ -70,7 +71,7 @@ def _leave_out_of(functions: Iterable[Any]) -> None:
         if not isinstance(layer, FunctionType) or layer in seen:
             continue
         seen.add(layer)
-        # Not by `__wrapped__`, which decorators of torch may set to what is inside the next layer, or not at all.
+        # `__wrapped__` is not used: decorators of torch may set it to what is inside the next layer, or not at all.
         try:
             variables = inspect.getclosurevars(layer).nonlocals
         except ValueError:  # A variable without a value.
@@ -82,6 +83,8 @@ def _leave_out_of(functions: Iterable[Any]) -> None:
 
 
 def _bare(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A stand-in for a method: the function inside it, until the compiler is imported."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
         if _COMPILER not in sys.modules:
             return function(*args, **kwargs)

@@ -172,37 +172,42 @@ class Catalog:
         With any number of known checkpoints it costs one listing of names. Call `look_again` for those that a decision
         depends on: one may be pinned or incomplete, and a user may have pinned, damaged or replaced one since.
         """
-        known = self._entries_read_before() if self._assumed_valid is None else self._assumed_valid
-        names = self.storage.names(known.keys())
-        if removed_names := known.keys() - set(names):
-            known = {name: known[name] for name in names if name in known}
+        remembered_entries = self._entries_read_before() if self._assumed_valid is None else self._assumed_valid
+        names = self.storage.names(remembered_entries.keys())
+        if removed_names := remembered_entries.keys() - set(names):
+            remembered_entries = {name: remembered_entries[name] for name in names if name in remembered_entries}
             for name in removed_names:
                 _entries_of_process(self.folder).pop(name, None)
             # In a long run manifests of removed checkpoints would fill the cache.
             if _parse_manifest.cache_info().currsize > 2 * len(names) + _MAX_REMOVED_PARSED:
                 _parse_manifest.cache_clear()
-        others: list[Entry] = []
+        new_entries: list[Entry] = []
         # All entries stay in memory: with thousands, garbage collections would take half as long as the reading.
-        with gc_paused() if len(names) - len(known) > _MAX_REMOVED_PARSED else nullcontext():
+        with gc_paused() if len(names) - len(remembered_entries) > _MAX_REMOVED_PARSED else nullcontext():
             for name in names:
-                if name in known:
+                if name in remembered_entries:
                     continue
                 # By its manifest alone if that suffices.
                 entry = None if name in self._to_examine else self._read_manifest_entry(name)
-                entry = self._examine(name, known.keys()) if entry is None else entry
+                entry = self._examine(name, remembered_entries.keys()) if entry is None else entry
                 if entry is not None:
-                    others.append(entry)
-        self._assumed_valid = {**known, **{entry.name: entry for entry in others if entry.valid and not entry.pinned}}
+                    new_entries.append(entry)
+        self._assumed_valid = {
+            **remembered_entries,
+            **{entry.name: entry for entry in new_entries if entry.valid and not entry.pinned},
+        }
         self._to_examine = self._to_examine.intersection(names) - self._assumed_valid.keys()
-        return _sort_by_step([*known.values(), *others])
+        return _sort_by_step([*remembered_entries.values(), *new_entries])
 
     def look_again(self, names: Iterable[str]) -> bool:
         """Examine these remembered checkpoints now. Returns whether one has changed: `remembered` then examines it."""
-        known = self._assumed_valid or {}
-        changed = {name for name in names if name in known and self._examine(name) != known[name]}
+        remembered_entries = self._assumed_valid or {}
+        changed = {
+            name for name in names if name in remembered_entries and self._examine(name) != remembered_entries[name]
+        }
         if changed:
             self._to_examine |= changed
-            self._assumed_valid = {name: entry for name, entry in known.items() if name not in changed}
+            self._assumed_valid = {name: entry for name, entry in remembered_entries.items() if name not in changed}
         return bool(changed)
 
     def newest_first(self, run_id: str | None = None) -> Iterator[Entry]:

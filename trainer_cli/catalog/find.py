@@ -37,7 +37,7 @@ def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
     Raises:
         NoCheckpointError: no checkpoint matches; the message names the folder and what it holds.
     """
-    return _newest(folder, suffix, lambda entry: True, "checkpoint")
+    return _find_newest(folder, suffix, lambda entry: True, "checkpoint")
 
 
 def checkpoint_path(
@@ -66,8 +66,8 @@ def checkpoint_path(
             naming = Naming("epoch{epoch}" if step is None else "step{step}", suffix or None)
             return as_path(filled(str(folder))) / naming.name({"step": step, "epoch": epoch})
     if step is not None:
-        return _newest(folder, suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
-    return _newest(
+        return _find_newest(folder, suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
+    return _find_newest(
         folder,
         suffix,
         lambda entry: entry.manifest is not None and entry.manifest.epoch == epoch,
@@ -201,7 +201,7 @@ def path_to_save(path: str | os.PathLike[str], counts: Mapping[str, object], *, 
     return as_path(filled(named, counts))
 
 
-def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], description: str) -> Path:
+def _find_newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], description: str) -> Path:
     folder = as_path(filled(str(named)))
     suffix = filled(suffix) if suffix else None
     passed = []

@@ -67,14 +67,14 @@ class Choices:
         """
         chosen = {key.lstrip("+"): value for word in words for key, _, value in [word.partition("=")]}
         chosen.update((EXPERIMENT, word) for word in words if word in self.options(EXPERIMENT))
-        experiment = self._read(f"{EXPERIMENT}/{chosen[EXPERIMENT]}") if EXPERIMENT in chosen else {}
-        options = {**_defaults(self._read(primary)), **_defaults(experiment), **chosen}
+        experiment = self._read_config(f"{EXPERIMENT}/{chosen[EXPERIMENT]}") if EXPERIMENT in chosen else {}
+        options = {**_defaults(self._read_config(primary)), **_defaults(experiment), **chosen}
         chosen_groups = [group for group in self.groups if group != EXPERIMENT and group in options]
-        components = {group: self._read(f"{group}/{options[group]}") for group in chosen_groups}
+        components = {group: self._read_config(f"{group}/{options[group]}") for group in chosen_groups}
         trees = (components, experiment)
         return {".".join(path): value for tree in trees for path, value in whole_values(tree)}
 
-    def _read(self, name: str) -> dict[Any, Any]:
+    def _read_config(self, name: str) -> dict[Any, Any]:
         import yaml
 
         file = self.search.find(name)
@@ -172,8 +172,8 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
         return error
     if word.startswith("-"):
         verb = next((argument for argument in arguments if argument in names), "fit")
-        others = [argument for argument in arguments if argument != verb]
-        cure = f"Write train VERB first, as in 'train {shlex.join([verb, *others])}'; see train --help."
+        other_arguments = [argument for argument in arguments if argument != verb]
+        cure = f"Write train VERB first, as in 'train {shlex.join([verb, *other_arguments])}'; see train --help."
         return UserError(f"{word!r} is not a verb", cure=cure)
     if Path(word).suffix in _FILES:
         cure = _suggest_override(arguments, 0, Choices.of(), "fit", has_config_name=True) or ""
@@ -181,7 +181,7 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
         cure = cure.replace("key=value, or", "'train fit NAME' with", 1)
         a_file = ", but a file" if Path(word).is_file() else ""
         return UserError(f"{word!r} is not a verb{a_file}", cure=cure)
-    if (error := _verb_elsewhere(word, arguments[1:])) is not None:
+    if (error := _translate_verb(word, arguments[1:])) is not None:
         return error
     cure = did_you_mean(word, names).strip() or _suggest_help(word)
     if not cure and word in Choices.of().options(EXPERIMENT):
@@ -207,7 +207,7 @@ def _suggest_help(word: str) -> str:
     return f"{', '.join(shown)}, and `train config {experiment}` shows its values."
 
 
-def _verb_elsewhere(word: str, arguments: Sequence[str]) -> UserError | None:
+def _translate_verb(word: str, arguments: Sequence[str]) -> UserError | None:
     """The error for a verb of other tools, or an action without its verb, with the command here; None for others."""
     if word.lower() not in _VERBS_ELSEWHERE:
         return None
@@ -225,14 +225,14 @@ def _verb_elsewhere(word: str, arguments: Sequence[str]) -> UserError | None:
     words = words or [f"{key}{missing}"]
     if command == "train fit" and arguments:
         return _refuse_verb(message, command, (words, notes))
-    # What is missing stands in quotes where it needs them.
+    # The arguments are quoted for a shell; a placeholder for what is missing is not.
     text = shlex.join(words) if arguments else " ".join(words)
-    parts = [part.partition(": ") for part in command.split("|")]
-    lines = [f"{one} {text}".rstrip() for one, _, _ in parts]
+    alternatives = [alternative.partition(": ") for alternative in command.split("|")]
+    lines = [f"{alternative} {text}".rstrip() for alternative, _, _ in alternatives]
     if lines[1:]:
-        purposes = [f"`{line}` {purpose}" for line, (_, _, purpose) in zip(lines, parts, strict=True)]
+        purposes = [f"`{line}` {purpose}" for line, (_, _, purpose) in zip(lines, alternatives, strict=True)]
         return UserError(message, cure=f"{', '.join(purposes)}.")
-    return UserError(message, cure=" ".join([_ask(lines[0]), *notes]))
+    return UserError(message, cure=" ".join([_ask_if_meant(lines[0]), *notes]))
 
 
 def _refuse_verb(message: str, command: str, translated: tuple[list[str], list[str]]) -> UserError:
@@ -241,18 +241,19 @@ def _refuse_verb(message: str, command: str, translated: tuple[list[str], list[s
 
     words, notes = translated
     # The reader replaces N by a number.
-    given = [word for word in words if not word.startswith("-") and not word.endswith("=N")]
-    overrides = experiment_by_name(given, None)
+    complete_words = [word for word in words if not word.startswith("-") and not word.endswith("=N")]
+    overrides = experiment_by_name(complete_words, None)
     try:
         compose(overrides, missing_ok=True)
     except ConfigErrors as errors:
-        return ConfigErrors([ConfigError(message, hint=_ask(command)), *errors.mistakes])
+        return ConfigErrors([ConfigError(message, hint=_ask_if_meant(command)), *errors.mistakes])
     except ConfigError as error:
-        return ConfigErrors([ConfigError(message, hint=_ask(command)), error])
-    return UserError(message, cure=" ".join([_ask(shlex.join([*command.split(), *words])), *notes]))
+        return ConfigErrors([ConfigError(message, hint=_ask_if_meant(command)), error])
+    return UserError(message, cure=" ".join([_ask_if_meant(shlex.join([*command.split(), *words])), *notes]))
 
 
-def _ask(command: str) -> str:
+def _ask_if_meant(command: str) -> str:
+    """The question whether a command is meant."""
     mark = "`" if "'" in command else "'"
     return f"Did you mean {mark}{command}{mark}?"
 
@@ -267,26 +268,28 @@ def _translate_arguments(arguments: Sequence[str], key: str) -> tuple[list[str],
     experiments, models = choices.options(EXPERIMENT), choices.options("model")
     words: list[str] = []
     notes: list[str] = []
-    rest = [argument for argument in arguments if argument]
-    while rest:
-        word = rest.pop(0)
+    words_left = [argument for argument in arguments if argument]
+    while words_left:
+        word = words_left.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         if not equals and not word.startswith("--"):
             words.append(word if word[0] in "-+~" else f"{key}{word}")
             continue
-        is_value = not equals and bool(rest) and not rest[0].startswith("-") and "=" not in rest[0]
-        given = value if equals else rest[0] if is_value else None
-        ours = translate_setting(name, given, below=word.startswith("--"))
-        if key == "ckpt=" and given and normalise(name) in _NAMES_OF_WEIGHTS:
-            ours = f"ckpt={given}"
-        elif name == "model" and given in experiments and given not in models:
-            ours = given
-        if ours is None:
+        is_value = not equals and bool(words_left) and not words_left[0].startswith("-") and "=" not in words_left[0]
+        given_value = value if equals else words_left[0] if is_value else None
+        translated = translate_setting(name, given_value, below=word.startswith("--"))
+        if key == "ckpt=" and given_value and normalise(name) in _NAMES_OF_WEIGHTS:
+            translated = f"ckpt={given_value}"
+        elif name == "model" and given_value in experiments and given_value not in models:
+            translated = given_value
+        if translated is None:
             words.append(word)
             continue
-        rest = rest[is_value:]
-        one = ours.partition(" | ")[0]
-        (notes if ours.endswith(".") else words).extend([ours] if ours.endswith(".") else one.split(" "))
+        words_left = words_left[is_value:]
+        one = translated.partition(" | ")[0]
+        (notes if translated.endswith(".") else words).extend(
+            [translated] if translated.endswith(".") else one.split(" ")
+        )
     # The name of an experiment beside a checkpoint, which holds its config.
     named = [f"ckpt={name}" for name in experiments]
     if key == "ckpt=" and any(word.startswith("ckpt=") and word not in named for word in words):
@@ -332,12 +335,12 @@ def wrong_flags(
     """
     takes_overrides = hasattr(parsed, "overrides")
     words_left = [word for word in unknown if not word.startswith("-")]
-    others = [*parsed.overrides, *words_left] if takes_overrides else words_left
+    words_without_flag = [*parsed.overrides, *words_left] if takes_overrides else words_left
     mistakes = []
     for flag in (word for word in unknown if word.startswith("-")):
-        value = _value_of(flag, words)
-        if value is not None and "=" not in flag and value in others:
-            others.remove(value)
+        value = _find_flag_value(flag, words)
+        if value is not None and "=" not in flag and value in words_without_flag:
+            words_without_flag.remove(value)
         name = flag.partition("=")[0]
         if named := owners.get(name):
             cure = f"It is one of {', '.join(named)}; see train {verb} --help."
@@ -347,13 +350,13 @@ def wrong_flags(
     if takes_overrides and not getattr(parsed, "multirun", False):
         from trainer_cli.config import find_mistakes
 
-        overrides = [word for word in experiment_by_name(others, parsed.config_dir) if "=" in word]
+        overrides = [word for word in experiment_by_name(words_without_flag, parsed.config_dir) if "=" in word]
         search = SearchPath.of(parsed.config_dir, getattr(parsed, "config_name", "config"), None)
         mistakes += find_mistakes(overrides, search)
     return mistakes
 
 
-def _value_of(flag: str, words: Sequence[str]) -> str | None:
+def _find_flag_value(flag: str, words: Sequence[str]) -> str | None:
     """The value of an unknown flag: after its `=`, or the next word, if that may be one."""
     _, equals, value = flag.partition("=")
     if equals:
@@ -495,8 +498,8 @@ def _suggest_override(
     if verb in ("fit", "plan") and is_run:
         # A checkpoint holds the config too.
         return f"Did you mean '{'ckpt' if (path / MANIFEST_FILE).is_file() else 'resume'}={word}'?"
-    if verb in ("validate", "predict") and (found := in_runs(word)) is not None:
-        return f"Did you mean 'ckpt={found}'?"
+    if verb in ("validate", "predict") and (path_in_runs := in_runs(word)) is not None:
+        return f"Did you mean 'ckpt={path_in_runs}'?"
     if verb in ("validate", "predict") and any(sign in word for sign in _PATH_SIGNS):
         return (
             "Write ckpt='GLOB', in quotes, so that the shell leaves the glob alone."

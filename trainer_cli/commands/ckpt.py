@@ -130,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
         ) from error
 
 
-def _ls(args: argparse.Namespace) -> int:
+def _list_checkpoints(args: argparse.Namespace) -> int:
+    """`train ckpt ls`: print the checkpoints, a table for each folder, and how much replayed ones take."""
     from trainer_cli.commands.ckpt_remove import find_items
     from trainer_cli.runs import RunDir
 
@@ -145,7 +146,7 @@ def _ls(args: argparse.Namespace) -> int:
     for item in items:
         folders.setdefault(item.path.parent, []).append(item)
     now = time.time()
-    texts = [f"{folder}\n{_listing(in_folder, now)}" for folder, in_folder in folders.items()]
+    texts = [f"{folder}\n{_format_folder(in_folder, now)}" for folder, in_folder in folders.items()]
     for run in dict.fromkeys(item.run for item in items if item.run is not None):
         replayed, searches = RunDir(run).replayed_folder, RunDir(run).searches_folder
         removable = [*(replayed / name for name in Catalog.of(replayed).names()), searches]
@@ -166,21 +167,22 @@ def _size_of(folder: Path) -> int:
     return size_bytes
 
 
-def _listing(items: Sequence[Item], now: float) -> str:
-    # Here: the other actions do without.
+def _format_folder(items: Sequence[Item], now: float) -> str:
+    """The table of the checkpoints of one folder."""
+    # Imported here: the other actions do without.
     from trainer_cli.runs import BestSettings, RunDir
 
     manifests = [item.entry.manifest for item in items]
     measured = dict.fromkeys(key for manifest in manifests if manifest is not None for key in manifest.metrics)
     run = next((item.run for item in items if item.run is not None), None)
     rule = BestSettings.of({} if run is None else RunDir(run).values).rule(measured)
-    # Without those of the training, by which no checkpoint is chosen; first the one that decides which is best.
+    # Metrics of the training choose no checkpoint, so they are left out; the one that decides which is best is first.
     shown = [key for key in measured if not key.startswith("train/")]
     metrics = sorted(shown, key=lambda key: rule is None or key != rule.metric)
-    # A name such as step500 says the step already.
-    # A run that was given a longer max_duration has been finished before.
+    # The last of a run counts: one that was given a longer max_duration has been finished before.
     final = {item.run: item.path for item in items if item.finished}
-    plain = all(item.path.name == f"step{item.entry.step}" for item in items)
+    # A name such as step500 says the step already.
+    names_say_step = all(item.path.name == f"step{item.entry.step}" for item in items)
     rows = []
     for item in items:
         manifest, saved_at = item.entry.manifest, item.saved_at
@@ -189,7 +191,7 @@ def _listing(items: Sequence[Item], now: float) -> str:
         rows.append(
             [
                 item.path.name,
-                "" if plain else str(item.entry.step),
+                "" if names_say_step else str(item.entry.step),
                 "" if manifest is None else manifest.kind.value,
                 "" if manifest is None else format_bytes(item.entry.size_bytes),
                 "" if saved_at is None else format_age(now - saved_at),
@@ -213,6 +215,7 @@ def _listing(items: Sequence[Item], now: float) -> str:
 
 
 def _show(args: argparse.Namespace) -> int:
+    """`train ckpt show`: print what one checkpoint holds."""
     from trainer_cli.commands.ckpt_inspect import TENSOR_COLUMNS, open_content, tensor_rows
 
     with open_content(_select_one(args.names[0])) as content:
@@ -235,7 +238,7 @@ def _show(args: argparse.Namespace) -> int:
             for name, tensor in tensors.items()
         ]
         more = {"states": states} if args.states else {}
-        print_json({**_facts(content), "tensors": listed, "aliases": content.aliases, "views": views, **more})
+        print_json({**_content_facts(content), "tensors": listed, "aliases": content.aliases, "views": views, **more})
         return ExitCode.DONE
     print("\n".join(beside(f"{key:<9} ", value, line_width(sys.stdout)) for key, value in _fact_lines(content)))
     print("\n" + table(TENSOR_COLUMNS, tensor_rows(tensors, norms), right=["elements", "size", "norm"]))
@@ -249,7 +252,8 @@ def _show(args: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def _facts(content: Content) -> dict[str, Any]:
+def _content_facts(content: Content) -> dict[str, Any]:
+    """The facts about a checkpoint, for `--json`."""
     manifest = content.manifest
     return {
         "path": str(content.path),
@@ -276,6 +280,7 @@ def _facts(content: Content) -> dict[str, Any]:
 
 
 def _fact_lines(content: Content) -> list[tuple[str, str]]:
+    """(title, text) of the facts about a checkpoint, without those that are empty."""
     manifest = content.manifest
     facts = [
         ("path", str(content.path)),
@@ -295,6 +300,7 @@ def _fact_lines(content: Content) -> list[tuple[str, str]]:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    """`train ckpt verify`: read checkpoints whole, and print which are valid."""
     from trainer_cli.commands.ckpt_remove import find_items, verify_all
 
     # A log file would keep every state of the line.
@@ -305,7 +311,7 @@ def _verify(args: argparse.Namespace) -> int:
             # On one line that each checkpoint overwrites.
             print(f"\r{done}/{len(items)} {item.path.name}\x1b[K", end="", file=sys.stderr, flush=True)
 
-    # Again where a run removed all of them meanwhile: its newer checkpoints are those that count.
+    # Where a run removed all of them meanwhile, its newer checkpoints are looked for.
     for _ in range(_VERIFY_TRIES):
         items = find_items(args.names)
         _import_decoders()
@@ -339,6 +345,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
+    """`train ckpt diff`: print in what two checkpoints differ."""
     from trainer_cli.commands.ckpt_inspect import compare, open_content
 
     paths = [_select_one(name) for name in args.names]
@@ -364,13 +371,15 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _pin(args: argparse.Namespace) -> int:
+    """`train ckpt pin` and `unpin`."""
     from trainer_cli.commands.ckpt_remove import find_items, pin
 
     changed = pin(find_items(args.names), pinned=args.action == "pin")
     return _report(args, f"{args.action}ned", changed)
 
 
-def _rm(args: argparse.Namespace) -> int:
+def _remove(args: argparse.Namespace) -> int:
+    """`train ckpt rm`: remove the named checkpoints, after a question."""
     from trainer_cli.commands.ckpt_remove import find_items, remove, why_not_remove
 
     items = find_items(args.names)
@@ -381,12 +390,13 @@ def _rm(args: argparse.Namespace) -> int:
     paths = [item.path for item in items]
     if args.dry_run:
         return _report(args, "would_be_removed", paths)
-    if not _confirmed(args, paths):
+    if not _confirm(args, paths):
         return _report(args, "removed", [], dict.fromkeys(paths, "you said no"))
     return _report(args, "removed", *remove(items))
 
 
 def _prune(args: argparse.Namespace) -> int:
+    """`train ckpt prune`: remove what the rules of the runs let go, after a question."""
     from trainer_cli.commands.ckpt_prune import apply_pruning, leftovers_in, prunings, remove_leftovers
     from trainer_cli.commands.ckpt_remove import find_items
     from trainer_cli.runs import RunDir
@@ -410,7 +420,7 @@ def _prune(args: argparse.Namespace) -> int:
         print(table(["checkpoint", "rules", "why"], rows))
     if args.dry_run or not removals:
         return _report(args, "would_be_removed" if args.dry_run else "removed", list(removals))
-    if not _confirmed(args, list(removals)):
+    if not _confirm(args, list(removals)):
         return _report(args, "removed", [], dict.fromkeys(removals, "you said no"))
     removed: list[Path] = []
     refused: dict[Path, str] = {}
@@ -439,7 +449,7 @@ _FLAGS = {
     "--json": (("--json",), "print the answer as JSON"),
 }
 _ACTIONS: Mapping[str, Action] = {
-    "ls": Action(_ls, "*", "WHAT", (), "show a table of checkpoints, by default of all runs in ./runs"),
+    "ls": Action(_list_checkpoints, "*", "WHAT", (), "show a table of checkpoints, by default of all runs in ./runs"),
     "show": Action(
         _show, 1, "CKPT", ("--norms", "--states", "--no-replay"), "show where a checkpoint comes from, and its tensors"
     ),
@@ -447,12 +457,17 @@ _ACTIONS: Mapping[str, Action] = {
     "diff": Action(_diff, 2, "CKPT", ("--no-replay",), "compare configs, names, shapes and values of two checkpoints"),
     "pin": Action(_pin, "+", "WHAT", (), "keep checkpoints, regardless of the retention rules"),
     "unpin": Action(_pin, "+", "WHAT", (), "remove the pins of checkpoints"),
-    "rm": Action(_rm, "+", "WHAT", ("--yes", "--force", "--dry-run"), "remove checkpoints, after asking"),
+    "rm": Action(_remove, "+", "WHAT", ("--yes", "--force", "--dry-run"), "remove checkpoints, after asking"),
     "prune": Action(_prune, "+", "WHAT", ("--yes", "--dry-run"), "remove what the rules of the run would remove"),
 }  # fmt: skip
 
 
 def _select_one(name: str) -> Path:
+    """The one checkpoint that a name or pattern selects.
+
+    Raises:
+        UserError: there are more.
+    """
     from trainer_cli.selection import select_all
 
     matches = select_all([name])
@@ -465,7 +480,7 @@ def _select_one(name: str) -> Path:
     return next(iter(matches))
 
 
-def _confirmed(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
+def _confirm(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
     """Whether the user confirms the removal."""
     if args.yes:
         return True
@@ -497,6 +512,7 @@ def _report(
 
 
 def _print_list(title: str, lines: Sequence[str]) -> None:
+    """Print lines below a title, at most `_MAX_LINES`; nothing without lines."""
     if lines:
         hidden = len(lines) - _MAX_LINES
         more = [f"… and {hidden} more (all with --json)"] if hidden > 0 else []

@@ -148,6 +148,7 @@ def _read_rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
     epoch = config.loop.steps_per_epoch or steps_per_epoch(entries)
 
     def interval(key: str, duration: Any) -> Interval | None:
+        """The interval of a setting, as `ToInterval` has it."""
         if duration is None:
             return None
         try:

@@ -262,6 +262,7 @@ def _override_candidates(choices: Choices, before: Sequence[str], current: str, 
 def _value_candidates(
     choices: Choices, settings: Mapping[str, object], key: str, value: str, cwd: Path
 ) -> Iterator[Candidate]:
+    """The values that a key may have, among which the shell chooses those that begin with `value`."""
     if key in choices.groups or choices.search.is_group(key):
         options = choices.options(key)
         yield from (Candidate(option, SearchPath.describe_file(file)) for option, file in options.items())

@@ -105,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
+    """Run a sweep, which `-m` asks for."""
     ranks = read_ranks(os.environ)
     # Rank 0 prints the mistake for all.
     if ranks.rank > 0:

@@ -299,11 +299,11 @@ def missing_name_error(path: str, where: str, message: str, name: str, candidate
 
 def _check_blocked(target: Any, path: str, where: str) -> None:
     """Refuse a path, or the object at a path, that Hydra blocks."""
-    # Private names of Hydra 1.3: its list of blocked targets, which it offers by no public name.
+    # Hydra offers its list of blocked targets by no public name; these private ones are those of version 1.3.
     from hydra._internal.target_policy import _authorize_target_name, _get_resolved_target_name_for_check
     from hydra.errors import InstantiationException
 
-    # The name where the object is defined, so that an alias of os.system is found too.
+    # The name is that of the definition, so that an alias of os.system is found too.
     name = target if isinstance(target, str) else _get_resolved_target_name_for_check(target)
     try:
         _authorize_target_name(name, name, "")
@@ -368,6 +368,7 @@ def _is_in_project(project: Path, module: str) -> bool:
 
 
 def _is_subclass(cls: type, bases: Set[tuple[str, str]]) -> bool:
+    """Whether a class has one of these bases, given as (module, qualified name)."""
     return any((base.__module__, base.__qualname__) in bases for base in cls.__mro__)
 
 
@@ -377,7 +378,7 @@ def _assigns_train(cls: type) -> bool:
         return True
     if isinstance(inspect.getattr_static(cls, "train", None), property | cached_property):
         return True
-    # Statically: a lookup would run descriptors of a class that is not trusted yet.
+    # It is read statically: a lookup would run descriptors of a class that is not trusted yet.
     constructor = inspect.getattr_static(cls, "__init__", None)
     return isinstance(constructor, FunctionType) and any(
         instruction.opname == "STORE_ATTR" and instruction.argval == "train"

@@ -351,7 +351,7 @@ class RetentionRules:
         """Divide checkpoints that stay now, the oldest first, into those that no later save can remove and that count
         for no other, the newest first, and the rest, the oldest first."""
         settled: list[Saved] = []
-        rest: list[Saved] = []
+        undecided: list[Saved] = []
         newest, newest_finite, regulars = True, True, 0
         # It goes from the newest on, because what counts as newest depends on those already seen.
         for checkpoint in reversed(kept):
@@ -363,9 +363,9 @@ class RetentionRules:
             ages = counted and bool(self.keep_by_age)
             is_newest = newest or (checkpoint.finite and newest_finite)
             matters = is_newest or in_max_checkpoints or measured or ages
-            (rest if matters else settled).append(checkpoint)
+            (undecided if matters else settled).append(checkpoint)
             newest, newest_finite = False, newest_finite and not checkpoint.finite
-        return settled, rest[::-1]
+        return settled, undecided[::-1]
 
     def _rank_names(self, ordered: Sequence[Saved]) -> _RankedNames:
         """The names of those that stay because of their rank, of checkpoints that are ordered newest first."""

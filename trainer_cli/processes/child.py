@@ -37,10 +37,11 @@ def stop_with_parent() -> None:
     assert main is not None
 
     def watch() -> None:
+        """Wait until the parent has closed its end of the pipe."""
         with contextlib.suppress(OSError):
             while os.read(watched, 1):
                 pass
-        # To the main thread, so that a blocking call in it is interrupted.
+        # The main thread gets the signal, which interrupts a blocking call in it.
         signal.pthread_kill(main, signal.SIGTERM)
 
     # A daemon: it blocks in a read that nothing ends when the training is done.

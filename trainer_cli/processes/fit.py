@@ -110,6 +110,7 @@ def fit_in_processes(
 def _fit_in_processes(
     compose: Callable[[], Composed], again: Sequence[str], *, supervised: bool, allow_pickle: bool
 ) -> int:
+    """Train in this process, as one rank of many, or in children, as the config and the environment ask for."""
     ranks = read_ranks(os.environ)
     if ranks.world_size > 1:
 
@@ -123,7 +124,7 @@ def _fit_in_processes(
     composed = _resume_if_restarted(compose())
     config = composed.config
     processes = config.parallel.processes_per_node or 1
-    # Once, here: each child would find the same mistake, after it has imported torch.
+    # Mistakes are found here, once: each child would find the same, after it has imported torch.
     if not supervised and (config.restarts.max > 0 or processes > 1):
         _refuse_early(composed, processes)
     mpi_rank, mpi_size = tasks_of_mpi(os.environ) or (0, 1)

@@ -109,7 +109,7 @@ def fit(
         composed, decisions = _find_auto(composed, start, group)
         with group.checking("while data and model were made"):
             config_text = stored_config(composed, start.run_id)
-            trainer, data, origin = _build(composed, start, group, config_text)
+            trainer, data, origin = _build_trainer(composed, start, group, config_text)
             trainer.metric_logger.time.count_from(began)
         if group.world_size == 1:
             # Before this attempt is on the disk. Until here a signal ends the process at once, see `exit_early`:
@@ -126,11 +126,11 @@ def fit(
                     _check_hard_stop(start, trainer, data)
                     _compare_origin(composed, start, fork, data, origin)
                     # Only now: until here an error leaves no directory of a new run and no attempt.
-                    _open_run(composed, start, fork, trainer, data, decisions, stack, config_text)
+                    _begin_attempt(composed, start, fork, trainer, data, decisions, stack, config_text)
             fork = group.broadcast(fork)
             if group.world_size > 1:
                 _check_ranks(composed, start, group, config_text)
-        # Rank 0 has train.log already, see `_open_run`.
+        # Rank 0 has train.log already, see `_begin_attempt`.
         if config.logging.rank_files and not group.is_main:
             # A machine may have a run directory of its own, see `_check_ranks`.
             run.path.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGrou
         return start_new(run, composed, meanwhile=import_torch, group=group)
     if composed.config.resume == ANEW:
         return start_existing(run, composed)
-    # Before anything is read: another process may be writing checkpoints.
+    # It is locked before anything is read: another process may be writing checkpoints.
     lock = stack.enter_context(run.lock())
     stack.enter_context(to_file(run.log_file))
     # A store may take long to list its objects.
@@ -224,7 +224,7 @@ def _import_beside_reading() -> None:
     show_status("reading the checkpoint …")
 
 
-def _open_run(
+def _begin_attempt(
     composed: Composed,
     start: Start,
     fork: Path | None,
@@ -239,13 +239,13 @@ def _open_run(
     sources = composed.tree.collect_sources(composed.raw)
     sources |= {key: f"auto: {decision.reason}" for key, decision in decisions.items()}
     sources |= {key: source for key, source in run.read_provenance().items() if key in start.stored_values}
-    facts = _environment(composed, trainer)
+    facts = _describe_environment(composed, trainer)
     differs_until = None if start.is_new else find_differing_end(composed, start, trainer, data.train, facts)
     if start.is_new:
         if config.checkpoint.enabled and config.checkpoint.folder is not None:
-            # Before the directory: a store without such a bucket, or without permission, must leave none.
+            # The store is checked before the directory is made: one without the bucket or permission must leave none.
             open_storage(config.checkpoint.folder, run_id=start.run_id).check_writable()
-        # Only now: until here an error leaves the run where it is.
+        # The earlier run is moved only now: until here an error leaves it where it is.
         moved_to = run.move_to_trash() if config.resume == ANEW and run.exists_as_run() else None
         stack.enter_context(
             run.create(
@@ -352,15 +352,16 @@ def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: D
         compare_forked(composed, fork, origin)
 
 
-def _build(
+def _build_trainer(
     composed: Composed, start: Start, group: ProcessGroup, config_text: str
 ) -> tuple[Trainer, Data, DataAndSource]:
+    """Build the data and what trains on it, and describe samples and source, for the checkpoints."""
     import_torch()
     composed.check_targets()
     from trainer_cli.running.build import Builder, make_identity
     from trainer_cli.running.failed_step import EvaluationCheck
 
-    # Before the data: ranks of one tensor-parallel group read the same samples.
+    # Layers are divided before the data is built: ranks of one tensor-parallel group read the same samples.
     group.divide_layers(composed.config.parallel.tensor_size)
     builder = Builder(composed.config, composed.trust, group)
     if group.is_main:
@@ -390,7 +391,8 @@ def _build(
     return trainer, data, origin
 
 
-def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
+def _describe_environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
+    """What the attempt runs with: versions, host and device, for `environment.json`."""
     import torch
 
     facts = environment(composed.project_root, [os.path.basename(sys.argv[0]), *sys.argv[1:]], now=time.time())
@@ -433,7 +435,7 @@ def _train(
         step_errors: entered for the fit.
     """
     run = start.run
-    # Here: it imports torch.
+    # Imported here: it imports torch.
     from trainer_cli.state import find_evaluated_average
 
     began = time.monotonic()
@@ -454,7 +456,7 @@ def _train(
         raise
     except BaseException as error:
         reason = without_secrets(f"{type(error).__name__}: {error}")
-        # For train.log; commands/command_line.py prints the message for the terminal.
+        # This is for train.log; commands/command_line.py prints the message in the terminal.
         log.debug("the run failed", exc_info=True)
         if (failure := explain_disk_failure(error, run.path, trainer)) is not None:
             if failure.exit_code is ExitCode.STOPPED_EARLY:
@@ -521,8 +523,8 @@ def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, sta
         if not is_of_peer(error):
             raise
         # For a call in which no activity was noted.
-        otherwise = "while the run was started" if trainer.stop_reason is None else "while the run ended"
-        raise trainer.strategy.group.lost_error(noted_activity(error, otherwise)) from error
+        default = "while the run was started" if trainer.stop_reason is None else "while the run ended"
+        raise trainer.strategy.group.lost_error(noted_activity(error, default)) from error
 
 
 def _summarize_metrics(

@@ -233,9 +233,9 @@ def _chart(plan: Plan) -> Iterator[str]:
         "perhaps": ("?", line.may_save),
         "removals": ("x", [removal.step for removal in line.removals]),
     }
-    left, right = f"{first:,}", f"{last:,}"
+    first_text, last_text = f"{first:,}", f"{last:,}"
     width = max(min(_MAX_WIDTH, line_width(sys.stdout) - 15), 8)
-    yield f"  {'step':<13}{left}{' ' * max(1, width - len(left) - len(right))}{right}"
+    yield f"  {'step':<13}{first_text}{' ' * max(1, width - len(first_text) - len(last_text))}{last_text}"
     for title, (mark, steps) in rows.items():
         if steps:
             marked = {_column(step, first, last, width) for step in steps}

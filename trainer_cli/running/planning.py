@@ -125,6 +125,7 @@ def plan(
 
 
 def _plan_nothing(run: RunDir, done: Done, step_time_s: float | None, between_failures_s: float | None) -> Plan:
+    """The plan for a run that has finished."""
     progress = Progress(step=done.step)
     from trainer_cli.running.checkpoint_size import CheckpointSize
 
@@ -135,7 +136,7 @@ def _plan_nothing(run: RunDir, done: Done, step_time_s: float | None, between_fa
         step_counts=StepCounts(start=progress),
         timeline=Timeline(),
         size=CheckpointSize(),
-        best_interval=_best_interval(run, None, between_failures_s, step_time_s, in_background=False),
+        best_interval=_require_best_interval(run, None, between_failures_s, step_time_s, in_background=False),
     )
 
 
@@ -146,6 +147,7 @@ def _plan_training(
     step_tokens: float | None,
     between_failures_s: float | None,
 ) -> Plan:
+    """The plan for a run that will train: build what it needs, and simulate it."""
     import_torch()
     from trainer_cli.callbacks import saves_in_background
     from trainer_cli.running.build import Builder
@@ -156,7 +158,7 @@ def _plan_training(
     composed = composed.with_values({key: numbers[key] for key in undecided})
     config = composed.config
     folder = start.run.folder_for(config.checkpoint.folder)
-    # Before the data is built, which may take minutes.
+    # Targets are checked before the data is built, which may take minutes.
     composed.check_targets()
     start_point = start_point_of(start, start.fork(composed), folder, composed)
     # No process is started: sizes and lengths depend on the number of ranks alone.
@@ -170,7 +172,7 @@ def _plan_training(
     loop.learn_lengths(train_loader, start_point.progress)
     loop.check_hard_stop(start_point.progress)
     loop.start_at(train_loader, start_point.progress)
-    kinds = _kinds_of_callbacks(composed)
+    kinds = _import_callback_classes(composed)
     checkpoint = config.checkpoint.overridden_by(config.callbacks.get(SAVER))
     in_background = saves_in_background(checkpoint.save_async)
     step_counts = loop.step_counts(train_loader, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens)
@@ -181,9 +183,9 @@ def _plan_training(
     _warn_of_short_patience(builder, kinds, loop, data)
     # The size of a checkpoint depends on the progress at the end, whose numbers have more digits.
     end = setting.run(step_counts, most_saves=0).end or start_point.progress
-    size = _size_of(checkpoint, composed, builder, data, end)
-    name = _name(composed, checkpoint, group.world_size)
-    # Simulated again, now with sizes and names, which retention needs.
+    size = _measure_checkpoints(checkpoint, composed, builder, data, end)
+    name = _make_namer(composed, checkpoint, group.world_size)
+    # It is simulated again, now with sizes and names, which retention needs.
     timeline = setting.run(step_counts, name=name, size=size.at, sizes=start_point.sizes)
     return Plan(
         run_dir=start.run.path,
@@ -192,22 +194,22 @@ def _plan_training(
         step_counts=step_counts,
         timeline=timeline,
         size=size,
-        copies=_copies(checkpoint),
-        at_most=_at_most(setting, timeline, size),
-        estimates=(*_estimates(setting, step_counts), *_of_format(checkpoint)),
+        copies=_describe_copies(checkpoint),
+        at_most=_bound_checkpoints(setting, timeline, size),
+        estimates=(*_describe_estimates(setting, step_counts), *_describe_format(checkpoint)),
         left_out=find_left_out(checkpoint.leave_out, kinds),
-        unfreezes=tuple(_unfreezes(config.freeze, loop)),
+        unfreezes=tuple(_list_unfreezes(config.freeze, loop)),
         unknown=(
             *(f"{key} (auto): its value is found before the first step" for key in undecided),
-            *_unknown(setting, step_counts, kinds, size, start.run, knows_length=knows_length),
+            *_describe_unknown(setting, step_counts, kinds, size, start.run, knows_length=knows_length),
         ),
-        best_interval=_best_interval(
+        best_interval=_require_best_interval(
             start.run, size.trained, between_failures_s, step_time_s, in_background=in_background
         ),
     )
 
 
-def _kinds_of_callbacks(composed: Composed) -> dict[str, Any]:
+def _import_callback_classes(composed: Composed) -> dict[str, Any]:
     """What the callbacks of the config are made by, by name; nothing is made."""
     return {
         name: import_target(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
@@ -217,6 +219,7 @@ def _kinds_of_callbacks(composed: Composed) -> dict[str, Any]:
 
 
 def _warn_of_short_patience(builder: Builder, kinds: dict[str, Any], loop: TrainingLoop, data: Data) -> None:
+    """Warn of early stopping that may end the run before its metric is measured often enough."""
     from trainer_cli.callbacks import EarlyStopping
 
     for name, kind in kinds.items():
@@ -226,7 +229,7 @@ def _warn_of_short_patience(builder: Builder, kinds: dict[str, Any], loop: Train
                 log.warning("%s", warning)
 
 
-def _size_of(
+def _measure_checkpoints(
     checkpoint: CheckpointConfig, composed: Composed, builder: Builder, data: Data, end: Progress
 ) -> CheckpointSize:
     """The sizes of the checkpoints of a run that ends at `end`."""
@@ -248,7 +251,7 @@ class _UnknownLength:
     """Stands for a train loader whose batch size is still to be found."""
 
 
-def _best_interval(
+def _require_best_interval(
     run: RunDir,
     size_bytes: int | None,
     between_failures_s: float | None,
@@ -358,7 +361,8 @@ def has_pending_evaluation(catalog: Catalog, entry: Entry) -> bool:
     return isinstance(loop, dict) and loop.get("owed_record") is not None
 
 
-def _unfreezes(patterns: Any, loop: TrainingLoop) -> Iterator[Unfreezing]:
+def _list_unfreezes(patterns: Any, loop: TrainingLoop) -> Iterator[Unfreezing]:
+    """The parameters that `freeze` freezes for a part of the run."""
     from trainer_cli.optim import Freezing
 
     for pattern, duration, end in Freezing.ends(patterns, loop):
@@ -371,7 +375,8 @@ def _overrides(kind: Any, hook: str) -> bool:
     return getattr(kind, hook, None) is not getattr(Callback, hook)
 
 
-def _name(composed: Composed, checkpoint: CheckpointConfig, world_size: int) -> Callable[[Progress], str]:
+def _make_namer(composed: Composed, checkpoint: CheckpointConfig, world_size: int) -> Callable[[Progress], str]:
+    """A function from counts to the name of a checkpoint."""
     naming, run_name = Naming(checkpoint.name, checkpoint.suffix), composed.config.name or "default"
 
     def name(progress: Progress) -> str:
@@ -380,7 +385,7 @@ def _name(composed: Composed, checkpoint: CheckpointConfig, world_size: int) -> 
     return name
 
 
-def _at_most(setting: Simulation, timeline: Timeline, size: CheckpointSize) -> tuple[int, int] | None:
+def _bound_checkpoints(setting: Simulation, timeline: Timeline, size: CheckpointSize) -> tuple[int, int] | None:
     """Largest number and size in bytes of the checkpoints, if every evaluation is among the best, and there is always
     an automatic one."""
     best, automatic = setting.save.keep_best, int(setting.save.budget is not None)
@@ -396,14 +401,16 @@ def _at_most(setting: Simulation, timeline: Timeline, size: CheckpointSize) -> t
     return count + more, size_bytes + more * size.at(1)
 
 
-def _copies(checkpoint: CheckpointConfig) -> str | None:
+def _describe_copies(checkpoint: CheckpointConfig) -> str | None:
+    """Where checkpoints are copied, and which; None if none is."""
     folder, every = checkpoint.copy_to.folder, checkpoint.copy_to.every
     if folder is None or not checkpoint.enabled:
         return None
     return f"{folder}: {'each checkpoint' if every == 1 else f'one checkpoint of {every}, and the last'}"
 
 
-def _rules(setting: Simulation) -> Iterator[tuple[str, Any]]:
+def _list_rules(setting: Simulation) -> Iterator[tuple[str, Any]]:
+    """(key, interval or None) of each setting whose steps are simulated."""
     yield "loop.max_duration", setting.limits.max_duration
     yield "loop.hard_stop", setting.limits.hard_stop
     for interval in setting.eval_intervals:
@@ -415,12 +422,13 @@ def _rules(setting: Simulation) -> Iterator[tuple[str, Any]]:
         yield "checkpoint.keep_every", setting.retention.keep_every
 
 
-def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
+def _describe_estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
+    """What is estimated from the flags of the command."""
     flags = {
         "s": ("step_time_s", "--step-time", "s a step"),
         "tok": ("step_tokens", "--step-tokens", " tokens a step; the steps differ where samples do"),
     }
-    for key, interval in _rules(setting):
+    for key, interval in _list_rules(setting):
         if interval is not None and interval.duration.unit in flags:
             field, flag, unit = flags[interval.duration.unit]
             if (value := getattr(step_counts, field)) is not None:
@@ -432,14 +440,15 @@ def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
         yield f"loop.max_time ({limit:g}s): estimated from --step-time, {step_counts.step_time_s:g}s a step"
 
 
-def _of_format(checkpoint: CheckpointConfig) -> Iterator[str]:
+def _describe_format(checkpoint: CheckpointConfig) -> Iterator[str]:
+    """In what the sizes are not exact because of the format."""
     if checkpoint.compression is not Compression.none:
         yield f"checkpoint.compression ({checkpoint.compression}): sizes are those before compression"
     if (uncounted := checkpoint.format.uncounted_bytes) is not None:
         yield f"checkpoint.format ({checkpoint.format}): sizes are those of the format tensors; {uncounted}"
 
 
-def _unknown(
+def _describe_unknown(
     setting: Simulation,
     step_counts: StepCounts,
     kinds: dict[str, Any],
@@ -448,11 +457,12 @@ def _unknown(
     *,
     knows_length: bool,
 ) -> Iterator[str]:
-    otherwise = "the train loader has no length" if knows_length else "it depends on data.batch_size"
+    """What the plan leaves out, and how to make it known."""
+    no_length = "the train loader has no length" if knows_length else "it depends on data.batch_size"
     cures = {"s": "give --step-time SECONDS", "tok": "give --step-tokens N"}
-    for key, interval in _rules(setting):
+    for key, interval in _list_rules(setting):
         if interval is not None and not step_counts.knows(interval):
-            cure = cures.get(interval.duration.unit, otherwise)
+            cure = cures.get(interval.duration.unit, no_length)
             yield f"{key} ({interval.duration}): when it is reached is unknown, so it is left out; {cure}"
     if setting.retention.keep_by_age and setting.enabled and step_counts.step_time_s is None:
         yield f"checkpoint.keep_by_age: what it keeps is unknown, so it is left out; {cures['s']}"

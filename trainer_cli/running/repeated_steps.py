@@ -32,7 +32,7 @@ def find_differing_end(
     last_step = read_last_row(start.run.metrics_file).get("step")
     if not start.run.attempts or last_step is None:
         return None
-    return None if _is_exact(composed, start, trainer, train_loader, environment) else int(last_step)
+    return None if _repeats_exactly(composed, start, trainer, train_loader, environment) else int(last_step)
 
 
 def repeats_steps(attempts: Iterable[Mapping[str, Any]], start_step: int) -> bool:
@@ -44,9 +44,10 @@ def repeats_steps(attempts: Iterable[Mapping[str, Any]], start_step: int) -> boo
     return all((attempt.get("differs_until") or 0) <= start_step for attempt in attempts)
 
 
-def _is_exact(
+def _repeats_exactly(
     composed: Composed, start: Start, trainer: Trainer, train_loader: Any, environment: Mapping[str, Any]
 ) -> bool:
+    """Whether the steps that are made again give the same values, bit for bit, as far as is known."""
     from trainer_cli.data import Loader, SharedLoader
 
     before = start.run.environment_of(int(start.run.attempts[-1].get("attempt") or 1))

@@ -233,17 +233,18 @@ class _Validation:
             self.results.finish()
 
     def _evaluate(self, selection: Selection) -> None:
+        """Evaluate checkpoints, those of one config after each other, and report those that are not evaluated."""
         for path, problem in selection.skipped.items():
             log.warning("skipped %s: %s", path, problem)
         for path, problem in selection.damaged.items():
             log.error("%s: %s", path, problem)
-        groups = self._by_config(selection)
+        groups = self._group_by_config(selection)
         experiments = []
         for source, text, paths in groups:
             with naming_project(StoredCheckpoint(paths[0]).find_run(), self.settings["config_dir"]):
-                experiments.append(self._experiment(source, text))
+                experiments.append(self._find_experiment(source, text))
         if self.results is None:
-            # Here: it imports torch, which a wrong pattern need not wait for.
+            # Imported here: it imports torch, which a wrong pattern need not wait for.
             from trainer_cli.running.reach import own_folder
 
             configs = [experiment.composed.config for experiment in experiments]
@@ -257,7 +258,8 @@ class _Validation:
             with naming_project(StoredCheckpoint(paths[0]).find_run(), self.settings["config_dir"]):
                 self._evaluate_paths(experiment, paths)
 
-    def _experiment(self, source: Path | str, text: str) -> _Experiment:
+    def _find_experiment(self, source: Path | str, text: str) -> _Experiment:
+        """The experiment of a config, which is composed once for all its checkpoints."""
         if text not in self.experiments:
             composed = from_yaml(source, self.overrides, **self.settings)
             # `load` of a recovered config is for the checkpoint that its run started from, not for its own.
@@ -265,7 +267,7 @@ class _Validation:
             self.experiments[text] = _Experiment(composed, load.options(allow_pickle=self.allow_pickle))
         return self.experiments[text]
 
-    def _by_config(self, selection: Selection) -> list[tuple[Path | str, str, list[Path]]]:
+    def _group_by_config(self, selection: Selection) -> list[tuple[Path | str, str, list[Path]]]:
         """Group consecutive checkpoints of a run that share a config: (its file, its text, their paths).
 
         The config is read from the checkpoint and its digest verified; a damaged config makes the checkpoint damaged.
@@ -351,6 +353,7 @@ class _Experiment:
         return builder.evaluator(data).validate_all(data.val, [path], load=self.load)
 
     def _build(self) -> tuple[Builder, Data]:
+        """The builder and the data of the config, which are made once."""
         if self._parts is None:
             from trainer_cli.running.build import Builder
 

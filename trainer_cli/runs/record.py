@@ -109,8 +109,8 @@ class RunRecord:
     def began(self) -> float:
         """Unix seconds of its first attempt's start or its first record, whichever is earlier; 0 if unknown."""
         started = [unix(attempt.get("started")) for attempt in self.attempts[:1]]
-        known = [time for time in started if time is not None]
-        return min([*known, *self.columns.time[:1]], default=0.0)
+        times = [time for time in started if time is not None]
+        return min([*times, *self.columns.time[:1]], default=0.0)
 
 
 def as_text(value: Any) -> str:

@@ -293,8 +293,8 @@ class RunDir:
         for folder in [Path(name)] if at else path.parents[:3]:
             if cls(folder).exists_as_run():
                 return f"Name the run itself: {folder}."
-        if (found := in_runs(str(path))) is not None:
-            return f"Did you mean '{found}'?"
+        if (path_in_runs := in_runs(str(path))) is not None:
+            return f"Did you mean '{path_in_runs}'?"
         names = [run.parent.name for run in path.parent.glob(f"*/{CONFIG_FILE}")]
         return f"Name the folder that holds its {CONFIG_FILE}.{did_you_mean(path.name, names)}"
 

@@ -24,13 +24,17 @@ _AUTO = "auto"
 
 
 class Removal(StrEnum):
+    """Which checkpoints `checkpoint.remove` lets go."""
+
     ephemeral_only = "ephemeral_only"
     all_without_rule = "all_without_rule"
-    all_non_permanent = "all_without_rule"  # In older configs.
+    all_non_permanent = "all_without_rule"  # Its name in older configs.
     never = "never"
 
 
 class Newer(StrEnum):
+    """What is done with checkpoints that are newer than the one that `resume` names."""
+
     refuse = "refuse"
     trash = "trash"
 
@@ -40,11 +44,15 @@ OnSaveError = StrEnum("OnSaveError", {"raise": "raise", "warn": "warn"})
 
 
 class DigestAlgorithm(StrEnum):
+    """By what the files of a checkpoint are verified."""
+
     xxh3_128 = "xxh3_128"
     sha256 = "sha256"
 
 
 class CheckpointFormat(StrEnum):
+    """How the files of a checkpoint hold its state."""
+
     tensors = "tensors"
     torch_file = "torch_file"
     archive = "archive"
@@ -77,6 +85,8 @@ class CheckpointFormat(StrEnum):
 
 
 class Compression(StrEnum):
+    """How the files of a checkpoint are compressed."""
+
     none = "none"
     gz = "gz"
     bz2 = "bz2"

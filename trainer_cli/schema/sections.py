@@ -26,6 +26,8 @@ from trainer_cli.values import at_least, check_duration, check_fields, checked, 
 
 
 class Device(StrEnum):
+    """Where a model is trained."""
+
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
@@ -45,6 +47,8 @@ class ModelCall(StrEnum):
 
 
 class SchedulerInterval(StrEnum):
+    """After what a scheduler makes its step."""
+
     step = "step"
     epoch = "epoch"
     evaluation = "evaluation"
@@ -71,6 +75,8 @@ class ParallelStrategy(StrEnum):
 
 
 class ConsoleStyle(StrEnum):
+    """How the progress is shown in a terminal."""
+
     auto = "auto"
     rich = "rich"
     plain = "plain"
@@ -78,6 +84,8 @@ class ConsoleStyle(StrEnum):
 
 
 class LogLevel(StrEnum):
+    """The least level of messages that is shown."""
+
     debug = "debug"
     info = "info"
     warning = "warning"
@@ -91,6 +99,7 @@ def _check_microbatch(key: str, value: Any) -> None:
 
 
 def _check_limit(key: str, value: Any) -> None:
+    """Refuse a limit of batches that is neither a count nor a fraction."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     is_fraction = isinstance(value, float) and 0 < value <= 1
     if value is not None and not is_count and not is_fraction:
@@ -99,6 +108,7 @@ def _check_limit(key: str, value: Any) -> None:
 
 
 def _check_loss_scale(key: str, value: Any) -> None:
+    """Refuse a loss scale that is neither `dynamic` nor a finite number above 0."""
     # An infinite scale would make every gradient infinite.
     is_scale = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
     if value != "dynamic" and not is_scale:
@@ -106,6 +116,7 @@ def _check_loss_scale(key: str, value: Any) -> None:
 
 
 def _check_freeze(key: str, patterns: Any) -> None:
+    """Refuse what is not a list of patterns, or a mapping of patterns to durations."""
     if patterns is None:
         return
     if not isinstance(patterns, list | tuple | Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
@@ -116,7 +127,7 @@ def _check_freeze(key: str, patterns: Any) -> None:
         raise ConfigError(message, location=key, code=Code.wrong_type, hint=hint)
     check_patterns(key, [*patterns])
     if isinstance(patterns, Mapping):
-        # Not a time, after which a resumed run would be at another step.
+        # A time is no such duration: after it, a resumed run would be at another step.
         units = tuple(unit for unit in Unit if unit is not Unit.SECOND)
         for pattern, value in patterns.items():
             check_duration(f"{key}.{pattern}", value, units=units)
@@ -129,6 +140,7 @@ def _check_writer(key: str, writer: Any) -> None:
 
 
 def _check_eval_loaders(key: str, loaders: dict[str, Any]) -> None:
+    """Refuse unknown or wrong settings of a validation loader."""
     allowed = "interval (a duration, or null), steps (a number, or null) and hook (a name)"
     for name, settings in loaders.items():
         where = f"{key}.{name}"

@@ -419,9 +419,9 @@ def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
 
 def _suggest_ckpt(path: Path) -> str | None:
     """The hint for a file or folder that only `ckpt=` reads; None for any other."""
-    is_archive = IS_ARCHIVE.find()
-    is_one = is_archive is not None and path.is_file() and is_archive(path)
-    kind = "tar archive of a checkpoint" if is_one else ForeignKind.of(path)
+    recognise = IS_ARCHIVE.find()
+    is_archive = recognise is not None and path.is_file() and recognise(path)
+    kind = "tar archive of a checkpoint" if is_archive else ForeignKind.of(path)
     return None if kind is None else f"It is a {kind}, which ckpt= of train fit and train validate reads."
 
 
