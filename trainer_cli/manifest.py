@@ -127,7 +127,7 @@ class Manifest:
     """Which of the run's checkpoints it is, counted from 1 while `checkpoint.copy_to` is set; that of step 0 has none.
     Not written if None."""
     saved_by: str | None = None
-    """The launch and the rank of a process that saved alone, although it was one of several. Not written if None."""
+    """The launch and the rank of a process that saved alone, although there were others. Not written if None."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", PartTable.of(self.shards))

@@ -56,11 +56,11 @@ class AddOnPart(Generic[T]):
         """The parts of all add-ons that bring it."""
         return cast("Iterator[T]", each_part(self.name))
 
-    def need(self, what: str, where: str | None = None) -> T:
+    def need(self, request: str, where: str | None = None) -> T:
         """The part, for what cannot be done without.
 
         Args:
-            what, where: see `explain_missing`.
+            request, where: see `explain_missing`.
 
         Raises:
             UserError: no add-on brings it.
@@ -68,7 +68,7 @@ class AddOnPart(Generic[T]):
         part = self.find()
         if part is None:
             # A part that this program has never brought is not asked for.
-            raise explain_missing(what, "parts", self.name, where) or AssertionError(self.name)
+            raise explain_missing(request, "parts", self.name, where) or AssertionError(self.name)
         return part
 
 
@@ -87,11 +87,11 @@ def list_addons() -> dict[str, str]:
     return missing | {name: "shipped" if name in missing else "installed" for name, _ in each_addon()}
 
 
-def explain_missing(what: str, kind: str, name: str, where: str | None = None) -> UserError | None:
+def explain_missing(request: str, kind: str, name: str, where: str | None = None) -> UserError | None:
     """The error for what needs an add-on of this program that is missing; None if no such add-on brings it.
 
     Args:
-        what: what the user wants, such as `train replay`.
+        request: what needs it, such as `train replay`.
         kind: `verbs`, `names`, `parts` or `configs`.
         name: of the verb, public name, part or config that is not there.
         where: the key that asks for it.
@@ -100,7 +100,7 @@ def explain_missing(what: str, kind: str, name: str, where: str | None = None) -
     if addon is None:
         return None
     return UserError(
-        f"{what} needs the add-on '{addon}', which this installation lacks",
+        f"{request} needs the add-on '{addon}', which this installation lacks",
         where=where,
         cure="Install trainer-cli again, or do without it.",
     )

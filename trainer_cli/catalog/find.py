@@ -29,7 +29,7 @@ def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
     """The numerically newest valid checkpoint of a folder: of the names with this suffix, or without one if it is None
     or empty (`step20-ema` has one; in names of another form, such as `ep1-ba20`, none is seen).
 
-    Of several with the same step, the one with the plainest name is used. Incomplete checkpoints and copies
+    Where more have the same step, the one with the plainest name is used. Incomplete checkpoints and copies
     (`step10.bak`) never match.
     `{rank}`, `{local_rank}` and `{node_rank}` in folder and suffix are those of this process. Sizes are checked,
     digests when it is loaded.
@@ -202,6 +202,14 @@ def path_to_save(path: str | os.PathLike[str], counts: Mapping[str, object], *, 
 
 
 def _find_newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], description: str) -> Path:
+    """The newest checkpoint of a folder that fits, of those with the suffix.
+
+    Args:
+        description: what such a checkpoint is called in the error.
+
+    Raises:
+        NoCheckpointError: there is none.
+    """
     folder = as_path(filled(str(named)))
     suffix = filled(suffix) if suffix else None
     passed = []

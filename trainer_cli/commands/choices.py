@@ -286,10 +286,11 @@ def _translate_arguments(arguments: Sequence[str], key: str) -> tuple[list[str],
             words.append(word)
             continue
         words_left = words_left[is_value:]
-        one = translated.partition(" | ")[0]
-        (notes if translated.endswith(".") else words).extend(
-            [translated] if translated.endswith(".") else one.split(" ")
-        )
+        if translated.endswith("."):
+            notes.append(translated)
+        else:
+            # Of alternatives the first is taken.
+            words += translated.partition(" | ")[0].split(" ")
     # The name of an experiment beside a checkpoint, which holds its config.
     named = [f"ckpt={name}" for name in experiments]
     if key == "ckpt=" and any(word.startswith("ckpt=") and word not in named for word in words):
@@ -366,16 +367,16 @@ def _find_flag_value(flag: str, words: Sequence[str]) -> str | None:
 
 
 def _suggest_for_flag(
-    name: str, given: str | None, words: Sequence[str], flags: Sequence[str], verb: str, *, overrides: bool
+    name: str, given_value: str | None, words: Sequence[str], flags: Sequence[str], verb: str, *, overrides: bool
 ) -> str:
     """What is meant by an unknown flag. `overrides`: whether the verb takes overrides, of which it may be one."""
     key = name.lstrip("-").replace("-", "_")
     if overrides and key:
         from trainer_cli.config import hint_on_setting
 
-        if hint := hint_on_setting(key, given, below=False):
+        if hint := hint_on_setting(key, given_value, below=False):
             return hint
-        value = "VALUE" if given is None else given
+        value = "VALUE" if given_value is None else given_value
         settings = [*Choices.of().settings("config", words), *keys()]
         if key in settings or key in Choices.of().groups:
             return f"Did you mean '{spell(key, value)}'?"
@@ -383,7 +384,7 @@ def _suggest_for_flag(
             suggestion := _suggest_file(Path(value), Choices.of(), has_config_name="--config-name" in flags)
         ):
             return suggestion.replace("Did you mean '", f"Did you mean 'train {verb} ", 1)
-        if hint := hint_on_setting(key, given):
+        if hint := hint_on_setting(key, given_value):
             return hint
         # A key without its section, such as --lr.
         owners = [setting for setting in settings if setting.rpartition(".")[2] == key]

@@ -143,7 +143,7 @@ class _Checker:
                 yield from find_misfits(where, _name_of(target), parameters, [_LATER], arguments, first=1, partial=True)
 
     def _check_optimizer(self, where: str, node: Any) -> Iterator[ConfigError]:
-        """Check the single optimizer, or one of several with names, which has the key `params` too."""
+        """Check the only optimizer, or a named one, which has the key `params` too."""
         if where == "optimizer" or not isinstance(node, Mapping):
             if is_node(node) and node.get("lr") == AUTO:
                 node = {**node, "lr": _LATER}

@@ -192,10 +192,10 @@ def import_target(path: str, where: str, trust: Trust) -> Callable[..., Any]:
 
 def to_public_name(path: str) -> str:
     """The public name of a class or function of this package that a config names by a module, which may have moved."""
-    first, _, rest = path.partition(".")
-    name = rest.rpartition(".")[2]
+    package, _, path_in_package = path.partition(".")
+    name = path_in_package.rpartition(".")[2]
     # Add-ons are looked for only if a module is named, which shipped configs never do.
-    if first != OURS or name == rest:
+    if package != OURS or name == path_in_package:
         return path
     is_public = name in trainer_cli.__all__ or explain_missing(path, "names", name) is not None
     return f"{OURS}.{name}" if is_public else path

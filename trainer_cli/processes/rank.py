@@ -1,4 +1,4 @@
-"""Be one of several processes that torchrun, srun or a parent has started together."""
+"""Train as one of the ranks that torchrun, srun or a parent has started together."""
 
 from __future__ import annotations
 
