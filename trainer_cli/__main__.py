@@ -17,7 +17,7 @@ def main() -> int:
     itself starts, in the first hundredths of a second, still kills the process.
     """
     if sys.argv[1:2] == ["_fork_server"]:
-        # Before the imports register theirs: exit handlers run from the last to the first.
+        # This comes before the imports register theirs: exit handlers run from the last to the first.
         atexit.register(_end_fork)
         from trainer_cli.parts import SERVE_FORKS
 
@@ -55,7 +55,7 @@ def _end_fork() -> None:
     ends += [file.close for file in files if type(file).__module__ != "_io"]
     ends += [file.flush for file in files if isinstance(file, io.BufferedWriter | io.BufferedRandom)]
     for end in ends:
-        # Closed, or its reader is gone: the interpreter would pass over it, too.
+        # It is closed, or its reader is gone: the interpreter would pass over it, too.
         with contextlib.suppress(Exception):
             end()
     # What libraries in C have printed.

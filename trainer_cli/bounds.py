@@ -27,7 +27,7 @@ _MAX_TIME = 253_402_300_800
 
 def is_count(value: object) -> bool:
     """Whether a value is a count that a run may have, such as a step."""
-    # Not isinstance: True is an int.
+    # isinstance would take True, which is an int.
     return type(value) is int and 0 <= value < _MAX_NUMBER
 
 

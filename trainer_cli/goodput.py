@@ -62,7 +62,7 @@ def read_seconds(value: Any) -> dict[str, float] | None:
     """Seconds by activity from JSON; None if it is something else."""
     if not isinstance(value, dict):
         return None
-    # Not above: a training writes them, and does not read any.
+    # Imported here: a training writes them, and does not read any.
     from trainer_cli.bounds import is_amount
 
     amounts = {str(name): float(amount) for name, amount in value.items() if is_amount(amount)}

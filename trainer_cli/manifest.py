@@ -145,7 +145,7 @@ class Manifest:
         """
         raw = _decode(data)
         version = raw.get("schema_version")
-        # Before the digest: a newer version may compute it otherwise, and deserves a better message than "altered".
+        # The version is checked before the digest, which a newer version may compute otherwise.
         if type(version) is int and version > SCHEMA_VERSION:
             raise ManifestError(
                 f"the manifest has schema version {version}, but this program knows {SCHEMA_VERSION} at most",
@@ -197,7 +197,7 @@ class Manifest:
 
 def _add_digest(fields: Mapping[str, Any]) -> bytes:
     """The JSON of a manifest, which ends in the digest of all bytes before it."""
-    # Sorted, so that equal manifests have equal bytes.
+    # Keys are sorted, so that equal manifests have equal bytes.
     content = json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).removesuffix("\n}").encode("ascii")
     return content + _digest_line(_digest_of(content))
 
@@ -323,7 +323,7 @@ def _is_optional_text(value: object) -> bool:
 
 def _is_count(value: object) -> bool:
     """Whether a value is a whole number that can be a count."""
-    # Not isinstance: True is an int.
+    # isinstance would take True, which is an int.
     return type(value) is int and 0 <= value < _MAX_COUNT
 
 
@@ -337,7 +337,7 @@ def _is_json_number(value: object) -> bool:
 
 def _is_progress_count(value: object) -> bool:
     """Whether a value is one of the counts of `Progress`; -1 is the `evaluated_step` before any evaluation."""
-    # Not isinstance: True is an int.
+    # isinstance would take True, which is an int.
     return (type(value) is int or type(value) is float) and -1 <= value < _MAX_COUNT
 
 

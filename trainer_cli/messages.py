@@ -75,7 +75,7 @@ class _FileHandler(logging.Handler):
         super().__init__()
         self._path = path
         self._file: AppendedFile | None = None
-        # Bounded: a full disk must not fill the memory.
+        # The number is bounded: a full disk must not fill the memory.
         self._kept: deque[bytes] = deque(maxlen=_MAX_KEPT)
         self._failed = False
 
@@ -84,7 +84,7 @@ class _FileHandler(logging.Handler):
         try:
             self._kept.append(f"{self.format(record)}\n".encode(errors="backslashreplace"))
             if self._file is None:
-                # Not above: only a run has a file of messages.
+                # Imported here: only a run has a file of messages.
                 from trainer_cli.files import AppendedFile
 
                 self._file = AppendedFile(self._path)

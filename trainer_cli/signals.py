@@ -75,7 +75,7 @@ class SignalHandlers:
             _counting.append(self)
             _stop_counting_in_forks()
         else:
-            # Of an event loop, or of an outer block.
+            # The pipe is that of an event loop, or of an outer block.
             signal.set_wakeup_fd(before)
         for number in stopping() if self._numbers is None else self._numbers:
             self._before[number] = signal.signal(number, self._handle)
@@ -140,7 +140,7 @@ def _exit_now(number: int, frame: FrameType | None) -> None:
 
 def _say(number: int, text: str) -> None:
     """Write a message to stderr."""
-    # To the descriptor, because the interrupted code may hold the lock of the stream.
+    # It writes to the descriptor, because the interrupted code may hold the lock of the stream.
     try:
         if os.isatty(2):
             text = _broken(text, _count_columns())

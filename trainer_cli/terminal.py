@@ -102,7 +102,7 @@ def cell_width(text: str) -> int:
         text = _CODE.sub("", str(text))
     if text.isascii():
         return str.__len__(text)
-    # Here, not above: most texts need it not.
+    # Imported here: most texts do not need it.
     from rich.cells import cell_len
 
     return cell_len(str(text))
@@ -326,7 +326,7 @@ def table(
         cut: the column whose texts are cut at their ends before that, to at least 12 columns.
         colours: text of a cell -> its colour on a terminal.
     """
-    # Here, not above: rich takes longer to import than most commands take to run.
+    # Imported here: rich takes longer to import than most commands take to run.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -45,7 +45,7 @@ class Entry:
     """The facts for the policy; None if it is not valid."""
 
     def __post_init__(self) -> None:
-        # Once: the policy is applied to all checkpoints at each save.
+        # They are computed once: the policy is applied to all checkpoints at each save.
         object.__setattr__(self, "facts", self._facts())
 
     @property
@@ -467,7 +467,7 @@ def newest_intact(
             unread[entry.name] = f"it cannot be read: {error}"
             continue
         if problem is None:
-            # Only now: if none is intact, nothing is changed, so that the user can still repair one.
+            # They are moved only now: if none is intact, nothing is changed, so that the user can still repair one.
             if quarantine:
                 _report_and_quarantine(catalog.storage, unfit, unread)
             return entry

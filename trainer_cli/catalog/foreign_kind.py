@@ -79,7 +79,7 @@ def refuse_foreign(path: Path, states: Sequence[str]) -> None:
 
 def _recognise_folder(path: Path) -> ForeignKind | None:
     """How the checkpoint of another program in a folder is stored, or None."""
-    # First: the huggingface format has a manifest beside a model.safetensors.
+    # This is asked first: the huggingface format has a manifest beside a model.safetensors.
     if (path / MANIFEST_FILE).is_file():
         return None
     return next((kind for kind, marks in _MARKS.items() if any((path / name).is_file() for name in marks)), None)

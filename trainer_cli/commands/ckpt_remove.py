@@ -87,7 +87,7 @@ def find_items(patterns: Sequence[str]) -> list[Item]:
     Raises:
         CheckpointError: a pattern matches nothing, or the checkpoint that it names is removed meanwhile.
     """
-    # By folder, so that each folder is read once.
+    # They are grouped by folder, so that each folder is read once.
     matches: dict[Path, dict[str, NamedFolder]] = {}
     for path, match in select_all(patterns).items():
         matches.setdefault(path.parent, {})[path.name] = match

@@ -106,7 +106,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. Mistakes of the user become one message on stderr."""
-    # First: what follows may print, or open a file that would get the number of a closed stream.
+    # This comes first: what follows may print, or open a file that would get the number of a closed stream.
     prepare_streams()
     # A program may call this for several commands: each has its own secrets.
     forget_secrets()

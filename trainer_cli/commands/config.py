@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from trainer_cli.config import compose
 
-        # Unresolved, so that no secret of the environment is printed.
+        # It is left unresolved, so that no secret of the environment is printed.
         text = compose(args.overrides, **settings).to_yaml()
         if args.json:
             import yaml

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             raise UserError("--json is for one run, and -m starts several", cure="`train top --json` lists them.")
         return _sweep(args)
-    # Refused, not ignored: who gives them expects many runs.
+    # They are refused rather than ignored: who gives them expects many runs.
     for flag, value in (("--jobs", args.jobs), ("--submit", args.submit)):
         if value is not None:
             raise UserError(f"{flag} is for a sweep", cure="Add -m.")

@@ -57,7 +57,7 @@ def record_for_torchrun(error: TrainError) -> None:
         return
     text = without_secrets(str(error))
     extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
-    # Not needed: torchrun also reports a process without this file.
+    # A failed write is ignored: torchrun also reports a process without this file.
     with suppress(OSError):
         Path(file).write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}), "utf-8")
 

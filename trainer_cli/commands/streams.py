@@ -62,7 +62,7 @@ def _make_tolerant(stream: io.TextIOWrapper, error_number: int | None = None) ->
 
     A stream without a descriptor is returned as it is.
     """
-    # Flushed first: with two buffers for one file, later output could come before earlier.
+    # They are flushed first: with two buffers for one file, later output could come before earlier.
     try:
         stream.flush()
     except OSError as error:

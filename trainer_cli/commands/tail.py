@@ -61,7 +61,7 @@ def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
     """Print the last `most` lines, with `follow` new ones until the run ends, then the state of an ended run."""
     tail, run = Tail(path, most, as_json=as_json), RunDir(path)
     while True:
-        # Before reading: the last lines of a run that ends now must be printed.
+        # This comes before reading: the last lines of a run that ends now must be printed.
         continues = follow and run.is_locked()
         lines = tail.read()
         if lines:

@@ -186,7 +186,7 @@ class _Checker:
                 hint=f"Remove the argument and give datasets, not loaders; or rename it, such as my_{key}.",
             )
         arguments = {key: value for key, value in node.items() if key not in DATA_KEYS}
-        # Reported above: not again as missing arguments.
+        # They are reported above, and not again as missing arguments.
         yield from self._check_component("data", arguments, supplied=loader_keys)
         yield from check_data_counts(node)
         yield from check_kinds(node, "data", {"drop_last": (bool, "")})

@@ -100,7 +100,7 @@ class Trust(NamedTuple):
     def names(self, path: str) -> bool:
         """Whether a path begins with a trusted package. Checked before any import, which runs code."""
         top, _, submodule = path.partition(".")
-        # By text alone: to import a package in order to judge it would already run its code.
+        # The text alone decides: to import a package in order to judge it would already run its code.
         if self.packages is None or top in self.packages:
             return True
         if path.startswith(tuple(f"{prefix}." for prefix in (*_find_components(), "torch.nn", "torch.optim"))):
@@ -220,7 +220,7 @@ def resolve(path: str, where: str, trust: Trust) -> object:
     parts = path.split(".")
     current: Any = _import(parts[0], path, where)
     for depth, name in enumerate(parts[1:], start=1):
-        # Before each lookup: a module's __getattr__ may run code.
+        # It is checked before each lookup: a module's __getattr__ may run code.
         if isinstance(current, ModuleType) and not trust.passes(current):
             raise _untrusted_error(path, current.__name__, where)
         prefix = ".".join(parts[:depth])
@@ -274,7 +274,7 @@ def import_from(project: Path) -> None:
     refuse_shadows(project)
     # First, as for `python script.py`; `refuse_shadows` has excluded modules that would hide a library.
     root = str(project)
-    # Once, although every composition in a process calls this.
+    # It is added once, although every composition in a process calls this.
     if sys.path[:1] != [root]:
         sys.path.insert(0, root)
 
@@ -353,7 +353,7 @@ def _is_defined_in(definition: object, module: str) -> bool:
 def _is_in_project(project: Path, module: str) -> bool:
     """Whether an imported module is in a top-level package of the project, not in an environment inside its folder."""
     loaded = sys.modules.get(module)
-    # By its file: a module of the project may have the name of an installed package.
+    # Its file decides: a module of the project may have the name of an installed package.
     file = getattr(loaded, "__file__", None)
     paths = [file] if file else list(getattr(loaded, "__path__", ()))
     top = module.partition(".")[0]

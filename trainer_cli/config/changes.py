@@ -221,7 +221,7 @@ def _digests(raw: Mapping[str, Any], salt: str) -> Iterator[tuple[KeyPath, str, 
         if not _RESOLVER.search(str(text)) or why_may_change(".".join(path)) is not None:
             continue
         value = resolve(resolving, path)
-        # Salted, so that short secrets cannot be looked up in a table of digests.
+        # The digest is salted, so that short secrets cannot be looked up in a table of digests.
         plain = json.dumps([salt, path, value], default=str)
         yield path, hashlib.sha256(plain.encode()).hexdigest()[:16], text
 

@@ -172,7 +172,7 @@ class _Validation:
                 self._add(path, error)
         if path in self._wrong:
             return _NO_VALUE
-        # By the member's name, which is what a config writes.
+        # The member's name is what a config writes.
         return config_field.type[resolved] if isinstance(config_field.type, EnumMeta) else resolved
 
     def _resolve(self, node: Node, path: KeyPath) -> Any:

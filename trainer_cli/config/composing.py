@@ -481,7 +481,7 @@ def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments
     if name.value is None:
         default_name = experiments[-1].rpartition("/")[2].removesuffix(".yaml") if experiments else "default"
         tree.root.put(("name",), Node(default_name, name.origin, name.text))
-    # Before the appends: they may extend a list that only the schema has.
+    # This comes before the appends: they may extend a list that only the schema has.
     tree.root = fill_defaults(tree.root)
     for append in line.appends:
         if (mistake := override_values.append(tree.root, append)) is not None:

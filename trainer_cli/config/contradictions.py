@@ -40,7 +40,7 @@ def check_processes(config: TrainConfig, world_size: int) -> None:
     # Ranks of one tensor group train on the same samples.
     data_size = world_size // parallel.tensor_size
     if BATCH_SIZE in auto_keys(config):
-        # Of a batch size that is still to be found, only the samples of a step are known.
+        # While the batch size is still to be found, only the samples of a step are known.
         divide_step({**config.data, "batch_size": None}, config.loop.grad_accum_steps, data_size)
     else:
         batches_of_step(config, data_size)

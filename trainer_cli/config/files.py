@@ -391,7 +391,7 @@ class ConfigFiles:
         return any(reading.broken for reading in self.read.values())
 
     def __getitem__(self, path: Path) -> Reading:
-        # Once: the same file may be listed by several configs, and its mistakes are reported once.
+        # Each is checked once: the same file may be listed by several configs, and its mistakes are reported once.
         if path not in self.read:
             self.read[path] = self._read(path)
         return self.read[path]

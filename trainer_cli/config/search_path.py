@@ -41,7 +41,7 @@ class SearchPath(NamedTuple):
         Raises:
             ConfigError: no such folder, or no config in it.
         """
-        # Resolved once: messages shorten paths by it, and links would keep them long.
+        # It is resolved: messages shorten paths by it, and links would keep them long.
         current_folder = (cwd or Path.cwd()).resolve()
         dirs = [*config_dirs(config_dir, current_folder, PACKAGE), *addon_folders()]
         if config_dir is not None and next(configs(dirs[0]), None) is None:

@@ -75,7 +75,7 @@ class Naming(NamedTuple):
         return _why_unfit(self, run_name)
 
 
-# Cached: every section that is made checks its pattern at hundreds of steps.
+# It is cached: every section that is made checks its pattern at hundreds of steps.
 @lru_cache(maxsize=64)
 def _why_unfit(naming: Naming, run_name: str) -> str | None:
     """See `Naming.why_unfit`."""

@@ -105,7 +105,7 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
         names_of_group: dict[int, tuple[str, ...]] = {}
         for file, groups in self.groups.items():
             for shard, names in groups.items():
-                # By identity: equal groups are one tuple, and the hash of a tuple reads all its names.
+                # The key is the identity: equal groups are one tuple, and the hash of a tuple reads all its names.
                 parts_of_group.setdefault(id(names), {})[file] = shard
                 names_of_group[id(names)] = names
         groups_of_name: dict[str, tuple[int, ...]] = {}

@@ -164,7 +164,7 @@ def check_mapping(key: str, mapping: Mapping[str, str]) -> None:
 
 def _compile_glob(glob: str) -> re.Pattern[str]:
     """A regular expression for a glob, with a group for each `*`."""
-    # Not fnmatch: only `*` is special here, and each `*` must be a group.
+    # This is not fnmatch: only `*` is special here, and each `*` must be a group.
     tokens = ("(.*)" if token == "*" else re.escape(token) for token in re.split(r"(\*)", glob))
     return re.compile("".join(tokens), re.DOTALL)
 
@@ -172,7 +172,7 @@ def _compile_glob(glob: str) -> re.Pattern[str]:
 def _fill_stars(target: str, matched: Sequence[str | None]) -> str:
     """The target with each `*` replaced by the text that the same `*` of the glob has matched."""
     first, *texts = target.split("*")
-    # Not strict: the target may have fewer * than the glob.
+    # This zip is not strict: the target may have fewer * than the glob.
     return first + "".join((match or "") + text for match, text in zip(matched, texts, strict=False))
 
 

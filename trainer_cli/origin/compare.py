@@ -65,7 +65,7 @@ class DataAndSource:
                 facts[f"number of samples in {name}"] = count_samples(loader)
                 facts[f"fingerprint of {name}"] = getattr(loader, "fingerprint", None)
         check_same(group, facts, where="data", cure="Give all machines the same data.")
-        # After the lengths: samples of data of another length differ too, and would not say why.
+        # Samples are compared after the lengths: samples of data of another length differ too, and would not say why.
         first, *later_ranks = group.gather(self)
         # Rank -> what differs there.
         samples, source = {}, {}
@@ -80,7 +80,7 @@ class DataAndSource:
 
 def _digest_samples(loaders: Mapping[str, Any], draws: int = 2) -> dict[str, dict[str, str]]:
     """Dataset -> sample -> its digest; samples that differ between `draws` are left out."""
-    # Not above: it imports torch.
+    # Imported here: it imports torch.
     from trainer_cli.data import sample_digests
 
     return sample_digests(loaders, draws=draws)

@@ -86,7 +86,7 @@ class WeightedMeans:
                 total.add_(value, alpha=weight)
         elif isinstance(value, Tensor):
             value = value.to(self._device, self._dtype, non_blocking=True)
-            # Masked: NaN times a weight of 0 is NaN.
+            # They are masked: NaN times a weight of 0 is NaN.
             total.addcmul_(value.masked_fill(weight == 0, 0), weight)
         elif math.isfinite(value):
             total.add_(weight, alpha=value)
@@ -111,7 +111,7 @@ class WeightedMeans:
         if not self._counted:
             return {}
         values = [self._sums[name] / self._weights[name] for name in self._counted]
-        # Stacked, so that one copy to the host brings them all.
+        # They are stacked, so that one copy to the host brings them all.
         *means, loss_sum = torch.stack([*values, self._sums.get("loss", values[0])]).tolist()
         self.loss_is_finite = "loss" not in self._counted or math.isfinite(loss_sum)
         return dict(zip(self._counted, means, strict=True))

@@ -198,7 +198,7 @@ class SaveRules:
         often, seldom = self.ephemeral_save_interval, self.save_interval
         if often is None:
             return None
-        # Of a whole run: a resume must refuse no more than the attempts before it.
+        # They are compared for a whole run: a resume must refuse no more than the attempts before it.
         counts, often, longest = replace(counts, start=Progress()), replace(often, offset=0), replace(longest, offset=0)
         step, end, length = counts.next_due(often, 0), counts.next_due(longest, 0), often.duration
         first = None if seldom is None else counts.next_due(seldom := replace(seldom, offset=0), 0)

@@ -265,7 +265,7 @@ class _Run:
         """Note a save, and what it removes; `finished` is the reason if it is the last one of the training."""
         save = Save(self.name(now), now.step, decision.kind, decision.reason, self.size(now.step))
         self.result.saves.append(save)
-        # Before the removals: those need a newer checkpoint that is committed.
+        # The peak is before the removals: those need a newer checkpoint that is committed.
         self._note_peak(now.step, 1, save.size_bytes)
         self.on_disk[save.name] = save.size_bytes
         self.bytes_on_disk += save.size_bytes

@@ -37,7 +37,7 @@ def run_as_rank(compose: Callable[[], Composed], work: Callable[[Composed, Proce
     try:
         with noting("while rank 0 composed the config"):
             composed = group.on_main(compose)
-        # Only now: the limit is in the config, which rank 0 has just sent.
+        # It is set only now: the limit is in the config, which rank 0 has just sent.
         group.set_timeout(composed.config.parallel.timeout_s)
         code = work(composed, group)
         # A launcher kills all ranks when one exits with 75, and rank 0 may still be writing the summary.

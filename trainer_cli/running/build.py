@@ -387,7 +387,7 @@ class Builder:
             name = getattr(target, "__name__", str(node["_target_"]))
             misfits = find_misfits(where, name, parameters, positional, named, first=len(first), partial=is_partial)
             raise_all(list(misfits))
-        # After the check of its arguments: a mistake is reported now, not at the call in the training.
+        # This comes after the check of its arguments: a mistake is reported now, not at the call in the training.
         if is_partial:
             check_partial(target, where, self.trust)
             return partial(target, *positional, **named)

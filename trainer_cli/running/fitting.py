@@ -105,7 +105,7 @@ def fit(
                 print_already_finished(run, start)
             return ExitCode.DONE
         # An error on one rank is raised on all, so that none waits in a collective.
-        # Before they are made: what is `auto` is found with objects of its own.
+        # This comes before they are made: what is `auto` is found with objects of its own.
         composed, decisions = _find_auto(composed, start, group)
         with group.checking("while data and model were made"):
             config_text = stored_config(composed, start.run_id)
@@ -117,7 +117,7 @@ def fit(
             stack.enter_context(signals)
         _warn_of_world_size(start.entry, group)
         with noting("while the run directory was opened"):
-            # Before a run directory is created: a rank with other data must leave nothing behind.
+            # This comes before a run directory is created: a rank with other data must leave nothing behind.
             if group.world_size > 1:
                 origin.check_same(group, data.loaders)
             with group.leading() as leads:
@@ -125,7 +125,7 @@ def fit(
                 if leads:
                     _check_hard_stop(start, trainer, data)
                     _compare_origin(composed, start, fork, data, origin)
-                    # Only now: until here an error leaves no directory of a new run and no attempt.
+                    # The run begins only now: until here an error leaves no directory of a new run and no attempt.
                     _begin_attempt(composed, start, fork, trainer, data, decisions, stack, config_text)
             fork = group.broadcast(fork)
             if group.world_size > 1:
@@ -488,7 +488,7 @@ def _train(
             # After an error the disk may be its cause, and that error has the cure.
             level = logging.DEBUG if result is None else logging.ERROR
             log.log(level, "%s could not be written: %s", run.summary_file, error)
-    # After the write: what is printed last must be true on the disk.
+    # It is printed after the write: what is printed last must be true on the disk.
     if outcome is not None:
         best_rows = describe_best(composed, trainer, outcome.best_metrics)
         print_outcome(run, outcome, result.metrics, best_rows, composed.naming_again)

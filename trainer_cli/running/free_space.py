@@ -39,7 +39,7 @@ def estimate_size(trainer: Trainer, start_point: StartPoint) -> int:
     if settings.leave_out:
         return 0
     tensors = [value for value in trainer.model.state_dict(keep_vars=True).values() if isinstance(value, torch.Tensor)]
-    # By identity: tied tensors are stored once. One that is not dense is refused later, when the state is tried.
+    # Tensors are compared by identity: tied ones are stored once. Those that are not dense are refused later.
     dense = {id(tensor): tensor for tensor in tensors if tensor.layout is torch.strided}
     return sum(tensor.nbytes for tensor in dense.values()) + sum(map(optimizer_bytes, trainer.optimizers.values()))
 

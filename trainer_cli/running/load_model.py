@@ -54,7 +54,7 @@ def load_model(
         ConfigError: the config names a class that is not trusted, or the model cannot be built.
         UserError: the weights do not fit the model, or `overrides` has `load.average`.
     """
-    # First: an unknown device is reported before a checkpoint is read.
+    # This comes first: an unknown device is reported before a checkpoint is read.
     torch_device = pick_device(device)
     if any(override.lstrip("+").startswith("load.average=") for override in overrides):
         raise UserError("load.average is not read by load_model", where="overrides", cure="Give average='none'.")
@@ -71,7 +71,7 @@ def load_model(
     )
     # Building the model draws random numbers.
     with rng_kept(), composed.placing():
-        # Only then: building a data set may take long, and needs its files.
+        # Data is built only if the model needs it: building a data set may take long, and needs its files.
         with_data = needs_data(composed.config.model)
         composed.check_targets(("model", "data") if with_data else ("model",))
         EvaluatedOrigin(composed, {}).compare(checkpoint)

@@ -351,7 +351,7 @@ def _progress(entry: Entry) -> Progress:
 
 def has_pending_evaluation(catalog: Catalog, entry: Entry) -> bool:
     """Whether the attempt that saved a checkpoint was stopped before an evaluation that was due."""
-    # Not above: it imports torch, and errors of a config are reported without waiting for that.
+    # Imported here: it imports torch, and errors of a config are reported without waiting for that.
     from trainer_cli.format import new_format
 
     if (manifest := entry.manifest) is None:

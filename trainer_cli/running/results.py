@@ -36,7 +36,7 @@ class Results:
         self.folder, self.show, self.settings = folder, show or show_table, settings or BestSettings()
         self.rows: list[ValidationRow] = []
         self.is_written = True
-        # Before any evaluation: an hour of work must not end at a folder that cannot be written.
+        # The folder is opened before any evaluation: an hour of work must not end at a folder that cannot be written.
         if why := _why_unwritable(folder):
             self._give_up(why)
 
@@ -77,7 +77,7 @@ class Results:
         """Append rows to validation.jsonl."""
         if not self.is_written:
             return
-        # Only now: an evaluation without a result leaves no empty folder.
+        # The folder is made only now: an evaluation without a result leaves no empty folder.
         self.folder.mkdir(parents=True, exist_ok=True)
         now = round(time.time(), 3)
         with closing(AppendedFile(self.folder / "validation.jsonl")) as file:

@@ -232,7 +232,7 @@ def choose(
     is_repeated = has_saved_since and bool(attempts) and attempts[-1].get("resume") == resume
     if resume not in ("auto", "must") and not is_repeated:
         path = named_path(resume)
-        # Resolved: the path may lead through a link or be relative.
+        # The path is resolved: it may lead through a link or be relative.
         holders = (catalog for catalog in catalogs if catalog.folder.resolve() == path.resolve().parent)
         catalog = next(holders, catalogs[0])
         return _choose_named(path, _entries_of_run(catalog, run_id), catalog, newer, check)

@@ -123,7 +123,7 @@ def start_existing(
     config = composed.config
     if config.resume == ANEW:
         return _start_anew(run, composed)
-    # First: a refused change of the config must not quarantine a checkpoint.
+    # This comes first: a refused change of the config must not quarantine a checkpoint.
     accepted = accepted_changes(run, composed)
     stored, changes, folder = accepted.stored, accepted.changes, accepted.folder
     run_id = run.run_id
@@ -235,8 +235,8 @@ def _why_stays_finished(
     if choice.entry is None or choice.entry.manifest is None or finished is None:
         return None
     if choice.entry.manifest.finished is not None:
-        # By the config in the checkpoint: an attempt to train further may have replaced that of the run. If only the
-        # summary records the end, the last attempt has made no step since, and the run's config is right.
+        # The config in the checkpoint decides: an attempt to train further may have replaced the one of the run. If
+        # only the summary records the end, the last attempt has made no step since, and the run's config is right.
         source, _ = StoredCheckpoint(choice.catalog.folder / choice.entry.name, choice.catalog).read_config()
         stored = from_yaml(source, trusted=True, missing_ok=True).config
     end = RecordedEnd.of(finished, summary)

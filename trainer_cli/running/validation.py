@@ -108,7 +108,7 @@ def watched(
     seen: set[Path] = set()
     has_logged = False
     while not stopped():
-        # Before the listing: a checkpoint that is saved in between is then found in the next round.
+        # This comes before the listing: a checkpoint that is saved in between is then found in the next round.
         ended = _ended(patterns, seen)
         try:
             selection = select(patterns)
@@ -375,7 +375,7 @@ def _default_folder(paths: Sequence[Path]) -> Path:
     runs = [run_or_place(path) for path in paths]
     if len(set(runs)) == 1 and (run := runs[0]) is not None:
         return run / "validation"
-    # Sorted, so that the same checkpoints lead to the same folder.
+    # They are sorted, so that the same checkpoints lead to the same folder.
     names = sorted({str(path if run is None else run) for path, run in zip(paths, runs, strict=True)})
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
     return Path("runs") / f"validation-{digest}"

@@ -79,7 +79,7 @@ class RunFinder:
     def _find_below(self, folder: Path, seen: set[tuple[int, int]]) -> Iterator[FoundRun]:
         """The runs in a folder and below it, without the folders in `seen`, to which it is added."""
         try:
-            # By device and inode, so that a circle of symbolic links ends.
+            # Device and inode are compared, so that a circle of symbolic links ends.
             identity = os.stat(folder)
             if (identity.st_dev, identity.st_ino) in seen:
                 return

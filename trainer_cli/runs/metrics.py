@@ -142,7 +142,7 @@ class BestSettings(NamedTuple):
         ranks = []
         for index, metrics in enumerate(metrics_of_rows):
             if rule.value(metrics) is not None:
-                # Of equal values the newest is first, by the negated step.
+                # The step is negated, so of equal values the newest is first.
                 ranks.append((rule.loss(metrics), -rows[index].step, index))
         return (min(ranks)[2], rule) if ranks else (None, None)
 

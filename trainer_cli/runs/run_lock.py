@@ -76,5 +76,5 @@ def lock_file(descriptor: int) -> None:
         except BlockingIOError:
             if time.monotonic() > until:
                 raise
-        # Polled: a blocking flock would wait for a training too, for days.
+        # The lock is polled: a blocking flock would wait for a training too, for days.
         time.sleep(_READERS_S / 10)

@@ -39,7 +39,7 @@ class Newer(StrEnum):
     trash = "trash"
 
 
-# By its functional form: `raise` is a keyword, and cannot be an attribute.
+# It has the functional form: `raise` is a keyword, and cannot be an attribute.
 OnSaveError = StrEnum("OnSaveError", {"raise": "raise", "warn": "warn"})
 
 
@@ -227,7 +227,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint")
-        # Of one unit alone: others are compared once the length of an epoch is known (policy/rules.py).
+        # Durations of different units are compared once the length of an epoch is known (policy/rules.py).
         save = check_duration("checkpoint.save_interval", self.save_interval)
         often = (
             None
@@ -240,7 +240,7 @@ class CheckpointConfig:
                 location="checkpoint.ephemeral_save_interval",
                 hint="Set checkpoint.remove=ephemeral_only.",
             )
-        # Here, not when the link is made: that is after hours of training.
+        # It is checked here: the link is made only after hours of training.
         if self.latest_link and "://" in (self.folder or ""):
             raise ConfigError(
                 f"checkpoint.latest_link is true, and {self.folder} can hold no link",

@@ -56,7 +56,7 @@ class SchedulerInterval(StrEnum):
     """Each time that training metrics are logged; for a schedule that reads one of them."""
 
 
-# By its functional form: names with a hyphen cannot be attributes.
+# It has the functional form: names with a hyphen cannot be attributes.
 CompileMode = StrEnum(
     "CompileMode",
     {
@@ -532,7 +532,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        # Here, not in their own sections, which do not know the name of the run.
+        # They are checked here, because their own sections do not know the name of the run.
         for key, section in (("checkpoint", self.checkpoint), ("checkpoint.copy_to", self.checkpoint.copy_to)):
             section.folder = filled_folder(f"{key}.folder", section.folder, self.name)
         pattern, suffix = self.checkpoint.name, self.checkpoint.suffix

@@ -63,7 +63,7 @@ class Holds:
                 if attempt == _TRIES - 1:
                     raise
             else:
-                # Listed, then held: what was removed in between is found out here and not during an evaluation.
+                # They are listed, then held: what was removed in between is noticed here, and not during an evaluation.
                 removed = [path for path in selection.paths if not self.take(path)]
                 paths = [path for path in selection.paths if path not in removed]
                 if paths or selection.damaged:

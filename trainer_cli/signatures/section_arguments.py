@@ -72,7 +72,7 @@ def takes_fields_of(section: type) -> Callable[[C], C]:
             )
             parameters.setdefault(field.name, parameter)
         constructor.__signature__ = signature.replace(parameters=list(parameters.values()))
-        # Of the class too: sphinx compares the signature of a function with its source, and fails where they differ.
+        # The class gets one too: sphinx fails where the signature of a function differs from its source.
         owner.__signature__ = ConstructorSignature()  # type: ignore[attr-defined]
         return owner
 

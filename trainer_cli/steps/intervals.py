@@ -266,7 +266,7 @@ def limit_batches(batches: int | None, limit: int | float | None) -> int | None:
     if isinstance(limit, float):
         if batches is None:
             raise ValueError("loop.limit_train_batches is a fraction, but the train loader has no length")
-        # By its text: 0.1 as a float is a little above a tenth, and would be rounded up to one batch more.
+        # The text is converted: 0.1 as a float is a little above a tenth, and would be rounded up to one batch more.
         return math.ceil(batches * Fraction(str(limit)))
     return limit if batches is None else min(batches, limit)
 

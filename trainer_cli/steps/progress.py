@@ -40,7 +40,7 @@ class Progress:
 
     def state_dict(self) -> dict[str, int | float]:
         """The counts, by name."""
-        # By hand: asdict copies recursively, and this runs at every save.
+        # It is written by hand: asdict copies recursively, and this runs at every save.
         counts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: count for name, count in counts.items() if count or name not in _OPTIONAL}
 

@@ -54,7 +54,7 @@ def check_fields(section: Any, path: str = "") -> None:
     values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     for name, value in check_values(type(section), values, path).items():
         setattr(section, name, value)
-    # After the conversion: a condition is compared with the member of a choice, not with its name.
+    # This comes after the conversion: a condition is compared with the member of a choice, not with its name.
     for field in dataclasses.fields(section):
         _check_effect(section, field, path)
 

@@ -86,7 +86,7 @@ class ValueKind(NamedTuple):
 
     def has_types(self, values: Iterable[Any]) -> bool:
         """Whether the values are all scalars of these kinds."""
-        # By the set of their types: there may be thousands of values.
+        # The set of their types is checked: there may be thousands of values.
         return all(_SCALARS.get(scalar) in self.names for scalar in set(map(type, values)))
 
     def _accepts(self, value: Any) -> bool:
@@ -218,7 +218,7 @@ def kind_of(annotation: Any) -> ValueKind | None:
         return None
 
 
-# Cached: each composed config asks for the same annotations.
+# It is cached: each composed config asks for the same annotations.
 @cache
 def _parse_annotation(text: str) -> ValueKind | None:
     """`kind_of` for the text of an annotation; SyntaxError if it is not an expression."""
