@@ -132,8 +132,8 @@ class SearchPath(NamedTuple):
             if folder == _shipped():
                 continue
             if experiments := list(self._replace(dirs=[folder]).options("experiment")):
-                path = shlex.quote(os.path.relpath(parent, self.cwd))
-                return f"The project above (cd {path}) has {list_names(experiments)}. "
+                path = os.path.relpath(parent, self.cwd)
+                return f"The project above (cd {shlex.quote(path)}) has {list_names(experiments)}. "
         return ""
 
     def is_choice(self, override: Override) -> bool:
