@@ -91,7 +91,7 @@ def test_copies_wait_for_a_store_that_is_away_and_the_next_start_sends_them(
     def begun(reached: ObjectClient) -> Copies:
         storage = ObjectStorage(url, cache=tmp_path / "cache", run_id="run", client=reached)
         copies = Copies(own, storage, as_path(url), "run", every=1, raises=raises)
-        copies.start(Retention(own.root, own, "run"), 2, Newer.refuse)
+        copies.start(Retention(own.root, own, "run"), 3, Newer.refuse)
         return copies
 
     def save(step: int) -> None:
@@ -105,17 +105,19 @@ def test_copies_wait_for_a_store_that_is_away_and_the_next_start_sends_them(
         begun(nowhere)
     copies = begun(client(store[0]))
     copies.storage.remote.client = nowhere  # type: ignore[attr-defined]
-    for step in (1, 2):
+    for step in (1, 2, 3):
         save(step)
         copies.copy(f"step{step}")
         copies.mirror.wait(600)
         copies.raise_failure()  # That the store is away fails nothing yet.
-    with pytest.raises(SaveError, match="the copies step1, step2 could not be sent") if raises else nullcontext():
+    with (
+        pytest.raises(SaveError, match="the copies step1, step2, step3 could not be sent") if raises else nullcontext()
+    ):
         copies.finish(Retention(own.root, own, "run"))
     assert ("could not be sent" in caplog.text) is not raises
     assert read_store(url, tmp_path / "other") == {}
     begun(client(store[0])).finish(Retention(own.root, own, "run"))
-    assert read_store(url, tmp_path / "another") == {1: True, 2: True}
+    assert read_store(url, tmp_path / "another") == {1: True, 2: True, 3: True}
 
 
 @pytest.mark.parametrize("more", [{}, {"config_kwargs": {"retries": {"max_attempts": 3}}}], ids=["own", "client's"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -30,6 +30,8 @@ class Retention:
         self._history = history or CheckpointHistory(None)
         self.catalog = Catalog(storage)
         self.rules = RetentionRules()
+        self.held: Callable[[], Collection[str]] = tuple
+        """Returns the names of checkpoints that are removed at a later time."""
         self._failed_removals: set[str] = set()
         """Names of checkpoints that could not be removed, which was logged."""
 
@@ -89,8 +91,11 @@ class Retention:
         except OSError as error:
             log.warning("could not see which checkpoints may go: %s; it will be tried again", as_clause(error))
             return
+        held = self.held()
         # Oldest first, as `plan_removal` lists them: a kill midway leaves the newest.
         for name, reason in removable.items():
+            if name in held:
+                continue
             try:
                 removed = self.storage.remove(name)
             except OSError as error:

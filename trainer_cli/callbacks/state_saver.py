@@ -118,6 +118,8 @@ class StateSaver(SaveCaller):
         self.copies = open_copies(
             self.storage, folder, settings, run_id=identity.run_id, attempt=identity.attempt, cache=cache
         )
+        if self.copies is not None:
+            self.retention.held = self.copies.waiting
         format = new_format(settings.format, settings.compression)
         self.checkpointer = Checkpointer(format=format, storage=self._storage_at, digest=settings.digest, thread=thread)
         self.in_background = saves_in_background(settings.save_async)

@@ -115,8 +115,9 @@ class Copies:
             self._failure = self._failed(self.folder, error)
             self.raise_failure()
         for entry, number in own:
-            if newest <= entry.step and number and number % self.every == 0:
-                self.copy(entry.name, gives_way=False)
+            is_due = newest <= entry.step and number and number % self.every == 0
+            if is_due and self._own.entry(entry.name).valid:
+                self.mirror.add(entry.name)
         self._drop_removable()
 
     def on_committed(self, name: str, metadata: CheckpointMetadata) -> None:
@@ -126,7 +127,11 @@ class Copies:
             if metadata.number % self.every == 0:
                 self.copy(name)
 
-    def copy(self, name: str, *, gives_way: bool = True) -> None:
+    def waiting(self) -> list[str]:
+        """The checkpoints that no rule may remove, as they are not copied yet."""
+        return self.mirror.waiting()
+
+    def copy(self, name: str) -> None:
         """Copy a checkpoint, or make an older copy of it equal; nothing if it is equal already."""
         # Held from now on, not from when the thread comes to it: retention may run before.
         hold = ExitStack()
@@ -135,7 +140,7 @@ class Copies:
         except OSError as error:
             self._keep(name, error)
             return
-        for other in self.mirror.add(name, hold, gives_way=gives_way):
+        for other in self.mirror.add(name, hold, gives_way=True):
             log.warning("%s is not copied: %s is due before an earlier copy has ended", other, name)
 
     def on_amended(self, name: str) -> None:

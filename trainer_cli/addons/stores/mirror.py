@@ -180,9 +180,13 @@ class Mirror:
                     self._send(name, waiting)
             # Of any kind, and reported here: `wait` waits for this thread, and no caller for its result.
             except BaseException as error:
-                if isinstance(error, StoreAwayError):
-                    # Each of the other checkpoints would wait for the same time-out.
-                    tried.update(self.waiting())
+                # Each of the other checkpoints would wait for the same time-out.
+                failed = dict(self._queue) if isinstance(error, StoreAwayError) else {name: waiting}
+                tried.update(failed)
+                for each in failed.values():
+                    each.gives_way = False
+                    # Its name is enough from now on: many may fail, and each hold takes a descriptor.
+                    each.hold.close()
                 # Once for each checkpoint, not once for each attempt.
                 if name not in self._failed:
                     self._failed.add(name)
@@ -201,10 +205,8 @@ class Mirror:
         if self._queue.get(name) is not waiting:
             return  # It was removed meanwhile.
         manifest, sent = self.source.peek(name, MANIFEST_FILE), self.place.peek(name, MANIFEST_FILE)
-        if sent is None and waiting.is_amended:
+        if manifest is None or (sent is None and waiting.is_amended):
             return
-        if manifest is None:
-            raise FileNotFoundError(errno.ENOENT, "it was removed", self.source.location(name))
         if sent == manifest or (sent is not None and self._is_amended(name, manifest, sent)):
             self._on_sent(name, manifest, False)
             return

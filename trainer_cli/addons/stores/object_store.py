@@ -248,8 +248,7 @@ class ObjectStorage:
 
     def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
         self.mirror.retry()
-        # A local copy may have been deleted by hand.
-        return [name for name in self.mirror.wait(timeout_s) if self._is_pending(name)]
+        return self.mirror.wait(timeout_s)
 
     def _on_sent(self, name: str, manifest: bytes, is_new: bool) -> None:
         if self.local.is_pinned(name):
