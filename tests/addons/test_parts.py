@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli import addon as addon_module
-from trainer_cli import parts
+from trainer_cli import addon as addon_module, parts
 from trainer_cli.addon import AddOn, each_addon, find_part
 from trainer_cli.errors import UserError
 from trainer_cli.parts import AddOnPart, explain_missing, list_addons

@@ -29,8 +29,7 @@ from acts import (
 from faulty_disk import Fault, FaultyDisk
 from forgetful import ForgetfulDisk
 from states import same, small_state
-from tiny import ListLogger, StopAt, loader, trainer
-from tiny import same as differences
+from tiny import ListLogger, StopAt, loader, same as differences, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import SaveError

@@ -14,8 +14,7 @@ from random import Random
 
 import pytest
 from faulty_disk import FaultyDisk
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from trainer_cli.manifest import FileEntry, new_digest
 from trainer_cli.schema.checkpoint_config import DigestAlgorithm

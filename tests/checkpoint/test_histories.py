@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from attempts import ELSEWHERE, EPOCH_STEPS, FAULTS, METRIC, Attempts, Step, quiet
-from hypothesis import HealthCheck, Phase, given, note, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, note, seed, settings, strategies as st
 from oracle import read_length
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer

@@ -11,8 +11,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from states import same, small_state
 from torch import nn
 

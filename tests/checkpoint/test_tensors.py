@@ -16,8 +16,7 @@ import safetensors
 import safetensors.torch
 import torch
 from hostile_cases import HEADERS
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from states import same, small_state
 
 from trainer_cli.format import file_layout as tensor_file

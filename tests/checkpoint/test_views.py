@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fake_ranks import form_of, parted, rank_of, save_as
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from known_formats import FORMATS, OF_RANKS
 from states import restore_model, same
 from torch.distributed.tensor import Shard

@@ -21,8 +21,7 @@ import hydra.plugins.config_source
 import omegaconf
 import pytest
 import yaml
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
+from hydra import compose as hydra_compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra.core.config_store import ConfigStore
@@ -40,8 +39,7 @@ from trainer_cli.config.files import ConfigFiles
 from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.overrides import path_of, read_overrides
 from trainer_cli.config.search_path import SearchPath
-from trainer_cli.config.tree import ConfigTree, MergeError, Node
-from trainer_cli.config.tree import merge as merge_trees
+from trainer_cli.config.tree import ConfigTree, MergeError, Node, merge as merge_trees
 from trainer_cli.errors import ConfigError, raise_all
 from trainer_cli.keys import config_keys as fields
 

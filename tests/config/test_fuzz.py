@@ -17,12 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from omegaconf import OmegaConf
 
-from trainer_cli.config import overrides, search_path
-from trainer_cli.config import yaml as yaml_reader
+from trainer_cli.config import overrides, search_path, yaml as yaml_reader
 from trainer_cli.config.check import validate
 from trainer_cli.config.composing import compose, from_yaml
 from trainer_cli.config.tree import ConfigTree, Node

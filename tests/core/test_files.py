@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 from dying_disk import Died, die_at
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainer_cli.checkpoint.disk_space import FreeSpace, NeededSpace, find_shortage, why_no_room
 from trainer_cli.errors import UserError
-from trainer_cli.files import durable as files
-from trainer_cli.files import json_lines
+from trainer_cli.files import durable as files, json_lines
 from trainer_cli.files.json_lines import GrowingFile, Lines, Rows, read_last_row, read_rows
 
 REPLACES = ("fsync", "replace", "unlink")

@@ -8,8 +8,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainer_cli.layout.shards import Shard
 from trainer_cli.manifest import FileEntry, Manifest, ManifestError, new_digest

@@ -5,8 +5,7 @@ from collections import Counter
 from itertools import pairwise, permutations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_position, sample_seed
 

@@ -21,8 +21,7 @@ from trainer_cli.trainer.hooks import VOCABULARY
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
-from chromium import Page, needs_chromium
-from chromium import page as browser_page
+from chromium import Page, needs_chromium, page as browser_page
 
 ROOT = Path(__file__).parents[2]
 

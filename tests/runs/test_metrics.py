@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainer_cli.addons.view.curves import pace, pauses, reduce
 from trainer_cli.loggers.text_files import JsonlLogger

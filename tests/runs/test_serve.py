@@ -20,8 +20,7 @@ from trainer_cli.addons.view.serve_http import RunServer, is_local
 from trainer_cli.addons.view.serve_runs import ServedRuns, end_of_log
 from trainer_cli.commands.command_line import main
 from trainer_cli.commands.tail import Tail
-from trainer_cli.runs import columns as curves
-from trainer_cli.runs import run as runs_run
+from trainer_cli.runs import columns as curves, run as runs_run
 from trainer_cli.runs.run import Run
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.strict_json import strict_json

@@ -12,8 +12,7 @@ import pytest
 import torch
 from tiny import Line, ListLogger, assert_resumes_exactly, loader, trainer
 from torch import Tensor, nn
-from torch.optim import lr_scheduler
-from torch.optim import lr_scheduler as lr
+from torch.optim import lr_scheduler, lr_scheduler as lr
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 

@@ -14,14 +14,15 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.batches.contents import describe_batch as describe_batch
-    from trainer_cli.batches.contents import is_dense as is_dense
-    from trainer_cli.batches.contents import leading_size as leading_size
-    from trainer_cli.batches.contents import tensors_of as tensors_of
-    from trainer_cli.batches.contents import to_device as to_device
+    from trainer_cli.batches.contents import (
+        describe_batch as describe_batch,
+        is_dense as is_dense,
+        leading_size as leading_size,
+        tensors_of as tensors_of,
+        to_device as to_device,
+    )
     from trainer_cli.batches.nan_rows import rows_with_nan as rows_with_nan
-    from trainer_cli.batches.samples import SampleCheck as SampleCheck
-    from trainer_cli.batches.samples import sample_count as sample_count
+    from trainer_cli.batches.samples import SampleCheck as SampleCheck, sample_count as sample_count
     from trainer_cli.batches.split import split_batch as split_batch
 
     __all__: list[str]

@@ -22,23 +22,24 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.catalog.catalog import Catalog as Catalog
-    from trainer_cli.catalog.catalog import Check as Check
-    from trainer_cli.catalog.catalog import Entry as Entry
-    from trainer_cli.catalog.catalog import examine as examine
-    from trainer_cli.catalog.catalog import newest_of_all as newest_of_all
-    from trainer_cli.catalog.catalog import verify_and_decode as verify_and_decode
-    from trainer_cli.catalog.find import checkpoint_at as checkpoint_at
-    from trainer_cli.catalog.find import expanded as expanded
-    from trainer_cli.catalog.find import filled as filled
-    from trainer_cli.catalog.find import path_to_save as path_to_save
-    from trainer_cli.catalog.find import paths_of as paths_of
-    from trainer_cli.catalog.find import split_existing as split_existing
-    from trainer_cli.catalog.foreign_kind import ForeignKind as ForeignKind
-    from trainer_cli.catalog.foreign_kind import refuse_foreign as refuse_foreign
-    from trainer_cli.catalog.history import CheckpointHistory as CheckpointHistory
-    from trainer_cli.catalog.history import Life as Life
-    from trainer_cli.catalog.history import Spent as Spent
+    from trainer_cli.catalog.catalog import (
+        Catalog as Catalog,
+        Check as Check,
+        Entry as Entry,
+        examine as examine,
+        newest_of_all as newest_of_all,
+        verify_and_decode as verify_and_decode,
+    )
+    from trainer_cli.catalog.find import (
+        checkpoint_at as checkpoint_at,
+        expanded as expanded,
+        filled as filled,
+        path_to_save as path_to_save,
+        paths_of as paths_of,
+        split_existing as split_existing,
+    )
+    from trainer_cli.catalog.foreign_kind import ForeignKind as ForeignKind, refuse_foreign as refuse_foreign
+    from trainer_cli.catalog.history import CheckpointHistory as CheckpointHistory, Life as Life, Spent as Spent
     from trainer_cli.catalog.path_variables import rank_variables_in as rank_variables_in
 
     __all__: list[str]

@@ -30,8 +30,8 @@ from trainer_cli.catalog import ForeignKind, checkpoint_at, path_to_save
 from trainer_cli.checkpoint.fill_state import LoadedState, MapLocation, load_into, move_tensors
 from trainer_cli.checkpoint.group_save import GroupSave, compare_ranks
 from trainer_cli.checkpoint.reading import errors_of_reading, read_valid_manifest
-from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
 from trainer_cli.checkpoint.save import (
+    CheckpointMetadata as CheckpointMetadata,
     CheckpointWriter,
     CommitHook,
     InFlightSave,
@@ -46,8 +46,15 @@ from trainer_cli.checkpoint.writer_thread import WriterThread, report_failure, r
 from trainer_cli.dtensor import Targets, local_of, targets_in
 from trainer_cli.errors import CheckpointError, NotDurableError, SaveError, UserError
 from trainer_cli.files import as_path
-from trainer_cli.format import RANKS, DividedFormat, Format, ShardedFormat, StateReader, new_format
-from trainer_cli.format import CheckpointReader as CheckpointReader
+from trainer_cli.format import (
+    RANKS,
+    CheckpointReader as CheckpointReader,
+    DividedFormat,
+    Format,
+    ShardedFormat,
+    StateReader,
+    new_format,
+)
 from trainer_cli.layout import is_plain
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel import ALONE, ProcessGroup, describe_lone_rank, find_default_group, find_default_ranks

@@ -23,13 +23,15 @@ from trainer_cli.lazy import add_lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_cli.commands.ckpt import Action as Action
-    from trainer_cli.commands.command_line import Parser as Parser
-    from trainer_cli.commands.command_line import add_allow_pickle as add_allow_pickle
-    from trainer_cli.commands.command_line import add_config_arguments as add_config_arguments
-    from trainer_cli.commands.command_line import add_config_dir as add_config_dir
-    from trainer_cli.commands.command_line import add_no_replay as add_no_replay
-    from trainer_cli.commands.command_line import add_overrides as add_overrides
-    from trainer_cli.commands.command_line import main as main
+    from trainer_cli.commands.command_line import (
+        Parser as Parser,
+        add_allow_pickle as add_allow_pickle,
+        add_config_arguments as add_config_arguments,
+        add_config_dir as add_config_dir,
+        add_no_replay as add_no_replay,
+        add_overrides as add_overrides,
+        main as main,
+    )
     from trainer_cli.commands.streams import tolerate_lost_output as tolerate_lost_output
     from trainer_cli.commands.tail import no_run as no_run
 

@@ -16,23 +16,27 @@ from trainer_cli.lazy import add_lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_cli.components.bind import check_components as check_components
-    from trainer_cli.components.nodes import EVALUATED as EVALUATED
-    from trainer_cli.components.nodes import SAVER as SAVER
-    from trainer_cli.components.nodes import SCHEDULER_KEYS as SCHEDULER_KEYS
-    from trainer_cli.components.nodes import SECTIONS as SECTIONS
-    from trainer_cli.components.nodes import SPECIAL as SPECIAL
-    from trainer_cli.components.nodes import as_node as as_node
-    from trainer_cli.components.nodes import check_keys as check_keys
-    from trainer_cli.components.nodes import fill_from_data as fill_from_data
-    from trainer_cli.components.nodes import is_node as is_node
-    from trainer_cli.components.nodes import list_metric_intervals as list_metric_intervals
-    from trainer_cli.components.nodes import list_optimizers as list_optimizers
-    from trainer_cli.components.nodes import list_schedules as list_schedules
-    from trainer_cli.components.nodes import needs_data as needs_data
+    from trainer_cli.components.nodes import (
+        EVALUATED as EVALUATED,
+        SAVER as SAVER,
+        SCHEDULER_KEYS as SCHEDULER_KEYS,
+        SECTIONS as SECTIONS,
+        SPECIAL as SPECIAL,
+        as_node as as_node,
+        check_keys as check_keys,
+        fill_from_data as fill_from_data,
+        is_node as is_node,
+        list_metric_intervals as list_metric_intervals,
+        list_optimizers as list_optimizers,
+        list_schedules as list_schedules,
+        needs_data as needs_data,
+    )
     from trainer_cli.components.shadows import refuse_shadows as refuse_shadows
-    from trainer_cli.components.targets import Trust as Trust
-    from trainer_cli.components.targets import import_from as import_from
-    from trainer_cli.components.targets import import_target as import_target
+    from trainer_cli.components.targets import (
+        Trust as Trust,
+        import_from as import_from,
+        import_target as import_target,
+    )
 
     __all__: list[str]
 else:

@@ -21,8 +21,7 @@ from trainer_cli.config.files import ConfigFiles, is_component, read_chosen_grou
 from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
 from trainer_cli.config.overrides import line_of, parse_overrides
 from trainer_cli.config.search_path import SearchPath
-from trainer_cli.config.tree import MergeError, Node, name_kind
-from trainer_cli.config.tree import merge as merge_nodes
+from trainer_cli.config.tree import MergeError, Node, merge as merge_nodes, name_kind
 from trainer_cli.keys import defaults
 
 

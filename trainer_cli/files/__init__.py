@@ -20,26 +20,29 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.files.durable import REFUSED as REFUSED
-    from trainer_cli.files.durable import AppendedFile as AppendedFile
-    from trainer_cli.files.durable import FileIdentity as FileIdentity
-    from trainer_cli.files.durable import close_private as close_private
-    from trainer_cli.files.durable import is_gone as is_gone
-    from trainer_cli.files.durable import keep_spans as keep_spans
-    from trainer_cli.files.durable import locked_file as locked_file
-    from trainer_cli.files.durable import naming as naming
-    from trainer_cli.files.durable import open_private as open_private
-    from trainer_cli.files.durable import private_file as private_file
-    from trainer_cli.files.durable import replace as replace
-    from trainer_cli.files.durable import staged_path as staged_path
-    from trainer_cli.files.durable import sync as sync
-    from trainer_cli.files.json_lines import GrowingFile as GrowingFile
-    from trainer_cli.files.json_lines import parse_object as parse_object
-    from trainer_cli.files.json_lines import parse_rows as parse_rows
-    from trainer_cli.files.json_lines import read_last_row as read_last_row
-    from trainer_cli.files.json_lines import read_rows as read_rows
-    from trainer_cli.files.url_path import as_path as as_path
-    from trainer_cli.files.url_path import is_url as is_url
+    from trainer_cli.files.durable import (
+        REFUSED as REFUSED,
+        AppendedFile as AppendedFile,
+        FileIdentity as FileIdentity,
+        close_private as close_private,
+        is_gone as is_gone,
+        keep_spans as keep_spans,
+        locked_file as locked_file,
+        naming as naming,
+        open_private as open_private,
+        private_file as private_file,
+        replace as replace,
+        staged_path as staged_path,
+        sync as sync,
+    )
+    from trainer_cli.files.json_lines import (
+        GrowingFile as GrowingFile,
+        parse_object as parse_object,
+        parse_rows as parse_rows,
+        read_last_row as read_last_row,
+        read_rows as read_rows,
+    )
+    from trainer_cli.files.url_path import as_path as as_path, is_url as is_url
 
     __all__: list[str]
 else:

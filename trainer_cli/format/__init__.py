@@ -24,23 +24,20 @@ from trainer_cli.lazy import add_lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_cli.format.base import Format as Format
-    from trainer_cli.format.file_layout import FileLayout as FileLayout
-    from trainer_cli.format.file_layout import lay_out as lay_out
+    from trainer_cli.format.file_layout import FileLayout as FileLayout, lay_out as lay_out
     from trainer_cli.format.open import new_format as new_format
     from trainer_cli.format.rank_files import FilesOfRank as FilesOfRank
     from trainer_cli.format.readable import check_readable as check_readable
-    from trainer_cli.format.reader import CheckpointReader as CheckpointReader
-    from trainer_cli.format.reader import StateReader as StateReader
-    from trainer_cli.format.sharded import RANKS as RANKS
-    from trainer_cli.format.sharded import DividedFormat as DividedFormat
-    from trainer_cli.format.sharded import ShardedFormat as ShardedFormat
-    from trainer_cli.format.sharded import TensorsFormat as TensorsFormat
-    from trainer_cli.format.sharded import decoded_state as decoded_state
-    from trainer_cli.format.stored import StoredState as StoredState
-    from trainer_cli.format.stored import StoredTensor as StoredTensor
-    from trainer_cli.format.tree import Undecodable as Undecodable
-    from trainer_cli.format.tree import decode as decode
-    from trainer_cli.format.tree import encode as encode
+    from trainer_cli.format.reader import CheckpointReader as CheckpointReader, StateReader as StateReader
+    from trainer_cli.format.sharded import (
+        RANKS as RANKS,
+        DividedFormat as DividedFormat,
+        ShardedFormat as ShardedFormat,
+        TensorsFormat as TensorsFormat,
+        decoded_state as decoded_state,
+    )
+    from trainer_cli.format.stored import StoredState as StoredState, StoredTensor as StoredTensor
+    from trainer_cli.format.tree import Undecodable as Undecodable, decode as decode, encode as encode
 
     __all__: list[str]
 else:

@@ -15,26 +15,30 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.keys.config_keys import DATA_KEYS as DATA_KEYS
-    from trainer_cli.keys.config_keys import OF_ONE_COMMAND as OF_ONE_COMMAND
-    from trainer_cli.keys.config_keys import OPEN as OPEN
-    from trainer_cli.keys.config_keys import SEVERAL as SEVERAL
-    from trainer_cli.keys.config_keys import WITHOUT_EFFECT as WITHOUT_EFFECT
-    from trainer_cli.keys.config_keys import ConfigKey as ConfigKey
-    from trainer_cli.keys.config_keys import KeyPath as KeyPath
-    from trainer_cli.keys.config_keys import check_data_counts as check_data_counts
-    from trainer_cli.keys.config_keys import defaults as defaults
-    from trainer_cli.keys.config_keys import kind_at as kind_at
-    from trainer_cli.keys.config_keys import list_keys as list_keys
-    from trainer_cli.keys.config_keys import sections as sections
-    from trainer_cli.keys.config_keys import text_keys as text_keys
-    from trainer_cli.keys.config_keys import unknown_key as unknown_key
-    from trainer_cli.keys.config_keys import whole_values as whole_values
-    from trainer_cli.keys.config_keys import why_refused as why_refused
+    from trainer_cli.keys.config_keys import (
+        DATA_KEYS as DATA_KEYS,
+        OF_ONE_COMMAND as OF_ONE_COMMAND,
+        OPEN as OPEN,
+        SEVERAL as SEVERAL,
+        WITHOUT_EFFECT as WITHOUT_EFFECT,
+        ConfigKey as ConfigKey,
+        KeyPath as KeyPath,
+        check_data_counts as check_data_counts,
+        defaults as defaults,
+        kind_at as kind_at,
+        list_keys as list_keys,
+        sections as sections,
+        text_keys as text_keys,
+        unknown_key as unknown_key,
+        whole_values as whole_values,
+        why_refused as why_refused,
+    )
     from trainer_cli.keys.editor_schema import json_schema as json_schema
-    from trainer_cli.keys.resume_rules import SOURCE as SOURCE
-    from trainer_cli.keys.resume_rules import matches_any as matches_any
-    from trainer_cli.keys.resume_rules import why_may_change as why_may_change
+    from trainer_cli.keys.resume_rules import (
+        SOURCE as SOURCE,
+        matches_any as matches_any,
+        why_may_change as why_may_change,
+    )
 
     __all__: list[str]
 else:

@@ -19,26 +19,26 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.layout.naming import CONFIG_FILE as CONFIG_FILE
-    from trainer_cli.layout.naming import COPIES_CACHE as COPIES_CACHE
-    from trainer_cli.layout.naming import MANIFEST_FILE as MANIFEST_FILE
-    from trainer_cli.layout.naming import MODEL_CONFIG_FILE as MODEL_CONFIG_FILE
-    from trainer_cli.layout.naming import PINNED_FILE as PINNED_FILE
-    from trainer_cli.layout.naming import STEP_MODULES as STEP_MODULES
-    from trainer_cli.layout.naming import SWEEP_FOLDER as SWEEP_FOLDER
-    from trainer_cli.layout.naming import VARIABLES as VARIABLES
-    from trainer_cli.layout.naming import Naming as Naming
-    from trainer_cli.layout.naming import class_name as class_name
-    from trainer_cli.layout.naming import in_runs as in_runs
-    from trainer_cli.layout.naming import is_plain as is_plain
-    from trainer_cli.layout.naming import is_run_id as is_run_id
-    from trainer_cli.layout.naming import numbers_within as numbers_within
-    from trainer_cli.layout.naming import parse_step as parse_step
-    from trainer_cli.layout.naming import step_within as step_within
+    from trainer_cli.layout.naming import (
+        CONFIG_FILE as CONFIG_FILE,
+        COPIES_CACHE as COPIES_CACHE,
+        MANIFEST_FILE as MANIFEST_FILE,
+        MODEL_CONFIG_FILE as MODEL_CONFIG_FILE,
+        PINNED_FILE as PINNED_FILE,
+        STEP_MODULES as STEP_MODULES,
+        SWEEP_FOLDER as SWEEP_FOLDER,
+        VARIABLES as VARIABLES,
+        Naming as Naming,
+        class_name as class_name,
+        in_runs as in_runs,
+        is_plain as is_plain,
+        is_run_id as is_run_id,
+        numbers_within as numbers_within,
+        parse_step as parse_step,
+        step_within as step_within,
+    )
     from trainer_cli.layout.parts import PartTable as PartTable
-    from trainer_cli.layout.shards import PER_RANK as PER_RANK
-    from trainer_cli.layout.shards import Shard as Shard
-    from trainer_cli.layout.shards import spread as spread
+    from trainer_cli.layout.shards import PER_RANK as PER_RANK, Shard as Shard, spread as spread
 
     __all__: list[str]
 else:

@@ -17,26 +17,32 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.loads.left_out import LEAVE_OUT as LEAVE_OUT
-    from trainer_cli.loads.left_out import OPTIONAL_STATES as OPTIONAL_STATES
-    from trainer_cli.loads.left_out import can_resume as can_resume
-    from trainer_cli.loads.left_out import check_leave_out as check_leave_out
-    from trainer_cli.loads.left_out import check_load as check_load
-    from trainer_cli.loads.left_out import describe_left_out as describe_left_out
-    from trainer_cli.loads.left_out import find_left_out as find_left_out
-    from trainer_cli.loads.left_out import omit_states as omit_states
-    from trainer_cli.loads.options import LOG_MARKS as LOG_MARKS
-    from trainer_cli.loads.options import LORA_SCALING as LORA_SCALING
-    from trainer_cli.loads.options import STATES as STATES
-    from trainer_cli.loads.options import VERSIONS as VERSIONS
-    from trainer_cli.loads.options import WEIGHTS as WEIGHTS
-    from trainer_cli.loads.options import WHOLE as WHOLE
-    from trainer_cli.loads.options import LoadOptions as LoadOptions
-    from trainer_cli.loads.options import check_mapping as check_mapping
-    from trainer_cli.loads.options import check_states as check_states
-    from trainer_cli.loads.report import OTHER_MODEL as OTHER_MODEL
-    from trainer_cli.loads.report import LoadReport as LoadReport
-    from trainer_cli.loads.report import list_by_owner as list_by_owner
+    from trainer_cli.loads.left_out import (
+        LEAVE_OUT as LEAVE_OUT,
+        OPTIONAL_STATES as OPTIONAL_STATES,
+        can_resume as can_resume,
+        check_leave_out as check_leave_out,
+        check_load as check_load,
+        describe_left_out as describe_left_out,
+        find_left_out as find_left_out,
+        omit_states as omit_states,
+    )
+    from trainer_cli.loads.options import (
+        LOG_MARKS as LOG_MARKS,
+        LORA_SCALING as LORA_SCALING,
+        STATES as STATES,
+        VERSIONS as VERSIONS,
+        WEIGHTS as WEIGHTS,
+        WHOLE as WHOLE,
+        LoadOptions as LoadOptions,
+        check_mapping as check_mapping,
+        check_states as check_states,
+    )
+    from trainer_cli.loads.report import (
+        OTHER_MODEL as OTHER_MODEL,
+        LoadReport as LoadReport,
+        list_by_owner as list_by_owner,
+    )
 
     __all__: list[str]
 else:

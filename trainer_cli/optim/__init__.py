@@ -21,26 +21,31 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.optim.freezing import Freezing as Freezing
-    from trainer_cli.optim.freezing import Patterns as Patterns
+    from trainer_cli.optim.freezing import Freezing as Freezing, Patterns as Patterns
     from trainer_cli.optim.optimizer_modes import OptimizerModes as OptimizerModes
-    from trainer_cli.optim.optimizers import ONLY as ONLY
-    from trainer_cli.optim.optimizers import OptimizerEntry as OptimizerEntry
-    from trainer_cli.optim.optimizers import make_optimizer as make_optimizer
-    from trainer_cli.optim.optimizers import make_optimizers as make_optimizers
-    from trainer_cli.optim.optimizers import optimizer_factory as optimizer_factory
-    from trainer_cli.optim.optimizers import parameters_of as parameters_of
+    from trainer_cli.optim.optimizers import (
+        ONLY as ONLY,
+        OptimizerEntry as OptimizerEntry,
+        make_optimizer as make_optimizer,
+        make_optimizers as make_optimizers,
+        optimizer_factory as optimizer_factory,
+        parameters_of as parameters_of,
+    )
     from trainer_cli.optim.scheduler_intervals import Scheduled as Scheduled
-    from trainer_cli.optim.schedulers import Schedulers as Schedulers
-    from trainer_cli.optim.schedulers import name_schedulers as name_schedulers
-    from trainer_cli.optim.schedulers import schedule_from as schedule_from
-    from trainer_cli.optim.schedulers import scheduler_factory as scheduler_factory
+    from trainer_cli.optim.schedulers import (
+        Schedulers as Schedulers,
+        name_schedulers as name_schedulers,
+        schedule_from as schedule_from,
+        scheduler_factory as scheduler_factory,
+    )
     from trainer_cli.optim.trained_parameters import TrainedParameters as TrainedParameters
-    from trainer_cli.optim.warmup import WarmupCosine as WarmupCosine
-    from trainer_cli.optim.warmup import WarmupInverseSqrt as WarmupInverseSqrt
-    from trainer_cli.optim.warmup import WarmupLinear as WarmupLinear
-    from trainer_cli.optim.warmup import WarmupPolynomial as WarmupPolynomial
-    from trainer_cli.optim.warmup import WarmupStableDecay as WarmupStableDecay
+    from trainer_cli.optim.warmup import (
+        WarmupCosine as WarmupCosine,
+        WarmupInverseSqrt as WarmupInverseSqrt,
+        WarmupLinear as WarmupLinear,
+        WarmupPolynomial as WarmupPolynomial,
+        WarmupStableDecay as WarmupStableDecay,
+    )
 
     __all__: list[str]
 else:

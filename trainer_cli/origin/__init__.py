@@ -21,14 +21,16 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.origin.compare import TRAIN as TRAIN
-    from trainer_cli.origin.compare import DataAndSource as DataAndSource
-    from trainer_cli.origin.compare import EvaluatedOrigin as EvaluatedOrigin
-    from trainer_cli.origin.compare import compare_forked as compare_forked
-    from trainer_cli.origin.compare import compare_resumed as compare_resumed
-    from trainer_cli.origin.compare import naming_project as naming_project
-    from trainer_cli.origin.compare import other_source as other_source
-    from trainer_cli.origin.compare import report_source as report_source
+    from trainer_cli.origin.compare import (
+        TRAIN as TRAIN,
+        DataAndSource as DataAndSource,
+        EvaluatedOrigin as EvaluatedOrigin,
+        compare_forked as compare_forked,
+        compare_resumed as compare_resumed,
+        naming_project as naming_project,
+        other_source as other_source,
+        report_source as report_source,
+    )
 
     __all__: list[str]
 else:

@@ -22,23 +22,31 @@ from trainer_cli.lazy import add_lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_cli.parallel.agreement import Agreement as Agreement
-    from trainer_cli.parallel.distributed_group import find_default_group as find_default_group
-    from trainer_cli.parallel.distributed_group import join_processes as join_processes
-    from trainer_cli.parallel.peer_errors import LostRankError as LostRankError
-    from trainer_cli.parallel.peer_errors import PeerError as PeerError
-    from trainer_cli.parallel.peer_errors import is_of_peer as is_of_peer
-    from trainer_cli.parallel.peer_errors import noted_activity as noted_activity
-    from trainer_cli.parallel.peer_errors import noting as noting
-    from trainer_cli.parallel.process_group import ALONE as ALONE
-    from trainer_cli.parallel.process_group import ProcessGroup as ProcessGroup
-    from trainer_cli.parallel.process_group import describe_lone_rank as describe_lone_rank
-    from trainer_cli.parallel.process_group import find_default_ranks as find_default_ranks
-    from trainer_cli.parallel.process_group import imitate_group as imitate_group
+    from trainer_cli.parallel.distributed_group import (
+        find_default_group as find_default_group,
+        join_processes as join_processes,
+    )
+    from trainer_cli.parallel.peer_errors import (
+        LostRankError as LostRankError,
+        PeerError as PeerError,
+        is_of_peer as is_of_peer,
+        noted_activity as noted_activity,
+        noting as noting,
+    )
+    from trainer_cli.parallel.process_group import (
+        ALONE as ALONE,
+        ProcessGroup as ProcessGroup,
+        describe_lone_rank as describe_lone_rank,
+        find_default_ranks as find_default_ranks,
+        imitate_group as imitate_group,
+    )
     from trainer_cli.parallel.rendezvous import serve_store as serve_store
-    from trainer_cli.parallel.same import check_same as check_same
-    from trainer_cli.parallel.same import check_same_file as check_same_file
-    from trainer_cli.parallel.same import check_same_losses as check_same_losses
-    from trainer_cli.parallel.same import check_same_samples as check_same_samples
+    from trainer_cli.parallel.same import (
+        check_same as check_same,
+        check_same_file as check_same_file,
+        check_same_losses as check_same_losses,
+        check_same_samples as check_same_samples,
+    )
 
     __all__: list[str]
 else:

@@ -16,8 +16,7 @@ from trainer_cli.ranks import Ranks, check_tensor_size, identify_launch, read_ra
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import ProcessGroup as TorchGroup
-    from torch.distributed import Work
+    from torch.distributed import ProcessGroup as TorchGroup, Work
 
     from trainer_cli.parallel.direct import DirectSum
 

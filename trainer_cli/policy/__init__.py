@@ -21,20 +21,23 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.policy.rules import BestRule as BestRule
-    from trainer_cli.policy.rules import CheckpointKind as CheckpointKind
-    from trainer_cli.policy.rules import Decision as Decision
-    from trainer_cli.policy.rules import RetentionRules as RetentionRules
-    from trainer_cli.policy.rules import SaveCost as SaveCost
-    from trainer_cli.policy.rules import Saved as Saved
-    from trainer_cli.policy.rules import SaveFacts as SaveFacts
-    from trainer_cli.policy.rules import SaveRules as SaveRules
-    from trainer_cli.policy.simulation import Simulation as Simulation
-    from trainer_cli.policy.simulation import Timeline as Timeline
-    from trainer_cli.policy.stopping import Limits as Limits
-    from trainer_cli.policy.stopping import Occasion as Occasion
-    from trainer_cli.policy.stopping import RecordedEnd as RecordedEnd
-    from trainer_cli.policy.stopping import Stop as Stop
+    from trainer_cli.policy.rules import (
+        BestRule as BestRule,
+        CheckpointKind as CheckpointKind,
+        Decision as Decision,
+        RetentionRules as RetentionRules,
+        SaveCost as SaveCost,
+        Saved as Saved,
+        SaveFacts as SaveFacts,
+        SaveRules as SaveRules,
+    )
+    from trainer_cli.policy.simulation import Simulation as Simulation, Timeline as Timeline
+    from trainer_cli.policy.stopping import (
+        Limits as Limits,
+        Occasion as Occasion,
+        RecordedEnd as RecordedEnd,
+        Stop as Stop,
+    )
 
     __all__: list[str]
 else:

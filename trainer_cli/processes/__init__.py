@@ -13,11 +13,12 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.processes.child import own_command as own_command
-    from trainer_cli.processes.child import stop_with_parent as stop_with_parent
-    from trainer_cli.processes.fit import compose_fit as compose_fit
-    from trainer_cli.processes.fit import fit_in_processes as fit_in_processes
-    from trainer_cli.processes.fit import provide_fork as provide_fork
+    from trainer_cli.processes.child import own_command as own_command, stop_with_parent as stop_with_parent
+    from trainer_cli.processes.fit import (
+        compose_fit as compose_fit,
+        fit_in_processes as fit_in_processes,
+        provide_fork as provide_fork,
+    )
     from trainer_cli.processes.override_text import text_of as text_of
     from trainer_cli.processes.rank import run_as_rank as run_as_rank
 

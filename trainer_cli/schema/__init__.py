@@ -17,26 +17,30 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.schema.checkpoint_config import CheckpointConfig as CheckpointConfig
-    from trainer_cli.schema.checkpoint_config import CheckpointFormat as CheckpointFormat
-    from trainer_cli.schema.checkpoint_config import Compression as Compression
-    from trainer_cli.schema.checkpoint_config import DigestAlgorithm as DigestAlgorithm
-    from trainer_cli.schema.checkpoint_config import KeepBestConfig as KeepBestConfig
-    from trainer_cli.schema.checkpoint_config import Newer as Newer
-    from trainer_cli.schema.checkpoint_config import Removal as Removal
-    from trainer_cli.schema.sections import ANEW as ANEW
-    from trainer_cli.schema.sections import RESUME_WORDS as RESUME_WORDS
-    from trainer_cli.schema.sections import SYSTEM as SYSTEM
-    from trainer_cli.schema.sections import Dtype as Dtype
-    from trainer_cli.schema.sections import LoadConfig as LoadConfig
-    from trainer_cli.schema.sections import LoggingConfig as LoggingConfig
-    from trainer_cli.schema.sections import LoopConfig as LoopConfig
-    from trainer_cli.schema.sections import ModelCall as ModelCall
-    from trainer_cli.schema.sections import ParallelConfig as ParallelConfig
-    from trainer_cli.schema.sections import ParallelStrategy as ParallelStrategy
-    from trainer_cli.schema.sections import PrecisionConfig as PrecisionConfig
-    from trainer_cli.schema.sections import SchedulerInterval as SchedulerInterval
-    from trainer_cli.schema.sections import TrainConfig as TrainConfig
+    from trainer_cli.schema.checkpoint_config import (
+        CheckpointConfig as CheckpointConfig,
+        CheckpointFormat as CheckpointFormat,
+        Compression as Compression,
+        DigestAlgorithm as DigestAlgorithm,
+        KeepBestConfig as KeepBestConfig,
+        Newer as Newer,
+        Removal as Removal,
+    )
+    from trainer_cli.schema.sections import (
+        ANEW as ANEW,
+        RESUME_WORDS as RESUME_WORDS,
+        SYSTEM as SYSTEM,
+        Dtype as Dtype,
+        LoadConfig as LoadConfig,
+        LoggingConfig as LoggingConfig,
+        LoopConfig as LoopConfig,
+        ModelCall as ModelCall,
+        ParallelConfig as ParallelConfig,
+        ParallelStrategy as ParallelStrategy,
+        PrecisionConfig as PrecisionConfig,
+        SchedulerInterval as SchedulerInterval,
+        TrainConfig as TrainConfig,
+    )
 
     __all__: list[str]
 else:

@@ -24,22 +24,23 @@ from trainer_cli.lazy import add_lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_cli.selection.holds import Holds as Holds
-    from trainer_cli.selection.patterns import NamedFolder as NamedFolder
-    from trainer_cli.selection.patterns import Selection as Selection
-    from trainer_cli.selection.patterns import best_of as best_of
-    from trainer_cli.selection.patterns import ckpt_argument as ckpt_argument
-    from trainer_cli.selection.patterns import has_step as has_step
-    from trainer_cli.selection.patterns import named_path as named_path
-    from trainer_cli.selection.patterns import named_steps as named_steps
-    from trainer_cli.selection.patterns import run_of as run_of
-    from trainer_cli.selection.patterns import select as select
-    from trainer_cli.selection.patterns import select_all as select_all
-    from trainer_cli.selection.patterns import select_one as select_one
-    from trainer_cli.selection.patterns import suggest_nearby as suggest_nearby
-    from trainer_cli.selection.patterns import suggest_selector as suggest_selector
+    from trainer_cli.selection.patterns import (
+        NamedFolder as NamedFolder,
+        Selection as Selection,
+        best_of as best_of,
+        ckpt_argument as ckpt_argument,
+        has_step as has_step,
+        named_path as named_path,
+        named_steps as named_steps,
+        run_of as run_of,
+        select as select,
+        select_all as select_all,
+        select_one as select_one,
+        suggest_nearby as suggest_nearby,
+        suggest_selector as suggest_selector,
+    )
     from trainer_cli.selection.provide import provide_steps as provide_steps
-    from trainer_cli.selection.stored import StoredCheckpoint as StoredCheckpoint
-    from trainer_cli.selection.stored import run_holding as run_holding
+    from trainer_cli.selection.stored import StoredCheckpoint as StoredCheckpoint, run_holding as run_holding
 
     __all__: list[str]
 else:

@@ -21,26 +21,31 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.state.generators import capture_rng as capture_rng
-    from trainer_cli.state.generators import restore_rng as restore_rng
-    from trainer_cli.state.generators import rng_kept as rng_kept
-    from trainer_cli.state.load_hooks import make_metadata as make_metadata
-    from trainer_cli.state.load_hooks import make_state_dict as make_state_dict
-    from trainer_cli.state.model_state import Fitting as Fitting
-    from trainer_cli.state.model_state import capture_model as capture_model
-    from trainer_cli.state.model_state import find_none_buffers as find_none_buffers
-    from trainer_cli.state.model_state import find_versions as find_versions
-    from trainer_cli.state.model_state import fit_model as fit_model
-    from trainer_cli.state.names import clean_name as clean_name
-    from trainer_cli.state.names import name_parameters as name_parameters
-    from trainer_cli.state.names import unwrap as unwrap
-    from trainer_cli.state.optimizer_state import capture_optimizer as capture_optimizer
-    from trainer_cli.state.optimizer_state import fit_optimizer as fit_optimizer
-    from trainer_cli.state.optimizer_state import inner_optimizers as inner_optimizers
+    from trainer_cli.state.generators import (
+        capture_rng as capture_rng,
+        restore_rng as restore_rng,
+        rng_kept as rng_kept,
+    )
+    from trainer_cli.state.load_hooks import make_metadata as make_metadata, make_state_dict as make_state_dict
+    from trainer_cli.state.model_state import (
+        Fitting as Fitting,
+        capture_model as capture_model,
+        find_none_buffers as find_none_buffers,
+        find_versions as find_versions,
+        fit_model as fit_model,
+    )
+    from trainer_cli.state.names import clean_name as clean_name, name_parameters as name_parameters, unwrap as unwrap
+    from trainer_cli.state.optimizer_state import (
+        capture_optimizer as capture_optimizer,
+        fit_optimizer as fit_optimizer,
+        inner_optimizers as inner_optimizers,
+    )
     from trainer_cli.state.spectral_norm import find_spectral_vectors as find_spectral_vectors
-    from trainer_cli.state.weights import are_finite as are_finite
-    from trainer_cli.state.weights import find_evaluated_average as find_evaluated_average
-    from trainer_cli.state.weights import select_weights as select_weights
+    from trainer_cli.state.weights import (
+        are_finite as are_finite,
+        find_evaluated_average as find_evaluated_average,
+        select_weights as select_weights,
+    )
 
     __all__: list[str]
 else:

@@ -21,18 +21,19 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.steps.intervals import Duration as Duration
-    from trainer_cli.steps.intervals import Interval as Interval
-    from trainer_cli.steps.intervals import StepCounts as StepCounts
-    from trainer_cli.steps.intervals import Unit as Unit
-    from trainer_cli.steps.intervals import count_epoch_steps as count_epoch_steps
-    from trainer_cli.steps.intervals import count_steps as count_steps
-    from trainer_cli.steps.intervals import find_first_step as find_first_step
-    from trainer_cli.steps.intervals import limit_batches as limit_batches
+    from trainer_cli.steps.intervals import (
+        Duration as Duration,
+        Interval as Interval,
+        StepCounts as StepCounts,
+        Unit as Unit,
+        count_epoch_steps as count_epoch_steps,
+        count_steps as count_steps,
+        find_first_step as find_first_step,
+        limit_batches as limit_batches,
+    )
     from trainer_cli.steps.progress import Progress as Progress
     from trainer_cli.steps.run_status import RunStatus as RunStatus
-    from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE as GLOBAL_BATCH_SIZE
-    from trainer_cli.steps.step_batches import divide_step as divide_step
+    from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE as GLOBAL_BATCH_SIZE, divide_step as divide_step
 
     __all__: list[str]
 else:

@@ -17,12 +17,9 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.strategies.blocks import find_blocks as find_blocks
-    from trainer_cli.strategies.blocks import recompute as recompute
+    from trainer_cli.strategies.blocks import find_blocks as find_blocks, recompute as recompute
     from trainer_cli.strategies.fsdp import FSDP as FSDP
-    from trainer_cli.strategies.strategy import DDP as DDP
-    from trainer_cli.strategies.strategy import Single as Single
-    from trainer_cli.strategies.strategy import Strategy as Strategy
+    from trainer_cli.strategies.strategy import DDP as DDP, Single as Single, Strategy as Strategy
 
     __all__: list[str]
 else:

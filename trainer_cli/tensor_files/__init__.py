@@ -22,26 +22,31 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.tensor_files.elements import DTYPES as DTYPES
-    from trainer_cli.tensor_files.elements import TORCH_DTYPES as TORCH_DTYPES
-    from trainer_cli.tensor_files.elements import Leaf as Leaf
-    from trainer_cli.tensor_files.elements import bytes_of as bytes_of
-    from trainer_cli.tensor_files.elements import check_booleans as check_booleans
-    from trainer_cli.tensor_files.elements import memory_key as memory_key
-    from trainer_cli.tensor_files.elements import memory_of as memory_of
-    from trainer_cli.tensor_files.elements import new_tensor as new_tensor
-    from trainer_cli.tensor_files.header import ELEMENT_BYTES as ELEMENT_BYTES
-    from trainer_cli.tensor_files.header import LINE as LINE
-    from trainer_cli.tensor_files.header import TensorEntry as TensorEntry
-    from trainer_cli.tensor_files.header import read_entries as read_entries
-    from trainer_cli.tensor_files.header import render_header as render_header
-    from trainer_cli.tensor_files.live_tensors import LiveTensors as LiveTensors
-    from trainer_cli.tensor_files.live_tensors import TensorName as TensorName
+    from trainer_cli.tensor_files.elements import (
+        DTYPES as DTYPES,
+        TORCH_DTYPES as TORCH_DTYPES,
+        Leaf as Leaf,
+        bytes_of as bytes_of,
+        check_booleans as check_booleans,
+        memory_key as memory_key,
+        memory_of as memory_of,
+        new_tensor as new_tensor,
+    )
+    from trainer_cli.tensor_files.header import (
+        ELEMENT_BYTES as ELEMENT_BYTES,
+        LINE as LINE,
+        TensorEntry as TensorEntry,
+        read_entries as read_entries,
+        render_header as render_header,
+    )
+    from trainer_cli.tensor_files.live_tensors import LiveTensors as LiveTensors, TensorName as TensorName
     from trainer_cli.tensor_files.reading import read_tensors as read_tensors
-    from trainer_cli.tensor_files.verified_file import Destination as Destination
-    from trainer_cli.tensor_files.verified_file import VerifiedFile as VerifiedFile
-    from trainer_cli.tensor_files.verified_file import read_verified as read_verified
-    from trainer_cli.tensor_files.verified_file import verify as verify
+    from trainer_cli.tensor_files.verified_file import (
+        Destination as Destination,
+        VerifiedFile as VerifiedFile,
+        read_verified as read_verified,
+        verify as verify,
+    )
 
     __all__: list[str]
 else:

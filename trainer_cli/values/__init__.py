@@ -17,23 +17,27 @@ from trainer_cli.lazy import add_lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_cli.values.fields import at_least as at_least
-    from trainer_cli.values.fields import check_at_least as check_at_least
-    from trainer_cli.values.fields import check_duration as check_duration
-    from trainer_cli.values.fields import check_fields as check_fields
-    from trainer_cli.values.fields import check_rules as check_rules
-    from trainer_cli.values.fields import check_values as check_values
-    from trainer_cli.values.fields import checked as checked
-    from trainer_cli.values.fields import duration as duration
-    from trainer_cli.values.fields import needs as needs
-    from trainer_cli.values.kinds import IN_QUOTES as IN_QUOTES
-    from trainer_cli.values.kinds import MISSING as MISSING
-    from trainer_cli.values.kinds import SECTION as SECTION
-    from trainer_cli.values.kinds import ValueKind as ValueKind
-    from trainer_cli.values.kinds import kind_of as kind_of
-    from trainer_cli.values.kinds import name_of as name_of
-    from trainer_cli.values.kinds import show_value as show_value
-    from trainer_cli.values.kinds import to_yaml_line as to_yaml_line
+    from trainer_cli.values.fields import (
+        at_least as at_least,
+        check_at_least as check_at_least,
+        check_duration as check_duration,
+        check_fields as check_fields,
+        check_rules as check_rules,
+        check_values as check_values,
+        checked as checked,
+        duration as duration,
+        needs as needs,
+    )
+    from trainer_cli.values.kinds import (
+        IN_QUOTES as IN_QUOTES,
+        MISSING as MISSING,
+        SECTION as SECTION,
+        ValueKind as ValueKind,
+        kind_of as kind_of,
+        name_of as name_of,
+        show_value as show_value,
+        to_yaml_line as to_yaml_line,
+    )
 
     __all__: list[str]
 else:

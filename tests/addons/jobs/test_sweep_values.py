@@ -7,8 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from trainer_cli.addons.jobs.sweep_jobs import LONGEST_KEY, jobs, key_of, text_of
 from trainer_cli.config.overrides import read_overrides

@@ -227,8 +227,7 @@ class _Replay:
     ) -> tuple[Data, ReplaySaver, Trainer]:
         """Build what trains."""
         from trainer_cli.addons.exact.replay_saver import ReplaySaver as NewSaver
-        from trainer_cli.running import Builder as NewBuilder
-        from trainer_cli.running import make_identity
+        from trainer_cli.running import Builder as NewBuilder, make_identity
 
         plan, composed, group = self.plan, self.composed, self.group
         group.divide_layers(config.parallel.tensor_size)
