@@ -331,11 +331,13 @@ OF_TRAINER = {
     ),
     "the count of a ValidationCallback is not restored": Mutant(
         COUNTED,
-        'self._count, self._made_at = int(state["evaluations"]), None',
-        "self._count, self._made_at = 0, None",
+        'self._count, self._evaluated_step = int(state["evaluations"]), None',
+        "self._count, self._evaluated_step = 0, None",
         OF_COUNT,
     ),
-    "the last call of a ValidationCallback is left out": Mutant(COUNTED, "(is_last or trainer", "(trainer", OF_COUNT),
+    "the last call of a ValidationCallback is left out": Mutant(
+        COUNTED, "is_due = is_last or trainer", "is_due = trainer", OF_COUNT
+    ),
     "the loss scale has no bounds": Mutant(PRECISION, "if self._bounds != (None, None):", "if False:", OF_SCALE),
     "the first loss scale has no bounds": Mutant(
         PRECISION, "min(max(_FIRST_SCALE, min_scale or 0.0), max_scale or math.inf)", "_FIRST_SCALE", OF_SCALE
@@ -372,7 +374,10 @@ OF_TRAINER = {
         STEP, "            foreach_div_(gradients, divisor)\n", "            pass\n", OF_ACCUMULATION
     ),
     "the rest of an epoch makes no step": Mutant(
-        LOOP, "                if micro == accum or last:\n", "                if micro == accum:\n", OF_ACCUMULATION
+        LOOP,
+        "                if batch_number == batches_per_step or is_epoch_end:\n",
+        "                if batch_number == batches_per_step:\n",
+        OF_ACCUMULATION,
     ),
     "schedules by epochs do not step": Mutant(
         LOOP,

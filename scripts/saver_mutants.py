@@ -190,23 +190,25 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     # Ranks
     "another rank's failure does not stop the commit": (
-        _GROUP, "        first = _first_failure([failure for _, failure in reports])\n        if self.group.is_main:\n",
-        "        first = None\n        if self.group.is_main:\n", (_RANKS,),
+        _GROUP,
+        "        first_failure = _first_failure([failure for _, failure in reports])\n"
+        "        if self.group.is_main:\n",
+        "        first_failure = None\n        if self.group.is_main:\n", (_RANKS,),
     ),
     "rank 0 commits before the others have written": (
-        _GROUP, "        reports = self.group.gather_on_main((written, _failure_of(error)))\n",
-        "        reports = [(written, _failure_of(error))]\n", (_RANKS,),
+        _GROUP, "        reports = self.group.gather_on_main((own_report, _failure_of(error)))\n",
+        "        reports = [(own_report, _failure_of(error))]\n", (_RANKS,),
     ),
     "a rank goes on before it is known whether the checkpoint exists": (
-        _GROUP, "        self._raise_failure(self.group.broadcast(first), error)\n",
-        "        self._raise_failure(first, error)\n", (_RANKS,),
+        _GROUP, "        self._raise_failure(self.group.broadcast(first_failure), error)\n",
+        "        self._raise_failure(first_failure, error)\n", (_RANKS,),
     ),
     "holes between the parts of ranks are not noticed": (
         _GROUP, "        if problem is not None:\n            raise SaveError(f\"the ranks",
         "        if False:\n            raise SaveError(f\"the ranks", (_RANKS,),
     ),
     "a part that another rank found damaged is taken": (
-        "trainer_cli/checkpoint/group_verify.py", "        verify(folder, manifest, bad)\n", "        pass\n",
+        "trainer_cli/checkpoint/group_verify.py", "        verify(folder, manifest, unverified)\n", "        pass\n",
         ("tests/checkpoint/test_group_save.py",),
     ),
     # Locks
