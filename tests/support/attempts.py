@@ -49,7 +49,7 @@ class _Trained(list[torch.Tensor]):
 class InlineThread(WriterThread):
     """Runs each job before `submit` returns."""
 
-    def _is_running(self) -> bool:
+    def _ensure_running(self) -> bool:
         return False
 
 

@@ -240,7 +240,7 @@ def own_checkpoint(
             digest.update(own)
             manifest["files"][name] = {"size_bytes": len(own), "digest": f"sha256:{digest.hexdigest()}"}
         manifest |= fields or {}
-        (path / "manifest.json").write_bytes(manifests._sealed(manifest) if content is None else content)
+        (path / "manifest.json").write_bytes(manifests._add_digest(manifest) if content is None else content)
         return path
 
     return case
