@@ -557,7 +557,8 @@ def test_file_and_command_line_are_judged_alike_and_together(
         composed = compose(["experiment=x", *(f"{key}={said(value)}" for key, value in typed.items())], cwd=folder)
     except ConfigError as error:
         assert wrong or quarrel(both), f"{text}\n{typed}\nwas refused: {error}"
-        assert_named(str(error), wrong)
+        # A file with a list where a mapping is merged is not checked further.
+        assert_named(str(error), wrong & typed.keys() if "do not merge" in str(error) else wrong)
         return
     assert not wrong, f"{text}\n{typed}\nwas accepted"
     assert_right(composed.config)
