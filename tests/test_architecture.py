@@ -281,7 +281,7 @@ def test_a_module_beside_the_packages_offers_few_names(name: str) -> None:
 
 GATES = {
     "names that are taken past the face of a package": 0,
-    "lines that importing trainer_cli.trainer.trainer brings in": 20_100,
+    "lines that importing trainer_cli.trainer.trainer brings in": 19_980,
     "tokens of code": 516_900,
     "names of public classes with several meanings": 0,
 }

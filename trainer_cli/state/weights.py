@@ -9,7 +9,6 @@ import torch
 
 from trainer_cli.dtensor import local_of
 from trainer_cli.errors import CheckpointError
-from trainer_cli.state.spectral_norm import find_spectral_vectors
 
 AVERAGE = "average"
 """Key of a callback's state: name of a tensor of the model -> its average."""
@@ -42,6 +41,9 @@ def select_weights(state: Mapping[str, Any], where: str, average: str | None = N
             where=where,
             cure=f"It has those of {', '.join(averages_of)}." if averages_of else "Leave --ema out.",
         )
+    # Here: a training without an average never needs it.
+    from trainer_cli.state.spectral_norm import find_spectral_vectors
+
     # By identity: a callback averages tied weights once, under one of their names.
     average_of = {id(weights[name]): value.to(weights[name].dtype) for name, value in averages.items()}
     weights = {name: average_of.get(id(value), value) for name, value in weights.items()}
