@@ -327,7 +327,7 @@ _NOUN = re.compile(rf" (more )?({'|'.join(_NOUNS)})s\b(?!/s)")
 _LOGGED = re.compile(rf"%d (more )?({'|'.join(_NOUNS)})s\b(?!/s)")
 # Counts that are at least 2, by the condition before them or by what they count; and what is no count.
 _SEVERAL = {
-    "self._second_ctrl_c()", "token.name", "LOADING", "COLLATING",
+    "self._second_ctrl_c()", "token_dtype.name", "LOADING", "COLLATING",
     "len(step.batches)", "len(named)", "len(paths)", "len(chosen)", "len(matches)", "most", "len(winners)",
     "len(rates)", "len(result.rates)", "len(records)", "group.world_size", "world_size", "ranks.world_size",
     "group.data_size", "accumulated", "between", "tensor_size", "processes", "group.machines", "self.num_workers",

@@ -23,6 +23,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Tensor):
         # From pinned memory the host does not wait for the copy.
         return batch.to(device, non_blocking=True)
+    # First what most batches are, and what most of them hold: this is done in every step.
+    if type(batch) is dict:
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if batch is None or isinstance(batch, str | int | float):
+        return batch
     if hasattr(batch, "to"):
         return batch.to(device)
     return rebuild(batch, [to_device(value, device) for value in values_of(batch)])
