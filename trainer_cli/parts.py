@@ -88,7 +88,7 @@ def list_addons() -> dict[str, str]:
 
 
 def explain_missing(request: str, kind: str, name: str, where: str | None = None) -> UserError | None:
-    """The error for what needs an add-on of this program that is missing; None if no such add-on brings it.
+    """The error for what needs an add-on of this program that is missing; None if no missing add-on brings it.
 
     Args:
         request: what needs it, such as `train replay`.
@@ -97,7 +97,7 @@ def explain_missing(request: str, kind: str, name: str, where: str | None = None
         where: the key that asks for it.
     """
     addon = next((addon for addon, brings in _read_shipped().items() if name in brings[kind]), None)
-    if addon is None:
+    if addon is None or addon in dict(each_addon()):
         return None
     return UserError(
         f"{request} needs the add-on '{addon}', which this installation lacks",

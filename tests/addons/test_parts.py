@@ -12,6 +12,7 @@ import pytest
 
 from trainer_cli import addon as addon_module, parts
 from trainer_cli.addon import AddOn, each_addon, find_part
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 from trainer_cli.parts import AddOnPart, explain_missing, list_addons
 
@@ -93,7 +94,11 @@ def test_a_part_that_is_missing_is_none_or_an_error_that_names_its_addon() -> No
         ("parts", "format.archive", "formats"),
     ],
 )
-def test_what_a_missing_addon_would_bring_is_known(kind: str, name: str, addon: str | None) -> None:
+def test_what_a_missing_addon_would_bring_is_known(
+    kind: str, name: str, addon: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert explain_missing("what", kind, name) is None, "the add-on is there"
+    monkeypatch.setattr(parts, "each_addon", lambda: ())
     error = explain_missing("what", kind, name)
     assert (None if error is None else error.what.split("'")[1]) == addon
 
@@ -103,3 +108,21 @@ def test_an_installed_addon_is_asked_after_those_that_ship(monkeypatch: pytest.M
     monkeypatch.setattr(addon_module, "_find_installed", lambda: {"mine": mine})
     assert [hook.__name__ for hook in parts.AT_END.each()] == ["ReportAtEnd", "OrderedDict"]  # type: ignore[attr-defined]
     assert list_addons()["mine"] == "installed"
+
+
+def test_an_option_that_does_not_exist_of_a_group_of_an_addon_is_refused_in_a_file(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shipped defaults list names the group as optional, and Hydra passes over a missing option of such a group."""
+    file = empty_folder / "configs/experiment/mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("# @package _global_\ndefaults:\n  - override /sparsity: gpm\n")
+    assert main(["config", "mine"]) == 2
+    assert "there is no sparsity called 'gpm'" in capsys.readouterr().err
+
+
+def test_an_experiment_of_an_addon_that_is_there_is_no_missing_addon(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "digits", "text"]) == 2
+    assert "'text' is not of the form key=value" in capsys.readouterr().err

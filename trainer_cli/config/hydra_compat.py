@@ -158,6 +158,11 @@ class _Repository(ConfigRepository):
             entries = loaded.defaults_list or [] if loaded is not None else []
             # Without `experiment: null`, `+experiment=x` on the command line is the first choice, not a second one.
             entries[:] = [entry for entry in entries if "/" in config_path or not _is_null_experiment(entry)]
+            for entry in entries:
+                # Optional for installations that lack the add-on of the group. Where the group exists, Hydra would pass
+                # over an unknown option of it without a word, since an override of the entry is optional too.
+                if isinstance(entry, GroupDefault) and entry.optional and entry.value is None:
+                    entry.optional = not self.group_exists(entry.group or "")
             has_choices = not all(entry.is_override() for entry in entries)
             if has_choices and not any(entry.is_self() for entry in entries):
                 # A file's own values are merged last. Hydra does the same, but warns.

@@ -450,8 +450,9 @@ def suggest_nearby(pattern: str) -> str | None:
         folder = folder.parent
     if not folder.is_dir():
         return None
-    runs = [path for path in folder.iterdir() if RunDir(path).is_run()]
-    if runs and folder == Path(pattern):
+    # Only where the pattern is a folder: one above it may hold folders that may not be read, such as lost+found.
+    runs = [path for path in folder.iterdir() if RunDir(path).is_run()] if folder == Path(pattern) else []
+    if runs:
         return f"It holds runs: name one, such as {runs[0]}, or all, as '{folder}/*'."
     names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
     names.sort(key=lambda name: [int(text) if text.isdecimal() else text for text in re.split(r"(\d+)", name)])
