@@ -331,3 +331,19 @@ def test_a_store_that_knows_no_conditional_writes_gets_checkpoints_and_replaces_
     save(theirs, 2, "step4")
     assert theirs.finish_uploads() == ["step4"]
     assert load(url, tmp_path / "there") == 1
+
+
+def test_what_a_killed_process_was_sending_is_sent_by_the_next_one_of_the_same_attempt(
+    url: str, tmp_path: Path
+) -> None:
+    """A run from Python is always attempt 1."""
+    killed, again = (ObjectStorage(url, cache=tmp_path / "here", run_id="r", attempt=1) for _ in range(2))
+    about, may = halt(killed, "upload_new", "step3/rank0.safetensors")
+    save(killed, 1)
+    assert about.wait(WAIT_S)
+    assert again.sweep() == []
+    unsent = again.finish_uploads()
+    may.set()
+    killed.finish_uploads()
+    assert unsent == []
+    assert load(url, tmp_path / "there") == 1

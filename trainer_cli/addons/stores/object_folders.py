@@ -131,12 +131,8 @@ class ObjectFolders:
         folder = self._folder(name)
         return {} if folder is None else {file: size for file, size in folder.sizes.items() if file != CLAIM_FILE}
 
-    def sweep(self, unsent: Collection[str]) -> list[str]:
-        """Make the folders those of this run, and delete what its earlier attempts have sent or removed in part.
-
-        Args:
-            unsent: names that are sent again, and stay.
-        """
+    def sweep(self) -> list[str]:
+        """Make the folders those of this run, and delete what its earlier processes have sent or removed in part."""
         # The first access of a run: a missing bucket or credential ends it now, not after the first save.
         self.client.check_writable(self._claim.run_id)
         self._refresh()
@@ -144,10 +140,7 @@ class ObjectFolders:
         return [
             name
             for name, folder in list(self._known.items())
-            if folder.manifest is None
-            and name not in unsent
-            and self._is_left_behind(name, folder.sizes)
-            and self.clear(name)
+            if folder.manifest is None and self._is_left_behind(name, folder.sizes) and self.clear(name)
         ]
 
     def receive(self, name: str, manifest: bytes, source: ReadableFolder) -> None:

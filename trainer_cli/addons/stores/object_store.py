@@ -230,7 +230,8 @@ class ObjectStorage:
         Checkpoints that an earlier attempt could not send are queued.
         """
         unsent = self._unsent()
-        swept = [*self.local.sweep(), *self.remote.sweep(unsent)]
+        # What an earlier process has sent of an unsent one goes, too: its claim would keep this one from sending it.
+        swept = [*self.local.sweep(), *(name for name in self.remote.sweep() if name not in unsent)]
         # Last: the listing above must not show what this attempt is sending.
         for name in self.local.names():
             if self._is_pending(name):
