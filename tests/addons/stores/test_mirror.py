@@ -347,3 +347,44 @@ def test_what_a_killed_process_was_sending_is_sent_by_the_next_one_of_the_same_a
     killed.finish_uploads()
     assert unsent == []
     assert load(url, tmp_path / "there") == 1
+
+
+def test_a_stalled_attempt_deletes_no_file_of_the_one_that_has_committed(url: str, tmp_path: Path) -> None:
+    first, second = (ObjectStorage(url, cache=tmp_path / str(n), run_id="r", attempt=n) for n in (1, 2))
+    about, may = halt(first, "info", "step3/rank0.safetensors")
+    save(first, 1)
+    assert about.wait(WAIT_S)
+    second.sweep()
+    tensors = {"w": torch.full((12,), 2)}
+    metadata = CheckpointMetadata(run_id="r", attempt=2, step=3)
+    Checkpointer(storage=lambda root: second).save(tensors, f"{url}/step3", metadata=metadata)
+    unsent = second.finish_uploads()
+    may.set()
+    assert (unsent, first.finish_uploads()) == ([], ["step3"])
+    assert offered(url, tmp_path / "there") == ["step3"]
+    assert load(url, tmp_path / "there") == 2
+
+
+def test_a_removal_by_a_command_that_was_killed_keeps_no_run_from_the_name(url: str, tmp_path: Path) -> None:
+    client = ObjectClient(url)
+    for name in ("step3", "step4"):
+        client.put(f"{name}/.writing", b"local 0 process")
+    assert ObjectStorage(url, cache=tmp_path / "command").clear("step4")
+    assert [key for key in client.list() if key.startswith("step4/")] == []
+    run = ObjectStorage(url, cache=tmp_path / "run", run_id="r", attempt=2)
+    save(run, 1)
+    assert run.finish_uploads() == []
+    assert load(url, tmp_path / "there") == 1
+
+
+def test_a_checkpoint_that_was_committed_since_the_listing_is_not_quarantined(url: str, tmp_path: Path) -> None:
+    first, second = (ObjectStorage(url, cache=tmp_path / str(n), run_id="r", attempt=n) for n in (1, 2))
+    about, may = halt(first, "put_new", "step3/manifest.json")
+    save(first, 1)
+    assert about.wait(WAIT_S)
+    assert second.remote.names() == ["step3"]
+    may.set()
+    assert first.finish_uploads() == []
+    with pytest.raises(FileExistsError, match="exists"):
+        second.remote._take("step3")
+    assert load(url, tmp_path / "there") == 1

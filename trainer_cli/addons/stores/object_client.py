@@ -247,23 +247,27 @@ class ObjectClient:
             lambda: self.get(key) == content,
         )
 
-    def upload_new(self, key: str, path: Path) -> bool:
+    def upload_new(self, key: str, path: Path, check: Callable[[], object] = lambda: None) -> bool:
         """Send a file as an object that must not exist yet, in parallel parts if it is large; False if it exists with
         another content.
 
         A store whose file system in fsspec cannot do that for files replaces the object.
+
+        Args:
+            check: called before an object that arrived truncated is deleted; raises if it may be another process's.
         """
         return self._create(
             key,
-            lambda condition: self._send_file(key, path, {**self._upload_settings, **condition}),
+            lambda condition: self._send_file(key, path, {**self._upload_settings, **condition}, check),
             self._only_new,
             lambda: self._holds(key, path),
         )
 
-    def _send_file(self, key: str, path: Path, settings: Mapping[str, Any]) -> None:
+    def _send_file(self, key: str, path: Path, settings: Mapping[str, Any], check: Callable[[], object]) -> None:
         self._files.put_file(str(path), self._path(key), **settings)
         info, size_bytes = self.info(key), path.stat().st_size
         if info is None or info.size_bytes != size_bytes:
+            check()
             # It is the one that was just made, and would be in the way of the next attempt.
             self.delete(key)
             raise OSError(errno.EIO, f"{info and info.size_bytes} of {format_count(size_bytes, 'byte')} arrived")

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 CLAIM_FILE = ".writing"
 """Object that names the process which sends or removes a checkpoint, until that is done."""
+_NO_RUN = "local"
+"""In the claim of a command, which has no run: one that was killed would keep the name from every run."""
 _FILES_AT_ONCE = 4
 _PAUSE_S = 60.0
 """How long a store that did not answer during training is not listed again, unless something was sent to it."""
@@ -111,6 +113,11 @@ class ObjectFolders:
         self._refresh()
         return list(self._known)
 
+    def is_partial(self, name: str) -> bool:
+        """Whether a folder has no manifest, as last known; also one that has only a claim."""
+        folder = self._folder(name)
+        return folder is not None and folder.manifest is None
+
     def exists(self, name: str) -> bool:
         """Whether a folder has a manifest, as last known."""
         return self.peek(name, MANIFEST_FILE) is not None
@@ -154,7 +161,7 @@ class ObjectFolders:
         began, whole = time.monotonic(), Manifest.parse(manifest)
         self._take(name)
         _run_in_parallel([partial(self._send, name, file, source, whole) for file in whole.files])
-        self.commit(name, manifest)
+        self.commit(name, manifest, compare=True)
         size_bytes = len(manifest) + sum(entry.size_bytes for entry in whole.files.values())
         logger.info(
             "sent %s (%s, %.1f s)", self.location(name), format_count(size_bytes, "byte"), time.monotonic() - began
@@ -162,11 +169,16 @@ class ObjectFolders:
 
     def _send(self, name: str, file: str, source: ReadableFolder, manifest: Manifest) -> None:
         verify(source, manifest, [file])
-        self.send_file(name, file, source.path / file)
+        self.send_file(name, file, source.path / file, self._claim)
 
-    def send_file(self, name: str, file: str, path: Path) -> None:
-        """Send a local file. FileExistsError if there is another one."""
-        if not self.client.upload_new(f"{name}/{file}", path):
+    def send_file(self, name: str, file: str, path: Path, own: tuple[str | int, ...] | None = None) -> None:
+        """Send a local file. FileExistsError if there is another one.
+
+        Args:
+            own: how the claim begins while the folder is this sender's; by default with the run and its attempt.
+        """
+        check = partial(self._check_claim, name, own or self._claim[:2])
+        if not self.client.upload_new(f"{name}/{file}", path, check):
             raise _taken("another file of that name is in the store", f"{self.location(name)}/{file}")
 
     @contextmanager
@@ -238,7 +250,9 @@ class ObjectFolders:
         # The manifest goes first, so that a crash midway leaves a partial checkpoint.
         files = {*folder.sizes, *self.client.list(name)}
         for file in sorted(files, key=lambda file: file != MANIFEST_FILE):
-            self.client.copy(f"{name}/{file}", f"{hidden}/{file}")
+            # One that was deleted since the listing is passed over.
+            with suppress(FileNotFoundError):
+                self.client.copy(f"{name}/{file}", f"{hidden}/{file}")
             self.client.delete(f"{name}/{file}")
         self.forget(name)
         logger.warning("%s is quarantined as %s: %s", self.location(name), hidden, why)
@@ -251,7 +265,7 @@ class ObjectFolders:
         """Claim a name, and delete what this run has left there."""
         # The caller has just looked for a manifest.
         folder, claim = self._known.get(name) if self._is_listed else self._folder(name), self._claim_of(name)
-        is_own = claim is not None and claim.run_id == self._claim.run_id
+        is_own = claim is not None and claim.run_id in (self._claim.run_id, _NO_RUN)
         # The sweep of an attempt takes those of all others, as it owns the folders; a sender only earlier ones.
         if claim not in (None, self._claim) and not (is_own and claim.attempt < self._claim.attempt):
             other = "attempt of the run" if is_own else "run"
@@ -260,10 +274,23 @@ class ObjectFolders:
             if not self.clear(name):
                 raise _taken("A checkpoint of that name exists", self.location(name))
         elif folder is not None and folder.manifest is None:
+            # Its sender may have committed it since the listing.
+            if self.read_manifest(name) is not None:
+                self.forget(name)
+                raise _taken("A checkpoint of that name exists", self.location(name))
             hidden = HiddenName(Hidden.quarantined, name, self._claim.run_id, self._claim.attempt)
             self.quarantine(name, str(hidden), "it has no manifest")
         if not self.client.put_new(f"{name}/{CLAIM_FILE}", self._claim.to_bytes()):
             raise _taken("another run sends a checkpoint of that name", self.location(name))
+
+    def _check_claim(self, name: str, own: tuple[str | int, ...]) -> None:
+        """Raises FileNotFoundError unless the claim begins so."""
+        claim = self._claim_of(name)
+        if claim is None or claim[: len(own)] != own:
+            raise self._lost(name)
+
+    def _lost(self, name: str) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, "it was deleted by a later attempt of the run", self.location(name))
 
     def _claim_of(self, name: str) -> _Claim | None:
         content = self.client.get(f"{name}/{CLAIM_FILE}")
@@ -272,24 +299,30 @@ class ObjectFolders:
     def _put_claim(self, name: str) -> None:
         self.client.put(f"{_check_plain(name)}/{CLAIM_FILE}", self._claim.to_bytes())
 
-    def commit(self, name: str, manifest: bytes) -> None:
+    def commit(self, name: str, manifest: bytes, *, compare: bool = False) -> None:
         """Send the manifest: from here on the checkpoint exists.
+
+        Args:
+            compare: look at the size of each file afterwards, for which a training should not wait.
 
         Raises:
             FileExistsError: there is another one.
             FileNotFoundError: a later attempt of the run has deleted what was sent, or is about to.
         """
         files = Manifest.parse(manifest).files
-        lost = FileNotFoundError(errno.ENOENT, "it was deleted by a later attempt of the run", self.location(name))
-        if self._claim_of(name) != self._claim:
-            raise lost
+        self._check_claim(name, self._claim)
         if not self.client.put_new(f"{name}/{MANIFEST_FILE}", manifest):
             raise _taken("another checkpoint of that name is in the store", self.location(name))
         claim = self._claim_of(name)
-        # None also where the later attempt has seen the manifest, and has left the files.
-        if claim != self._claim and (claim or any(self.client.info(f"{name}/{file}") is None for file in files)):
+        # None also where the later attempt has seen the manifest, and has left the files. And an earlier attempt that
+        # was late may have replaced a file.
+        if claim not in (None, self._claim) or not all(
+            (claim and not compare)
+            or ((info := self.client.info(f"{name}/{file}")) is not None and info.size_bytes == entry.size_bytes)
+            for file, entry in files.items()
+        ):
             self.client.delete(f"{name}/{MANIFEST_FILE}")
-            raise lost
+            raise self._lost(name)
         # One that stays beside a manifest means nothing.
         with suppress(StoreAwayError):
             self.client.delete(f"{name}/{CLAIM_FILE}")
@@ -312,7 +345,7 @@ class ObjectFolders:
         if f"{REMOVED_PREFIX}{self._claim.run_id}" in files:
             return True
         claim = self._claim_of(name) if CLAIM_FILE in files else None
-        return claim is not None and claim.run_id == self._claim.run_id
+        return claim is not None and claim.run_id in (self._claim.run_id, _NO_RUN)
 
     def _delete_objects(self, name: str) -> None:
         """Delete the objects of a folder without a manifest."""

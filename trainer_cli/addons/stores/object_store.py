@@ -188,8 +188,7 @@ class ObjectStorage:
 
     def clear(self, name: str) -> bool:
         with self.mirror.locking(name):
-            is_partial = not self._is_unsent(name) and bool(self.remote.sizes(name)) and not self.remote.exists(name)
-            return is_partial and self.remote.clear(name)
+            return not self._is_unsent(name) and self.remote.is_partial(name) and self.remote.clear(name)
 
     def amend(self, name: str, manifest: bytes) -> None:
         if name not in self.local.names():
