@@ -344,9 +344,36 @@ def test_a_failure_that_only_ends_a_thread_is_one_of_the_copy(
         run.fit(3)
 
 
-def save(folder: Path) -> None:
-    metadata = CheckpointMetadata(run_id="ours", step=3)
-    make_sync_checkpointer().save({"w": torch.arange(9.0)}, folder / "step3", metadata=metadata)
+def save(folder: Path, step: int = 3) -> None:
+    metadata = CheckpointMetadata(run_id="ours", step=step)
+    make_sync_checkpointer().save({"w": torch.arange(9.0)}, folder / f"step{step}", metadata=metadata)
+
+
+def copies_of(folder: Path, disk: Disk) -> Copies:
+    """The copies of the checkpoints in `own`, in `copies`."""
+    place = LocalStorage(folder / "copies", disk=disk, run_id="ours")
+    return Copies(LocalStorage(folder / "own", run_id="ours"), place, folder / "copies", "ours", every=1, raises=False)
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["the list is refused", "the report fails"])
+def test_a_failure_after_a_failure_does_not_end_the_thread(
+    tmp_path: Path, reports: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise UserError("the token has expired")
+
+    save(tmp_path / "own")
+    copies = copies_of(tmp_path, Strikes(fill, tmp_path / "own"))
+    if reports:
+        monkeypatch.setattr(copies.retention, "own", refuse)
+    else:
+        copies.on_failure = refuse  # type: ignore[assignment]
+    copies.copy("step3")
+    assert copies.mirror.wait(20) == ["step3"]
+    assert copies.close(20)
+    copies.raise_failure()
+    assert "could not be copied: No space left" in caplog.text
+    assert ("the token has expired" in caplog.text) is not reports
 
 
 class Away(Disk):

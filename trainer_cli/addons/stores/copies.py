@@ -222,7 +222,7 @@ class Copies:
         waiting = {name: self._own.entry(name) for name in self.mirror.waiting()}
         try:
             copied = [entry for entry in self.retention.own() if entry.name not in waiting]
-        except OSError:
+        except (OSError, TrainError):
             copied = []
         rules, facts = self.retention.rules, [entry.facts for entry in (*copied, *waiting.values()) if entry.facts]
         removable = {} if rules.keeps_all else rules.plan_removal(facts)[0]

@@ -190,7 +190,7 @@ class Mirror:
                 # Once for each checkpoint, not once for each attempt.
                 if name not in self._failed:
                     self._failed.add(name)
-                    self._on_failed(name, error)
+                    self._report(name, error)
             else:
                 with self._changed:
                     if self._queue.get(name) is waiting:
@@ -198,6 +198,13 @@ class Mirror:
                     else:
                         # It was amended, or saved again, while it was sent.
                         tried.discard(name)
+
+    def _report(self, name: str, error: BaseException) -> None:
+        """Call `on_failed`, whose own failure must not end the thread: `wait` would wait for ever."""
+        try:
+            self._on_failed(name, error)
+        except BaseException as second:
+            logger.warning("after the failure of %s: %s", self.place.location(name), as_clause(second))
 
     def _send(self, name: str, waiting: _Waiting) -> None:
         """Make the checkpoint in the place equal to that in the storage."""
