@@ -244,7 +244,7 @@ def _begin_attempt(
     if start.is_new:
         if config.checkpoint.enabled and config.checkpoint.folder is not None:
             # The store is checked before the directory is made: one without the bucket or permission must leave none.
-            open_storage(config.checkpoint.folder, run_id=start.run_id).check_writable()
+            open_storage(config.checkpoint.folder, cache=run.checkpoints_folder, run_id=start.run_id).check_writable()
         # The earlier run is moved only now: until here an error leaves it where it is.
         moved_to = run.move_to_trash() if config.resume == ANEW and run.exists_as_run() else None
         stack.enter_context(

@@ -23,6 +23,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
 from trainer_cli.layout.naming import MANIFEST_FILE
 from trainer_cli.storage.disk import Disk
@@ -369,7 +370,7 @@ def test_a_failure_after_a_failure_does_not_end_the_thread(
     else:
         copies.on_failure = refuse  # type: ignore[assignment]
     copies.copy("step3")
-    assert copies.mirror.wait(20) == ["step3"]
+    assert copies.mirror.wait(600) == ["step3"]
     assert copies.close(20)
     copies.raise_failure()
     assert "could not be copied: No space left" in caplog.text
@@ -425,3 +426,16 @@ def test_a_copy_that_ends_at_any_operation_is_whole_or_not_there(tmp_path: Path)
         assert os.listdir(folder) == ["step3"]
         assert catalog.is_intact(catalog.entry("step3"))
     assert 0 < whole < len(counting.operations)
+
+
+def test_a_run_with_a_store_needs_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_no_home(url: str) -> Path:
+        raise UserError(f"there is no folder for the copy of {url}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trainer_cli.addons.stores.object_store.cache_of", has_no_home)
+    small = ("experiment=digits_mlp", "loggers=none", "data.num_workers=0", "loop.max_duration=2")
+    assert (
+        main(["fit", *small, "name=first", "loop.eval_interval=null", f"checkpoint.folder=memory://{tmp_path.name}"])
+        == 0
+    )
