@@ -428,6 +428,7 @@ def test_a_copy_that_ends_at_any_operation_is_whole_or_not_there(tmp_path: Path)
     assert 0 < whole < len(counting.operations)
 
 
+@pytest.mark.slow  # It asks git for the commit.
 def test_a_run_with_a_store_needs_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def has_no_home(url: str) -> Path:
         raise UserError(f"there is no folder for the copy of {url}")
@@ -435,7 +436,5 @@ def test_a_run_with_a_store_needs_no_folder_of_the_user(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("trainer_cli.addons.stores.object_store.cache_of", has_no_home)
     small = ("experiment=digits_mlp", "loggers=none", "data.num_workers=0", "loop.max_duration=2")
-    assert (
-        main(["fit", *small, "name=first", "loop.eval_interval=null", f"checkpoint.folder=memory://{tmp_path.name}"])
-        == 0
-    )
+    store = f"checkpoint.folder=memory://{tmp_path.name}"
+    assert main(["fit", *small, "name=first", "loop.eval_interval=null", store]) == 0
