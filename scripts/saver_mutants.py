@@ -113,18 +113,18 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "        if False:\n            self.client.delete", (_STORES,),
     ),
     "a manifest is sent without a look at the claim": (
-        _FOLDERS, "        if self._claim_of(name) != self._claim:\n            raise lost\n", "", (_MIRRORS,),
+        _FOLDERS, "        self._check_claim(name, self._claim)\n        if not self.client.put_new(",
+        "        if not self.client.put_new(", (_MIRRORS,),
     ),
     "a sender does not look at the claim after the manifest": (
-        _FOLDERS, "        if claim != self._claim and (claim or any(",
-        "        if claim != self._claim and (False and any(", (_STORES,),
+        _FOLDERS, "        if claim not in (None, self._claim) or not all(", "        if not all(", (_STORES,),
     ),
     "two processes of a run share a claim": (
         _FOLDERS, "        self._claim = _Claim(run_id, attempt, secrets.token_hex(8))\n",
         '        self._claim = _Claim(run_id, attempt, "")\n', (_MIRRORS,),
     ),
     "a file that is sent late replaces one of a later attempt": (
-        _FOLDERS, '        if not self.client.upload_new(f"{name}/{file}", path):\n',
+        _FOLDERS, '        if not self.client.upload_new(f"{name}/{file}", path, check):\n',
         '        if self.client.put(f"{name}/{file}", path.read_bytes()):\n', (_MIRRORS, _MACHINES),
     ),
     "a file is sent without a look at its digest": (
