@@ -557,6 +557,19 @@ def test_a_copy_that_is_marked_and_removed_while_it_is_listed_is_not_damaged(
     assert storage.sizes("step1") == files
 
 
+def test_a_copy_that_is_listed_in_part_as_it_is_removed_is_not_damaged(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = ObjectStorage(url, cache=tmp_path)
+    save(storage, 1)
+    assert storage.finish_uploads() == []
+    files = storage.sizes("step1")
+    # The folder was moved away after the size of its first file was read.
+    listings = iter([{"manifest.json": files["manifest.json"]}, {}])
+    monkeypatch.setattr(storage.local, "sizes", lambda name: next(listings))
+    assert storage.sizes("step1") == files
+
+
 def test_a_manifest_whose_copy_is_trimmed_meanwhile_is_read_from_the_store(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,9 +163,10 @@ class ObjectStorage:
         return None  # `remote` has the manifests of a store in memory.
 
     def sizes(self, name: str) -> dict[str, int]:
-        # Listed once: a copy that is marked and removed in between would be looked up in what is left of it.
+        # Listed once: a copy that is marked and removed in between would be looked up in what is left of it. And looked
+        # at again: one that was removed while it was listed was listed in part.
         local = self.local.sizes(name)
-        sizes = local if _is_unsent(local) else self.remote.sizes(name)
+        sizes = local if _is_unsent(local) and self._is_unsent(name) else self.remote.sizes(name)
         return {file: size for file, size in sizes.items() if file != _SENT_FILE}
 
     def is_pinned(self, name: str) -> bool:
