@@ -117,7 +117,8 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "        if not self.client.put_new(", (_MIRRORS,),
     ),
     "a sender does not look at the claim after the manifest": (
-        _FOLDERS, "        if claim not in (None, self._claim) or not all(", "        if not all(", (_STORES,),
+        _FOLDERS, "        if claim not in (None, self._claim) or (may_be_changed", "        if (may_be_changed",
+        (_STORES,),
     ),
     "two processes of a run share a claim": (
         _FOLDERS, "        self._claim = _Claim(run_id, attempt, secrets.token_hex(8))\n",

@@ -177,8 +177,8 @@ class StateSaver(SaveCaller):
             state = with_settings(self.trainer, state)
         marks = self.trainer.metric_logger.state_dict()
         # What a callback has saved under this name is not replaced.
-        has_marks = not marks or LOG_MARKS in state
-        return state if has_marks else {**state, LOG_MARKS: marks}
+        adds_marks = marks and LOG_MARKS not in state
+        return {**state, LOG_MARKS: marks} if adds_marks else state
 
     def metadata(self, decision: Decision, finished: str | None = None) -> CheckpointMetadata:
         """What the manifest says of the present step, whose metrics are passed to the loggers' files.

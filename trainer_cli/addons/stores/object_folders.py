@@ -24,7 +24,7 @@ from typing import NamedTuple
 from trainer_cli.addons.stores.object_client import ObjectClient
 from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, is_plain
-from trainer_cli.manifest import Manifest, ManifestError
+from trainer_cli.manifest import FileEntry, Manifest, ManifestError
 from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.storage import (
     REMOVED_PREFIX,
@@ -265,9 +265,9 @@ class ObjectFolders:
         """Claim a name, and delete what this run has left there."""
         # The caller has just looked for a manifest.
         folder, claim = self._known.get(name) if self._is_listed else self._folder(name), self._claim_of(name)
-        is_own = claim is not None and claim.run_id in (self._claim.run_id, _NO_RUN)
+        is_own = self._is_own(claim)
         # The sweep of an attempt takes those of all others, as it owns the folders; a sender only earlier ones.
-        if claim not in (None, self._claim) and not (is_own and claim.attempt < self._claim.attempt):
+        if claim and claim != self._claim and not (is_own and claim.attempt < self._claim.attempt):
             other = "attempt of the run" if is_own else "run"
             raise _taken(f"another {other} sends a checkpoint of that name", self.location(name))
         if claim is not None or (folder is not None and self._is_left_behind(name, folder.sizes)):
@@ -316,11 +316,8 @@ class ObjectFolders:
         claim = self._claim_of(name)
         # None also where the later attempt has seen the manifest, and has left the files. And an earlier attempt that
         # was late may have replaced a file.
-        if claim not in (None, self._claim) or not all(
-            (claim and not compare)
-            or ((info := self.client.info(f"{name}/{file}")) is not None and info.size_bytes == entry.size_bytes)
-            for file, entry in files.items()
-        ):
+        may_be_changed = compare or claim is None
+        if claim not in (None, self._claim) or (may_be_changed and not self._has_files(name, files)):
             self.client.delete(f"{name}/{MANIFEST_FILE}")
             raise self._lost(name)
         # One that stays beside a manifest means nothing.
@@ -329,6 +326,13 @@ class ObjectFolders:
         self._away_until = None
         sizes = {file: entry.size_bytes for file, entry in files.items()} | {MANIFEST_FILE: len(manifest)}
         self._known[name] = _Folder(sizes, manifest, "")
+
+    def _has_files(self, name: str, files: Mapping[str, FileEntry]) -> bool:
+        """Whether the store has these files with their sizes now."""
+        return all(
+            (info := self.client.info(f"{name}/{file}")) and info.size_bytes == entry.size_bytes
+            for file, entry in files.items()
+        )
 
     def _give_up(self, name: str) -> None:
         """Delete what the ranks have sent without a manifest, and the claim."""
@@ -344,7 +348,10 @@ class ObjectFolders:
         # Earlier versions of this program left the marker where a removal was interrupted.
         if f"{REMOVED_PREFIX}{self._claim.run_id}" in files:
             return True
-        claim = self._claim_of(name) if CLAIM_FILE in files else None
+        return CLAIM_FILE in files and self._is_own(self._claim_of(name))
+
+    def _is_own(self, claim: _Claim | None) -> bool:
+        """Whether this run has made a claim, or a command, which has no run."""
         return claim is not None and claim.run_id in (self._claim.run_id, _NO_RUN)
 
     def _delete_objects(self, name: str) -> None:
