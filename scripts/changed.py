@@ -45,7 +45,10 @@ class Graph:
             for folder in (PACKAGE, TESTS, CAMPAIGN)
             for path in (root / folder).rglob("*.py")
         }
-        self._nodes = {file: list(_walk(ast.parse(path.read_bytes(), file), file)) for file, path in python.items()}
+        self._nodes = {file: list(_walk(ast.parse(path.read_bytes(), file))) for file, path in python.items()}
+        # What the face of a package imports when it is asked for.
+        for stub in (root / PACKAGE).rglob("__init__.pyi"):
+            self._nodes[str(stub.relative_to(root)).removesuffix("i")] += _walk(ast.parse(stub.read_bytes()))
         self._strings = {file: _strings(nodes) for file, nodes in self._nodes.items()}
         self._helpers = {_stem(file): file for file in python if file.startswith(TESTS) and not _is_test(file)}
         self._public = {name: module for module, name in _imported(self._nodes[TOP])}
@@ -80,7 +83,7 @@ class Graph:
     def reach(self, changed: Iterable[str]) -> list[str]:
         """The test files that the changed files reach; `ALL` if one may reach any."""
         sources: set[str] = set()
-        for file in changed:
+        for file in (file.removesuffix("i") if file.endswith(".pyi") else file for file in changed):
             if file in self._nodes and file != TOP:
                 sources.add(file)
             elif not _is_test(file):
@@ -179,12 +182,12 @@ def _is_test(file: str) -> bool:
     return file.startswith(TESTS) and PurePosixPath(file).match("test_*.py")
 
 
-def _walk(tree: ast.AST, file: str) -> Iterator[ast.AST]:
-    """All nodes, but those for type checkers alone: of the face of a package, these tell what it imports lazily."""
+def _walk(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes, but those for type checkers alone."""
     yield tree
     for child in ast.iter_child_nodes(tree):
-        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING") or _stem(file) == "__init__":
-            yield from _walk(child, file)
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from _walk(child)
 
 
 def _imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,8 @@ changed = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(changed)
 
 PROJECT = {
-    "trainer_cli/__init__.py": "if TYPE_CHECKING:\n    from trainer_cli.callbacks.ema import EMA\n",
+    "trainer_cli/__init__.py": "",
+    "trainer_cli/__init__.pyi": "from trainer_cli.callbacks.ema import EMA as EMA\n",
     "trainer_cli/core/__init__.py": "",
     "trainer_cli/files/durable.py": "def write(): ...\n",
     "trainer_cli/callbacks/ema.py": "from trainer_cli.core import files\n",
@@ -117,7 +118,8 @@ def test_what_may_reach_any_test_runs_all(project: Path, file: str) -> None:
 def test_every_test_reaches_the_top_conftest(project: Path) -> None:
     tests = [name for name in PROJECT if Path(name).match("test_*.py")]
     assert changed.Graph(project).reach(["tests/conftest.py"]) == sorted(tests)
-    assert changed.Graph(project).reach(["trainer_cli/__init__.py"]) == ["tests"]
+    for top in ("trainer_cli/__init__.py", "trainer_cli/__init__.pyi"):
+        assert changed.Graph(project).reach([top]) == ["tests"]
 
 
 def test_the_verbs_are_read_from_the_source_of_the_command() -> None:

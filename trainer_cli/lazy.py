@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+# Not from typing, whose import takes as long as the start of Python. Type checkers take the name for true.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
 
-def add_lazy_names(package: dict[str, Any], names: Mapping[str, str], *, of_addons: bool = False) -> None:
-    """Make names of a package's modules attributes of the package, each imported when it is first asked for.
+def add_lazy_names(package: dict[str, Any], *, of_addons: bool = False) -> None:
+    """Make the names in a package's stub attributes of the package, each imported when it is first asked for.
 
-    The package's `__init__.py` calls this, and repeats the names as imports under `TYPE_CHECKING` for type checkers.
+    The stub, `__init__.pyi` beside `__init__.py`, is the only list of these names, and type checkers read it, too. It
+    holds nothing but `from module import name as name`.
 
     Args:
         package: `globals()` of the package.
-        names: names of modules, relative to the package -> the names that they hold, separated by spaces.
-        of_addons: whether the public names of add-ons are attributes, too.
+        of_addons: whether the public names of add-ons are attributes, too, as `import *` in the stub says.
     """
     path = package["__name__"]
-    module_of = {name: f"{path}.{module}" for module, text in names.items() for name in text.split()}
+    module_of: dict[str, str] = {}
 
-    def find_modules() -> Mapping[str, str]:
+    def read_stub() -> dict[str, str]:
+        if not module_of:
+            with open(package["__file__"] + "i", encoding="utf-8") as file:
+                words = iter(file.read().split())
+            # By words: the import of `ast` takes longer than `train --help` takes to read all stubs.
+            names = {}
+            for word in words:
+                if word == "from":
+                    module = next(words)
+                elif word == "as":
+                    names[next(words).rstrip(",")] = module
+            # At once, since another thread may ask meanwhile.
+            module_of.update(names)
+        return module_of
+
+    def find_modules() -> dict[str, str]:
         if not of_addons:
-            return module_of
+            return read_stub()
         from trainer_cli.addon import public_names
 
-        return {**public_names(), **module_of}
+        return {**public_names(), **read_stub()}
 
     def get_name(name: str) -> Any:
         # Imported here: `train --help` and completion import packages whose names they do not need.
@@ -35,8 +50,10 @@ def add_lazy_names(package: dict[str, Any], names: Mapping[str, str], *, of_addo
         if name == "__all__":
             package[name] = sorted(name for name in find_modules() if not name.startswith("_"))
             return package[name]
+        modules = read_stub()
         # Add-ons are not searched for attributes such as `__path__`, for which Python asks.
-        modules = module_of if name in module_of or name.startswith("__") else find_modules()
+        if name not in modules and not name.startswith("__"):
+            modules = find_modules()
         if name not in modules:
             raise AttributeError(f"module {path!r} has no attribute {name!r}")
         return getattr(import_module(modules[name]), name)

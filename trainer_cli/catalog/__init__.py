@@ -16,41 +16,6 @@ reads; `Life` and `Spent` are what it tells afterwards.
 Begin with `catalog.py` `Entry` and `Catalog`, then `find.py`.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.catalog.catalog import (
-        Catalog as Catalog,
-        Check as Check,
-        Entry as Entry,
-        examine as examine,
-        newest_of_all as newest_of_all,
-        verify_and_decode as verify_and_decode,
-    )
-    from trainer_cli.catalog.find import (
-        checkpoint_at as checkpoint_at,
-        expanded as expanded,
-        filled as filled,
-        path_to_save as path_to_save,
-        paths_of as paths_of,
-        split_existing as split_existing,
-    )
-    from trainer_cli.catalog.foreign_kind import ForeignKind as ForeignKind, refuse_foreign as refuse_foreign
-    from trainer_cli.catalog.history import CheckpointHistory as CheckpointHistory, Life as Life, Spent as Spent
-    from trainer_cli.catalog.path_variables import rank_variables_in as rank_variables_in
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "catalog": "Catalog Check Entry examine newest_of_all verify_and_decode",
-            "find": "checkpoint_at expanded filled path_to_save paths_of split_existing",
-            "foreign_kind": "ForeignKind refuse_foreign",
-            "history": "CheckpointHistory Life Spent",
-            "path_variables": "rank_variables_in",
-        },
-    )
+add_lazy_names(globals())

@@ -17,46 +17,6 @@ for bit, or raises. Which checkpoints there are and what may go is decided elsew
 `snapshot.py` copies the state, `group_save.py` saves by several ranks, `disk_errors.py` words what a full disk does.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.checkpoint.checkpointer import (
-        Checkpointer as Checkpointer,
-        make_sync_checkpointer as make_sync_checkpointer,
-    )
-    from trainer_cli.checkpoint.disk_errors import disk_error as disk_error
-    from trainer_cli.checkpoint.disk_space import (
-        FreeSpace as FreeSpace,
-        NeededSpace as NeededSpace,
-        files_of_checkpoint as files_of_checkpoint,
-        find_shortage as find_shortage,
-    )
-    from trainer_cli.checkpoint.group_verify import GroupVerifier as GroupVerifier
-    from trainer_cli.checkpoint.save import (
-        CheckpointMetadata as CheckpointMetadata,
-        InFlightSave as InFlightSave,
-        SaveCaller as SaveCaller,
-        SaveJob as SaveJob,
-        errors_of_save as errors_of_save,
-        library_versions as library_versions,
-    )
-    from trainer_cli.checkpoint.weights import read_evaluated_weights as read_evaluated_weights
-    from trainer_cli.checkpoint.writer_thread import WriterThread as WriterThread
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "checkpointer": "Checkpointer make_sync_checkpointer",
-            "disk_errors": "disk_error",
-            "disk_space": "files_of_checkpoint find_shortage FreeSpace NeededSpace",
-            "group_verify": "GroupVerifier",
-            "save": "CheckpointMetadata errors_of_save InFlightSave library_versions SaveCaller SaveJob",
-            "weights": "read_evaluated_weights",
-            "writer_thread": "WriterThread",
-        },
-    )
+add_lazy_names(globals())

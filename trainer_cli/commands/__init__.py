@@ -16,35 +16,6 @@ but for the verbs that add-ons have themselves: they take the flags that several
 Begin with `command_line.main`, then `fit`.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.commands.ckpt import Action as Action
-    from trainer_cli.commands.command_line import (
-        Parser as Parser,
-        add_allow_pickle as add_allow_pickle,
-        add_config_arguments as add_config_arguments,
-        add_config_dir as add_config_dir,
-        add_no_replay as add_no_replay,
-        add_overrides as add_overrides,
-        main as main,
-    )
-    from trainer_cli.commands.streams import tolerate_lost_output as tolerate_lost_output
-    from trainer_cli.commands.tail import no_run as no_run
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "ckpt": "Action",
-            "command_line": (
-                "add_allow_pickle add_config_arguments add_config_dir add_no_replay add_overrides main Parser"
-            ),
-            "streams": "tolerate_lost_output",
-            "tail": "no_run",
-        },
-    )
+add_lazy_names(globals())

@@ -20,44 +20,4 @@ Begin with `adapt.py`, then `order.py` and `loader.py`.
 
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.data.adapt import as_loader as as_loader, as_val_loaders as as_val_loaders
-    from trainer_cli.data.digest import (
-        digest_of as digest_of,
-        other_samples as other_samples,
-        sample_digests as sample_digests,
-    )
-    from trainer_cli.data.loader import (
-        LOADING as LOADING,
-        Loader as Loader,
-        MapDataset as MapDataset,
-        PaddingBatch as PaddingBatch,
-        SharedLoader as SharedLoader,
-    )
-    from trainer_cli.data.order import (
-        ORDER_VERSION as ORDER_VERSION,
-        sample_indices as sample_indices,
-        sample_position as sample_position,
-        sample_seed as sample_seed,
-    )
-    from trainer_cli.data.position import length_of as length_of
-    from trainer_cli.data.random_state import kept_random_state as kept_random_state
-    from trainer_cli.data.stream import StreamLoader as StreamLoader
-    from trainer_cli.data.user_loader import UserLoader as UserLoader, generators_of as generators_of
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "adapt": "as_loader as_val_loaders",
-            "digest": "digest_of other_samples sample_digests",
-            "loader": "Loader LOADING MapDataset PaddingBatch SharedLoader",
-            "order": "ORDER_VERSION sample_indices sample_position sample_seed",
-            "position": "length_of",
-            "random_state": "kept_random_state",
-            "stream": "StreamLoader",
-            "user_loader": "generators_of UserLoader",
-        },
-    )
+add_lazy_names(globals())

@@ -14,46 +14,6 @@ it: the storage of its scheme reads it.
 Begin with `durable.py` `replace`; `json_lines.py` reads, `url_path.py` names.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.files.durable import (
-        REFUSED as REFUSED,
-        AppendedFile as AppendedFile,
-        FileIdentity as FileIdentity,
-        close_private as close_private,
-        is_gone as is_gone,
-        keep_spans as keep_spans,
-        locked_file as locked_file,
-        naming as naming,
-        open_private as open_private,
-        private_file as private_file,
-        replace as replace,
-        staged_path as staged_path,
-        sync as sync,
-    )
-    from trainer_cli.files.json_lines import (
-        GrowingFile as GrowingFile,
-        parse_object as parse_object,
-        parse_rows as parse_rows,
-        read_last_row as read_last_row,
-        read_rows as read_rows,
-    )
-    from trainer_cli.files.url_path import as_path as as_path, is_url as is_url
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "durable": (
-                "AppendedFile close_private FileIdentity is_gone keep_spans locked_file naming open_private "
-                "private_file REFUSED replace staged_path sync"
-            ),
-            "json_lines": "GrowingFile parse_object parse_rows read_last_row read_rows",
-            "url_path": "as_path is_url",
-        },
-    )
+add_lazy_names(globals())

@@ -17,41 +17,6 @@ manifest are not known here (`trainer_cli.storage`, `trainer_cli.checkpoint`). B
 `sharded.py`.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.format.base import Format as Format
-    from trainer_cli.format.file_layout import FileLayout as FileLayout, lay_out as lay_out
-    from trainer_cli.format.open import new_format as new_format
-    from trainer_cli.format.rank_files import FilesOfRank as FilesOfRank
-    from trainer_cli.format.readable import check_readable as check_readable
-    from trainer_cli.format.reader import CheckpointReader as CheckpointReader, StateReader as StateReader
-    from trainer_cli.format.sharded import (
-        RANKS as RANKS,
-        DividedFormat as DividedFormat,
-        ShardedFormat as ShardedFormat,
-        TensorsFormat as TensorsFormat,
-        decoded_state as decoded_state,
-    )
-    from trainer_cli.format.stored import StoredState as StoredState, StoredTensor as StoredTensor
-    from trainer_cli.format.tree import Undecodable as Undecodable, decode as decode, encode as encode
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "base": "Format",
-            "file_layout": "FileLayout lay_out",
-            "open": "new_format",
-            "rank_files": "FilesOfRank",
-            "readable": "check_readable",
-            "reader": "CheckpointReader StateReader",
-            "sharded": "decoded_state DividedFormat RANKS ShardedFormat TensorsFormat",
-            "stored": "StoredState StoredTensor",
-            "tree": "decode encode Undecodable",
-        },
-    )
+add_lazy_names(globals())

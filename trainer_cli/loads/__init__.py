@@ -11,49 +11,6 @@ are in every checkpoint.
 Begin with `options.py`.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.loads.left_out import (
-        LEAVE_OUT as LEAVE_OUT,
-        OPTIONAL_STATES as OPTIONAL_STATES,
-        can_resume as can_resume,
-        check_leave_out as check_leave_out,
-        check_load as check_load,
-        describe_left_out as describe_left_out,
-        find_left_out as find_left_out,
-        omit_states as omit_states,
-    )
-    from trainer_cli.loads.options import (
-        LOG_MARKS as LOG_MARKS,
-        LORA_SCALING as LORA_SCALING,
-        STATES as STATES,
-        VERSIONS as VERSIONS,
-        WEIGHTS as WEIGHTS,
-        WHOLE as WHOLE,
-        LoadOptions as LoadOptions,
-        check_mapping as check_mapping,
-        check_states as check_states,
-    )
-    from trainer_cli.loads.report import (
-        OTHER_MODEL as OTHER_MODEL,
-        LoadReport as LoadReport,
-        list_by_owner as list_by_owner,
-    )
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "left_out": (
-                "can_resume check_leave_out check_load describe_left_out find_left_out LEAVE_OUT omit_states "
-                "OPTIONAL_STATES"
-            ),
-            "options": "check_mapping check_states LoadOptions LOG_MARKS LORA_SCALING STATES VERSIONS WEIGHTS WHOLE",
-            "report": "list_by_owner LoadReport OTHER_MODEL",
-        },
-    )
+add_lazy_names(globals())

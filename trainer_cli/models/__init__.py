@@ -7,11 +7,4 @@ them by their public names, `trainer_cli.MLP` and `trainer_cli.CNN`. Begin with 
 
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.models.cnn import CNN as CNN
-    from trainer_cli.models.mlp import MLP as MLP
-
-    __all__: list[str]
-else:
-    add_lazy_names(globals(), {"cnn": "CNN", "mlp": "MLP"})
+add_lazy_names(globals())

@@ -15,31 +15,6 @@ It reads samples and files, and writes nothing.
 Begin with `compare.py`.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.origin.compare import (
-        TRAIN as TRAIN,
-        DataAndSource as DataAndSource,
-        EvaluatedOrigin as EvaluatedOrigin,
-        compare_forked as compare_forked,
-        compare_resumed as compare_resumed,
-        naming_project as naming_project,
-        other_source as other_source,
-        report_source as report_source,
-    )
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "compare": (
-                "compare_forked compare_resumed DataAndSource EvaluatedOrigin naming_project other_source "
-                "report_source TRAIN"
-            ),
-        },
-    )
+add_lazy_names(globals())

@@ -15,49 +15,6 @@ Begin with `process_group.py`; `distributed_group.py` has the group of more than
 store by which ranks meet and are found lost, `direct.py` sums between ranks of one machine over sockets.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.parallel.agreement import Agreement as Agreement
-    from trainer_cli.parallel.distributed_group import (
-        find_default_group as find_default_group,
-        join_processes as join_processes,
-    )
-    from trainer_cli.parallel.peer_errors import (
-        LostRankError as LostRankError,
-        PeerError as PeerError,
-        is_of_peer as is_of_peer,
-        noted_activity as noted_activity,
-        noting as noting,
-    )
-    from trainer_cli.parallel.process_group import (
-        ALONE as ALONE,
-        ProcessGroup as ProcessGroup,
-        describe_lone_rank as describe_lone_rank,
-        find_default_ranks as find_default_ranks,
-        imitate_group as imitate_group,
-    )
-    from trainer_cli.parallel.rendezvous import serve_store as serve_store
-    from trainer_cli.parallel.same import (
-        check_same as check_same,
-        check_same_file as check_same_file,
-        check_same_losses as check_same_losses,
-        check_same_samples as check_same_samples,
-    )
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "agreement": "Agreement",
-            "distributed_group": "find_default_group join_processes",
-            "peer_errors": "is_of_peer LostRankError noted_activity noting PeerError",
-            "process_group": "ALONE describe_lone_rank find_default_ranks imitate_group ProcessGroup",
-            "rendezvous": "serve_store",
-            "same": "check_same check_same_file check_same_losses check_same_samples",
-        },
-    )
+add_lazy_names(globals())

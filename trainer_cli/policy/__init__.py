@@ -15,37 +15,6 @@ Nothing here saves, removes or stops; no clock, no disk, no torch. Invariants:
 Begin with `rules.py`; `stopping.py` has the ends of a run, `simulation.py` the walk over events.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.policy.rules import (
-        BestRule as BestRule,
-        CheckpointKind as CheckpointKind,
-        Decision as Decision,
-        RetentionRules as RetentionRules,
-        SaveCost as SaveCost,
-        Saved as Saved,
-        SaveFacts as SaveFacts,
-        SaveRules as SaveRules,
-    )
-    from trainer_cli.policy.simulation import Simulation as Simulation, Timeline as Timeline
-    from trainer_cli.policy.stopping import (
-        Limits as Limits,
-        Occasion as Occasion,
-        RecordedEnd as RecordedEnd,
-        Stop as Stop,
-    )
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "rules": "BestRule CheckpointKind Decision SaveFacts RetentionRules SaveCost Saved SaveRules",
-            "simulation": "Simulation Timeline",
-            "stopping": "Limits Occasion RecordedEnd Stop",
-        },
-    )
+add_lazy_names(globals())

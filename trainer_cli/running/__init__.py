@@ -19,45 +19,6 @@ without it.
 Begin with `fitting`, whose first lines are the order of a fit, then `start`.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.running.build import Builder as Builder, Data as Data, make_identity as make_identity
-    from trainer_cli.running.ending import validate_command as validate_command
-    from trainer_cli.running.fitting import fit as fit
-    from trainer_cli.running.plan_view import describe_plan as describe_plan
-    from trainer_cli.running.planning import plan as plan
-    from trainer_cli.running.reach import own_folder as own_folder
-    from trainer_cli.running.results import Results as Results
-    from trainer_cli.running.start import (
-        Start as Start,
-        accepted_changes as accepted_changes,
-        fork_path as fork_path,
-        kept_settings as kept_settings,
-        refuse_anew as refuse_anew,
-        refuse_no_optimizer as refuse_no_optimizer,
-        values_found as values_found,
-    )
-    from trainer_cli.running.torch_import import import_torch as import_torch, showing_import as showing_import
-    from trainer_cli.running.validation import run_or_place as run_or_place, validate as validate
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "build": "Builder Data make_identity",
-            "ending": "validate_command",
-            "fitting": "fit",
-            "plan_view": "describe_plan",
-            "planning": "plan",
-            "reach": "own_folder",
-            "results": "Results",
-            "start": "accepted_changes fork_path kept_settings refuse_anew refuse_no_optimizer Start values_found",
-            "torch_import": "import_torch showing_import",
-            "validation": "run_or_place validate",
-        },
-    )
+add_lazy_names(globals())

@@ -11,48 +11,6 @@ from `__future__`: the types of fields are read at run time.
 Begin with `sections.py`, in the order of the YAML; `checkpoint_config.py` is the section `checkpoint`.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.schema.checkpoint_config import (
-        CheckpointConfig as CheckpointConfig,
-        CheckpointFormat as CheckpointFormat,
-        Compression as Compression,
-        DigestAlgorithm as DigestAlgorithm,
-        KeepBestConfig as KeepBestConfig,
-        Newer as Newer,
-        Removal as Removal,
-    )
-    from trainer_cli.schema.sections import (
-        ANEW as ANEW,
-        RESUME_WORDS as RESUME_WORDS,
-        SYSTEM as SYSTEM,
-        Dtype as Dtype,
-        LoadConfig as LoadConfig,
-        LoggingConfig as LoggingConfig,
-        LoopConfig as LoopConfig,
-        ModelCall as ModelCall,
-        ParallelConfig as ParallelConfig,
-        ParallelStrategy as ParallelStrategy,
-        PrecisionConfig as PrecisionConfig,
-        SchedulerInterval as SchedulerInterval,
-        TrainConfig as TrainConfig,
-    )
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "checkpoint_config": (
-                "CheckpointConfig CheckpointFormat Compression DigestAlgorithm KeepBestConfig Newer Removal"
-            ),
-            "sections": (
-                "ANEW Dtype LoadConfig LoggingConfig LoopConfig ModelCall ParallelConfig ParallelStrategy "
-                "PrecisionConfig RESUME_WORDS SchedulerInterval SYSTEM TrainConfig"
-            ),
-        },
-    )
+add_lazy_names(globals())

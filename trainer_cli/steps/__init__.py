@@ -15,36 +15,6 @@ Invariants:
 Begin with `intervals.py`: `Duration.parse`, then `Interval.due`, then `StepCounts.at`.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.steps.intervals import (
-        Duration as Duration,
-        Interval as Interval,
-        StepCounts as StepCounts,
-        Unit as Unit,
-        count_epoch_steps as count_epoch_steps,
-        count_steps as count_steps,
-        find_first_step as find_first_step,
-        limit_batches as limit_batches,
-    )
-    from trainer_cli.steps.progress import Progress as Progress
-    from trainer_cli.steps.run_status import RunStatus as RunStatus
-    from trainer_cli.steps.step_batches import GLOBAL_BATCH_SIZE as GLOBAL_BATCH_SIZE, divide_step as divide_step
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "intervals": (
-                "count_epoch_steps count_steps Duration find_first_step Interval limit_batches StepCounts Unit"
-            ),
-            "progress": "Progress",
-            "run_status": "RunStatus",
-            "step_batches": "divide_step GLOBAL_BATCH_SIZE",
-        },
-    )
+add_lazy_names(globals())

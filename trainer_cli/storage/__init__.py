@@ -16,49 +16,6 @@ It never reads a tensor and never decides what is kept. `Disk` does every access
 each one fail. Begin with `base.py` `Storage`, then `local.py`, `folder.py` (one folder) and `hidden_names.py`.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.storage.base import (
-        FileWriter as FileWriter,
-        ReadableFolder as ReadableFolder,
-        Storage as Storage,
-        UnsyncedError as UnsyncedError,
-        WritableFolder as WritableFolder,
-    )
-    from trainer_cli.storage.copying import write_copy as write_copy
-    from trainer_cli.storage.disk import Bytes as Bytes, Disk as Disk, delete_tree as delete_tree
-    from trainer_cli.storage.downloads import DOWNLOADS as DOWNLOADS
-    from trainer_cli.storage.folder import (
-        LocalFileWriter as LocalFileWriter,
-        LocalReadableFolder as LocalReadableFolder,
-        StagedFolder as StagedFolder,
-        point_latest_link as point_latest_link,
-        replacing as replacing,
-    )
-    from trainer_cli.storage.hidden_names import (
-        REMOVED_PREFIX as REMOVED_PREFIX,
-        Hidden as Hidden,
-        HiddenName as HiddenName,
-    )
-    from trainer_cli.storage.local import LocalStorage as LocalStorage
-    from trainer_cli.storage.open import open_storage as open_storage
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "base": "FileWriter ReadableFolder Storage UnsyncedError WritableFolder",
-            "copying": "write_copy",
-            "disk": "Bytes delete_tree Disk",
-            "downloads": "DOWNLOADS",
-            "folder": "LocalFileWriter LocalReadableFolder point_latest_link replacing StagedFolder",
-            "hidden_names": "Hidden HiddenName REMOVED_PREFIX",
-            "local": "LocalStorage",
-            "open": "open_storage",
-        },
-    )
+add_lazy_names(globals())

@@ -11,16 +11,6 @@ Begin with `strategy.py`: the interface, and two of its implementations. `fsdp.p
 because the parts of torch that it needs take long to import.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.strategies.blocks import find_blocks as find_blocks, recompute as recompute
-    from trainer_cli.strategies.fsdp import FSDP as FSDP
-    from trainer_cli.strategies.strategy import DDP as DDP, Single as Single, Strategy as Strategy
-
-    __all__: list[str]
-else:
-    add_lazy_names(globals(), {"blocks": "find_blocks recompute", "fsdp": "FSDP", "strategy": "DDP Single Strategy"})
+add_lazy_names(globals())

@@ -11,42 +11,6 @@ reads a file or imports what an annotation names.
 Begin with `fields.py`; `kinds.py` reads annotations.
 """
 
-from __future__ import annotations
-
 from trainer_cli.lazy import add_lazy_names
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from trainer_cli.values.fields import (
-        at_least as at_least,
-        check_at_least as check_at_least,
-        check_duration as check_duration,
-        check_fields as check_fields,
-        check_rules as check_rules,
-        check_values as check_values,
-        checked as checked,
-        duration as duration,
-        needs as needs,
-    )
-    from trainer_cli.values.kinds import (
-        IN_QUOTES as IN_QUOTES,
-        MISSING as MISSING,
-        SECTION as SECTION,
-        ValueKind as ValueKind,
-        kind_of as kind_of,
-        name_of as name_of,
-        show_value as show_value,
-        to_yaml_line as to_yaml_line,
-    )
-
-    __all__: list[str]
-else:
-    add_lazy_names(
-        globals(),
-        {
-            "fields": (
-                "at_least check_at_least check_duration check_fields check_rules check_values checked duration needs"
-            ),
-            "kinds": "IN_QUOTES kind_of MISSING name_of SECTION show_value to_yaml_line ValueKind",
-        },
-    )
+add_lazy_names(globals())
