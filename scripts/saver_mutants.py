@@ -20,7 +20,7 @@ _SAVED_IN_ORDER = f"{_STORAGES}::test_everything_is_at_rest_before_the_folder_ge
 _REMOVED_IN_ORDER = f"{_STORAGES}::test_a_removal_takes_the_manifest_away_first_and_for_good"
 _LOADS, _RANKS = "tests/checkpoint/test_load.py", "tests/checkpoint/test_group_save.py"
 _STORES, _MACHINES = "tests/addons/stores/test_object_store.py", "tests/addons/stores/test_machines.py"
-_MIRRORS = "tests/addons/stores/test_mirror.py"
+_MIRRORS, _REMOVALS = "tests/addons/stores/test_mirror.py", "tests/addons/stores/test_removal.py"
 _CHECKPOINTER = "tests/checkpoint/test_checkpointer.py"
 _FAILED_SAVES = "tests/callbacks/test_saves.py"
 _POWER_CUTS = f"{_AT_ANY}::test_a_power_cut_at_any_operation_loses_nothing"
@@ -104,12 +104,15 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         _FOLDERS, '        self.client.delete(f"{name}/{MANIFEST_FILE}")\n        self._delete_objects(name)\n',
         '        self._delete_objects(name)\n        self.client.delete(f"{name}/{MANIFEST_FILE}")\n', (_MACHINES,),
     ),
+    "a removal in a store is not marked": (
+        _FOLDERS, '        self.client.put(f"{name}/{self._markers[0]}", b"")\n', "", (_REMOVALS,),
+    ),
     "a sweep of a store leaves no claim before it looks for a manifest": (
-        _FOLDERS, "        self._put_claim(name)\n        if self.read_manifest(name) is not None:\n",
-        "        if self.read_manifest(name) is not None:\n", (_STORES,),
+        _FOLDERS, "        self._put_claim(name)\n        if self._is_committed(name):\n",
+        "        if self._is_committed(name):\n", (_STORES,),
     ),
     "a sweep of a store trusts its listing": (
-        _FOLDERS, "        if self.read_manifest(name) is not None:\n            self.client.delete",
+        _FOLDERS, "        if self._is_committed(name):\n            self.client.delete",
         "        if False:\n            self.client.delete", (_STORES,),
     ),
     "a manifest is sent without a look at the claim": (

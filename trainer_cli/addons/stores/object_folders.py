@@ -1,11 +1,12 @@
 """The folders of checkpoints in an object store, without their local copies: claimed, sent, listed, changed, removed.
 
     send     claim the name -> files, none of which replaces an object -> manifest, if none exists -> is it still ours?
-    remove   claim -> manifest -> files -> claim
+    remove   claim -> marker -> manifest -> files -> claim -> marker
 
 A checkpoint exists if its manifest does. The claim says which process sends or removes a folder. A later attempt of the
 run writes its own claim before it looks for a manifest, and a sender looks at the claim after it has sent one: so one
-of them notices the other, whoever is first.
+of them notices the other, whoever is first. By the marker, which means nothing beside a manifest, readers see that a
+folder is being removed.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class ObjectFolders:
     def __init__(self, client: ObjectClient, run_id: str, attempt: int) -> None:
         self.client = client
         self._claim = _Claim(run_id, attempt, secrets.token_hex(8))
+        self._markers = (f"{REMOVED_PREFIX}{run_id}", f"{REMOVED_PREFIX}{_NO_RUN}")
         self.is_training = False
         self._known: dict[str, _Folder] = {}
         self._is_listed = False
@@ -228,6 +230,7 @@ class ObjectFolders:
         # The claim first, so that a later attempt knows whose half-removed folder this is. The manifest before the
         # other objects: a crash midway leaves a partial checkpoint, not a damaged one.
         self._put_claim(name)
+        self.client.put(f"{name}/{self._markers[0]}", b"")
         self.client.delete(f"{name}/{MANIFEST_FILE}")
         self._delete_objects(name)
         return True
@@ -235,9 +238,8 @@ class ObjectFolders:
     def clear(self, name: str) -> bool:
         """Delete a folder that had no manifest when it was listed. False if it has one by now."""
         self._put_claim(name)
-        if self.read_manifest(name) is not None:
+        if self._is_committed(name):
             self.client.delete(f"{name}/{CLAIM_FILE}")
-            self.forget(name)
             return False
         self._delete_objects(name)
         return True
@@ -270,18 +272,22 @@ class ObjectFolders:
         if claim and claim != self._claim and not (is_own and claim.attempt < self._claim.attempt):
             other = "attempt of the run" if is_own else "run"
             raise _taken(f"another {other} sends a checkpoint of that name", self.location(name))
-        if claim is not None or (folder is not None and self._is_left_behind(name, folder.sizes)):
-            if not self.clear(name):
-                raise _taken("A checkpoint of that name exists", self.location(name))
-        elif folder is not None and folder.manifest is None:
-            # Its sender may have committed it since the listing.
-            if self.read_manifest(name) is not None:
-                self.forget(name)
-                raise _taken("A checkpoint of that name exists", self.location(name))
+        is_left = claim is not None or (folder is not None and self._is_left_behind(name, folder.sizes))
+        is_foreign = not is_left and folder is not None and folder.manifest is None
+        if (is_left and not self.clear(name)) or (is_foreign and self._is_committed(name)):
+            raise _taken("A checkpoint of that name exists", self.location(name))
+        if is_foreign:
             hidden = HiddenName(Hidden.quarantined, name, self._claim.run_id, self._claim.attempt)
             self.quarantine(name, str(hidden), "it has no manifest")
         if not self.client.put_new(f"{name}/{CLAIM_FILE}", self._claim.to_bytes()):
             raise _taken("another run sends a checkpoint of that name", self.location(name))
+
+    def _is_committed(self, name: str) -> bool:
+        """Whether a folder that had no manifest when it was listed has one by now."""
+        if self.read_manifest(name) is None:
+            return False
+        self.forget(name)
+        return True
 
     def _check_claim(self, name: str, own: tuple[str | int, ...]) -> None:
         """Raises FileNotFoundError unless the claim begins so."""
@@ -345,8 +351,7 @@ class ObjectFolders:
 
     def _is_left_behind(self, name: str, files: Collection[str]) -> bool:
         """Whether this run has sent or removed a folder in part."""
-        # Earlier versions of this program left the marker where a removal was interrupted.
-        if f"{REMOVED_PREFIX}{self._claim.run_id}" in files:
+        if any(marker in files for marker in self._markers):
             return True
         return CLAIM_FILE in files and self._is_own(self._claim_of(name))
 
@@ -357,10 +362,13 @@ class ObjectFolders:
     def _delete_objects(self, name: str) -> None:
         """Delete the objects of a folder without a manifest."""
         self.forget(name)
-        files = [file for file in self.client.list(name) if file != CLAIM_FILE]
-        _run_in_parallel([partial(self.client.delete, f"{name}/{file}") for file in files])
-        # Last: by it a later attempt of this run finds a folder that was deleted in part.
-        self.client.delete(f"{name}/{CLAIM_FILE}")
+        # Last, the markers after the claim: by them a later attempt of this run finds a folder deleted in part.
+        # The listing may lack its own marker.
+        files = {*self.client.list(name), self._markers[0]}
+        markers = {file for file in files if file.startswith(REMOVED_PREFIX)}
+        _run_in_parallel([partial(self.client.delete, f"{name}/{file}") for file in files - markers - {CLAIM_FILE}])
+        for file in (CLAIM_FILE, *markers):
+            self.client.delete(f"{name}/{file}")
 
     def _refresh(self) -> None:
         """List the store. During training the last listing is used while the store does not answer."""
@@ -403,6 +411,9 @@ class ObjectFolders:
         """Read the manifest of a folder, and correct the listed sizes by it; None if nothing exists."""
         manifest = self.read_manifest(name)
         if manifest is None:
+            if MANIFEST_FILE in sizes:
+                # It was removed since the listing, which may lack the marker of the removal.
+                sizes = {file: info.size_bytes or 0 for file, info in self.client.list(name).items()}
             sizes = {file: size for file, size in sizes.items() if file != MANIFEST_FILE}
             return _Folder(sizes, None, "") if sizes else None
         sizes = {**sizes, MANIFEST_FILE: len(manifest)}
