@@ -20,6 +20,7 @@ _SAVED_IN_ORDER = f"{_STORAGES}::test_everything_is_at_rest_before_the_folder_ge
 _REMOVED_IN_ORDER = f"{_STORAGES}::test_a_removal_takes_the_manifest_away_first_and_for_good"
 _LOADS, _RANKS = "tests/checkpoint/test_load.py", "tests/checkpoint/test_group_save.py"
 _STORES, _MACHINES = "tests/addons/stores/test_object_store.py", "tests/addons/stores/test_machines.py"
+_COPIES = "tests/addons/stores/test_copier.py"
 _MIRRORS, _REMOVALS = "tests/addons/stores/test_mirror.py", "tests/addons/stores/test_removal.py"
 _CHECKPOINTER = "tests/checkpoint/test_checkpointer.py"
 _FAILED_SAVES = "tests/callbacks/test_saves.py"
@@ -128,7 +129,7 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         '        self._claim = _Claim(run_id, attempt, "")\n', (_MIRRORS,),
     ),
     "a file that is sent late replaces one of a later attempt": (
-        _FOLDERS, '        if not self.client.upload_new(f"{name}/{file}", path, check):\n',
+        _FOLDERS, '        if not self.client.upload_new(f"{name}/{file}", path, check, on_part):\n',
         '        if self.client.put(f"{name}/{file}", path.read_bytes()):\n', (_MIRRORS, _MACHINES),
     ),
     "a file is sent without a look at its digest": (
@@ -138,9 +139,23 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         _MIRROR, "                    if self._queue.get(name) is waiting:\n", "                    if True:\n",
         (_MIRRORS,),
     ),
+    "a copy that is abandoned goes on": (
+        _MIRROR, "                if self._mirror.is_abandoned:\n", "                if False:\n", (_COPIES,),
+    ),
+    "a place that is full is tried for each checkpoint": (
+        _MIRROR, "if is_of_place else {name: waiting}", "if False else {name: waiting}", (_COPIES,),
+    ),
+    "a checkpoint that cannot be read keeps others from their copies": (
+        _MIRROR, " in _OF_PLACE and not is_of_source\n", " in _OF_PLACE\n", (_COPIES,),
+    ),
+    "a checkpoint that waits for its copy is not held over a restart": (
+        "trainer_cli/callbacks/checkpointer.py",
+        "        # Before any removal: it holds those that a killed attempt had not copied yet.\n",
+        "        self.retention.retire(self._last_saved_step)\n", (_COPIES,),
+    ),
     "a checkpoint of another run is replaced by a copy": (
-        _MIRROR, "        if there.run_id != own.run_id:\n", "        if False:\n",
-        ("tests/addons/stores/test_copier.py::test_another_runs_checkpoint_is_not_replaced",),
+        _MIRROR, "        is_of_run = there.run_id == own.run_id\n", "        is_of_run = True\n",
+        (f"{_COPIES}::test_another_runs_checkpoint_is_not_replaced",),
     ),
     "the old one is deleted before it is replaced": (
         _LOCAL, "            old = self._swap(staging, name)\n",

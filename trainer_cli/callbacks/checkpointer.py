@@ -245,10 +245,11 @@ class CheckpointerCallback(Callback):
         # Before any save: newer checkpoints of a branch that was left would be resumed in its place.
         self.retention.leave_branch(trainer.progress.step, self.settings.newer)
         self._last_saved_step = _step_of(self.retention.newest(trainer.progress.step))
-        self.retention.retire(self._last_saved_step)
+        # Before any removal: it holds those that a killed attempt had not copied yet.
         if self.copies is not None:
             self.copies.on_failure = trainer.interrupt
             self.copies.start(self.retention, trainer.progress.step, self.settings.newer)
+        self.retention.retire(self._last_saved_step)
 
     def next_step(self, trainer: Trainer) -> int | None:
         """The earliest step after this one at which a rule may ask for a save, or something is to be prepared."""
@@ -383,6 +384,7 @@ class CheckpointerCallback(Callback):
             return
         if isinstance(exception, KeyboardInterrupt):
             self.saver.checkpointer.interrupt()
+            self.storage.abandon_uploads()
             if self.copies is not None:
                 self.copies.abandon()
         if trainer.strategy.world_size > 1:

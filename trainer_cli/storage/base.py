@@ -188,6 +188,10 @@ class Storage(Protocol):
         """
         ...
 
+    def abandon_uploads(self) -> None:
+        """Leave what is being sent unfinished, and send nothing until the next `sweep`."""
+        ...
+
     def free_bytes(self) -> int | None:
         """Number of bytes that can still be written, or None if unknown."""
         ...

@@ -323,6 +323,9 @@ class LocalStorage:
         """Nothing waits: a published folder is in its final storage."""
         return []
 
+    def abandon_uploads(self) -> None:
+        """Nothing is sent."""
+
     def free_bytes(self) -> int | None:
         """Bytes that can still be written; None if unknown."""
         return self._free(self.disk.free_bytes)

@@ -6,8 +6,12 @@ import errno
 import logging
 import os
 import shutil
+import threading
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,17 +19,23 @@ from typing import Any
 import pytest
 import torch
 from faulty_disk import FaultyDisk
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from tiny import ListLogger, StopAt, loader, trainer
 
 from trainer_cli.addons.stores.copies import Copies
 from trainer_cli.addons.stores.mirror import Mirror
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.retention import Retention
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.commands.command_line import main
-from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
+from trainer_cli.errors import CheckpointError, ConfigError, SaveError, StoreAwayError, UserError
+from trainer_cli.files.url_path import as_path
 from trainer_cli.layout.naming import MANIFEST_FILE
+from trainer_cli.manifest import Manifest
+from trainer_cli.policy import RetentionRules
+from trainer_cli.schema.checkpoint_config import Newer
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.local import LocalStorage
 from trainer_cli.trainer.hooks import Callback
@@ -110,6 +120,55 @@ def test_every_kth_checkpoint_and_the_last_are_copied_and_kept_by_the_same_rules
             assert (run.own / f"step{step}/{MANIFEST_FILE}").read_bytes() == (
                 run.copies / f"step{step}/{MANIFEST_FILE}"
             ).read_bytes()
+
+
+def never(mirror: Mirror) -> None:
+    """In place of the thread of a mirror: the process is killed before it copies anything."""
+
+
+@pytest.mark.parametrize(
+    ("every", "killed_at", "most", "copied"),
+    [
+        (2, 3, 1, [2, 4]),  # Step 2 was held for its copy, and step 3 is the newest.
+        (2, 2, 1, [2, 4]),
+        (1, 3, 1, [3, 4]),  # Of those that wait, the rules keep the newest.
+        (1, 3, 2, [2, 3, 4]),
+        (3, 2, 1, [3, 4]),
+    ],
+)
+def test_a_checkpoint_that_waits_for_its_copy_when_the_process_is_killed_is_copied_by_the_next_start(
+    every: int, killed_at: int, most: int, copied: list[int], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"every": every, "max_checkpoints": most, "save_async": False, "save_on_stop": False}
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "_start", never)
+        patch.setattr(Copies, "finish", lambda copies, retention: None)
+        run.fit(8, StopAt(killed_at), **settings)
+    assert run.copied == []
+    seen: set[int] = set()
+    usual = Copies._on_sent
+
+    def note(copies: Copies, name: str, manifest: bytes, is_new: bool) -> None:
+        seen.add(Manifest.parse(manifest).step)
+        usual(copies, name, manifest, is_new)
+
+    monkeypatch.setattr(Copies, "_on_sent", note)
+    run.fit(4, **settings)
+    assert sorted(seen) == copied
+
+
+def test_a_start_whose_copies_cannot_be_reached_removes_none_that_waits(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"every": 2, "max_checkpoints": 1, "save_async": False, "save_on_stop": False}
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "_start", never)
+        patch.setattr(Copies, "finish", lambda copies, retention: None)
+        run.fit(8, StopAt(3), **settings)
+    run.prepare = lambda checkpoint: setattr(_copies(checkpoint), "disk", Away())
+    with pytest.raises(SaveError, match="could not be copied: no answer"):
+        run.fit(4, **settings)
+    assert sorted(LocalStorage(run.own).names()) == ["step2", "step3"]
 
 
 def test_the_count_is_right_where_most_of_the_counted_checkpoints_are_gone(run: Run) -> None:
@@ -438,3 +497,192 @@ def test_a_run_with_a_store_needs_no_folder_of_the_user(tmp_path: Path, monkeypa
     small = ("experiment=digits_mlp", "loggers=none", "data.num_workers=0", "loop.max_duration=2")
     store = f"checkpoint.folder=memory://{tmp_path.name}"
     assert main(["fit", *small, "name=first", "loop.eval_interval=null", store]) == 0
+
+
+class Slow(Disk):
+    """Waits before each write until it may go on; its blocks are small, so that a file has many."""
+
+    block_bytes = 4096
+
+    def __init__(self) -> None:
+        self.begun, self.may = Event(), Event()
+        self.writes = 0
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        self.writes += 1
+        self.begun.set()
+        assert self.may.wait(500)
+        return super().write(fd, data, offset)
+
+
+def save_large(folder: Path, step: int = 3, *, count: int = 1 << 23) -> None:
+    """Save a checkpoint that is copied in eight blocks."""
+    metadata = CheckpointMetadata(run_id="ours", step=step, number=step)
+    make_sync_checkpointer().save({"w": torch.zeros(count)}, folder / f"step{step}", metadata=metadata)
+
+
+@pytest.mark.parametrize("how", ["abandoned", "closed"])
+def test_a_copy_that_is_under_way_ends_when_it_is_abandoned_and_is_no_failure(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (3, 4):
+        save_large(tmp_path / "own", step)
+    disk = Slow()
+    copies = copies_of(tmp_path, disk)
+    copies.copy("step3")
+    assert disk.begun.wait(500)
+    copies.mirror.add("step4")
+    if how == "abandoned":
+        copies.abandon()
+    assert not copies.close(0.01)
+    disk.may.set()
+    copies.mirror.wait(500)
+    assert disk.writes < 9, "the rest is not copied"
+    assert os.listdir(tmp_path / "copies") == []
+    copies.raise_failure()
+    assert "could not be copied" not in caplog.text
+    # The next start copies it.
+    again = copies_of(tmp_path, Disk())
+    again.start(Retention(tmp_path / "own", again.source, "ours"), 4, Newer.refuse)
+    assert again.mirror.wait(500) == []
+    assert sorted(os.listdir(tmp_path / "copies")) == ["step3", "step4"]
+
+
+def test_a_second_ctrl_c_ends_the_copy_that_is_under_way(run: Run) -> None:
+    disk = Slow()
+
+    class Interrupt(Callback):
+        def on_train_step_end(self, trainer: Trainer, *results: object) -> None:
+            if trainer.progress.step == 2:
+                assert disk.begun.wait(500)
+                disk.may.set()
+                raise KeyboardInterrupt
+
+    run.prepare = lambda checkpoint: setattr(_copies(checkpoint), "disk", disk)
+    with pytest.raises(KeyboardInterrupt):
+        run.fit(4, Interrupt(), every=1, save_async=False)
+    assert all(thread.name != "checkpoint-mirror" for thread in threading.enumerate())
+    run.prepare = lambda checkpoint: None
+    run.fit(4, every=1)
+    assert run.copied == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("where", ["folder", "copy_to"])
+def test_a_second_ctrl_c_ends_the_upload_that_is_under_way(
+    where: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may, usual, parts = Event(), Event(), MemoryFile.write, list[int]()
+
+    def write(file: MemoryFile, data: bytes) -> int:
+        if file.path.endswith("rank0.safetensors"):
+            parts.append(len(data))
+            begun.set()
+            assert may.wait(500)
+        return int(usual(file, data))
+
+    class Interrupt(Callback):
+        def on_train_step_end(self, trainer: Trainer, *results: object) -> None:
+            if trainer.progress.step == 2 and not may.is_set():
+                assert begun.wait(500)
+                raise KeyboardInterrupt
+
+        def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
+            # After the checkpointer, which is the last callback, and thus the first that is torn down.
+            may.set()
+
+    monkeypatch.setattr(MemoryFile, "write", write)
+    monkeypatch.setattr(MemoryFileSystem, "blocksize", 64)
+    store = f"memory://{uuid.uuid4().hex}"
+    setattr(run, {"folder": "own", "copy_to": "copies"}[where], store)
+    with pytest.raises(KeyboardInterrupt):
+        run.fit(3, Interrupt(), every=1, save_async=False)
+    # The process waits for these at its end.
+    for thread in threading.enumerate():
+        if thread.name.startswith("checkpoint-transfer"):
+            thread.join(500)
+    assert len(parts) == 1, "the other parts are not sent"
+    run.fit(3, every=1)
+    assert [entry.step for entry in Catalog.of(as_path(store)).valid()][-3:] == [1, 2, 3]
+
+
+PLACE_ERRORS = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EROFS]
+
+
+class Broken(Disk):
+    """Cannot do any of these operations below a folder with this name."""
+
+    def __init__(self, number: int, name: str, operations: tuple[str, ...]) -> None:
+        self.number, self.name = number, name
+        self.struck: list[str] = []
+        for operation in operations:
+            setattr(self, operation, partial(self._do, getattr(self, operation)))
+
+    def _do(self, act: Callable[..., Any], first: Any, *more: Any, **settings: Any) -> Any:
+        path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)
+        if self.name in path:
+            self.struck.append(path)
+            raise OSError(self.number, os.strerror(self.number))
+        return act(first, *more, **settings)
+
+
+@pytest.mark.parametrize(
+    ("number", "operation"),
+    [
+        *((errno.EIO, operation) for operation in ("mkdir", "open_new", "write", "fsync", "rename", "listdir")),
+        *((number, "write") for number in PLACE_ERRORS if number != errno.EIO),
+    ],
+    ids=lambda value: errno.errorcode.get(value, value),
+)
+def test_a_place_that_is_full_or_dead_is_looked_at_once_for_each_save(
+    number: int, operation: str, tmp_path: Path
+) -> None:
+    (tmp_path / "copies").mkdir()
+    for step in (1, 2, 3):
+        save(tmp_path / "own", step)
+    disk = Broken(number, "/copies", (operation,))
+    copies = copies_of(tmp_path, disk)
+    seen = [0]
+    for step in (1, 2, 3):
+        copies.copy(f"step{step}")
+        assert len(copies.mirror.wait(500)) == step, "all are kept for another try"
+        seen.append(len(disk.struck))
+    refusals = [after - before for before, after in pairwise(seen)]
+    assert refusals[1] == refusals[2] <= 2, "not one for each that waits"
+    copies.storage.disk = Disk()  # type: ignore[attr-defined]
+    copies.mirror.retry()
+    assert copies.mirror.wait(500) == []
+
+
+def be_away(path: Path) -> None:
+    raise StoreAwayError("no answer", where="s3://bucket")
+
+
+@pytest.mark.parametrize("fail", [fill, be_away, spoil])
+def test_while_copies_fail_none_waits_that_would_be_removed_at_once(
+    fail: Callable[[Path], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copies = copies_of(tmp_path, Strikes(fail, tmp_path / "own"))
+    copies.retention.rules = RetentionRules(max_checkpoints=1)
+    for step in range(1, 6):
+        save(tmp_path / "own", step)
+        copies.copy(f"step{step}")
+        assert copies.mirror.wait(500) == [f"step{step}"]
+        copies.raise_failure()
+    assert caplog.text.count("could not be copied") == (fail is not be_away)
+
+
+@pytest.mark.parametrize("operation", ["open", "read"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES], ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", ["own/step1/manifest.json", "own/step1/rank0.safetensors"])
+def test_a_checkpoint_that_cannot_be_read_keeps_no_other_from_being_copied(
+    name: str, number: int, operation: str, tmp_path: Path
+) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path / "own", step)
+    copies = copies_of(tmp_path, Disk())
+    copies.source.disk = disk = Broken(number, name, (operation,))  # type: ignore[attr-defined]
+    for step in (1, 2, 3):
+        copies.mirror.add(f"step{step}")
+    assert copies.mirror.wait(500) in ([], ["step1"])
+    assert disk.struck
+    assert {"step2", "step3"} <= set(os.listdir(tmp_path / "copies"))

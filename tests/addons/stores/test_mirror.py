@@ -26,6 +26,7 @@ from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.manifest import Manifest
+from trainer_cli.storage import Disk, LocalReadableFolder
 
 WAIT_S = 600.0
 
@@ -37,8 +38,8 @@ class Storage:
         return b"a manifest"
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[None]:
-        yield
+    def reading(self, name: str) -> Iterator[LocalReadableFolder]:
+        yield LocalReadableFolder(Path(name), Disk())
 
 
 class Place:

@@ -21,7 +21,7 @@ from trainer_cli.storage import Storage, open_storage
 log = logging.getLogger(__name__)
 
 _ABANDON_S = 1.0
-"""How long an interrupted training waits for a copy that is left unfinished."""
+"""How long an interrupted training waits for the block that a copy is at."""
 
 
 class Copies:
@@ -55,12 +55,9 @@ class Copies:
         self.on_failure: Callable[[], object] = lambda: None
         """Called from the mirror's thread after a failure."""
         self._own = Catalog(source)
-        self._number = 0
+        self._number = self._begun_at = 0
         self._failure: SaveError | None = None
-        self._reported = False
-        self._begun_at = 0
-        self._opened = False
-        self._abandoned = False
+        self._opened = self._reported = False
 
     @property
     def next_number(self) -> int:
@@ -100,7 +97,7 @@ class Copies:
             SaveError: as in `raise_failure`.
         """
         self.retention.rules, self._begun_at = source_retention.rules, step
-        self._opened, self._abandoned, self._reported = False, False, False
+        self._opened = self._reported = self.mirror.is_abandoned = False
         # Numbering continues from the resumed checkpoint, and from copies whose originals were removed.
         own = [(entry, _number(entry.manifest)) for entry in source_retention.own() if entry.step <= step]
         self._number = max((number for _, number in own), default=0)
@@ -191,11 +188,11 @@ class Copies:
 
     def abandon(self) -> None:
         """Leave the copy in progress unfinished."""
-        self._abandoned = True
+        self.mirror.is_abandoned = True
 
     def close(self, timeout_s: float) -> bool:
         """End the copying. False if a copy is still being made after `timeout_s` seconds."""
-        return self.mirror.close(_ABANDON_S if self._abandoned else timeout_s)
+        return self.mirror.close(_ABANDON_S if self.mirror.is_abandoned else timeout_s)
 
     def _open(self) -> None:
         """Make the folder ready, once it can be reached."""
@@ -209,11 +206,11 @@ class Copies:
             SAVES.info("copied step %d to %s", Manifest.parse(manifest).step, self.folder)
             self.retention.retire(None)
 
-    def _on_failed(self, name: str, error: BaseException) -> None:
+    def _on_failed(self, name: str, error: BaseException, is_first: bool) -> None:
         """Keep a failure for `raise_failure`; of a store that does not answer only that at the end counts."""
         if isinstance(error, StoreAwayError):
-            self.mirror.warn(name, error)
-        else:
+            self.mirror.warn(name, error, is_first)
+        elif is_first:
             self._keep(name, error)
         self._drop_removable()
 
@@ -236,10 +233,10 @@ class Copies:
 
     @staticmethod
     def _failed(path: Path, error: BaseException) -> SaveError:
-        if isinstance(error, TrainError):
-            return SaveError(f"the checkpoint could not be copied: {error.what}", where=str(path), cure=error.cure)
         why, cure = str(error) or type(error).__name__, "The checkpoint itself is not changed."
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, TrainError):
+            why, cure = error.what, error.cure or ""
+        elif isinstance(error, OSError) and error.errno is not None:
             why, cure = str(error.strerror), f"{cure} {disk_cure(error)}"
         failure = SaveError(f"the checkpoint could not be copied: {why}", where=str(path), cure=cure)
         failure.__cause__ = error

@@ -11,32 +11,73 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from trainer_cli.errors import StoreAwayError, as_clause
+from trainer_cli.errors import NO_SPACE, StoreAwayError, as_clause
 from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.manifest import Manifest
-from trainer_cli.storage import Storage
+from trainer_cli.storage import ReadableFolder, Storage
 
 if TYPE_CHECKING:
     from trainer_cli.addons.stores.object_folders import ObjectFolders
 
 logger = logging.getLogger(__name__)
 
+_OF_PLACE = (*NO_SPACE, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT)
+"""Errors of a place that the next checkpoint would meet too; EIO also of a store that is away."""
+_OF_SOURCE = "while the checkpoint was read"
+"""Note on an error that says nothing about the place or another checkpoint."""
 
+
+@contextmanager
+def _noting_source() -> Iterator[None]:
+    """Note on an error of this block that the checkpoint could not be read."""
+    try:
+        yield
+    except OSError as error:
+        # A source that is a store is away for every checkpoint.
+        if not isinstance(error, StoreAwayError):
+            error.add_note(_OF_SOURCE)
+        raise
+
+
+class _SourceFile(NamedTuple):
+    size_bytes: int
+    read_at: Callable[[Sequence[memoryview], int], None]
+
+
+class _Source:
+    """The folder of a checkpoint that is being sent, whose reads end once that is abandoned."""
+
+    def __init__(self, folder: ReadableFolder, mirror: Mirror) -> None:
+        self.path, self.is_shared, self._folder, self._mirror = folder.path, folder.is_shared, folder, mirror
+
+    @contextmanager
+    def open(self, file: str) -> Iterator[_SourceFile]:
+        # Inside the block only reads fail so, and stores, whose errors are others.
+        with _noting_source(), self._folder.open(file) as opened:
+
+            def read_at(buffers: Sequence[memoryview], offset: int) -> None:
+                if self._mirror.is_abandoned:
+                    raise InterruptedError(errno.EINTR, "it is abandoned")
+                opened.read_at(buffers, offset)
+
+            yield _SourceFile(opened.size_bytes, read_at)
+
+
+@dataclass(eq=False)
 class _Waiting:
-    """A checkpoint in the queue.
+    """A checkpoint in the queue."""
 
-    Args:
-        hold: ends when it leaves the queue.
-        is_amended: only its manifest has changed: it is not sent where it was not.
-        gives_way: whether a newer one may take its place; never once it was begun.
-    """
-
-    def __init__(self, hold: ExitStack, *, is_amended: bool, gives_way: bool) -> None:
-        self.hold, self.is_amended, self.gives_way = hold, is_amended, gives_way
+    hold: ExitStack
+    """Ends when it leaves the queue."""
+    is_amended: bool
+    """Only its manifest has changed: it is not sent where it was not."""
+    gives_way: bool
+    """Whether a newer one may take its place; never once it was begun."""
 
 
 class Mirror:
@@ -47,8 +88,11 @@ class Mirror:
     Args:
         on_sent: called with a name, the manifest that the place has from now on, and whether it had none of these
             files before.
-        on_failed: called with a name and an error, once until it is sent.
+        on_failed: called with a name, an error, and whether it is the first of this checkpoint.
         prepare: called before each checkpoint is sent.
+
+    Attributes:
+        is_abandoned: while set, nothing is sent: what is under way ends before its next block, and stays in the queue.
     """
 
     def __init__(
@@ -57,7 +101,7 @@ class Mirror:
         place: Storage | ObjectFolders,
         *,
         on_sent: Callable[[str, bytes, bool], object],
-        on_failed: Callable[[str, BaseException], object] | None = None,
+        on_failed: Callable[[str, BaseException, bool], object] | None = None,
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
         self.source, self.place = source, place
@@ -65,7 +109,7 @@ class Mirror:
         # A dict, because it keeps the order of the commits: older checkpoints are sent first.
         self._queue: dict[str, _Waiting] = {}
         self._changed = threading.Condition()
-        self._running = False
+        self._running = self.is_abandoned = False
         self._failed: set[str] = set()
         self._locked: set[str] = set()
         """Checkpoints that are being sent, removed or changed."""
@@ -83,12 +127,11 @@ class Mirror:
             for other in others:
                 self.drop(other)
             last = self._queue.get(name)
-            # One that waits, and is amended, is still to be sent whole.
-            if last is not None and is_amended:
-                hold, is_amended, gives_way = last.hold, last.is_amended, last.gives_way
-            elif last is not None:
+            if last is not None and not is_amended:
                 last.hold.close()
-            self._queue[name] = _Waiting(hold or ExitStack(), is_amended=is_amended, gives_way=gives_way)
+                last = None
+            # One that waits, and is amended, is still to be sent whole; as another object, since it may be being sent.
+            self._queue[name] = replace(last or _Waiting(hold or ExitStack(), is_amended, gives_way))
             self._start()
         return [other for other in others if other != name]
 
@@ -117,9 +160,10 @@ class Mirror:
             return list(self._queue)
 
     def close(self, timeout_s: float) -> bool:
-        """Send what can be sent within this time, and let the others go. False if one is still being sent."""
+        """Send what can be sent within this time, and let the others go. False if one was still being sent."""
         for name in self.wait(timeout_s):
             self.drop(name)
+        self.is_abandoned |= self._running
         return not self._running
 
     @contextmanager
@@ -141,13 +185,14 @@ class Mirror:
                 self._locked.discard(name)
                 self._changed.notify_all()
 
-    def warn(self, name: str, error: BaseException) -> None:
-        """Report one that is not sent yet."""
-        logger.warning(
-            "%s is not in the store yet: %s; its local copy stays, and is sent again later",
-            self.place.location(name),
-            as_clause(error),
-        )
+    def warn(self, name: str, error: BaseException, is_first: bool) -> None:
+        """Report one that is not sent yet, once."""
+        if is_first:
+            logger.warning(
+                "%s is not in the store yet: %s; its local copy stays, and is sent again later",
+                self.place.location(name),
+                as_clause(error),
+            )
 
     def _start(self) -> None:
         if not self._running:
@@ -166,7 +211,7 @@ class Mirror:
         while True:
             with self._changed:
                 name = next((name for name in self._queue if name not in tried), None)
-                if name is None:
+                if name is None or self.is_abandoned:
                     # Under the lock, so that a name added now starts a new thread.
                     self._running = False
                     self._changed.notify_all()
@@ -180,17 +225,24 @@ class Mirror:
                     self._send(name, waiting)
             # Of any kind, and reported here: `wait` waits for this thread, and no caller for its result.
             except BaseException as error:
-                # Each of the other checkpoints would wait for the same time-out.
-                failed = dict(self._queue) if isinstance(error, StoreAwayError) else {name: waiting}
+                if self.is_abandoned:
+                    continue
+                # Each of the other checkpoints would wait for the same time-out, or meet the same error.
+                is_of_source = _OF_SOURCE in getattr(error, "__notes__", ())
+                is_of_place = getattr(error, "errno", 0) in _OF_PLACE and not is_of_source
+                failed = dict(self._queue) if is_of_place else {name: waiting}
                 tried.update(failed)
                 for each in failed.values():
                     each.gives_way = False
                     # Its name is enough from now on: many may fail, and each hold takes a descriptor.
                     each.hold.close()
-                # Once for each checkpoint, not once for each attempt.
-                if name not in self._failed:
-                    self._failed.add(name)
-                    self._report(name, error)
+                is_first = name not in self._failed
+                self._failed.add(name)
+                try:
+                    self._on_failed(name, error, is_first)
+                # It must not end the thread: `wait` would wait for ever.
+                except BaseException as second:
+                    logger.warning("after the failure of %s: %s", self.place.location(name), as_clause(second))
             else:
                 with self._changed:
                     if self._queue.get(name) is waiting:
@@ -199,27 +251,24 @@ class Mirror:
                         # It was amended, or saved again, while it was sent.
                         tried.discard(name)
 
-    def _report(self, name: str, error: BaseException) -> None:
-        """Call `on_failed`, whose own failure must not end the thread: `wait` would wait for ever."""
-        try:
-            self._on_failed(name, error)
-        except BaseException as second:
-            logger.warning("after the failure of %s: %s", self.place.location(name), as_clause(second))
-
     def _send(self, name: str, waiting: _Waiting) -> None:
         """Make the checkpoint in the place equal to that in the storage."""
         self._prepare()
         if self._queue.get(name) is not waiting:
             return  # It was removed meanwhile.
-        manifest, sent = self.source.peek(name, MANIFEST_FILE), self.place.peek(name, MANIFEST_FILE)
+        with _noting_source():
+            manifest = self.source.peek(name, MANIFEST_FILE)
+        sent = self.place.peek(name, MANIFEST_FILE)
         if manifest is None or (sent is None and waiting.is_amended):
             return
         if sent == manifest or (sent is not None and self._is_amended(name, manifest, sent)):
             self._on_sent(name, manifest, False)
             return
         # Locked, and its digests compared on the way: a damaged checkpoint is never whole in the place.
-        with self.source.reading(name) as folder:
-            self.place.receive(name, manifest, folder)
+        with ExitStack() as stack:
+            with _noting_source():
+                folder = stack.enter_context(self.source.reading(name))
+            self.place.receive(name, manifest, _Source(folder, self))
         self._on_sent(name, manifest, True)
 
     def _is_amended(self, name: str, manifest: bytes, sent: bytes) -> bool:
@@ -229,16 +278,14 @@ class Mirror:
             FileExistsError: it is not this run's, or a later attempt's.
         """
         own, there = Manifest.parse(manifest), Manifest.parse(sent)
-        if there.run_id != own.run_id:
-            why = "a checkpoint of another run exists there"
-            raise FileExistsError(errno.EEXIST, why, self.place.location(name))
-        if there.files == own.files and there.attempt <= own.attempt:
+        is_of_run = there.run_id == own.run_id
+        if is_of_run and there.files == own.files and there.attempt <= own.attempt:
             self.place.amend(name, manifest)
             return True
         # Programs that name no run and no attempt are not known to be the same.
-        if there.attempt >= own.attempt:
-            why = "another checkpoint of that name exists there"
-            raise FileExistsError(errno.EEXIST, why, self.place.location(name))
+        if not is_of_run or there.attempt >= own.attempt:
+            other = "another checkpoint of that name" if is_of_run else "a checkpoint of another run"
+            raise FileExistsError(errno.EEXIST, f"{other} exists there", self.place.location(name))
         # Of a branch that the run has left.
         if not self.place.remove(name):
             raise OSError(errno.EBUSY, "an older copy is being read", self.place.location(name))

@@ -40,7 +40,7 @@ _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60}
 _S3 = ("s3", "s3a")
 _WEB = ("http", "https")
 _PACKAGES = {"s3": "'trainer-cli[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub"}
-_FINAL = (FileNotFoundError, FileExistsError, NotImplementedError, TypeError, ValueError)
+_FINAL = (FileNotFoundError, FileExistsError, InterruptedError, NotImplementedError, TypeError, ValueError)
 """Errors that a repeated request would raise again."""
 _TAGS = ("ETag", "etag", "blob_id", "generation", "mtime", "Last-Modified", "last_modified", "LastModified")
 """Keys under which the file systems of fsspec give a value that changes with an object."""
@@ -247,7 +247,13 @@ class ObjectClient:
             lambda: self.get(key) == content,
         )
 
-    def upload_new(self, key: str, path: Path, check: Callable[[], object] = lambda: None) -> bool:
+    def upload_new(
+        self,
+        key: str,
+        path: Path,
+        check: Callable[[], object] = lambda: None,
+        on_part: Callable[[], object] = lambda: None,
+    ) -> bool:
         """Send a file as an object that must not exist yet, in parallel parts if it is large; False if it exists with
         another content.
 
@@ -255,30 +261,33 @@ class ObjectClient:
 
         Args:
             check: called before an object that arrived truncated is deleted; raises if it may be another process's.
+            on_part: called before the first part, and after each; an InterruptedError ends the upload.
         """
-        return self._create(
-            key,
-            lambda condition: self._send_file(key, path, {**self._upload_settings, **condition}, check),
-            self._only_new,
-            lambda: self._holds(key, path),
-        )
+        from fsspec.callbacks import Callback
 
-    def _send_file(self, key: str, path: Path, settings: Mapping[str, Any], check: Callable[[], object]) -> None:
-        self._files.put_file(str(path), self._path(key), **settings)
-        info, size_bytes = self.info(key), path.stat().st_size
-        if info is None or info.size_bytes != size_bytes:
-            check()
-            # It is the one that was just made, and would be in the way of the next attempt.
-            self.delete(key)
-            raise OSError(errno.EIO, f"{info and info.size_bytes} of {format_count(size_bytes, 'byte')} arrived")
+        callback = Callback(hooks={"part": lambda size, value: on_part()})
+        size_bytes = path.stat().st_size
 
-    def _holds(self, key: str, path: Path) -> bool:
-        """Whether an object has the content of a file. It is read only if it has its size."""
-        info, size_bytes = self.info(key), path.stat().st_size
-        if info is None or info.size_bytes != size_bytes:
-            return False
-        with path.open("rb") as file:
-            return all(file.read(len(block)) == block for block in self.blocks(key, size_bytes))
+        def count_sent() -> int | None:
+            info = self.info(key)
+            return info and info.size_bytes
+
+        def send(condition: Mapping[str, Any]) -> None:
+            self._files.put_file(str(path), self._path(key), callback=callback, **self._upload_settings, **condition)
+            if (sent_bytes := count_sent()) != size_bytes:
+                check()
+                # It is the one that was just made, and would be in the way of the next attempt.
+                self.delete(key)
+                raise OSError(errno.EIO, f"{sent_bytes} of {format_count(size_bytes, 'byte')} arrived")
+
+        def is_sent() -> bool:
+            # It is read only if it has the size of the file.
+            if count_sent() != size_bytes:
+                return False
+            with path.open("rb") as file:
+                return all(file.read(len(block)) == block for block in self.blocks(key, size_bytes))
+
+        return self._create(key, send, self._only_new, is_sent)
 
     def _create(
         self,

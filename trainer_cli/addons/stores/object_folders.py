@@ -171,16 +171,26 @@ class ObjectFolders:
 
     def _send(self, name: str, file: str, source: ReadableFolder, manifest: Manifest) -> None:
         verify(source, manifest, [file])
-        self.send_file(name, file, source.path / file, self._claim)
+        with source.open(file) as opened:
+            # A read of nothing raises where the sending is to end.
+            self.send_file(name, file, source.path / file, self._claim, partial(opened.read_at, [], 0))
 
-    def send_file(self, name: str, file: str, path: Path, own: tuple[str | int, ...] | None = None) -> None:
+    def send_file(
+        self,
+        name: str,
+        file: str,
+        path: Path,
+        own: tuple[str | int, ...] | None = None,
+        on_part: Callable[[], object] = lambda: None,
+    ) -> None:
         """Send a local file. FileExistsError if there is another one.
 
         Args:
             own: how the claim begins while the folder is this sender's; by default with the run and its attempt.
+            on_part: as in `ObjectClient.upload_new`.
         """
         check = partial(self._check_claim, name, own or self._claim[:2])
-        if not self.client.upload_new(f"{name}/{file}", path, check):
+        if not self.client.upload_new(f"{name}/{file}", path, check, on_part):
             raise _taken("another file of that name is in the store", f"{self.location(name)}/{file}")
 
     @contextmanager
@@ -309,7 +319,10 @@ class ObjectFolders:
         """Send the manifest: from here on the checkpoint exists.
 
         Args:
-            compare: look at the size of each file afterwards, for which a training should not wait.
+            compare: look at the size of each file afterwards. A save by several machines does not, as training would
+                wait for a request for each file, and the only listing of a save is made before its files are sent. Each
+                machine has compared its own objects after it sent them; one that an earlier attempt replaces later, in
+                a store without conditional writes, shows in the listing of the next save or start.
 
         Raises:
             FileExistsError: there is another one.
@@ -351,9 +364,8 @@ class ObjectFolders:
 
     def _is_left_behind(self, name: str, files: Collection[str]) -> bool:
         """Whether this run has sent or removed a folder in part."""
-        if any(marker in files for marker in self._markers):
-            return True
-        return CLAIM_FILE in files and self._is_own(self._claim_of(name))
+        is_marked = any(marker in files for marker in self._markers)
+        return is_marked or (CLAIM_FILE in files and self._is_own(self._claim_of(name)))
 
     def _is_own(self, claim: _Claim | None) -> bool:
         """Whether this run has made a claim, or a command, which has no run."""

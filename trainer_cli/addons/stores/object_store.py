@@ -26,7 +26,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.files import as_path, replace
 from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, is_plain
 from trainer_cli.schema import DigestAlgorithm
-from trainer_cli.storage import Hidden, HiddenName, LocalReadableFolder, LocalStorage, ReadableFolder, StagedFolder
+from trainer_cli.storage import Hidden, HiddenName, LocalReadableFolder, LocalStorage, StagedFolder
 from trainer_cli.user_cache import cache_of
 
 _SENT_FILE = "sent"
@@ -63,6 +63,10 @@ class ObjectStorage:
         self.local = LocalStorage(self.cache, run_id=run_id, attempt=attempt, later=later)
         self.remote = ObjectFolders(self.client, run_id, attempt)
         self.mirror = Mirror(self.local, self.remote, on_sent=self._on_sent)
+        # Copies are received not by way of the local disk, where their source is already.
+        self.location, self.receive = self.remote.location, self.remote.receive
+        self.fsync_names, self.removed_bytes = self.local.fsync_names, self.local.removed_bytes
+        self.free_bytes, self.free_files = self.local.free_bytes, self.local.free_files
         self._rank: int | None = None
         """Rank of this process in a save by several machines; None: one machine saves."""
 
@@ -70,9 +74,6 @@ class ObjectStorage:
         # Before the listing: one that is sent meanwhile would be neither unsent nor in a listing made before.
         unsent = self._unsent()
         return sorted({*unsent, *self.remote.names()})
-
-    def location(self, name: str) -> str:
-        return self.remote.location(name)
 
     @contextmanager
     def writing(
@@ -100,10 +101,6 @@ class ObjectStorage:
             # The upload begins only after the local commit: until then nothing may be sent.
             folder.after_publish = partial(self.mirror.add, name)
             yield folder
-
-    def receive(self, name: str, manifest: bytes, source: ReadableFolder) -> None:
-        # Not by way of the local disk, where `source` is already.
-        self.remote.receive(name, manifest, source)
 
     def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
         if self._rank is not None:
@@ -221,15 +218,12 @@ class ObjectStorage:
     def check_writable(self) -> None:
         self.client.check_writable(self.run_id)
 
-    def fsync_names(self) -> None:
-        self.local.fsync_names()
-
     def sweep(self) -> list[str]:
         """See `Storage.sweep`. After this call a run owns the storage, and tolerates an unreachable store.
 
         Checkpoints that an earlier attempt could not send are queued.
         """
-        unsent = self._unsent()
+        unsent, self.mirror.is_abandoned = self._unsent(), False
         # What an earlier process has sent of an unsent one goes, too: its claim would keep this one from sending it.
         swept = [*self.local.sweep(), *(name for name in self.remote.sweep() if name not in unsent)]
         # Last: the listing above must not show what this attempt is sending.
@@ -238,18 +232,12 @@ class ObjectStorage:
                 self.mirror.add(name, is_amended=name not in unsent)
         return swept
 
-    def free_bytes(self) -> int | None:
-        return self.local.free_bytes()
-
-    def free_files(self) -> int | None:
-        return self.local.free_files()
-
-    def removed_bytes(self) -> int:
-        return self.local.removed_bytes()
-
     def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
         self.mirror.retry()
         return self.mirror.wait(timeout_s)
+
+    def abandon_uploads(self) -> None:
+        self.mirror.is_abandoned = True
 
     def _on_sent(self, name: str, manifest: bytes, is_new: bool) -> None:
         if self.local.is_pinned(name):
