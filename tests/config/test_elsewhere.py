@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 from command import ROOT
@@ -12,7 +13,7 @@ from command import ROOT
 from trainer_cli.config.composing import compose
 from trainer_cli.elsewhere import _ELSEWHERE, _SETTINGS, translate_setting
 from trainer_cli.errors import ConfigError
-from trainer_cli.keys.config_keys import OPEN, unknown_key
+from trainer_cli.keys.config_keys import OPEN, list_keys, unknown_key, why_refused
 
 VALUES = (
     "2",
@@ -111,3 +112,26 @@ def test_the_command_that_an_error_suggests_composes(line: str) -> None:
     words = [suggestion] if suggestion.startswith("+") else shlex.split(suggestion)
     option = suggestion if "=" in suggestion else f"{line.partition('=')[0]}={suggestion}"
     compose([*GROUPS, *(words if "=" in suggestion else [option])])
+
+
+@pytest.mark.parametrize("value", [3, -1, 1.5, True, None, [], [1], ["a"], {"a": 1}, "", "x", "~/x", "s3://x/y"])
+def test_a_value_of_any_type_is_accepted_or_refused_in_words_for_each_key_that_is_suggested(value: Any) -> None:
+    for config_key in list_keys():
+        reason = why_refused(config_key.key, value)
+        assert reason is None or config_key.path[0] in reason, config_key.key
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("checkpoint_dir=3", "Did you mean 'checkpoint.folder=3'?"),
+        ("run_name=3", "Did you mean 'name=3'?"),
+        ("output_dir=1.5", "run_dir is 1.5, but it must be"),
+        ("checkpoint_dir=true", "checkpoint.folder is true, but it must be"),
+        ("checkpoint_dir=[a]", "checkpoint.folder is [a], but it must be"),
+    ],
+)
+def test_a_text_of_another_trainer_that_is_no_text_gets_its_hint(line: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([line])
+    assert hint in (caught.value.hint or "")

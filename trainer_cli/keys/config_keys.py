@@ -111,8 +111,8 @@ def why_refused(key: str, value: Any) -> str | None:
             raise_all(list(check_data_counts({name: value})))
         elif entry is not None and (kind := kind_of(entry.kind)) is not None:
             # A whole number is read as a string where only a string may be.
-            checked = str(value) if type(value) is int and "str" in kind.names else value
-            raise_all(list(kind.mistakes(checked, key)))
+            value = str(value) if type(value) is int and "str" in kind.names else value
+            raise_all(list(kind.mistakes(value, key)))
         if entry is not None:
             check_rules(entry.rules, key, value)
     except ConfigError as error:
