@@ -70,6 +70,17 @@ def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
         (["export", "runs/base@latest", "--format", "torch", "--key-mapping", "x"], 2, "'x' is not OLD=NEW"),
         (["export", "runs/base@latest", "--format", "torch", "--ema", "swa"], 3, "It has those of ema"),
         (["export", "runs/base@latest", "--format", "torch", "--hf-config", "c"], 2, "--hf-config is for"),
+        *(
+            (["export", "runs/base@latest", "--format", format, "--shard-size", "5GB"], 2, said)
+            for format, said in (
+                ("torch", "--shard-size is for --format huggingface. Leave --shard-size out"),
+                ("safetensors", "--shard-size is for --format huggingface. Leave --shard-size out"),
+                (
+                    "archive",
+                    "only --output and --overwrite apply to it (--format archive). Leave the other options out",
+                ),
+            )
+        ),
         (["export", "runs/base/checkpoints/step*", "--format", "torch"], 2, "names 3 checkpoints, but one is expected"),
         (["export", "runs/nowhere", "--format", "torch"], 3, "matches nothing"),
         (["average", "runs/base@step10", "-o", "m"], 2, "an average is of several"),

@@ -60,7 +60,7 @@ _FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "--dtype": (("--dtype",), {"choices": DTYPES, "help": "type of all floating-point tensors"}),
     "--shard-size": (
         ("--shard-size",),
-        {"type": _bytes, "default": 5_000_000_000, "metavar": "SIZE", "help": "largest file of huggingface (5GB)"},
+        {"type": _bytes, "metavar": "SIZE", "help": "largest file of huggingface (5GB)"},
     ),
     "--ema": (
         ("--ema",),
@@ -118,8 +118,12 @@ def export_weights(args: argparse.Namespace) -> int:
     output = None if args.output is None else _filled(args.output, path)
 
     if args.format == "archive":
-        if args.dtype or args.ema or args.merge_lora or args.key_mapping or args.hf_config:
-            raise UserError("an archive is a copy of the whole checkpoint: only --output and --overwrite apply to it")
+        if args.dtype or args.ema or args.merge_lora or args.key_mapping or args.hf_config or args.shard_size:
+            raise UserError(
+                "an archive is a copy of the whole checkpoint: only --output and --overwrite apply to it",
+                where="--format archive",
+                cure="Leave the other options out, or choose another format.",
+            )
         return _report(args, "exported", archive_one(path, output, overwrite=args.overwrite))
 
     if len({old for old, _ in args.key_mapping}) < len(args.key_mapping):

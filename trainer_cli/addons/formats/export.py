@@ -113,7 +113,7 @@ def export(
     *,
     metadata: Mapping[str, Mapping[str, int]] | None = None,
     dtype: torch.dtype | None = None,
-    shard_bytes: int = 5_000_000_000,
+    shard_bytes: int | None = None,
     extra: Mapping[str, bytes] | None = None,
     overwrite: bool = False,
 ) -> int:
@@ -125,7 +125,7 @@ def export(
     Args:
         metadata: paths of modules -> their version, for a torch file; see `make_metadata`.
         dtype: the type of all floating-point tensors; None: as they are.
-        shard_bytes: the largest file of a `huggingface` export. A larger tensor has a file of its own.
+        shard_bytes: the largest file of a `huggingface` export, by default 5 GB. A larger tensor has a file of its own.
         extra: further small files of a `huggingface` export, such as its config.json.
 
     Raises:
@@ -141,7 +141,7 @@ def export(
                 _save_safetensors(_cast(weights, dtype), temporary)
             case ExportFormat.huggingface:
                 temporary.mkdir()
-                _save_shards(weights, dtype, temporary, shard_bytes)
+                _save_shards(weights, dtype, temporary, shard_bytes or 5_000_000_000)
                 for name, content in (extra or {}).items():
                     (temporary / name).write_bytes(content)
         files = [temporary] if temporary.is_file() else sorted(temporary.iterdir())

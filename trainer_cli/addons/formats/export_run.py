@@ -54,7 +54,7 @@ def export_one(
     output: Path | None = None,
     *,
     dtype: str | None = None,
-    shard_bytes: int = 5_000_000_000,
+    shard_bytes: int | None = None,
     ema: str | None = None,
     merge_lora: bool = False,
     key_mapping: Mapping[str, str] | None = None,
@@ -72,8 +72,9 @@ def export_one(
         CheckpointError: the checkpoint does not exist, is damaged, or has no such weights.
         UserError: the output exists, or an argument does not fit.
     """
-    if hf_config is not None and format is not ExportFormat.huggingface:
-        raise UserError("--hf-config is for --format huggingface")
+    for flag, value in (("--hf-config", hf_config), ("--shard-size", shard_bytes)):
+        if value is not None and format is not ExportFormat.huggingface:
+            raise UserError(f"{flag} is for --format huggingface", cure=f"Leave {flag} out, or choose that format.")
     extra = _model_files(path, hf_config) if format is ExportFormat.huggingface else {}
     weights: Weights
     weights, callback, versions = read_evaluated_weights(path, ema)
