@@ -12,6 +12,7 @@ MODULES = (
     "campaign.kill_points",
     "campaign.replacements",
     "campaign.uploads",
+    "campaign.copies",
     "campaign.power_cuts",
     "campaign.corruption",
     "campaign.io_errors",
