@@ -112,8 +112,8 @@ _HEAVY = (
 _LEFT_OUT = {"not slow": _LONG + _PROCESSES, "not (slow or heavy)": _LONG + _PROCESSES + _HEAVY}
 """Files of which no test is selected, for each selection of scripts/test and scripts/versions."""
 
-# Last: no name there hides another module.
-sys.path.append(str(Path(__file__).parent / "support"))
+# Helpers of the tests, and the scripts. Last: no name there hides another module.
+sys.path += [str(Path(__file__).parent / "support"), str(Path(__file__).parents[1] / "scripts")]
 
 # Before torch is imported anywhere, in this process and in those that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

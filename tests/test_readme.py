@@ -17,9 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).with_name("pages")))
-
 from reader import ERROR, ROOT, Reader, assert_shown, blocks, command_server, environment
 from run_pages import PAGES, Page, main, run_page, train_digits
 

@@ -10,10 +10,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[1]
 ROOT = SCRIPTS.parent
-for _folder in (
-    *(ROOT / "tests" / name for name in ("integration", "parallel", "runs", "support")),
-    SCRIPTS / "bench",
-):
+for _folder in (ROOT / "tests/support", SCRIPTS / "bench"):
     if str(_folder) not in sys.path:
         # Last: no name there hides another module.
         sys.path.append(str(_folder))

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from compare import final_state, metrics
-from struck import KILLED, OTHERS, RAISED, STOPPED, fit, strike
+from striking import KILLED, OTHERS, RAISED, STOPPED, fit, strike
 
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.verdict import PASSED, Outcome, Verdict

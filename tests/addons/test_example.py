@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 from command import ROOT, Result, environment, train
-
-sys.path.insert(0, str(ROOT / "tests" / "pages"))
-
 from reader import blocks
 
 EXAMPLE = ROOT / "examples" / "addon"

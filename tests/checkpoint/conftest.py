@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from pathlib import Path
 
 import pytest
-
-# For old_runs.py.
-sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture

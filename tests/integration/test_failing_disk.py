@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import LIMIT_S, Result, command, environment, names, records
+from command import LIMIT_S, ROOT, Result, command, environment, names, records
 from printed import message
 
 from trainer_cli import SyncCheckpointer
@@ -77,7 +77,7 @@ def test_a_disk_that_fails_is_one_error_and_loses_nothing_that_was_committed(
     tmp_path: Path, ext4: str, save_async: str
 ) -> None:
     run = command(*RUN, f"checkpoint.save_async={save_async}")
-    power_cut = [sys.executable, str(Path(__file__).parent / "power_cut.py"), "disk"]
+    power_cut = [sys.executable, str(ROOT / "tests/support/power_cut.py"), "disk"]
     cut = mounted(tmp_path, ext4, *power_cut, *run)
     assert cut.code == 1, cut.err
     said = messages(cut)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from chromium import Page, needs_chromium, page
-from serving import served
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
-
 from reported import BEGAN, make_run, make_sweep, validate
+from serving import served
 
 from trainer_cli.addons.view.report import report
 from trainer_cli.loggers.media import _encode_png

@@ -9,18 +9,15 @@ import json
 import os
 import random
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from command import train
+from command import ROOT, train
 from compare import tensors
 
 from trainer_cli.addons.exact.replay import compose_replay, plan_replay, replay
 from trainer_cli.commands.command_line import main
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 FULL = os.environ.get("TRAIN_REPLAY") == "full"
 COUNT, STEPS = (50, 120) if FULL else (10, 30)
@@ -110,7 +107,7 @@ def test_every_step_is_that_of_the_run(kind: str, empty_folder: Path) -> None:
     ids=["ddp", "fsdp", "ddp at fifty steps", "fsdp at fifty steps"],
 )
 def test_two_processes_are_replayed_by_two(strategy: str, fixed: list[int], tmp_path: Path) -> None:
-    shutil.copy(Path(__file__).parent / "replayed_parts.py", tmp_path)
+    shutil.copy(ROOT / "tests/support/replayed_parts.py", tmp_path)
     first, last = fixed[0], fixed[-1]
     overrides = (
         *NORMED, *EMA, "data={_target_: replayed_parts.Mapped, batch_size: 4}", *BASE, f"loop.max_duration={last + 4}",

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 from chromium import look, needs_chromium
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
-
 from reported import BEGAN, HOSTILE, make_run, make_sweep, validate
 
 from trainer_cli.addons.view.report import report

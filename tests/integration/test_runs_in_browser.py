@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +11,8 @@ from typing import Any
 
 import pytest
 from chromium import Page, needs_chromium, page
-from serving import served
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
-
 from reported import BEGAN, HOSTILE, make_run, outcome, record, write_metrics
+from serving import served
 
 from trainer_cli.addons.view.report import report
 from trainer_cli.environment import timestamp

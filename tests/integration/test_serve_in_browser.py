@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from chromium import look, needs_chromium
-from serving import served
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
-
 from reported import HOSTILE, make_run, record
+from serving import served
 
 from trainer_cli.addons.view import serve_http
 from trainer_cli.strict_json import strict_json

@@ -7,14 +7,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from reader import ROOT, Reader, blocks, command_server
 
 from trainer_cli.config.composing import compose

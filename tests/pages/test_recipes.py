@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from reader import ROOT
 
 from trainer_cli import SyncCheckpointer

@@ -13,15 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from chromium import Page, needs_chromium, page as browser_page
 
 import trainer_cli
 from trainer_cli.commands.command_line import listed_verbs
 from trainer_cli.keys.config_keys import list_keys
 from trainer_cli.trainer.hooks import VOCABULARY
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-
-from chromium import Page, needs_chromium, page as browser_page
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compare import metrics
 from ranks import HERE, on_ranks
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.commands.command_line import main
-
-sys.path.insert(0, str(HERE.parent / "integration"))
-from compare import metrics
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -16,14 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import HERE, Fits, fit_on_ranks, new_folder
+from compare import checkpoints, final_state, metrics
+from ranks import Fits, fit_on_ranks, new_folder
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.commands.command_line import main
 from trainer_cli.state.weights import select_weights
-
-sys.path.insert(0, str(HERE.parent / "integration"))
-from compare import checkpoints, final_state, metrics
 
 pytestmark = pytest.mark.slow
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import HERE, fit_on_ranks, new_folder
+from ranks import fit_on_ranks, new_folder
+from recording_parts import BASE, LINE, PLAIN, TRUST, indices_of, own
 
 from trainer_cli.addons.exact.samples import StepSamples
 from trainer_cli.addons.exact.step_samples import read_step_samples
 from trainer_cli.commands.command_line import main
-
-sys.path.insert(0, str(HERE.parent / "runs"))
-from test_step_samples import BASE, LINE, PLAIN, TRUST, indices_of, own
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +37,7 @@ def job(name: str, overrides: list[str], steps: int, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Runs of two ranks, and `mixed`, of one rank up to step 4, of two up to step 9, and then of one again."""
-    with new_folder(tmp_path_factory, "samples") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{HERE}:{HERE.parent / 'runs'}")
+    with new_folder(tmp_path_factory, "samples") as folder:
         assert main(["fit", *job("mixed", PLAIN, 14, "loop.hard_stop=4")]) == 0
         two = [job(name, [*overrides, "parallel=ddp"], STEPS[name]) for name, overrides in JOBS.items()]
         change = ("parallel=ddp", "resume_allow=[parallel.strategy]")

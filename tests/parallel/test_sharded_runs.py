@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import shutil
-import sys
 import tarfile
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import HERE, Fits, fit_on_ranks, new_folder
+from compare import final_state, metrics
+from ranks import Fits, fit_on_ranks, new_folder
+from s3 import new_bucket, s3_server
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.group_verify import share_of
@@ -23,10 +24,6 @@ from trainer_cli.commands.command_line import main
 from trainer_cli.manifest import Manifest
 from trainer_cli.parallel.distributed_group import join_processes
 from trainer_cli.strategies.fsdp import FSDP
-
-sys.path.insert(0, str(HERE.parent / "integration"))
-from compare import final_state, metrics
-from s3 import new_bucket, s3_server
 
 pytestmark = pytest.mark.slow
 

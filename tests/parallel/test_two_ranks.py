@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import HERE, Fits, fit_on_ranks, new_folder
-
-sys.path.insert(0, str(HERE.parent / "integration"))
 from compare import checkpoints, final_state, metrics
+from ranks import HERE, Fits, fit_on_ranks, new_folder
 
 from trainer_cli.catalog.history import Life
 from trainer_cli.checkpoint.checkpointer import Checkpointer

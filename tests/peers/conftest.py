@@ -8,13 +8,9 @@ the tests, and the site shows them.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-# The builders beside this file.
-sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

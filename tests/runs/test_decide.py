@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compare import final_state, metrics
 from exact_project import POINTS
 
 from trainer_cli.addons.jobs.sweep import plan_jobs
 from trainer_cli.addons.jobs.sweep_jobs import text_of
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import ConfigError, ExitCode
-
-sys.path.append(str(Path(__file__).parents[1] / "integration"))
-from compare import final_state, metrics
 
 PARTS = f"""{POINTS}
 

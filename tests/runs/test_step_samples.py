@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recording_parts import BASE, LINE, PLAIN, TRUST, indices_of, own
 
 from trainer_cli.addons.exact.run_data import open_data
 from trainer_cli.addons.exact.samples import StepSamples
@@ -19,22 +20,8 @@ from trainer_cli.addons.exact.step_samples import find_sample, read_order, read_
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
 
-BASE = [
-    "optimizer=sgd", "scheduler=null", "loop.log_interval=1", "loop.eval_interval=null", "logging.console=off",
-    "loggers.tensorboard=null", "checkpoint.save_interval=5", "checkpoint.ephemeral_save_interval=null",
-    "+callbacks.seen={_target_: recording_parts.Recording, file: seen}", "run_dir=run", "deterministic=false",
-]  # fmt: skip
-LINE = ["model=null", "model={_target_: recording_parts.Line}", "data=null"]
-PLAIN = [*LINE, "data={_target_: recording_parts.Plain, batch_size: 4}"]
 # As many steps in an epoch as with all samples, so that the epochs in the records do not tell.
 DROPPING = [*PLAIN, "data.drop_last=true", "loop.grad_accum_steps=4"]
-
-
-def own(kind: str, workers: int = 0) -> list[str]:
-    return [*LINE, f"data={{_target_: recording_parts.Own, kind: {kind}, workers: {workers}}}"]
-
-
-TRUST = ["trust=[recording_parts]"]
 
 
 def fit(*overrides: str, code: int = 0) -> None:
@@ -56,10 +43,6 @@ def seen(rank: int = 0) -> dict[tuple[int, int], Any]:
 
 def read(first: int, last: int | None = None) -> Iterator[StepSamples]:
     return read_step_samples(Path("run"), first, last, overrides=TRUST)
-
-
-def indices_of(content: Any) -> list[int]:
-    return [int(value) for (value,) in content]
 
 
 def told(steps: Iterator[StepSamples], rank: int = 0) -> dict[tuple[int, int], list[Any]]:

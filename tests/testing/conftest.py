@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
+from exact_project import EXPERIMENT, PARTS, Check
 
 from trainer_cli.addons.exact.attempts import ForkedProbes, Probes
 from trainer_cli.addons.exact.report import ResumeReport
 from trainer_cli.addons.exact.resume import check_resume
 from trainer_cli.config.composing import compose
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from exact_project import EXPERIMENT, PARTS, Check
 
 
 class In:

@@ -6,7 +6,6 @@ import argparse
 import datetime
 import json
 import pickle
-import sys
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -18,14 +17,12 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from states import same_tensors
 from torch import nn
 from torch.distributed.checkpoint._experimental.checkpoint_writer import CheckpointWriter, CheckpointWriterConfig
 from torch.distributed.checkpoint._experimental.types import RankInfo
 from torch.distributed.checkpoint.filesystem import SerializationFormat
-
-sys.path.append(str(Path(__file__).parents[2] / "parallel"))
-from ranks import on_ranks
 
 from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.catalog.foreign_kind import ForeignKind

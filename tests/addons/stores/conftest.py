@@ -1,15 +1,11 @@
-"""A store on this machine; the helpers of this folder are importable."""
+"""A store on this machine."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from s3 import new_bucket, s3_server
-
-sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,12 @@ import json
 import os
 import re
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-
 from command import LIMIT_S, start_program
 
 HERE = Path(__file__).parent

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from faulty_disk import FaultyDisk
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
@@ -34,10 +35,6 @@ from trainer_cli.state.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.storage.local import LocalStorage
 from trainer_cli.strategies.fsdp import FSDP
 from trainer_cli.strategies.strategy import DDP
-
-# Each rank is a program of its own, which no conftest.py has prepared.
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from faulty_disk import FaultyDisk
 
 MEGABYTE = 1 << 20
 LARGE = 64 * MEGABYTE

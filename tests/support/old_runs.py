@@ -1,4 +1,4 @@
-"""Runs whose checkpoints older commits wrote, packed in old/*.tar.xz; `python old_runs.py NAME` writes a set anew.
+"""Runs whose checkpoints older commits wrote, in tests/checkpoint/old; `python old_runs.py NAME` writes a set anew.
 
 Each run has been stopped at step 4 of 8. An archive holds only what a resume needs and no name of the machine.
 """
@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "parallel"))
-FITS = HERE.parent / "parallel/fits.py"
+ROOT = Path(__file__).parents[2]
+OLD = ROOT / "tests/checkpoint/old"
+FITS = Path(__file__).with_name("fits.py")
 
 ALONE = (
     "experiment=digits_mlp", "model.hidden=[4]", "model.dropout=0.2", "data.augment=true", "data.batch_size=8",
@@ -89,13 +89,13 @@ def fit_on_two_ranks(jobs: Mapping[str, tuple[str, ...]]) -> None:
 def unpack(folder: Path) -> None:
     """Put every old run into a folder, with the text that one of them reads."""
     for name in SETS:
-        with tarfile.open(HERE / f"old/{name}.tar.xz") as archive:
+        with tarfile.open(OLD / f"{name}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
     (folder / "text.txt").write_text(TEXT_FILE)
 
 
 def _pack(folder: Path, name: str) -> None:
-    with tarfile.open(HERE / f"old/{name}.tar.xz", "w:xz", preset=9) as archive:
+    with tarfile.open(OLD / f"{name}.tar.xz", "w:xz", preset=9) as archive:
         for path in sorted(folder.rglob("*")):
             if not path.is_file() or path.name in _LEFT_OUT:
                 continue
@@ -121,7 +121,7 @@ def write(name: str) -> None:
             fit_on_two_ranks(on_two_ranks)
         text.unlink()
         _pack(Path(folder), name)
-        os.chdir(HERE)
+        os.chdir(ROOT)
 
 
 if __name__ == "__main__":

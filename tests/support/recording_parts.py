@@ -13,6 +13,20 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRando
 
 from trainer_cli import Callback
 
+BASE = [
+    "optimizer=sgd", "scheduler=null", "loop.log_interval=1", "loop.eval_interval=null", "logging.console=off",
+    "loggers.tensorboard=null", "checkpoint.save_interval=5", "checkpoint.ephemeral_save_interval=null",
+    "+callbacks.seen={_target_: recording_parts.Recording, file: seen}", "run_dir=run", "deterministic=false",
+]  # fmt: skip
+LINE = ["model=null", "model={_target_: recording_parts.Line}", "data=null"]
+PLAIN = [*LINE, "data={_target_: recording_parts.Plain, batch_size: 4}"]
+TRUST = ["trust=[recording_parts]"]
+"""Overrides of a run of these parts."""
+
+
+def own(kind: str, workers: int = 0) -> list[str]:
+    return [*LINE, f"data={{_target_: recording_parts.Own, kind: {kind}, workers: {workers}}}"]
+
 
 class Identity(Dataset[Tensor]):
     """Samples that are their own index."""
@@ -137,3 +151,7 @@ def _as_lists(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {key: _as_lists(value) for key, value in batch.items()}
     return [_as_lists(value) for value in batch] if isinstance(batch, list | tuple) else batch
+
+
+def indices_of(content: Any) -> list[int]:
+    return [int(value) for (value,) in content]

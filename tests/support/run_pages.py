@@ -15,10 +15,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-if __name__ == "__main__":
-    # As tests/conftest.py does.
-    sys.path.append(str(Path(__file__).parents[1] / "support"))
-
 from reader import ROOT, Reader
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from faulty_disk import FaultyDisk
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from trainer_cli import Callback, Digits, TrainStep
@@ -26,10 +27,6 @@ from trainer_cli.parallel import same
 from trainer_cli.parallel.distributed_group import join_processes
 from trainer_cli.processes.fit import compose_fit
 from trainer_cli.running.fitting import fit
-
-# Each rank is a program of its own, which no conftest.py has prepared.
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from faulty_disk import FaultyDisk
 
 
 class Stopping(Callback):
