@@ -1,6 +1,10 @@
 """Print the test files that the changes since main can reach: what `scripts/test --changed` runs.
 
-A file reaches what it imports, inside functions too, and what it names in a string:
+Of a change in a module of the package: those that ran what differs (scripts/reached.py), those that read the sources,
+and those that are new since tests/reached.json was recorded and reach the module by name. Of a change of any other
+file: those that reach it by name.
+
+A file reaches by name what it imports, inside functions too, and what it names in a string:
 
     "trainer_cli.running.fitting"      that module, as in a table of modules to import
     "trainer_cli.EMA"           the module that has this public name
@@ -19,8 +23,11 @@ import ast
 import gc
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
+
+import reached
 
 PACKAGE = "trainer_cli"
 TOP = f"{PACKAGE}/__init__.py"
@@ -40,6 +47,7 @@ class Graph:
     """What each Python file and each config of a project reaches."""
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         python = {
             str(path.relative_to(root)): path
             for folder in (PACKAGE, TESTS, CAMPAIGN)
@@ -80,6 +88,8 @@ class Graph:
         for file, text in self._texts.items():
             self._edges[file] = {*self._modules_in(text), *self._configs_in([text])}
 
+        self.tests = sorted(filter(_is_test, self._edges))
+
     def reach(self, changed: Iterable[str]) -> list[str]:
         """The test files that the changed files reach; `ALL` if one may reach any."""
         sources: set[str] = set()
@@ -91,30 +101,81 @@ class Graph:
                 if not naming:
                     return ALL
                 sources |= naming
-        return sorted(test for test in self._edges if _is_test(test) and not sources.isdisjoint(self.closure(test)))
+        return [test for test in self.tests if not sources.isdisjoint(self.closure(test))]
+
+    def select(self, changed: Iterable[str], table: reached.Table, read_before: Callable[[str], str]) -> list[str]:
+        """The test files that the changed files reach, by the recorded functions where that is possible.
+
+        Args:
+            changed: the files that differ.
+            table: the recorded functions.
+            read_before: reads a file as it was, empty if it was not there.
+        """
+        changed = set(changed)
+        modules = {file for file in changed if file.startswith(f"{PACKAGE}/") and file.endswith((".py", ".pyi"))}
+        modules -= {TOP, f"{TOP}i"}
+        named = self.reach(changed - modules)
+        if named == ALL or not modules:
+            return named
+        differences = reached.Differences()
+        for file in modules:
+            path = self._root / file
+            after = path.read_text("utf-8") if path.is_file() else ""
+            differences.compare(_module(file), reached.Source(read_before(file)), reached.Source(after))
+        tests = set(named) | self.find_runners(differences, table)
+        if unknown := {*self.tests} - table.seconds.keys():
+            by_name = self.reach(modules)
+            tests |= unknown if by_name == ALL else unknown & {*by_name}
+        if differences.is_prose:
+            tests |= {*self.reach(["docs/generated.py"])}
+        return sorted(tests & {*self.tests})
+
+    def find_runners(self, differences: reached.Differences, table: reached.Table) -> set[str]:
+        """The test files that ran what differs, mention its name, or read the sources."""
+        sources = {}
+        # Most changes are within functions that were recorded, and need no names.
+        if differences.names or not differences.functions <= table.ran.keys():
+            sources = reached.read_sources(self._root)
+        tests, names = reached.Reach(table, sources).follow(differences)
+        wanted = {(name.module, name.name) for name in names | differences.signatures if name.module is not None}
+        # From the module, or a face above it.
+        wanted |= {(module[: match.start()], name) for module, name in wanted for match in re.finditer(r"\.", module)}
+        for test in self.tests:
+            own = self._follow({test}, within=TESTS)
+            reads_sources = any(word.endswith("*.py") for file in own for word in self._strings[file])
+            if reads_sources or any(not wanted.isdisjoint(self._taken(file)) for file in own):
+                tests.add(test)
+        return tests
+
+    def _taken(self, file: str) -> set[tuple[str, str]]:
+        """(module, name) of what a file of the tests imports, takes as an attribute, or has in a string."""
+        dotted = (text.replace(":", ".").split(".") for text in self._strings[file] if text.startswith(f"{PACKAGE}."))
+        named = {(".".join(parts[:n]), parts[n]) for parts in dotted for n in range(1, len(parts))}
+        return named | set(_imported(self._nodes[file]))
 
     def closure(self, test: str) -> set[str]:
         """All that a test reaches."""
-        reached = self._follow({test})
-        words = {word for file in reached if file.startswith((TESTS, CAMPAIGN)) for word in self._strings[file]}
-        if MAIN in reached:
+        found = self._follow({test})
+        words = {word for file in found if file.startswith((TESTS, CAMPAIGN)) for word in self._strings[file]}
+        if MAIN in found:
             verbs = {part for word in words for part in word.split()} & self._verbs.keys()
-            reached |= self._follow({self._verbs[verb] for verb in verbs})
-        if CONFIGS in reached:
-            reached |= self._follow({"configs/config.yaml", *self._configs_in(words)})
+            found |= self._follow({self._verbs[verb] for verb in verbs})
+        if CONFIGS in found:
+            found |= self._follow({"configs/config.yaml", *self._configs_in(words)})
         if any(word.endswith("*.yaml") for word in words):
-            reached |= self._follow(set(self._texts))
+            found |= self._follow(set(self._texts))
         if any(word.endswith("*.py") for word in words):
             # It reads them, and runs none.
-            reached |= self._nodes.keys()
-        return reached
+            found |= self._nodes.keys()
+        return found
 
-    def _follow(self, files: set[str]) -> set[str]:
-        reached: set[str] = set()
+    def _follow(self, files: set[str], within: str = "") -> set[str]:
+        found: set[str] = set()
         while files:
-            reached |= files
-            files = {other for file in files for other in self._edges.get(file, ())} - reached
-        return reached
+            found |= files
+            edges = (other for file in files for other in self._edges.get(file, ()))
+            files = {other for other in edges if other.startswith(within)} - found
+        return found
 
     def _naming(self, file: str) -> set[str]:
         """The files with a string that names this one, or one of its folders without modules, in a path."""
@@ -172,6 +233,10 @@ class Graph:
 
 def _names_verbs(file: str) -> bool:
     return file == MAIN or (file.startswith(PACKAGE) and file.endswith("/addon.py"))
+
+
+def _module(file: str) -> str:
+    return file.partition(".")[0].removesuffix("/__init__").replace("/", ".")
 
 
 def _stem(file: str) -> str:
@@ -236,20 +301,44 @@ def parts_in(nodes: Iterable[ast.AST]) -> dict[str, str]:
     }
 
 
+def find_base(root: Path) -> str:
+    """The commit where this branch left main; the last one of a clone of another branch, which has no main."""
+    return _git(root, "merge-base", "HEAD", "main").strip() if _git(root, "branch", "--list", "main") else "HEAD"
+
+
 def changed_files(root: Path) -> list[str]:
     """The files that differ from where this branch left main, committed or not, and the new ones."""
+    differing = _git(root, "diff", "--name-only", "--no-renames", find_base(root))
+    return [*differing.splitlines(), *_git(root, "ls-files", "--others", "--exclude-standard").splitlines()]
 
-    def git(*arguments: str) -> list[str]:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
-        return done.stdout.splitlines()
 
-    # A clone of another branch has no main.
-    base = git("merge-base", "HEAD", "main")[0] if git("branch", "--list", "main") else "HEAD"
-    return [*git("diff", "--name-only", "--no-renames", base), *git("ls-files", "--others", "--exclude-standard")]
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout
+
+
+def read_at(root: Path, commit: str, file: str) -> str:
+    """A file as it was in a commit, empty if it was not there."""
+    done = subprocess.run(["git", "show", f"{commit}:{file}"], cwd=root, capture_output=True, text=True)
+    return done.stdout
+
+
+def main(root: Path) -> None:
+    """Print the test files, and on stderr how many they are and how long they take."""
+    table, base = reached.Table.read(root / reached.TABLE), find_base(root)
+    graph = Graph(root)
+    selected = graph.select(changed_files(root), table, lambda file: read_at(root, base, file))
+    tests = graph.tests if selected == ALL else selected
+    seconds = sum(table.seconds.get(test, 0) for test in tests)
+    unknown = sum(test not in table.seconds for test in tests)
+    print(
+        f"{len(tests)} of {len(graph.tests)} test files: {seconds:.0f} s, one after another"
+        + (f", and {unknown} that are not in {reached.TABLE}" if unknown else ""),
+        file=sys.stderr,
+    )
+    print("\n".join(selected))
 
 
 if __name__ == "__main__":
     # A collection would take longer than the parsing, and find nothing.
     gc.disable()
-    project = Path(__file__).resolve().parents[1]
-    print("\n".join(Graph(project).reach(changed_files(project))))
+    main(Path(__file__).resolve().parents[1])

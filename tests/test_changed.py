@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import recorder
 
 from trainer_cli.commands.command_line import listed_verbs
 
 ROOT = Path(__file__).parents[1]
-SPEC = importlib.util.spec_from_file_location("changed", ROOT / "scripts" / "changed.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-changed = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(changed)
+sys.path.append(str(ROOT / "scripts"))
+
+import changed  # noqa: E402 - of a folder that is no package
+import reached  # noqa: E402
 
 PROJECT = {
     "trainer_cli/__init__.py": "",
@@ -148,3 +150,156 @@ def test_what_differs_from_main_counts_committed_or_not(tmp_path: Path) -> None:
     (tmp_path / "removed").unlink()
     (tmp_path / "new").touch()
     assert changed.changed_files(tmp_path) == ["committed", "edited", "removed", "new"]
+
+
+STEPS = """
+from trainer_cli.core.units import UNITS
+from trainer_cli.core.units import *
+
+LIMIT = 3
+LONGEST = LIMIT * 2
+'''Not a docstring.'''
+
+def count(value=1):
+    '''Counts.'''
+    def each():
+        return value + 1
+    return each()
+
+def limit():
+    return LONGEST
+
+def unit():
+    return UNITS
+
+def not_tested():
+    return 1
+
+class Length:
+    size = 3
+
+    @property
+    def text(self):
+        return "a"
+
+    def _read(self):
+        return self.size
+"""
+UNITS = "UNITS = 1\nOTHER = 2\ndef convert(): ...\n"
+RECORDED = {
+    "tests/test_count.py": ["steps:count", "steps:count.<locals>.each"],
+    "tests/test_length.py": ["steps:Length.text", "steps:Length._read"],
+    "tests/test_limit.py": ["steps:limit"],
+    "tests/test_unit.py": ["steps:unit", "units:convert"],
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "selected"),
+    [
+        ("steps", "value + 1", "value + 2", ["count"]),
+        ("steps", "(value=1)", "(value=2)", ["count"]),
+        ("steps", 'return "a"', "return size", ["length"]),
+        ("steps", "self.size", "self._size", ["length"]),
+        ("steps", "return LONGEST", "return not_tested()", ["limit"]),
+        # What nothing ran.
+        ("steps", "return 1", "return 2", []),
+        # A name, in functions and in what defines other names.
+        ("steps", "LIMIT = 3", "LIMIT = 4", ["limit", "constants"]),
+        ("steps", "LIMIT * 2", "LIMIT * 3", ["limit"]),
+        ("steps", "size = 3", "size = 4", ["length"]),
+        ("units", "UNITS = 1", "UNITS = 2", ["unit"]),
+        ("units", "OTHER = 2", "OTHER = 3", []),
+        ("steps", "import UNITS", "import OTHER as UNITS", ["unit"]),
+        # A new function, by what mentions it: a method may be called by a class that this one is derived from.
+        ("steps", "    size = 3\n", "    size = 3\n    def LONGEST(self): ...\n", ["limit"]),
+        ("steps", "    size = 3\n", "    size = 3\n    def new(self): ...\n", []),
+        # A function that is new since the recording, by the names of what calls it.
+        ("steps", "return 3000", "return 3001", ["later"]),
+        # Neither code.
+        ("steps", "Not a docstring", "No docstring", ["docs"]),
+        ("steps", "Counts", "It counts", ["docs"]),
+        ("steps", "LIMIT = 3", "LIMIT = 3  # At most", []),
+        # A signature, for what reads it.
+        ("units", "convert()", "convert(value)", ["signatures", "unit"]),
+    ],
+)
+def test_a_change_runs_the_tests_that_ran_what_differs(
+    module: str, old: str, new: str, selected: list[str], tmp_path: Path
+) -> None:
+    late = "\ndef calls_late():\n    return late()\n\ndef late():\n    return 3000\n"
+    files = {
+        "trainer_cli/__init__.py": "",
+        "trainer_cli/__init__.pyi": "",
+        "trainer_cli/core/steps.py": STEPS + late,
+        "trainer_cli/core/units.py": UNITS,
+        "docs/generated.py": "",
+        "tests/test_docs.py": "ROOT / 'docs'\n",
+        "tests/test_constants.py": "from limits import LIMIT\n",
+        "tests/support/limits.py": "from trainer_cli.core.steps import LIMIT\n",
+        "tests/test_signatures.py": "read('trainer_cli.core.units:convert')\n",
+        **dict.fromkeys(RECORDED, ""),
+        "tests/test_later.py": "",
+    }
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    table = reached.Table()
+    table.add_functions(f"trainer_cli.core.{name}" for names in RECORDED.values() for name in names)
+    table.add_functions(["trainer_cli.core.steps:not_tested", "trainer_cli.core.steps:calls_late"])
+    for test in filter(changed._is_test, files):
+        ran = [f"trainer_cli.core.{name}" for name in RECORDED.get(test, ())]
+        table.put(test, ran, seconds=2, starts_processes=test == "tests/test_unit.py")
+    table.put("tests/test_later.py", ["trainer_cli.core.steps:calls_late"], seconds=0.04, starts_processes=False)
+    table.write(tmp_path / reached.TABLE)
+    table = reached.Table.read(tmp_path / reached.TABLE)
+    assert table.starts_processes == {"tests/test_unit.py"}
+    file = tmp_path / f"trainer_cli/core/{module}.py"
+    before = file.read_text()
+    assert before.count(old) == 1
+    file.write_text(before.replace(old, new))
+    found = changed.Graph(tmp_path).select([str(file.relative_to(tmp_path))], table, lambda _: before)
+    assert found == sorted(f"tests/test_{name}.py" for name in selected)
+
+
+def test_a_test_file_that_was_not_recorded_is_selected_by_names(project: Path) -> None:
+    table = reached.Table()
+    graph = changed.Graph(project)
+    file = "trainer_cli/callbacks/ema.py"
+    before = PROJECT[file] + "\nSIZE = 1\n"
+    assert graph.select([file], table, lambda _: before) == graph.reach([file])
+    table.put("tests/test_names.py", [], seconds=1, starts_processes=False)
+    selected = graph.select([file], table, lambda _: before)
+    assert selected == [test for test in graph.reach([file]) if "names" not in test]
+    # Nothing is known of a module that is gone.
+    assert {*graph.select(["trainer_cli/gone.py"], table, lambda _: "def f(): ...")} == {*graph.tests} - {
+        "tests/test_names.py"
+    }
+
+
+def test_what_a_killed_process_and_its_fork_ran_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    code = (
+        f"import os, recorder\nrecorder.start({str(tmp_path)!r})\nfrom trainer_cli import patterns\n"
+        "if os.fork() == 0:\n    patterns.find_key('a', ['b'])\n    os._exit(0)\n"
+        "os.wait()\npatterns.did_you_mean('a', ['b'])\nos.kill(os.getpid(), 9)\n"
+    )
+    support = Path(recorder.__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{support}", "REACHED_BY": "test"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, timeout=500)
+    assert done.returncode == -signal.SIGKILL
+    names = set((tmp_path / "test").read_text().splitlines())
+    assert {"trainer_cli.patterns:find_key", "trainer_cli.patterns:did_you_mean"} <= names
+    # What runs while a module is imported, runs for all tests.
+    assert "trainer_cli.lazy:add_lazy_names" not in names
+
+
+def test_the_recorder_and_the_table_name_functions_alike() -> None:
+    source = (ROOT / "trainer_cli/lazy.py").read_text() + (
+        "\nclass A:\n  class B:\n    async def f(self):\n      class C:\n        def g(self): 'Text'\n"
+    )
+    nodes = ast.walk(recorder.add_calls(source.encode(), "m"))
+    subscripts = (node for node in nodes if isinstance(node, ast.Subscript))
+    recorded = {ast.literal_eval(node.slice) for node in subscripts if ast.unparse(node.value) == "__reached__"}
+    assert recorded == {f"m:{name}" for name in reached.Source(source).functions}
+    assert "m:A.B.f.<locals>.C.g" in recorded
