@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.metric_names import TRAIN_PREFIX, Mode, choose_mode, find_usual_mode
-from trainer_cli.steps import Duration, Interval, Unit
+from trainer_cli.steps import COUNTERS, Duration, Interval, Unit
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer import Callback
 
@@ -75,9 +75,6 @@ class EarlyExit(Callback):
                 return
 
 
-_COUNTS = {
-    Unit.STEP: "step", Unit.EPOCH: "epoch", Unit.SAMPLE: "samples", Unit.TOKEN: "tokens", Unit.SECOND: "seconds",
-}  # fmt: skip
 _EPOCHS = "part_epochs"
 """Key of the epochs passed, with the fraction of the present one, as numerator and denominator."""
 
@@ -241,7 +238,7 @@ class EarlyStopping(Callback):
         run to run, and the position is saved."""
         counts, epochs = progress.state_dict(), self._epochs(progress)
         unit = Unit.STEP if isinstance(self._patience, int) else self._patience.unit
-        position = {name: counts[name] for name in ("step", _COUNTS[unit])}
+        position = {name: counts[name] for name in ("step", COUNTERS[unit])}
         return position if epochs is None else {**position, _EPOCHS: [epochs.numerator, epochs.denominator]}
 
     def _epochs(self, progress: Progress) -> Fraction | None:
@@ -267,9 +264,9 @@ class EarlyStopping(Callback):
             assert self._loop is not None
             assert self._loop.steps_per_epoch is not None
             return Fraction(progress.step - since["step"], self._loop.steps_per_epoch)
-        count = progress.state_dict()[_COUNTS[unit]]
+        count = progress.state_dict()[COUNTERS[unit]]
         # A patience in another unit than that of the checkpoint begins to count at its first evaluation.
-        return Fraction(count - since.setdefault(_COUNTS[unit], count))
+        return Fraction(count - since.setdefault(COUNTERS[unit], count))
 
 
 def _mode_if_known(metric: str, mode: str) -> str:

@@ -1,4 +1,5 @@
 from trainer_cli.steps.intervals import (
+    COUNTERS as COUNTERS,
     Duration as Duration,
     Interval as Interval,
     StepCounts as StepCounts,

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from fractions import Fraction
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.steps.progress import Progress
@@ -32,6 +33,10 @@ class Unit(StrEnum):
     """Shares of `loop.max_duration`."""
 
 
+COUNTERS = {
+    Unit.STEP: "step", Unit.EPOCH: "epoch", Unit.SAMPLE: "samples", Unit.TOKEN: "tokens", Unit.SECOND: "seconds",
+}  # fmt: skip
+"""Unit -> the field of `Progress`, and of `Counts`, that counts it. `last_FIELD` has the count one step earlier."""
 _WORDS = {
     "st": Unit.STEP, "step": Unit.STEP, "steps": Unit.STEP,
     "ep": Unit.EPOCH, "epoch": Unit.EPOCH, "epochs": Unit.EPOCH,
@@ -49,6 +54,7 @@ _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d{1,3})?)\s*([a-z]+)", re.IGNORECASE
 _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|sec|s)", re.IGNORECASE)
 # Exponents of any size would make fractions of thousands of digits, slow at every step.
 _MAX_AMOUNT = 10**18
+_LAST_STEP = 2**63
 EXAMPLES = "a number of steps, or a string such as 500st, 3ep, 0.25ep, 1e9tok, 2048sp, 90s, 30min, 1h30m"
 
 
@@ -122,8 +128,7 @@ class Duration:
         if self.unit is Unit.RUN:
             return f"{float(self.value):g}dur"
         number = str(self.value) if self.value.denominator == 1 else f"{float(self.value):g}"
-        name = {Unit.STEP: "step", Unit.EPOCH: "epoch", Unit.SAMPLE: "sample", Unit.TOKEN: "token"}[self.unit]
-        return f"{number} {name}{'' if self.value == 1 else 's'}"
+        return f"{number} {self.unit.name.lower()}{'' if self.value == 1 else 's'}"
 
 
 def _parse_text(text: str) -> tuple[Fraction, Unit]:
@@ -159,10 +164,15 @@ def _suggest_duration(text: object) -> str | None:
     return duration
 
 
-_LAST_STEP = 2**63
-Counts = tuple[int, int, int, int, int, float]
-"""Epoch, batches and samples of the epoch, samples, tokens, seconds."""
-_INDEX_IN_COUNTS = {Unit.EPOCH: 0, Unit.SAMPLE: 3, Unit.TOKEN: 4, Unit.SECOND: 5}
+class Counts(NamedTuple):
+    """The fields of `Progress` of these names."""
+
+    epoch: int
+    batch: int
+    epoch_samples: int
+    samples: int
+    tokens: int
+    seconds: float
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -239,14 +249,9 @@ class Interval:
 
     def _counts(self, now: Progress) -> tuple[Fraction, Fraction]:
         """The counts in the interval's unit: one step before `now`, and at `now`."""
-        before, after = {
-            Unit.EPOCH: (now.last_epoch, now.epoch),
-            Unit.SAMPLE: (now.last_samples, now.samples),
-            Unit.TOKEN: (now.last_tokens, now.tokens),
-            Unit.SECOND: (now.last_seconds, now.seconds),
-        }[self.duration.unit]
+        counter = COUNTERS[self.duration.unit]
         # Exact: the quotient of floats may fall on the other side of a multiple.
-        return Fraction(before), Fraction(after)
+        return Fraction(getattr(now, f"last_{counter}")), Fraction(getattr(now, counter))
 
     def __str__(self) -> str:
         is_one = self.duration.value == 1 and self.duration.unit is not Unit.SECOND
@@ -334,10 +339,9 @@ class StepCounts:
         if step == self.start.step:
             return self.start
         before, now = self._counts(step - 1), self._counts(step)
-        epoch, batch, epoch_samples, samples, tokens, seconds = now
         return Progress(
-            step, epoch, batch, epoch_samples, samples, tokens, seconds,
-            last_samples=before[3], last_tokens=before[4], last_seconds=before[5], last_epoch=before[0],
+            step, *now, last_samples=before.samples, last_tokens=before.tokens, last_seconds=before.seconds,
+            last_epoch=before.epoch,
         )  # fmt: skip
 
     def next_due(self, interval: Interval, after: int) -> int | None:
@@ -346,11 +350,11 @@ class StepCounts:
             return None
         if interval.steps is not None:
             return interval.next_step(self.at(after))
-        index, length = _INDEX_IN_COUNTS[interval.duration.unit], interval.duration.value
-        multiple = (math.floor(Fraction(self._counts(after)[index]) / length) + 1) * length
+        count, length = attrgetter(COUNTERS[interval.duration.unit]), interval.duration.value
+        multiple = (math.floor(Fraction(count(self._counts(after))) / length) + 1) * length
         # Compared many times: an int is faster than a Fraction.
         target = multiple.numerator if multiple.denominator == 1 else multiple
-        return find_first_step(lambda step: self._counts(step)[index] >= target, after + 1)
+        return find_first_step(lambda step: count(self._counts(step)) >= target, after + 1)
 
     def process_s(self, step: int) -> float:
         """Seconds that this process has run, as far as they are known."""
@@ -369,7 +373,7 @@ class StepCounts:
         if self.epoch_batches is None:
             per_epoch = self.steps_per_epoch
             epoch = start.epoch if per_epoch is None else step // per_epoch
-            return epoch, 0, 0, start.samples, tokens, seconds
+            return Counts(epoch, 0, 0, start.samples, tokens, seconds)
         # The first epoch began before `start`; its remaining batches are fewer than those of the others.
         first_batches = self.epoch_batches - start.batch
         first_steps = math.ceil(first_batches / self.grad_accum_steps)
@@ -377,14 +381,14 @@ class StepCounts:
             batches = steps * self.grad_accum_steps
             consumed = self._count_samples(start.epoch_samples, batches)
             position = start.epoch, start.batch + batches, start.epoch_samples + consumed
-            return (*position, start.samples + consumed, tokens, seconds)
+            return Counts(*position, start.samples + consumed, tokens, seconds)
         steps_per_epoch = math.ceil(self.epoch_batches / self.grad_accum_steps)
         whole_epochs, last_steps = divmod(steps - first_steps, steps_per_epoch)
         batches = last_steps * self.grad_accum_steps
         consumed = self._count_samples(0, batches)
         samples = start.samples + self._count_samples(start.epoch_samples, first_batches)
         samples += whole_epochs * self._count_samples(0, self.epoch_batches) + consumed
-        return start.epoch + 1 + whole_epochs, batches, consumed, samples, tokens, seconds
+        return Counts(start.epoch + 1 + whole_epochs, batches, consumed, samples, tokens, seconds)
 
     def _count_samples(self, offset: int, batches: int) -> int:
         """Samples in a number of batches that begin at sample `offset` of an epoch."""
