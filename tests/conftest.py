@@ -76,7 +76,7 @@ _PROCESSES = (
     "tests/test_changed",
     "tests/parallel/test_torch_compat",
 )
-"""Files that start processes."""
+"""Files that start processes. Others are marked `slow` in the file itself, which a selection of tests then imports."""
 _HEAVY = (
     "tests/addons/formats/test_archive_file",
     "tests/addons/formats/test_export",
@@ -158,7 +158,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_processes_in_unit_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: object, **_named: object) -> None:
-        raise AssertionError("this test starts a process: name its file in _PROCESSES of tests/conftest.py")
+        raise AssertionError("this test starts a process: write `pytestmark = pytest.mark.slow` into its file")
 
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setattr(subprocess.Popen, "__init__", refuse)

@@ -77,7 +77,7 @@ def test_an_example_can_be_run(
         (made / "new").mkdir()
         if verb == "new":
             monkeypatch.chdir(made / "new")
-        if verb in ("ckpt", "top", "tail", "report"):
+        if verb in ("ckpt", "top", "tail", "report") or (verb != "data" and " runs/" in text):
             save_some(made)
         if verb == "data":
             save_a_long_run(made)
