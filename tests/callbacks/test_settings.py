@@ -79,13 +79,16 @@ def test_it_is_refused(call: Callable[[], Any], words: str) -> None:
         call()
 
 
-# docs/callbacks.md has a row for each callback, whose example can be made.
+# The pages have a row for each callback, whose example can be made. That of an add-on may have been deleted with it.
 
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(
-    r"^```yaml\n(callbacks:\n.*?)^```$", (ROOT / "docs/callbacks.md").read_text(encoding="utf-8"), re.M | re.S
-)
+PAGES = [page for name in ("callbacks", "sparsity") if (page := ROOT / "docs" / f"{name}.md").exists()]
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"^```yaml\n(callbacks:\n.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+]
 NODES = [node for block in BLOCKS for node in yaml.safe_load(block)["callbacks"].values()]
 ROWS = [node for node in NODES if node["_target_"].rpartition(".")[2] in trainer_cli.__all__]
 """Examples of the callbacks that are there: those of an add-on may have been deleted."""

@@ -12,10 +12,9 @@ import pytest
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import Code
 
-GROUPS = (
-    "callbacks, checkpoint, data, debug, experiment, loggers, loop, model, optimizer, parallel, precision, scheduler, "
-    "sparsity"
-)
+ROOT = Path(__file__).parents[2]
+FOLDERS = [ROOT / "configs", *ROOT.glob("trainer_cli/addons/*/configs")]
+GROUPS = ", ".join(sorted({group.name for folder in FOLDERS for group in folder.iterdir() if group.is_dir()}))
 EXPERIMENT = "configs/experiment/x.yaml"
 GOLDEN: dict[Code, tuple[list[str], str, str]] = {
     Code.unknown_key: (["config", "loop.max_step=3"], "", (

@@ -26,9 +26,16 @@ from trainer_cli import (
     WarmupInverseSqrt,
     WarmupLinear,
     WarmupStableDecay,
-    find_batch_size,
-    find_learning_rate,
 )
+
+
+def find_batch_size(*arguments: Any, **more: Any) -> Any:
+    return pytest.importorskip("trainer_cli.addons.auto.find").find_batch_size(*arguments, **more)
+
+
+def find_learning_rate(*arguments: Any, **more: Any) -> Any:
+    return pytest.importorskip("trainer_cli.addons.auto.find").find_learning_rate(*arguments, **more)
+
 
 ONE = {"optimizer": lambda model: SGD(model.parameters(), lr=0.1)}
 
@@ -375,7 +382,7 @@ def test_a_search_finds_a_batch_size(fits: int, start: int, most: int, samples: 
 
 def test_a_loader_whose_batches_are_made_already() -> None:
     with pytest.raises(UserError, match="map-style dataset"):
-        find_batch_size(make_trainer(), torch.utils.data.DataLoader([1, 2, 3]))  # type: ignore[arg-type]
+        find_batch_size(make_trainer(), torch.utils.data.DataLoader([1, 2, 3]))
 
 
 RATE = 0.1
