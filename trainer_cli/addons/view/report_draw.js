@@ -345,7 +345,9 @@ function drawParallel(block, plot) {
     [...limits].some(([at, [low, high]]) => block.axes[at].values[row] < low || block.axes[at].values[row] > high)));
   block.axes.forEach((axis, at) => {
     const x = 70 + at * step, group = shape("g", {}, svg);
-    shape("title", {}, shape("text", { class: "label", x, y: 16, "text-anchor": "middle" }, group, cut(axis.label, Math.floor(step / 7))), axis.label);
+    // The first and the last label have 70 pixels to the edge; the tooltip has all.
+    const letters = Math.floor((at && at < block.axes.length - 1 ? step : Math.min(step, 140)) / 7);
+    shape("title", {}, shape("text", { class: "label", x, y: 16, "text-anchor": "middle" }, group, cut(axis.label, letters)), axis.label);
     shape("line", { class: "axis", x1: x, x2: x, y1: top, y2: bottom }, group);
     for (const tick of ticksOf(axis, ...extent([axis.values]))) {
       shape("text", { class: "tick halo", x: x + 6, y: scales[at].at(tick) + 4 }, group, cut(tickText(axis, tick), Math.floor(step / 8)));
