@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+import trainer_cli
+
 PARTS = '''
 """Small parts of experiments: models, data, training steps and callbacks."""
 
@@ -196,7 +198,9 @@ class RandomExperiment:
         if not lbfgs and (schedule := self._schedule()) is not None:
             config["scheduler"] = schedule
         adapts = config["model"]["_target_"] == "trainer_cli.lora"
-        if step is None and not adapts and not lbfgs and dtype == "fp32" and chance.random() < 0.2:
+        is_sparse = step is None and not adapts and not lbfgs and dtype == "fp32" and chance.random() < 0.2
+        # Its add-on may have been deleted.
+        if is_sparse and "GMP" in trainer_cli.__all__:
             config["sparsity"] = self._sparsity()
         return config
 
