@@ -24,7 +24,7 @@ PACKAGE = Path(__file__).parents[1] / "trainer_cli"
 ROOT = PACKAGE.name
 
 FLOORS = (
-    "version addon containers elsewhere bounds gc_pause memory signals strict_json torch_compat",
+    "version addon containers elsewhere bounds gc_pause memory png signals strict_json torch_compat",
     "environment lazy leaves terminal",
     "errors goodput",
     "patterns ranks user_cache",

@@ -15,7 +15,7 @@ from reported import BEGAN, make_run, make_sweep, validate
 from serving import served
 
 from trainer_cli.addons.view.report import report
-from trainer_cli.loggers.media import _encode_png
+from trainer_cli.png import encode_png
 from trainer_cli.runs.run_dir import RunDir
 
 pytestmark = needs_chromium
@@ -93,7 +93,7 @@ def add_media(run: RunDir) -> None:
     ]
     (run.path / "media").mkdir()
     pixels = np.full((300, 900, 1), 20, np.uint8)
-    (run.path / "media/step2-1.png").write_bytes(_encode_png(pixels))
+    (run.path / "media/step2-1.png").write_bytes(encode_png(pixels))
     (run.path / "media.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 

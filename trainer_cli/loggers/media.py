@@ -9,32 +9,24 @@ from __future__ import annotations
 
 import logging
 import re
-import struct
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
 from trainer_cli.files import naming, sync
 from trainer_cli.loggers.base import Record, RunFacts, in_run_dir
 from trainer_cli.loggers.text_files import FileLogger, Line, read_record
+from trainer_cli.png import encode_png
 from trainer_cli.strict_json import strict_json
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
 MEDIA_FILE = "media.jsonl"
 MEDIA_FOLDER = "media"
 _FILE = re.compile(r"step(\d+)-[0-9a-f]+\.png")
-_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
-"""Channels of an image -> number of its kind in a PNG file."""
-_COMPRESSION = 3
 
 
 class MediaLogger(FileLogger):
@@ -84,7 +76,7 @@ class MediaLogger(FileLogger):
             super().start(self._facts)
             self._size_bytes = self._full_path.stat().st_size
             self._size_bytes += sum(file.stat().st_size for file in _images(self._folder))
-        images = {self._image_file(record.step, name): _encode_png(image) for name, image in record.images.items()}
+        images = {self._image_file(record.step, name): encode_png(image) for name, image in record.images.items()}
         files = {name: f"{MEDIA_FOLDER}/{file.name}" for name, file in zip(record.images, images, strict=True)}
         line = _encode(record, files)
         size_bytes = len(line) + sum(map(len, images.values()))
@@ -155,16 +147,3 @@ def _encode(record: Record, files: Mapping[str, str]) -> bytes:
     kinds = {"texts": record.texts, "images": files, "histograms": histograms, "tables": tables}
     line.update({kind: values for kind, values in kinds.items() if values})
     return strict_json(line).encode() + b"\n"
-
-
-def _encode_png(image: NDArray[np.uint8]) -> bytes:
-    """The image of shape (height, width, channels) as a PNG file (https://www.w3.org/TR/png-3)."""
-    height, width, channels = image.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
-    # Each row begins with the number of its filter; 0 is none.
-    rows = b"".join(b"\x00" + row.tobytes() for row in image)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, _COMPRESSION)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        for kind, content in chunks
-    )

@@ -6,13 +6,13 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.replay_command import parse_steps
-from trainer_cli.addons.exact.samples import StepSamples, lines_of_uses
+from trainer_cli.addons.exact.samples import Sample, StepSamples, lines_of_uses
 from trainer_cli.addons.exact.step_samples import find_sample, read_step_samples
 from trainer_cli.commands import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, TrainError, UserError, one_line
@@ -34,6 +34,8 @@ files. If a loader has no indices, such as one over an IterableDataset, its batc
 
 _MOST_BAD = 8
 """Values that are not finite and listed at the top of a step."""
+_WHOLE = "the batch"
+"""Stands for the name of a sample where the loader tells no indices."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,21 +64,19 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("data takes a step or --find INDEX, not both")
     if args.images is not None and not args.show:
         raise UserError("--images has no effect without --show")
+    shown: Iterable[tuple[list[dict[str, Any]], Iterable[str]]]
     if args.find is not None:
         uses = list(find_sample(args.run_dir, args.find, overrides=overrides, config_dir=args.config_dir))
-        if args.json:
-            print_json([asdict(use) for use in uses])
-        else:
-            print(wrapped("\n".join(lines_of_uses(args.find, uses)), line_width(sys.stdout)))
-        return int(ExitCode.DONE)
-    first, last = parse_steps(args.steps or "", keeps=False)
-    if args.show:
-        shown = _show(args, overrides, first, last)
+        shown = [([asdict(use) for use in uses], lines_of_uses(args.find, uses))]
     else:
-        steps = read_step_samples(args.run_dir, first, last, overrides=overrides, config_dir=args.config_dir)
-        shown = ((step.as_dict(), list(step.lines())) for step in steps)
+        first, last = parse_steps(str(args.steps), keeps=False)
+        if args.show:
+            shown = _show(args, overrides, first, last)
+        else:
+            steps = read_step_samples(args.run_dir, first, last, overrides=overrides, config_dir=args.config_dir)
+            shown = (([step.as_dict()], step.lines()) for step in steps)
     if args.json:
-        print_json([facts for facts, _ in shown])
+        print_json([entry for facts, _ in shown for entry in facts])
     else:
         for _, lines in shown:
             print(wrapped("\n".join(lines), line_width(sys.stdout)))
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(
     args: argparse.Namespace, overrides: Sequence[str], first: int, last: int
-) -> Iterator[tuple[dict[str, Any], list[str]]]:
+) -> Iterator[tuple[list[dict[str, Any]], list[str]]]:
     """For each step its samples with their contents, for JSON and as lines."""
     from trainer_cli.addons.exact.step_positions import read_records
 
@@ -96,71 +96,69 @@ def _show(
     folder = args.images or Path(f"{args.run_dir.resolve().name}-samples")
     for step in read_step_samples(args.run_dir, first, last, data=data):
         facts, (title, *lines) = step.as_dict(), step.lines()
-        bad: list[str] = []
+        contents: list[dict[str, Any]] = []
         raised: list[str] = []
         for batch, batch_facts in zip(step.batches, facts["batches"], strict=True):
             try:
-                contents = [_show_sample(data, step, content, folder) for content in data.load(step, batch)]
+                loaded = [_look_at(data, step, *content, folder) for content in data.load(step, batch)]
+            except TrainError:
+                raise
             except Exception as error:
-                if isinstance(error, TrainError):
-                    raise
                 # The sample is a note of the error.
                 notes = getattr(error, "__notes__", ())
                 raised.append(one_line(": ".join([*notes, type(error).__name__, str(error)]).removesuffix(": ")))
                 batch_facts["raised"] = raised[-1]
                 continue
-            batch_facts["contents"] = [facts for facts, _ in contents]
-            lines += [line for _, sample_lines in contents for line in sample_lines]
-            for facts_of_sample, _ in contents:
-                for name, count in facts_of_sample["not_finite"].items():
-                    of = "the batch" if facts_of_sample["name"] == "the batch" else f"sample {facts_of_sample['name']}"
-                    bad.append(f"{name}, {of}: {format_count(count, 'value')}".removeprefix(", "))
+            batch_facts["contents"] = loaded
+            contents += loaded
+        lines += [line for content in contents for line in _format_lines(content)]
         # First: it is what most look for.
-        listed = bad[:_MOST_BAD] + [f"and {len(bad) - _MOST_BAD:,} more"] * (len(bad) > _MOST_BAD)
-        top = [f"  not finite  {line}" for line in listed or ["nothing"] * (not raised)]
-        contents_facts = [facts for batch in facts["batches"] for facts in batch.get("contents", [])]
-        top += [f"  integers    {line}" for line in _integers(contents_facts)]
-        yield facts, [title, *(f"  raised  {line}" for line in raised), *top, *lines]
+        top = [*(f"  raised  {line}" for line in raised), *_summarize(contents, is_complete=not raised)]
+        yield [facts], [title, *top, *lines]
 
 
-def _integers(contents: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line with the range of each integer of the samples, and the sample that has its largest value."""
-    names = dict.fromkeys(name for facts in contents for name in facts["integers"])
+def _summarize(contents: Sequence[dict[str, Any]], *, is_complete: bool) -> Iterator[str]:
+    """What is not finite in samples, and the range of each of their integers, with the sample that has the largest."""
+    bad = []
+    ranges: dict[str, list[tuple[int, int, str]]] = {}
+    for content in contents:
+        of = content["name"] if content["name"] == _WHOLE else f"sample {content['name']}"
+        for name, count in content["not_finite"].items():
+            bad.append(f"{name}, {of}: {format_count(count, 'value')}".removeprefix(", "))
+        for name, (least, largest) in content["integers"].items():
+            ranges.setdefault(name, []).append((least, largest, "" if of == _WHOLE else f" ({of})"))
+    if not bad and is_complete:
+        bad = ["nothing"]
+    if len(bad) > _MOST_BAD:
+        bad[_MOST_BAD:] = [f"and {len(bad) - _MOST_BAD:,} more"]
+    yield from (f"  not finite  {line}" for line in bad)
     texts = []
-    for name in names:
-        found = [(*facts["integers"][name], facts["name"]) for facts in contents if name in facts["integers"]]
-        least, (_, largest, sample) = min(low for low, _, _ in found), max(found, key=lambda entry: entry[1])
-        of = f" (sample {sample})" if sample != "the batch" and least < largest else ""
-        texts.append(f"{name} from {least:,} to {largest:,}{of}".lstrip())
+    for name, of_name in ranges.items():
+        least, (_, largest, of) = min(low for low, _, _ in of_name), max(of_name, key=lambda entry: entry[1])
+        texts.append(f"{name} from {least:,} to {largest:,}{of if least < largest else ''}".lstrip())
     if texts:
-        yield format_first(texts, _MOST_BAD)
+        yield f"  integers    {format_first(texts, _MOST_BAD)}"
 
 
-def _show_sample(
-    data: RunData, step: StepSamples, content: tuple[Any, Any], folder: Path
-) -> tuple[dict[str, Any], list[str]]:
-    from trainer_cli.addons.exact.sample_content import (
-        count_not_finite,
-        describe_content,
-        find_integer_ranges,
-        save_images,
-    )
+def _look_at(data: RunData, step: StepSamples, sample: Sample | None, value: Any, folder: Path) -> dict[str, Any]:
+    """The content of a sample, or of a whole batch, and the images that are saved of it, for JSON."""
+    from trainer_cli.addons.exact.sample_content import describe_content, look_at_numbers, save_images
 
-    sample, value = content
-    name = "the batch" if sample is None else sample.name
-    values = [one_line(line) for line in describe_content(value)]
-    text = None if sample is None else data.describe(sample)
+    name = _WHOLE if sample is None else sample.name
+    not_finite, integers = look_at_numbers(value)
     file = f"step{step.step}-{re.sub('[^A-Za-z0-9_.-]', '_', name)}"
-    images = [str(path) for path in save_images(value, folder, file)]
-    counts = count_not_finite(value)
-    facts = {
+    return {
         "name": name,
-        "values": values,
-        "not_finite": counts,
-        "integers": find_integer_ranges(value),
-        "text": text,
-        "images": images,
+        "values": [one_line(line) for line in describe_content(value)],
+        "not_finite": not_finite,
+        "integers": integers,
+        "text": None if sample is None else data.describe(sample),
+        "images": [str(path) for path in save_images(value, folder, file)],
     }
-    lines = [f"    {name}", *(f"      {line}" for line in values)]
-    lines += [f"      | {one_line(line)}" for line in (text or "").splitlines()]
-    return facts, lines + [f"      saved as {path}" for path in images]
+
+
+def _format_lines(content: dict[str, Any]) -> Iterator[str]:
+    yield f"    {content['name']}"
+    yield from (f"      {line}" for line in content["values"])
+    yield from (f"      | {one_line(line)}" for line in (content["text"] or "").splitlines())
+    yield from (f"      saved as {path}" for path in content["images"])

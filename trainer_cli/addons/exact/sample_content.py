@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 
 from trainer_cli.files import replace as replace_file
 from trainer_cli.leaves import walk
+from trainer_cli.png import encode_png
 
 _MOST_VALUES = 12
 """Elements of a tensor that are shown as they are; of a larger one, the range and the mean."""
@@ -27,7 +26,7 @@ def describe_content(value: Any, name: str = "") -> Iterator[str]:
     for inner, leaf in walk(value, name, _is_numbers):
         label = f"{inner}: " if inner else ""
         if isinstance(leaf, torch.Tensor | np.ndarray):
-            yield f"{label}{_of_array(torch.as_tensor(leaf))}"
+            yield f"{label}{_describe_array(torch.as_tensor(leaf))}"
         else:
             text = repr(leaf)
             yield f"{label}{text if len(text) <= _MOST_LETTERS else text[:_MOST_LETTERS] + '…'}"
@@ -37,29 +36,26 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(item, int | float) for item in value)
 
 
-def count_not_finite(value: Any) -> dict[str, int]:
-    """Name -> number of values that are NaN or infinite, of each tensor, array and number of a sample that has any."""
-    counts: dict[str, int] = {}
-    for name, leaf in walk(value):
-        if isinstance(leaf, torch.Tensor | np.ndarray | np.floating | float):
-            tensor = torch.as_tensor(leaf)
-            if count := tensor.numel() - int(tensor.isfinite().sum()):
-                counts[name] = count
-    return counts
+def look_at_numbers(value: Any) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+    """What a glance at the numbers, arrays and tensors of a sample shows.
 
-
-def find_integer_ranges(value: Any) -> dict[str, tuple[int, int]]:
-    """Name -> the least and the largest value of each integer, and tensor or array of integers, of a sample."""
+    Returns the number of values that are NaN or infinite by name, where there are any, and the least and the largest
+    value by name where they are integers.
+    """
+    not_finite: dict[str, int] = {}
     ranges: dict[str, tuple[int, int]] = {}
     for name, leaf in walk(value):
-        if isinstance(leaf, torch.Tensor | np.ndarray | np.integer | int) and not isinstance(leaf, bool):
-            tensor = torch.as_tensor(leaf)
-            if tensor.numel() and tensor.dtype in _INTEGERS:
-                ranges[name] = int(tensor.min()), int(tensor.max())
-    return ranges
+        if isinstance(leaf, bool) or not isinstance(leaf, torch.Tensor | np.ndarray | np.number | int | float):
+            continue
+        tensor = torch.as_tensor(leaf)
+        if tensor.dtype in _INTEGERS and tensor.numel():
+            ranges[name] = int(tensor.min()), int(tensor.max())
+        elif count := tensor.numel() - int(tensor.isfinite().sum()):
+            not_finite[name] = count
+    return not_finite, ranges
 
 
-def _of_array(tensor: torch.Tensor) -> str:
+def _describe_array(tensor: torch.Tensor) -> str:
     tensor = tensor.detach().cpu()
     description = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
     if tensor.numel() <= _MOST_VALUES:
@@ -68,9 +64,9 @@ def _of_array(tensor: torch.Tensor) -> str:
         return description
     values = tensor.double()
     finite = values[values.isfinite()]
-    facts = [f"from {finite.min().item():.4g} to {finite.max().item():.4g}, mean {finite.mean().item():.4g}"] * bool(
-        finite.numel()
-    )
+    facts = []
+    if finite.numel():
+        facts.append(f"from {finite.min().item():.4g} to {finite.max().item():.4g}, mean {finite.mean().item():.4g}")
     if count := values.numel() - finite.numel():
         facts.append(f"{count:,} not finite")
     return f"{description} {', '.join(facts)}"
@@ -82,15 +78,15 @@ def save_images(value: Any, folder: Path, name: str) -> Iterator[Path]:
     An image is a PIL image, or an array of (1 or 3, height, width), or of (height, width, 3) bytes. Numbers from 0 to 1
     are taken as shares of white, others are stretched from the smallest to the largest.
     """
-    images = (image for _, leaf in walk(value) if (image := _image_of(leaf)) is not None)
+    images = (image for _, leaf in walk(value) if (image := _read_image(leaf)) is not None)
     for number, pixels in enumerate(images):
         path = folder / f"{name}{f'-{number}' if number else ''}.png"
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, [_png(pixels)])
+        replace_file(path, [encode_png(pixels)])
         yield path
 
 
-def _image_of(value: Any) -> np.ndarray[Any, Any] | None:
+def _read_image(value: Any) -> np.ndarray[Any, Any] | None:
     """An image as bytes (height, width, 1 or 3); None for what is none."""
     if callable(getattr(value, "convert", None)) and hasattr(value, "getbands"):
         # A PIL image; its package is not imported here.
@@ -105,27 +101,12 @@ def _image_of(value: Any) -> np.ndarray[Any, Any] | None:
         array = array.transpose(1, 2, 0)
     elif not (is_bytes and array.shape[2] == 3 and min(array.shape[:2]) >= _LEAST_SIDE):
         return None
-    return array.astype(np.uint8) if is_bytes else _as_bytes(array)
+    return array.astype(np.uint8) if is_bytes else _scale_to_bytes(array)
 
 
-def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _scale_to_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     array = np.nan_to_num(array.astype(np.float64))
     low, high = array.min(), array.max()
     if low < 0 or high > 1:
         array = (array - low) / max(high - low, 1e-12)
     return (array * 255).round().astype(np.uint8)
-
-
-def _png(pixels: np.ndarray[Any, Any]) -> bytes:
-    """A PNG file of bytes (height, width, 1 or 3)."""
-    height, width, channels = pixels.shape
-    # Each row begins with the number of its filter: none.
-    rows = np.zeros((height, 1 + width * channels), np.uint8)
-    rows[:, 1:] = pixels.reshape(height, -1)
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
-    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows.tobytes())), chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
