@@ -12,7 +12,7 @@ import pytest
 from command import LIMIT_S, is_alive, running
 
 from trainer_cli.addons.exact import resume
-from trainer_cli.addons.exact.attempts import ForkedProbes
+from trainer_cli.addons.exact.attempts import Probes
 from trainer_cli.commands.command_line import main
 
 CALLBACK = """
@@ -47,15 +47,15 @@ LESS = ("+experiment=digits_mlp", "~scheduler", "--steps", "6")
 
 
 @pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedProbes]:
+def forked() -> Iterator[Probes]:
     """The two interpreters that the processes of a check are forked from, which import torch for seconds."""
-    forked = ForkedProbes(Path.cwd())
+    forked = Probes(Path.cwd())
     yield forked
     forked.close()
 
 
 @pytest.fixture
-def _forks_of_one_start(forked: ForkedProbes, monkeypatch: pytest.MonkeyPatch) -> None:
+def _forks_of_one_start(forked: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks in this process share the interpreters."""
 
     class Processes:
@@ -68,7 +68,7 @@ def _forks_of_one_start(forked: ForkedProbes, monkeypatch: pytest.MonkeyPatch) -
         def close(self) -> None:
             """The next check goes on with them."""
 
-    monkeypatch.setattr(resume, "start_probes", Processes)
+    monkeypatch.setattr(resume, "Probes", Processes)
 
 
 @pytest.mark.usefixtures("_forks_of_one_start")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from exact_project import EXPERIMENT, PARTS, Check
 
-from trainer_cli.addons.exact.attempts import ForkedProbes, Probes
+from trainer_cli.addons.exact.attempts import Probes
 from trainer_cli.addons.exact.report import ResumeReport
 from trainer_cli.addons.exact.resume import check_resume
 from trainer_cli.config.composing import compose
@@ -19,7 +19,7 @@ from trainer_cli.config.composing import compose
 class In:
     """Runs probes in one folder by processes that many tests share."""
 
-    def __init__(self, forked: ForkedProbes, cwd: Path, imports: Sequence[str] = ()) -> None:
+    def __init__(self, forked: Probes, cwd: Path, imports: Sequence[str] = ()) -> None:
         self._forked, self._cwd, self._imports = forked, cwd, imports
 
     def __call__(self, plan: Path, output: Path) -> int:
@@ -32,7 +32,7 @@ class In:
 @pytest.fixture(scope="session")
 def run_in() -> Iterator[Callable[..., Probes]]:
     """For a folder and the heavy modules that are needed, what runs a probe there."""
-    forked = ForkedProbes(Path.cwd())
+    forked = Probes(Path.cwd())
     yield partial(In, forked)
     forked.close()
 

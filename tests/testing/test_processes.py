@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from command import is_alive
 
-from trainer_cli.addons.exact.attempts import ForkedProbes, FreshProbes, Probes, freeze
+from trainer_cli.addons.exact.attempts import Probes, freeze
 from trainer_cli.addons.exact.trace import ProbePlan
 from trainer_cli.config.composing import compose
 
@@ -38,7 +38,7 @@ class Compiled(Line):
         import torch._dynamo
 """
 # New interpreters are for systems where a fork is not safe.
-KINDS = pytest.mark.parametrize("kind", [ForkedProbes, pytest.param(FreshProbes, marks=pytest.mark.campaign)])
+KINDS = pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest.mark.campaign)])
 
 
 def plan_of(folder: Path, *overrides: str) -> Path:
@@ -50,10 +50,10 @@ def plan_of(folder: Path, *overrides: str) -> Path:
 
 @KINDS
 def test_a_process_reports_how_it_ended_and_closing_kills_what_still_runs(
-    kind: Callable[[Path], Probes], project: Callable[[str], Path]
+    forks: bool, project: Callable[[str], Path]
 ) -> None:
     folder = project(PICKY + ENDLESS)
-    run = kind(folder)
+    run = Probes(folder, forks=forks)
     codes: list[int] = []
     try:
         assert run(plan_of(folder, "model._target_=parts.Picky"), folder / "mistake") == 2

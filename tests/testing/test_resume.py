@@ -170,7 +170,7 @@ def test_the_helper_for_pytest_fails_with_the_table(
 ) -> None:
     folder = project(DIFFERENT)
     monkeypatch.chdir("/")
-    monkeypatch.setattr(resume, "start_probes", run_in)
+    monkeypatch.setattr(resume, "Probes", run_in)
     assert_resume_is_exact("experiment=mine", project=folder, steps=6)
     with pytest.raises(AssertionError, match=r"stopped mid-epoch .* differs from step") as failed:
         assert_resume_is_exact("experiment=mine", "model._target_=parts.Masked", project=folder, steps=6)

@@ -44,7 +44,7 @@ def test_the_check_passes_on_what_the_documentation_shows(
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(resume, "start_probes", lambda cwd: run_in(tmp_path, imports))
+    monkeypatch.setattr(resume, "Probes", lambda cwd: run_in(tmp_path, imports))
     assert main(["check", "resume", *overrides, "--steps", "6", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["exact"]

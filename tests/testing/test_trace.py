@@ -143,4 +143,5 @@ in on_fit_start of callback 'at' (AtStart)
     ],
 )
 def test_a_failed_process_is_described_by_its_error(output: str, message: str) -> None:
-    assert ProbeAttempt(None, 1, Trace(), output).message == message
+    attempt = ProbeAttempt(stop=None, after=None, code=1, trace=Trace(), output=output)
+    assert attempt.message == message

@@ -1,9 +1,8 @@
 """Run a resume check: trainings that are stopped and started again, each in processes of their own.
 
-An attempt has a config, its processes in order, and their results. On Linux a process is forked from one of two
-interpreters that have imported torch and this package and nothing else, in a fraction of the time of a start. The two
-have different hash seeds and take turns, so that a dependence on the order of sets shows. On other systems each process
-is a new interpreter. Processes that are left at the end are killed.
+On Linux a process is forked from one of two interpreters that have imported torch and this package and nothing else, in
+a fraction of the time of a start. The two have different hash seeds, so that a dependence on the order of sets shows.
+On other systems each process is a new interpreter. Processes that are left at the end are killed.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -36,7 +34,7 @@ from trainer_cli.addons.exact.trace import OWN_FAILURE, SAVED_STEP, ProbePlan, P
 from trainer_cli.auto_values import auto_keys
 from trainer_cli.config import Composed, from_yaml
 from trainer_cli.errors import ExitCode, TrainError, UserError
-from trainer_cli.files import private_file
+from trainer_cli.files import locked_file, private_file
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.running import values_found
 from trainer_cli.schema import CheckpointConfig
@@ -78,89 +76,101 @@ def run_probe(path: str) -> int:
         return int(ExitCode.FAILED)
 
 
-def serve() -> None:
-    """Import everything, then fork a process for each line of JSON, and print its exit code.
+def serve(*, forks: bool = True) -> None:
+    """Run a probe for each line of JSON, and print its exit code.
 
     No thread may run and no tensor be computed here, so that the children can fork safely. The compiler, whose import
     takes as long as torch's, is imported once a child has needed it.
-    """
-    from trainer_cli import torch_compat
-    from trainer_cli.addons.exact import recorder  # noqa: F401
-    from trainer_cli.running import Builder, fit  # noqa: F401
 
-    # A collection in a fork would write to every object, and so copy the memory that the forks share.
-    gc.collect()
-    gc.freeze()
+    Args:
+        forks: whether the process of a probe is a fork of this one, which imports everything first.
+    """
+    if forks:
+        from trainer_cli import torch_compat
+        from trainer_cli.addons.exact import recorder  # noqa: F401
+        from trainer_cli.running import Builder, fit  # noqa: F401
+
+        # A collection in a fork would write to every object, and so copy the memory that the forks share.
+        gc.collect()
+        gc.freeze()
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     for line in sys.stdin:
         request = json.loads(line)
-        # In this process, so that every later fork has them.
-        for module in request["imports"]:
-            import_module(module)
-        child = os.fork()
-        if child == 0:
-            code = int(ExitCode.FAILED)
-            try:
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                # Appended, as by two processes at once: data workers write to it too.
-                file = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-                os.dup2(file, 1)
-                os.dup2(file, 2)
-                os.chdir(request["cwd"])
-                code = run_probe(request["plan"])
-                if torch_compat.has_compiler():
-                    os.write(writer, b"1")
-            finally:
-                # Not sys.exit: exit handlers of this process are not for its forks.
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        with suppress(BlockingIOError):
-            if os.read(reader, 1):
-                torch_compat.import_compiler()
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        # Appended, as by two processes at once: data workers write to it too.
+        output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        if not forks:
+            probe = _interpreter(f"sys.exit(run_probe({request['plan']!r}))")
+            code = subprocess.call(
+                probe, cwd=request["cwd"], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+        else:
+            # In this process, so that every later fork has them.
+            for module in request["imports"]:
+                import_module(module)
+            child = os.fork()
+            if child == 0:
+                code = int(ExitCode.FAILED)
+                try:
+                    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                    os.dup2(output, 1)
+                    os.dup2(output, 2)
+                    os.chdir(request["cwd"])
+                    code = run_probe(request["plan"])
+                    if torch_compat.has_compiler():
+                        os.write(writer, b"1")
+                finally:
+                    # Not sys.exit: exit handlers of this process are not for its forks.
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(code)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            with suppress(BlockingIOError):
+                if os.read(reader, 1):
+                    torch_compat.import_compiler()
+        os.close(output)
+        print(code, flush=True)
 
 
-_ROOT = Path(__file__).resolve().parents[3]
+RunProbe = Callable[[Path, Path], int]
+"""Runs the plan in a file in a process of its own, whose output goes to the second file.
+
+It returns the exit code, or minus the signal that killed the process."""
 
 
-class Probes(Protocol):
-    """Runs one process to its end."""
+class Probes:
+    """Runs probes by two interpreters, one at a time by each.
 
-    def __call__(self, plan: Path, output: Path) -> int:
-        """The exit code, or minus the signal that killed it; its output goes to the file `output`."""
-        ...
+    Args:
+        cwd: the current folder of the probes.
+        forks: whether probes are forks of these interpreters. On macOS a fork of a process that has loaded its
+            frameworks may not use them.
+    """
 
-    def close(self) -> None:
-        """Kill what still runs, data workers included."""
-        ...
-
-
-def start_probes(cwd: Path) -> Probes:
-    """The implementation of this system, for a current folder."""
-    # On macOS a fork of a process that has loaded its frameworks may not use them.
-    return ForkedProbes(cwd) if sys.platform == "linux" else FreshProbes(cwd)
-
-
-class ForkedProbes:
-    """Forks of two interpreters, one probe at a time from each."""
-
-    def __init__(self, cwd: Path) -> None:
+    def __init__(self, cwd: Path, *, forks: bool = sys.platform == "linux") -> None:
         self._cwd = cwd
         # Two have two hash seeds.
-        self._servers = [_interpreter("serve()", cwd, pipes=True) for _ in range(2)]
+        self._servers = [
+            subprocess.Popen(
+                _interpreter(f"serve(forks={forks})"),
+                cwd=cwd,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # Of its own: Ctrl-C does not reach it, and `close` ends the probes and their data workers with it.
+                process_group=0,
+            )
+            for _ in range(2)
+        ]
         self._free: queue.Queue[subprocess.Popen[bytes]] = queue.Queue()
         for server in self._servers:
             self._free.put(server)
 
     def __call__(self, plan: Path, output: Path, cwd: Path | None = None, imports: Sequence[str] = ()) -> int:
-        """`imports`: heavy modules that this process and later ones need, imported once before the fork."""
+        """See `RunProbe`. `imports`: heavy modules that this process and later ones need, imported once before the
+        fork."""
         server = self._free.get()
         try:
-            assert server.stdin is not None
-            assert server.stdout is not None
+            assert server.stdin is not None and server.stdout is not None
             request = {"plan": str(plan), "output": str(output), "cwd": str(cwd or self._cwd), "imports": list(imports)}
             # It exists even where the process is killed before it starts.
             output.touch()
@@ -174,60 +184,21 @@ class ForkedProbes:
             self._free.put(server)
 
     def close(self) -> None:
+        """Kill what still runs, data workers included."""
         for server in self._servers:
-            _kill(server)
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
             for pipe in (server.stdin, server.stdout):
-                with suppress(OSError, AttributeError):
+                with suppress(OSError):
                     pipe.close()  # type: ignore[union-attr]
 
 
-class FreshProbes:
-    """An interpreter for each."""
-
-    def __init__(self, cwd: Path) -> None:
-        self._cwd = cwd
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def __call__(self, plan: Path, output: Path) -> int:
-        # Under the lock, so that `close` misses no process that is being started.
-        with output.open("wb") as file, self._lock:
-            if self._closed:
-                return -int(signal.SIGKILL)
-            process = _interpreter(f"sys.exit(run_probe({str(plan)!r}))", self._cwd, output=file.fileno())
-            self._running.add(process)
-        code = process.wait()
-        self._running.discard(process)
-        return code
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            for process in list(self._running):
-                _kill(process)
-
-
-def _interpreter(call: str, cwd: Path, *, pipes: bool = False, output: int | None = None) -> subprocess.Popen[bytes]:
-    """An interpreter in its own process group: Ctrl-C does not reach it, and the group can be killed."""
+def _interpreter(call: str) -> list[str]:
+    """The command of an interpreter that makes a call of this module."""
     # Last on the path, so that it shadows no module of the user's.
-    program = "from trainer_cli.addons.exact.attempts import run_probe, serve"
-    script = f"import sys; sys.path.append({str(_ROOT)!r}); {program}; {call}"
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", script],
-        cwd=cwd,
-        stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
-        stdout=subprocess.PIPE if pipes else output,
-        stderr=None if pipes else subprocess.STDOUT,
-        # Of its own: Ctrl-C does not reach it, and `_kill` ends its data workers with it.
-        process_group=0,
-    )
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    path = f"import sys; sys.path.append({str(Path(__file__).resolve().parents[3])!r})"
+    return [sys.executable, "-P", "-c", f"{path}; from {__name__} import run_probe, serve; {call}"]
 
 
 _PREFIX = "train-check-"
@@ -254,25 +225,26 @@ def scratch_folder() -> Generator[Path, None, None]:
 def _clear_what_is_left(parent: Path) -> None:
     """Remove folders of checks of this user that were killed."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
+        with suppress(OSError, UserError):
             # In a folder that all users share, another could have planted a link.
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                continue
-            with private_file(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW) as descriptor:
+            if not folder.is_symlink() and folder.stat().st_uid == os.getuid():
                 # Raises while the check that made it lives.
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                with locked_file(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW, wait=False):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 _KILLED = -9
 _TRACEBACK = "Traceback (most recent call last):\n"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAttempt:
     """One process: where it should stop, how it ended, and its trace."""
 
     stop: ProbeStop | None
+    """Where it should stop; None: nowhere."""
+    after: ProbeStop | None
+    """The stop with steps before it, after which it was started; None: it is the first of its run."""
     code: int
     trace: Trace
     output: str
@@ -326,22 +298,13 @@ class Chain:
     calls: Sequence[Call] = ()
 
     @property
-    def planned(self) -> list[ProbeStop | None]:
-        """The stop of each attempt; the last has none."""
-        return stops_of_attempts(self.stops)
+    def trained(self) -> list[ProbeAttempt]:
+        """Those that recorded something."""
+        return [attempt for attempt in self.attempts if attempt.trace.records]
 
     def around(self, stop: ProbeStop) -> list[ProbeAttempt]:
         """The attempt that ends with this stop, and those up to the next one that trains."""
-        first = self.planned.index(stop)
-        return list(self.attempts[first : first + 2 + stop.twice])
-
-
-def stops_of_attempts(stops: Sequence[ProbeStop]) -> list[ProbeStop | None]:
-    """The stop of each attempt that a run needs."""
-    by_attempt: list[ProbeStop | None] = []
-    for stop in stops:
-        by_attempt += [stop, ProbeStop(StopPlace.at_once)] if stop.twice else [stop]
-    return [*by_attempt, None]
+        return [attempt for attempt in self.attempts if stop in (attempt.stop, attempt.after)]
 
 
 class Runner:
@@ -353,7 +316,7 @@ class Runner:
         scratch: Path,
         steps: int,
         config_dir: Path | None,
-        run: Probes,
+        run: RunProbe,
         show: Callable[[str], None],
     ) -> None:
         self._composed, self._scratch, self._steps = composed, scratch, steps
@@ -381,7 +344,9 @@ class Runner:
         plan_file, noted = folder / "plan.json", folder / "calls.jsonl"
         config = freeze(self._composed, folder, steps=self._steps, plan=plan_file, fixed_steps=saved, **changes)
         attempts: list[ProbeAttempt] = []
-        for number, stop in enumerate(stops_of_attempts(stops)):
+        after: ProbeStop | None = None
+        planned = [part for stop in stops for part in ([stop, ProbeStop(StopPlace.at_once)] if stop.twice else [stop])]
+        for number, stop in enumerate([*planned, None]):
             plan = ProbePlan(config, folder / f"trace{number}.jsonl", self._config_dir, stop, noted if notes else None)
             plan.write(plan_file)
             output = folder / f"output{number}.txt"
@@ -389,9 +354,12 @@ class Runner:
             self._show(f"process {self.started}: {name}")
             code = self._run(plan_file, output)
             text = output.read_text("utf-8", errors="replace")
-            attempts.append(ProbeAttempt(stop, code, read_trace(plan.trace), text))
-            if not attempts[-1].ended_as_planned or not resumed(Chain(stops, attempts)):
+            attempt = ProbeAttempt(stop=stop, after=after, code=code, trace=read_trace(plan.trace), output=text)
+            attempts.append(attempt)
+            if not attempt.ended_as_planned or not resumed(Chain(stops, attempts)):
                 break
+            if stop in stops:
+                after = stop
         return Chain(stops, attempts, read_calls(noted))
 
     def keep_found_values(self, name: str) -> None:

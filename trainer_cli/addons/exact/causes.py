@@ -84,14 +84,14 @@ _CALLED = {
 def explain(evidence: Evidence) -> Cause:
     """The likely cause of a difference."""
     if evidence.repeats:
-        return _in_every_run(evidence)
+        return _explain_noise(evidence)
     if not evidence.resumed:
         return Cause(
             name_values(evidence.difference.values),
             "it changes when a checkpoint is saved, so a state_dict() or a hook of saving changes the state",
             "Let state_dict(), on_save_checkpoint and get_extra_state return the state, and change nothing.",
         )
-    return _after_a_resume(evidence)
+    return _explain_resumed(evidence)
 
 
 def part_of(name: str) -> str:
@@ -107,10 +107,10 @@ def advise_saving(value: Value, facts: Mapping[str, Any]) -> str:
         return "Look for code that sets it when a process starts: checkpoints hold the changes of hooks and steps."
     if part_name == "model" and is_generator(value):
         return _SAVE["generator of model"]
-    return _SAVE[_data(facts) if part_name == "data" else part_name]
+    return _SAVE[_kind_of_data(facts) if part_name == "data" else part_name]
 
 
-def _data(facts: Mapping[str, Any]) -> str:
+def _kind_of_data(facts: Mapping[str, Any]) -> str:
     """What the training data is: a map-style dataset, an iterable one, or a loader."""
     if facts.get("loader"):
         return "loader"
@@ -153,23 +153,23 @@ def likeliest_hidden(difference: TraceDifference) -> Value | None:
     return ranked[0] if ranked else None
 
 
-def _in_every_run(evidence: Evidence) -> Cause:
+def _explain_noise(evidence: Evidence) -> Cause:
     difference = evidence.difference
     hidden = likeliest_hidden(difference)
     state = name_values(difference.values)
-    chance = _of(evidence.calls, Asks.chance)
-    clock = _of(evidence.calls, Asks.clock)
+    chance = _select_calls(evidence.calls, Asks.chance)
+    clock = _select_calls(evidence.calls, Asks.clock)
     # From the surest evidence to the least: a call in the user's file names its line.
     if chance:
         return Cause(
             f"{hidden.name} (a random generator)" if hidden is not None and is_generator(hidden) else state,
-            f"two runs without a stop differ too: a generator is not seeded, {_listed(chance)}",
+            f"two runs without a stop differ too: a generator is not seeded, {_list_calls(chance)}",
             "Seed it, for example from an argument; torch, numpy and random are seeded before data and model are made.",
         )
     if clock:
         return Cause(
             state,
-            f"two runs without a stop differ too: what is computed depends on the clock, {_listed(clock)}",
+            f"two runs without a stop differ too: what is computed depends on the clock, {_list_calls(clock)}",
             "Count steps (trainer.progress.step) instead of time, or save what was measured.",
         )
     if evidence.exact_if_deterministic:
@@ -192,22 +192,22 @@ def _in_every_run(evidence: Evidence) -> Cause:
     )
 
 
-def _after_a_resume(evidence: Evidence) -> Cause:
+def _explain_resumed(evidence: Evidence) -> Cause:
     difference = evidence.difference
     first = difference.values[0].name
     state = name_values(difference.values)
     # Saved state that comes back different needs no evidence of what is hidden.
     if difference.restored and difference.kind is TraceKind.state:
-        return _not_restored(first, state, difference, evidence.facts.get("starts", ()))
+        return _explain_not_restored(first, state, difference, evidence.facts.get("starts", ()))
     hidden = likeliest_hidden(difference)
     of_data = difference.kind is TraceKind.batch or first.startswith("batch")
-    worker = _of(evidence.calls, Asks.worker)
+    worker = _select_calls(evidence.calls, Asks.worker)
     if of_data and evidence.exact_without_workers and evidence.workers:
-        calls_of_workers = f", {_listed(worker)}" if worker else ""
+        calls_of_workers = f", {_list_calls(worker)}" if worker else ""
         return Cause(
             state,
             f"samples depend on the worker that makes them: with data.num_workers=0 all is exact{calls_of_workers}",
-            _SAVE[_data(evidence.facts)],
+            _SAVE[_kind_of_data(evidence.facts)],
         )
     if of_data and evidence.facts.get("persistent"):
         return Cause(
@@ -221,7 +221,7 @@ def _after_a_resume(evidence: Evidence) -> Cause:
         lost = "no checkpoint holds it"
         if hidden.name.endswith(_FLAGS):
             lost = "a resume does not have it as it was saved"
-        if part_of(hidden.name) == "data" and _data(evidence.facts) == "stateful stream":
+        if part_of(hidden.name) == "data" and _kind_of_data(evidence.facts) == "stateful stream":
             lost = "state_dict() of the dataset does not bring it back"
         return Cause(
             describe(hidden),
@@ -233,7 +233,7 @@ def _after_a_resume(evidence: Evidence) -> Cause:
         return Cause(
             state,
             f"{stream} gives other samples when it continues {start}: they depend on more than that",
-            _SAVE[_data(evidence.facts)],
+            _SAVE[_kind_of_data(evidence.facts)],
         )
     if of_data and (loader := evidence.facts.get("loader")):
         return Cause(
@@ -241,10 +241,10 @@ def _after_a_resume(evidence: Evidence) -> Cause:
             f"{loader} gives other batches when it is started anew: it has an order or a memory of its own",
             _SAVE["loader"],
         )
-    if calls := [*_of(evidence.calls, Asks.chance), *_of(evidence.calls, Asks.clock)]:
+    if calls := [*_select_calls(evidence.calls, Asks.chance), *_select_calls(evidence.calls, Asks.clock)]:
         return Cause(
             state,
-            f"what is computed may depend on {_listed(calls)}",
+            f"what is computed may depend on {_list_calls(calls)}",
             "Seed it, or count steps instead of time, or save it.",
         )
     return Cause(
@@ -255,7 +255,7 @@ def _after_a_resume(evidence: Evidence) -> Cause:
     )
 
 
-def _not_restored(name: str, state: str, difference: TraceDifference, starts: Sequence[str]) -> Cause:
+def _explain_not_restored(name: str, state: str, difference: TraceDifference, starts: Sequence[str]) -> Cause:
     section = name.partition(".")[0]
     if name.endswith(NOT_PERSISTENT):
         return Cause(
@@ -281,19 +281,19 @@ def _not_restored(name: str, state: str, difference: TraceDifference, starts: Se
         )  # fmt: skip
     return Cause(
         state,
-        f"what state_dict() of {_part(name)} gives does not bring back what it had",
+        f"what state_dict() of {_find_owner(name)} gives does not bring back what it had",
         "Give all that changes in state_dict(), and take all of it back in load_state_dict().",
     )
 
 
-def _part(name: str) -> str:
+def _find_owner(name: str) -> str:
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] in ("callbacks", "schedulers", "optimizers") else parts[0]
 
 
-def _of(calls: Sequence[Call], asks: Asks) -> list[Call]:
+def _select_calls(calls: Sequence[Call], asks: Asks) -> list[Call]:
     return [call for call in calls if call.asks is asks]
 
 
-def _listed(calls: Sequence[Call]) -> str:
+def _list_calls(calls: Sequence[Call]) -> str:
     return ", ".join(f"{call.function} at {call.where}" for call in calls[:3])

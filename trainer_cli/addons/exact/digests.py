@@ -12,23 +12,22 @@ import os
 import random
 import sys
 import sysconfig
-import uuid
-import weakref
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum, StrEnum
 from functools import cache, partial
 from pathlib import Path
 from types import FrameType, FunctionType, MemberDescriptorType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trainer_cli.containers import Container, container_of
 from trainer_cli.dtensor import local_of
@@ -59,18 +58,25 @@ class Call:
     """file:line"""
 
 
-_BUILTIN: Mapping[str, tuple[Asks, str]] = {
-    **{f"time.{name}": (Asks.clock, f"time.{name}()") for name in (
+_WATCHED: Mapping[str, tuple[Asks, str, str | None]] = {
+    **{f"time.{name}": (Asks.clock, f"time.{name}()", None) for name in (
         "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "localtime",
     )},
-    **{f"None.{kind}.{name}": (Asks.clock, f"datetime.{kind}.{name}()") for kind, name in (
+    **{f"None.{kind}.{name}": (Asks.clock, f"datetime.{kind}.{name}()", None) for kind, name in (
         ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("date", "today"),
     )},
-    "posix.urandom": (Asks.chance, "os.urandom()"),
-    "posix.getrandom": (Asks.chance, "os.getrandom()"),
-    "None.Generator.seed": (Asks.chance, "torch.Generator.seed()"),
-    "posix.getpid": (Asks.worker, "os.getpid()"),
+    "posix.urandom": (Asks.chance, "os.urandom()", None),
+    "posix.getrandom": (Asks.chance, "os.getrandom()", None),
+    "None.Generator.seed": (Asks.chance, "torch.Generator.seed()", None),
+    "random.Random.__init__": (Asks.chance, "random.Random()", "x"),
+    "random.Random.seed": (Asks.chance, "random.seed()", "a"),
+    "uuid.uuid4": (Asks.chance, "uuid.uuid4()", None),
+    "torch.random.seed": (Asks.chance, "torch.seed()", None),
+    "posix.getpid": (Asks.worker, "os.getpid()", None),
+    "torch.utils.data._utils.worker.get_worker_info": (Asks.worker, "torch.utils.data.get_worker_info()", None),
 }  # fmt: skip
+"""Module and name of a function -> what a call asks for, how a user writes it, and the argument for a seed, with which
+it gives the same numbers in every process."""
 
 
 @contextmanager
@@ -79,16 +85,6 @@ def record_calls(file: Path, root: Path) -> Generator[None, None, None]:
 
     It uses the interpreter's profiling hook, which sees a function under any name that it was imported by.
     """
-    import numpy as np
-    import torch.utils.data
-
-    python = {
-        random.Random.__init__.__code__: (Asks.chance, "random.Random()", "x"),
-        random.Random.seed.__code__: (Asks.chance, "random.seed()", "a"),
-        uuid.uuid4.__code__: (Asks.chance, "uuid.uuid4()", None),
-        torch.seed.__code__: (Asks.chance, "torch.seed()", None),
-        torch.utils.data.get_worker_info.__code__: (Asks.worker, "torch.utils.data.get_worker_info()", None),
-    }
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     done: set[tuple[str, int, str]] = set()
 
@@ -107,15 +103,16 @@ def record_calls(file: Path, root: Path) -> Generator[None, None, None]:
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
-            module = getattr(argument, "__module__", None)
-            builtin = _BUILTIN.get(f"{module}.{getattr(argument, '__qualname__', '')}")
-            if builtin is not None:
-                note(*builtin, frame)
-        elif event == "call" and (seen := python.get(frame.f_code)) is not None:
-            asks, function, seed = seen
-            # With a seed it gives the same numbers in every process.
+            name = f"{getattr(argument, '__module__', None)}.{getattr(argument, '__qualname__', '')}"
+        elif event == "call":
+            name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
+        else:
+            return
+        if name in _WATCHED:
+            asks, function, seed = _WATCHED[name]
             if seed is None or frame.f_locals.get(seed) is None:
-                note(asks, function, frame.f_back)
+                # The frame of a python function is its own, and that of a builtin the caller's.
+                note(asks, function, frame if event == "c_call" else frame.f_back)
 
     default_rng = np.random.default_rng
 
@@ -155,19 +152,12 @@ _OURS = "trainer_cli"
 _CYCLE = "contains itself"
 
 
-class _Known(NamedTuple):
-    """The digest of a large tensor or array, as long as that lives and its mark is the same."""
-
-    reference: weakref.ref[Any]
-    mark: tuple[Any, ...]
-    digest: str
-
-
 class Digests:
     """Digests of values; a hidden tensor that has not changed since is not read again."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: MutableMapping[Any, tuple[tuple[Any, ...], str]] = WeakIdKeyDictionary()
+        """Large tensor or array, as long as it lives -> its mark, and its digest while it has that mark."""
         self._open: set[int] = set()
         """Containers that are being read: one that contains itself is named once."""
 
@@ -277,19 +267,10 @@ class Digests:
                 continue
             # A copy: another thread of the user's may add a global meanwhile.
             for key, value in list(vars(module).items()):
-                name = f"{module_name}.{key}"
-                if key.startswith("__"):
-                    continue
-                if (digest := self._kept(value)) is not None:
-                    yield name, digest
-                elif isinstance(value, type) and value.__module__ == module_name:
-                    for attribute, item in _class_attributes(value):
+                if not key.startswith("__"):
+                    for inner, item in _parts_of_global(value, module_name):
                         if (digest := self._kept(item)) is not None:
-                            yield f"{name}.{attribute}", digest
-                elif isinstance(value, FunctionType) and value.__module__ == module_name:
-                    for inner, item in _inside(value):
-                        if (digest := self._kept(item)) is not None:
-                            yield f"{name}{inner}", digest
+                            yield f"{module_name}.{key}{inner}", digest
 
     def _holds_objects(self, value: Any) -> bool:
         """Whether a container has items without a value to compare, which are looked into one by one."""
@@ -303,11 +284,10 @@ class Digests:
         mark = _mark(value)
         if mark is None:
             return self.digest(value)
-        cached = self._known.get(id(value))
-        # Another object may have the identity, and the memory, of one that is gone.
-        if cached is None or cached.reference() is not value or cached.mark != mark:
-            cached = self._known[id(value)] = _Known(weakref.ref(value), mark, str(self.digest(value)))
-        return cached.digest
+        known = self._known.get(value)
+        if known is None or known[0] != mark:
+            known = self._known[value] = mark, str(self.digest(value))
+        return known[1]
 
     def _many(self, container: Collection[Any], values: Iterable[Any]) -> str | None:
         length = len(container)
@@ -378,6 +358,16 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
         if is_users(owner.__module__):
             attributes |= _class_attributes(owner)
     return list({**attributes, **getattr(value, "__dict__", {})}.items())
+
+
+def _parts_of_global(value: Any, module_name: str) -> Iterator[tuple[str, Any]]:
+    """A global of a module, and what is kept in a class or a function that is defined there; each with how it is
+    written after the name."""
+    yield "", value
+    if isinstance(value, type) and value.__module__ == module_name:
+        yield from ((f".{attribute}", item) for attribute, item in _class_attributes(value))
+    elif isinstance(value, FunctionType) and value.__module__ == module_name:
+        yield from _inside(value)
 
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:

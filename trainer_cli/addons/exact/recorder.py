@@ -82,9 +82,7 @@ class Recorder(Callback):
                 "steps_per_epoch": loop.steps_per_epoch,
                 "loader": None if users_loader is None else type(users_loader).__name__,
                 "persistent": bool(getattr(users_loader, "persistent_workers", False)),
-                "stream": type(train_loader.source.dataset).__name__
-                if isinstance(train_loader, StreamLoader)
-                else None,
+                "stream": None if stream is None else type(stream.dataset).__name__,
                 "stateful": stream is not None and stream.stateful,
                 "starts": list(_users_start_hooks(trainer)),
             }
@@ -98,10 +96,10 @@ class Recorder(Callback):
             self._step, self._batch = trainer.progress.step, 0
             self._record_state(trainer)
         self._batch += 1
-        self._record(TraceKind.batch, self._step, self._batch, "a batch", self._digests.tree(batch, "batch"))
+        self._record(TraceKind.batch, self._step, self._batch, self._digests.tree(batch, "batch"))
 
     def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
-        self._record(TraceKind.loss, self._step, self._batch, "the loss", self._digests.tree(loss, "loss"))
+        self._record(TraceKind.loss, self._step, self._batch, self._digests.tree(loss, "loss"))
 
     def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
         stop, step = self._plan.stop, trainer.progress.step
@@ -115,23 +113,21 @@ class Recorder(Callback):
         gradients = (
             (f"gradient of {name}", str(self._digests.digest(value.grad))) for name, value in model.named_parameters()
         )
-        self._record(TraceKind.gradients, self._step, self._batch, "the gradients", gradients)
+        self._record(TraceKind.gradients, self._step, self._batch, gradients)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         progress, stop = trainer.progress, self._plan.stop
         # Within an accumulation no step has ended.
-        if progress.step == self._step or stop is None:
+        if stop is None or progress.step == self._step or stop.when in (StopPlace.accumulating, StopPlace.at_once):
             return
         inside = progress.batch > 0
-        places = {
+        is_there = {
             StopPlace.mid_epoch: inside,
             StopPlace.second_epoch: inside and progress.epoch > 0,
             StopPlace.epoch_end: not inside,
-        }
-        is_late = stop.when not in (StopPlace.accumulating, StopPlace.at_once) and progress.step >= max(
-            stop.by, self._first_step + 1
-        )
-        if is_late or (places.get(stop.when, False) and progress.step - self._first_step >= stop.after):
+        }.get(stop.when, False)
+        made = progress.step - self._first_step
+        if (is_there and made >= stop.after) or (made > 0 and progress.step >= stop.by):
             self._send(trainer, signal.SIGTERM)
 
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
@@ -160,12 +156,12 @@ class Recorder(Callback):
     def on_save_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
         # What differs here has differed before the stop: loading is not to blame.
         leaves = chain(self._state(trainer), self._hidden(trainer))
-        self._record(TraceKind.saved, trainer.progress.step, 0, "the state that is saved", leaves)
+        self._record(TraceKind.saved, trainer.progress.step, 0, leaves)
 
     def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
         # A difference here was not restored; one that only comes later was made after the load.
         leaves = self._state(trainer)
-        self._record(TraceKind.loaded, trainer.progress.step, 0, "the state that was loaded", leaves)
+        self._record(TraceKind.loaded, trainer.progress.step, 0, leaves)
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
         # A stopped process ends elsewhere than the straight run, which has no such moment.
@@ -175,13 +171,13 @@ class Recorder(Callback):
     def finalize(self) -> None:
         self._trace.close()
 
-    def _record(self, kind: TraceKind, step: int, batch: int, subject: str, leaves: Iterable[tuple[str, str]]) -> None:
+    def _record(self, kind: TraceKind, step: int, batch: int, leaves: Iterable[tuple[str, str]]) -> None:
         """Record a moment. An error here is named as one of the recorder, and not of the training that it looks at."""
         try:
             self._trace.record(kind, step, batch, dict(leaves))
         except Exception as error:
             raise TrainError(
-                f"{OWN_FAILURE} while it recorded {subject}: {type(error).__name__}: {error}",
+                f"{OWN_FAILURE} while it recorded the {kind} of step {step}: {type(error).__name__}: {error}",
                 cure="The training is not at fault: please report this.",
             ) from error
 
@@ -189,14 +185,14 @@ class Recorder(Callback):
         """Record all state between two steps: before the next one, or before the evaluation."""
         step = trainer.progress.step
         # First what explains a difference, then what may differ.
-        self._record(TraceKind.hidden, step, moment, "what no checkpoint holds", self._hidden(trainer))
-        self._record(TraceKind.state, step, moment, "the state", self._state(trainer))
+        self._record(TraceKind.hidden, step, moment, self._hidden(trainer))
+        self._record(TraceKind.state, step, moment, self._state(trainer))
 
     def _record_evaluation(self, trainer: Trainer, value: Any, name: str) -> None:
         if not trainer.sanity_checking:
             self._seen += 1
             leaves = self._digests.tree(value, name)
-            self._record(TraceKind.evaluation, trainer.progress.step, self._seen, "an evaluation", leaves)
+            self._record(TraceKind.evaluation, trainer.progress.step, self._seen, leaves)
 
     def _state(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
         """The state that a checkpoint holds, and buffers that are not persistent."""

@@ -77,7 +77,7 @@ class ResumeReport:
         lines.append(table(("stop", "at", "compared", "result"), rows))
         lines.append("")
         if self.finding is not None:
-            lines += self._described(self.finding)
+            lines += self._describe(self.finding)
         else:
             count = sum(row.exact is True for row in self.rows)
             lines.append(
@@ -88,7 +88,7 @@ class ResumeReport:
         return "\n".join(lines)
 
     @staticmethod
-    def _described(finding: Finding) -> list[str]:
+    def _describe(finding: Finding) -> list[str]:
         rows = {
             "first": f"{finding.moment} ({finding.after})",
             "shows": finding.shows,
@@ -144,20 +144,16 @@ class Comparison:
         """The first difference of each process of a run, with the stop after which it arose."""
         result: list[FoundDifference] = []
         before: ProbeAttempt | None = None
-        earlier: ProbeStop | None = None
-        for stop, attempt in _after_each(chain):
-            difference = self.first(attempt.trace, resumed=stop is not None)
+        for attempt in chain.trained:
+            difference, stop = self.first(attempt.trace, resumed=attempt.after is not None), attempt.after
             if difference is not None:
-                arose = None
                 if before is not None and difference.restored and difference.kind is TraceKind.state:
                     # Loading is not to blame where the checkpoint was saved with the difference.
                     arose = before_the_stop(self.straight, before.trace, difference, self._ignored())
-                result.append(
-                    FoundDifference(difference, chain, stop)
-                    if arose is None
-                    else FoundDifference(arose, chain, earlier)
-                )
-            before, earlier = attempt, stop
+                    if arose is not None:
+                        difference, stop = arose, before.after
+                result.append(FoundDifference(difference, chain, stop))
+            before = attempt
         return result
 
     def can_continue(self, chain: Chain) -> bool:
@@ -167,15 +163,13 @@ class Comparison:
     def lasting(self, chain: Chain) -> list[Value]:
         """Hidden things that still differ at the end of a resumed process: what no checkpoint brought back."""
         lost: dict[str, Value] = {}
-        for stop, attempt in _after_each(chain):
-            hidden: tuple[Value, ...] = ()
+        for attempt in chain.trained:
+            if attempt.after is None:
+                continue
             hidden_steps = [record.step for record in attempt.trace.records if record.kind is TraceKind.hidden]
-            last = max(hidden_steps, default=None)
             for difference in differences(self.straight, attempt.trace, resumed=True, ignored=self._ignored()):
-                if difference.kind is TraceKind.hidden and difference.step == last:
-                    hidden = difference.values
-            if stop is not None:
-                lost.update({value.name: value for value in hidden if is_used_again(value)})
+                if difference.kind is TraceKind.hidden and difference.step == hidden_steps[-1]:
+                    lost.update({value.name: value for value in difference.values if is_used_again(value)})
         return list(lost.values())
 
     def rows(self, chain: Chain) -> list[StopRow]:
@@ -207,47 +201,24 @@ class Comparison:
         return self.noise if hidden else frozenset(name for name in self.noise if name.startswith("callbacks."))
 
 
-def failure(chains: Sequence[Chain]) -> Finding | None:
+def find_failure(chains: Sequence[Chain]) -> Finding | None:
     """The first process that ended by an error that a run without a stop does not raise."""
-    for chain in chains:
-        stop: ProbeStop | None = None
-        for attempt in chain.attempts:
-            if attempt.failed:
-                return _failed(attempt, stop)
-            stop = attempt.stop if attempt.stop is not None and attempt.stop.when is not StopPlace.at_once else stop
-    return None
+    attempt = next((attempt for chain in chains for attempt in chain.attempts if attempt.failed), None)
+    if attempt is None:
+        return None
+    who, after = "stopped", "before any resume"
+    cure = "Look at what is done when a checkpoint is saved."
+    if attempt.after is not None:
+        who, after = "resumed", title_of(attempt.after)
+        cure = "What load_state_dict and on_load_checkpoint take must be what state_dict and on_save_checkpoint give."
+    step = attempt.trace.last_step
+    moment = f"after step {step}" if attempt.trace.records else "at the start"
+    return Finding(after, step, moment, "", Cause("", f"the {who} training fails: {attempt.message}", cure))
 
 
 def title_of(stop: ProbeStop) -> str:
     """The words for a stop in the report."""
     return _TITLES[stop.when]
-
-
-def _failed(attempt: ProbeAttempt, stop: ProbeStop | None) -> Finding:
-    resumed = stop is not None
-    cure = (
-        "What load_state_dict and on_load_checkpoint take must be what state_dict and on_save_checkpoint give."
-        if resumed
-        else "Look at what is done when a checkpoint is saved."
-    )
-    cause = f"the {'resumed' if resumed else 'stopped'} training fails: {attempt.message}"
-    after = title_of(stop) if stop is not None else "before any resume"
-    step = attempt.trace.last_step
-    return Finding(
-        after, step, "at the start" if not attempt.trace.records else f"after step {step}", "", Cause("", cause, cure)
-    )
-
-
-def _after_each(chain: Chain) -> list[tuple[ProbeStop | None, ProbeAttempt]]:
-    """Each process that trained, with the last stop before it."""
-    pairs: list[tuple[ProbeStop | None, ProbeAttempt]] = []
-    stop: ProbeStop | None = None
-    for attempt in chain.attempts:
-        if attempt.trace.records:
-            pairs.append((stop, attempt))
-        if attempt.stop is not None and attempt.stop.when is not StopPlace.at_once:
-            stop = attempt.stop
-    return pairs
 
 
 def _may_be_a_time(value: Value) -> bool:

@@ -14,14 +14,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.exact.attempts import Chain, Probes, Runner, scratch_folder, start_probes
+from trainer_cli.addons.exact.attempts import Chain, Probes, Runner, RunProbe, scratch_folder
 from trainer_cli.addons.exact.causes import Evidence, advise_saving, describe, explain, name_values
 from trainer_cli.addons.exact.digests import Asks
-from trainer_cli.addons.exact.report import Comparison, Finding, FoundDifference, ResumeReport, failure, title_of
+from trainer_cli.addons.exact.report import Comparison, Finding, FoundDifference, ResumeReport, find_failure, title_of
 from trainer_cli.addons.exact.trace import SAVED_STEP, ProbeStop, StopPlace, TraceKind, plan_chains
 from trainer_cli.config import Composed, compose
 from trainer_cli.errors import UserError
@@ -53,7 +54,7 @@ def check_resume(
     config_dir: Path | None = None,
     cwd: Path | None = None,
     show: Callable[[str], None] = lambda text: None,
-    run: Probes | None = None,
+    run: RunProbe | None = None,
 ) -> ResumeReport:
     """Stop and resume an experiment in every way, and compare with a run without a stop.
 
@@ -64,17 +65,15 @@ def check_resume(
     if steps < LEAST_STEPS:
         raise UserError(f"a check of {format_count(steps, 'step')} proves nothing", cure=f"Use at least {LEAST_STEPS}.")
     began = time.monotonic()
-    with scratch_folder() as folder:
-        run = run or start_probes(cwd or Path.cwd())
+    with scratch_folder() as folder, ExitStack() as stack:
+        if run is None:
+            run = stack.enter_context(closing(Probes(cwd or Path.cwd())))
         runner = Runner(composed, folder, steps, config_dir, run, show)
-        try:
-            report = _checked(composed, runner, steps)
-            return replace(report, processes=runner.started, seconds=round(time.monotonic() - began, 1))
-        finally:
-            run.close()
+        report = _compare_stops(composed, runner, steps)
+        return replace(report, processes=runner.started, seconds=round(time.monotonic() - began, 1))
 
 
-def _checked(composed: Composed, runner: Runner, steps: int) -> ResumeReport:
+def _compare_stops(composed: Composed, runner: Runner, steps: int) -> ResumeReport:
     attempt = runner.chain("straight").attempts[0]
     if attempt.failed:
         raise attempt.error()
@@ -102,7 +101,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> ResumeReport:
     attempts = [attempt for chain in finished for attempt in chain.attempts]
     if broken := next((attempt for attempt in attempts if attempt.is_own_failure), None):
         raise broken.error()
-    finding, remarks = failure(finished), []
+    finding, remarks = find_failure(finished), []
     if any(map(comparison.found, finished)) or any(map(comparison.lasting, finished)):
         # A second straight run tells noise from loss: what differs between the two was not lost by a stop.
         repeat = runner.chain("repeat", notes=True)
@@ -111,10 +110,10 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> ResumeReport:
         difference = comparison.first(again, resumed=False, with_noise=True)
         candidates = [found_difference for chain in finished for found_difference in comparison.found(chain)]
         if difference is not None:
-            finding = _explained(composed, runner, FoundDifference(difference, repeat, None), repeat, repeats=True)
+            finding = _find_cause(composed, runner, FoundDifference(difference, repeat, None), repeat, repeats=True)
         elif candidates:
             first = min(candidates, key=lambda candidate: candidate.difference.at_step)
-            finding = _explained(composed, runner, first, repeat, repeats=_before_any_save(first))
+            finding = _find_cause(composed, runner, first, repeat, repeats=_differs_before_saves(first))
         else:
             remarks = [
                 f"{describe(value)}; it changes in training, and no checkpoint holds it. In "
@@ -133,7 +132,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> ResumeReport:
     )
 
 
-def _explained(
+def _find_cause(
     composed: Composed, runner: Runner, shown_by: FoundDifference, repeat: Chain, *, repeats: bool
 ) -> Finding:
     """The cause of a difference; where more must be known for it, the processes that tell it are run."""
@@ -171,7 +170,7 @@ def _is_exact(runner: Runner, name: str, stops: Sequence[ProbeStop], **changes: 
     return not Comparison(straight.attempts[0].trace).found(other)
 
 
-def _before_any_save(shown_by: FoundDifference) -> bool:
+def _differs_before_saves(shown_by: FoundDifference) -> bool:
     """It differed before anything was stopped or saved, although another straight run did not."""
     if shown_by.stop is not None:
         return False
