@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainer_cli.steps import Progress, StepCounts, count_epoch_steps, limit_batches
+from trainer_cli.steps import Progress, StepCounts, find_first_step, limit_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,15 @@ class EpochLayout:
 
     def position_after(self, start: Progress, step: int) -> Progress:
         """The position after a step, from an entered `start`."""
-        return self._counts(start).at(step)
+        dropped = self.length % self.per_batch if self.drop_last else 0
+        counts = StepCounts(
+            start=start,
+            grad_accum_steps=self.grad_accum_steps,
+            epoch_batches=self.epoch_batches,
+            batch_size=self.per_batch,
+            epoch_samples=self.length - dropped,
+        )
+        return counts.at(step)
 
     def pass_over(self, at: Progress, samples: int) -> Progress:
         """The position after skipped samples, as for `SkipSamples`."""
@@ -74,28 +82,13 @@ class EpochLayout:
         first, end = (position - (-count * number) // self.world_size for number in (rank, rank + 1))
         return first, end
 
-    def step_of(self, start: Progress, epoch: int, position: int) -> int | None:
-        """The step that trains on a position of an epoch; None if no step after an entered `start` does."""
-        is_first = epoch == start.epoch
-        begin = start.epoch_samples if is_first else 0
-        batches = self.epoch_batches - (start.batch if is_first else 0)
-        batch = (position - begin) // self.per_batch
-        if epoch < start.epoch or position < begin or batch >= batches:
-            return None
-        steps = start.step + batch // self.grad_accum_steps + 1
-        if is_first:
-            return steps
-        first_steps = -(-(self.epoch_batches - start.batch) // self.grad_accum_steps)
-        per_epoch = count_epoch_steps(self.epoch_batches, self.grad_accum_steps, None)
-        assert per_epoch is not None
-        return steps + first_steps + (epoch - start.epoch - 1) * per_epoch
+    def first_step_past(self, start: Progress, epoch: int, position: int) -> int:
+        """The first step at whose end the training has passed a position of an epoch, from an entered `start`."""
 
-    def _counts(self, start: Progress) -> StepCounts:
-        dropped = self.length % self.per_batch if self.drop_last else 0
-        return StepCounts(
-            start=start,
-            grad_accum_steps=self.grad_accum_steps,
-            epoch_batches=self.epoch_batches,
-            batch_size=self.per_batch,
-            epoch_samples=self.length - dropped,
-        )
+        def is_past(step: int) -> bool:
+            after = self.position_after(start, step)
+            return (after.epoch, after.epoch_samples) > (epoch, position)
+
+        step = find_first_step(is_past, start.step + 1)
+        assert step is not None, "each step takes samples"
+        return step

@@ -24,28 +24,16 @@ Round = list[tuple[Any, int]]
 """The batch of each rank with its number of samples; fewer at the end of an epoch."""
 
 
-class _Rounds:
+class _Rounds(SharedLoader):
     """A loader whose batches are those of all ranks at once."""
 
-    def __init__(self, loader: Any, world_size: int) -> None:
-        # For its length and position; the batches are those of the loader itself.
-        self._shared = SharedLoader(loader, rank=0, world_size=world_size)
-        self._loader, self._world_size = loader, world_size
-        self.batch_samples: int | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shared, name)
-
-    def __len__(self) -> int:
-        return len(self._shared)
-
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Round, None, None]:
-        batches = self._loader.iterate(epoch, batch=batch * self._world_size, samples=samples)
+        batches = self.loader.iterate(epoch, batch=batch * self.world_size, samples=samples)
         rank_batches: Round = []
         try:
             for rank_batch in batches:
-                rank_batches.append((rank_batch, sample_count(rank_batch, self._loader.batch_samples)))
-                if len(rank_batches) == self._world_size:
+                rank_batches.append((rank_batch, sample_count(rank_batch, self.loader.batch_samples)))
+                if len(rank_batches) == self.world_size:
                     yield rank_batches
                     rank_batches = []
             if rank_batches:
@@ -56,9 +44,8 @@ class _Rounds:
 
 def replay_batches(data: RunData, first: int, last: int) -> Iterator[StepSamples]:
     """Yield the batches of the steps from `first` to `last`, all of one attempt."""
-    records, attempt = data.records, data.attempt
-    progress, state, uncertainty = _start(records, first)
-    loader = _Rounds(data.inner, data.builder.group.data_size)
+    progress, state, uncertainty = _start(data.records, first)
+    loader = _Rounds(data.inner, rank=0, world_size=data.builder.group.data_size)
     if state is not None:
         loader.check_state(state)
     loop = data.builder.loop()
@@ -67,10 +54,15 @@ def replay_batches(data: RunData, first: int, last: int) -> Iterator[StepSamples
     batches = TrainBatches.on_host(loader, loop.epoch_batches)
     try:
         while progress.step < last:
-            position = progress.epoch, progress.batch
+            epoch, position = progress.epoch, progress.batch
             rounds = _next_step(batches, progress, loop.settings.grad_accum_steps)
             if progress.step >= first:
-                yield _described(progress.step, position, attempt.number, rounds, uncertainty)
+                made = [
+                    Batch(rank=rank, number=number, size=size, digest=digest_of(batch), content=batch)
+                    for number, round_batches in enumerate(rounds, 1)
+                    for rank, (batch, size) in enumerate(round_batches)
+                ]
+                yield StepSamples(progress.step, epoch, data.attempt.number, made, uncertainty, position)
     finally:
         batches.close()
         loader.close()
@@ -91,18 +83,6 @@ def _next_step(batches: TrainBatches, progress: Progress, accumulated: int) -> l
             break
     progress.step += 1
     return rounds
-
-
-def _described(
-    step: int, position: tuple[int, int], attempt: int, rounds: list[Round], uncertainty: str | None
-) -> StepSamples:
-    total = sum(size for round_batches in rounds for _, size in round_batches)
-    described = [
-        Batch(rank, number, size, size / total if total else 0.0, digest=digest_of(batch), content=batch)
-        for number, round_batches in enumerate(rounds, 1)
-        for rank, (batch, size) in enumerate(round_batches)
-    ]
-    return StepSamples(step, position[0], attempt, described, uncertainty, position[1])
 
 
 def _start(records: StepRecords, first: int) -> tuple[Progress, Mapping[str, Any] | None, str | None]:

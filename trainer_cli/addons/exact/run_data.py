@@ -13,12 +13,11 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from trainer_cli.addons.exact.epoch_orders import KeyOrder, WalkOrder
+from trainer_cli.addons.exact.epoch_orders import KeyOrder, WalkOrder, has_indices
 from trainer_cli.addons.exact.replayed_batches import replay_batches
 from trainer_cli.addons.exact.sample_order import OrderedSteps
 from trainer_cli.addons.exact.samples import Batch, Sample, StepSamples
 from trainer_cli.addons.exact.step_positions import Attempt, DataFacts, StepPositions, StepRecords, needs_resolving
-from trainer_cli.addons.exact.walk_indices import IndexWalk, has_indices
 from trainer_cli.config import Composed, from_yaml
 from trainer_cli.data import Loader, SharedLoader, length_of
 from trainer_cli.errors import UserError
@@ -67,36 +66,35 @@ class RunData:
     def ordered(self) -> OrderedSteps | None:
         """The steps by their indices; None if the loader does not tell indices, or its epochs have no known length."""
         inner = self.inner
-        length: int | None
         if isinstance(inner, Loader):
             # The batches of a loader that our config does not make are its own.
-            is_own, length = self.data.source.train is inner, inner.length
-            facts = DataFacts(
-                length,
-                inner.batch_size if is_own else None,
-                inner.drop_last if is_own else None,
-                whole_batches=isinstance(self.loader, SharedLoader),
-            )
-        elif has_indices(inner) and (length := length_of(inner) if inner.length is None else inner.length) is not None:
-            facts = DataFacts(
-                length,
-                inner.batch_size,
-                bool(inner.loader.drop_last),
-                counts_batches=inner.length is None,
-                whole_batches=True,
-            )
+            is_own = self.data.source.train is inner
+            batch_size, drop_last = (inner.batch_size, inner.drop_last) if is_own else (None, None)
+            length, counts_batches, whole_batches = inner.length, False, isinstance(self.loader, SharedLoader)
+        elif has_indices(inner) and (
+            (known_length := length_of(inner) if inner.length is None else inner.length) is not None
+        ):
+            batch_size, drop_last = inner.batch_size, bool(inner.loader.drop_last)
+            length, counts_batches, whole_batches = known_length, inner.length is None, True
         else:
             return None
-        if facts.whole_batches and facts.drop_last and facts.batch_size is not None:
+        if whole_batches and drop_last and batch_size is not None:
             # Dropped by the loader, before ranks share its batches.
-            facts = replace(facts, length=length - length % facts.batch_size, drop_last=False)
+            length, drop_last = length - length % batch_size, False
+        facts = DataFacts(
+            length=length,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            counts_batches=counts_batches,
+            whole_batches=whole_batches,
+        )
         positions = StepPositions(self.records, facts)
         if isinstance(inner, Loader):
             # A subset of ours, which `data.overfit_batches` made.
             is_few = (self.builder.config.data or {}).get("overfit_batches") is not None
             return OrderedSteps(positions, KeyOrder(inner, is_few=is_few))
         most = max(stretch.layout.epoch_batches * stretch.layout.world_size for stretch in positions.stretches)
-        return OrderedSteps(positions, WalkOrder(IndexWalk(inner, most), counts_samples=not facts.counts_batches))
+        return OrderedSteps(positions, WalkOrder(inner, most, counts_samples=not counts_batches))
 
     def load(self, step: StepSamples, batch: Batch) -> Iterator[tuple[Sample | None, Any]]:
         """Each sample of a batch with its content, made with the random numbers of the training; or None and the whole
@@ -104,9 +102,9 @@ class RunData:
         if batch.content is not None:
             yield None, batch.content
         if batch.samples and self.ordered is not None:
-            positions = [sample.position for sample in batch.samples if sample.position is not None]
-            contents = self.ordered.order.load(step.epoch, positions[0], positions[-1] + 1)
-            yield from zip(batch.samples, contents, strict=True)
+            order, positions = self.ordered.order, [sample.position or 0 for sample in batch.samples]
+            assert isinstance(order, KeyOrder | WalkOrder), "the data is built"
+            yield from zip(batch.samples, order.load(step.epoch, positions[0], positions[-1] + 1), strict=True)
 
     def describe(self, sample: Sample) -> str | None:
         """The dataset's own description of a sample, if it has a method `describe`."""

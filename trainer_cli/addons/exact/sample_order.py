@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainer_cli.addons.exact.samples import Batch, Sample, StepSamples, Use
 from trainer_cli.addons.exact.step_positions import StepPositions, Stretch
@@ -22,10 +22,6 @@ class EpochOrder(Protocol):
 
     def find(self, epoch: int, name: str) -> Sequence[int]:
         """The positions of a sample, named by its index or by `SOURCE:INDEX`."""
-        ...
-
-    def load(self, epoch: int, first: int, end: int) -> Sequence[Any]:
-        """The samples of a rank's batch, at these positions of samples, as the training loads them."""
         ...
 
 
@@ -51,10 +47,6 @@ class ComputedOrder:
             )
         return [sample_position(self._seed, epoch, index, self._length) if self._shuffle else index]
 
-    def load(self, epoch: int, first: int, end: int) -> Sequence[Any]:
-        """See `EpochOrder`."""
-        raise NotImplementedError("the dataset is not built")
-
 
 @dataclass(frozen=True, slots=True)
 class OrderedSteps:
@@ -79,30 +71,30 @@ class OrderedSteps:
             last_epoch, _ = stretch.layout.batches_of(stretch.start, last)
             for epoch in range(stretch.start.epoch, last_epoch + 1):
                 for position in self.order.find(epoch, name):
-                    step = stretch.layout.step_of(stretch.start, epoch, position)
-                    if step is not None and step <= last:
-                        yield self._use(stretch, step, epoch, position)
+                    use = self._find_use(stretch, epoch, position)
+                    if use is not None and use.step <= last:
+                        yield use
 
-    def _use(self, stretch: Stretch, step: int, epoch: int, position: int) -> Use:
+    def _find_use(self, stretch: Stretch, epoch: int, position: int) -> Use | None:
+        """The use of the sample at a position of an epoch; None if no step of the stretch trains on it."""
         layout = stretch.layout
-        _, begins = layout.batches_of(stretch.start, step)
+        step = layout.first_step_past(stretch.start, epoch, position)
+        step_epoch, begins = layout.batches_of(stretch.start, step)
         number = (position - begins[0]) // layout.per_batch
+        if step_epoch != epoch or not 0 <= number < len(begins):
+            return None
         shares = [layout.share(begins[number], rank) for rank in range(layout.world_size)]
         rank = next(rank for rank, (first, end) in enumerate(shares) if first <= position < end)
-        past = step <= self.positions.records.newest_step
-        return Use(step, epoch, rank, number + 1, stretch.attempt, past)
+        is_past = step <= self.positions.records.newest_step
+        return Use(step=step, epoch=epoch, rank=rank, batch=number + 1, attempt=stretch.attempt, past=is_past)
 
     def _step(self, stretch: Stretch, step: int) -> StepSamples:
         layout = stretch.layout
         epoch, begins = layout.batches_of(stretch.start, step)
-        parts = [
-            (rank, number, self.order.read(epoch, *layout.share(begin, rank)))
+        batches = [
+            Batch(rank=rank, number=number, size=len(samples), samples=samples)
             for number, begin in enumerate(begins, 1)
             for rank in range(layout.world_size)
-        ]
-        total = sum(len(samples) for _, _, samples in parts)
-        batches = [
-            Batch(rank, number, len(samples), len(samples) / total if total else 0.0, samples)
-            for rank, number, samples in parts
+            for samples in [self.order.read(epoch, *layout.share(begin, rank))]
         ]
         return StepSamples(step, epoch, stretch.attempt, batches, stretch.uncertainty)

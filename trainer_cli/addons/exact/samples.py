@@ -10,6 +10,11 @@ from typing import Any
 from trainer_cli.terminal import format_count
 
 
+def _known(**values: Any) -> dict[str, Any]:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A piece of a document in a packed row."""
@@ -43,12 +48,8 @@ class Sample:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
-            **({} if self.source is None else {"source": self.source}),
-            "index": self.index,
-            "position": self.position,
-            **({"documents": [asdict(document) for document in self.documents]} if self.documents else {}),
-        }
+        documents = [asdict(document) for document in self.documents]
+        return _known(source=self.source, index=self.index, position=self.position, documents=documents or None)
 
     def __str__(self) -> str:
         if not self.documents:
@@ -69,8 +70,6 @@ class Batch:
     """Which of the batches of its step it is, from 1."""
     size: int
     """Number of samples; 0: a padding batch, which does not count."""
-    weight: float
-    """Its share of the step's samples, by which gradients are weighted unless the model gives weights of its own."""
     samples: Sequence[Sample] = ()
     """Empty if the loader does not tell the indices."""
     digest: str | None = None
@@ -78,16 +77,16 @@ class Batch:
     content: Any = None
     """The batch itself, if it was made."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def weight_in(self, step: StepSamples) -> float:
+        """Its share of the samples of the step, by which gradients are weighted unless the model gives weights."""
+        return self.size / step.size if step.size else 0.0
+
+    def as_dict(self, step: StepSamples) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
-            "rank": self.rank,
-            "batch": self.number,
-            "size": self.size,
-            "weight": self.weight,
-            **({} if self.digest is None else {"digest": self.digest}),
-            "samples": [sample.as_dict() for sample in self.samples],
-        }
+        weight, samples = self.weight_in(step), [sample.as_dict() for sample in self.samples]
+        return _known(
+            rank=self.rank, batch=self.number, size=self.size, weight=weight, digest=self.digest, samples=samples
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +116,15 @@ class StepSamples:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "attempt": self.attempt,
-            **({} if self.position is None else {"batches_before": self.position}),
-            **({} if self.uncertainty is None else {"doubt": self.uncertainty}),
-            "samples": self.size,
-            "batches": [batch.as_dict() for batch in self.batches],
-        }
+        return _known(
+            step=self.step,
+            epoch=self.epoch,
+            attempt=self.attempt,
+            batches_before=self.position,
+            doubt=self.uncertainty,
+            samples=self.size,
+            batches=[batch.as_dict(self) for batch in self.batches],
+        )
 
     def lines(self) -> Iterator[str]:
         """The lines that show them."""
@@ -144,7 +143,7 @@ class StepSamples:
         if not batch.size:
             facts.append("no samples: a padding batch, which does not count")
         else:
-            facts += [f"weight {batch.weight:.4g}"] * (count > 1)
+            facts += [f"weight {batch.weight_in(self):.4g}"] * (count > 1)
             positions = [sample.position for sample in batch.samples if sample.position is not None]
             if positions:
                 facts.append(f"positions {positions[0]:,} to {positions[-1]:,} of the epoch")

@@ -5,21 +5,27 @@ read_step_samples(run, first, last)
     the order of the samples, in one of three ways
         computed     an order of `data/order`: from seed, epoch and length alone, without torch (`sample_order`)
         keys         an order of the dataset's own, as with a mixture: from the dataset (`epoch_orders`)
-        walked       a DataLoader of the project: from its sampler, without loading samples (`walk_indices`)
+        walked       a DataLoader of the project: from its sampler, without loading samples (`epoch_orders`)
     any other loader is replayed: its batches are made, and known by their digests (`replayed_batches`)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.sample_order import ComputedOrder, OrderedSteps
 from trainer_cli.addons.exact.samples import StepSamples, Use
-from trainer_cli.addons.exact.step_positions import DataFacts, StepPositions, StepRecords, needs_resolving, read_records
+from trainer_cli.addons.exact.step_positions import (
+    DataFacts,
+    StepPositions,
+    StepRecords,
+    needs_resolving,
+    read_records,
+)
 from trainer_cli.data import ORDER_VERSION
-from trainer_cli.errors import UserError
+from trainer_cli.errors import TrainError, UserError
 from trainer_cli.leaves import walk
 
 if TYPE_CHECKING:
@@ -68,6 +74,30 @@ def read_step_samples(
 def select_data_overrides(overrides: Sequence[str]) -> list[str]:
     """Those of the overrides of a replay that `read_step_samples` needs: where the data is, and what is trusted."""
     return [override for override in overrides if override.startswith(("data.", "trust="))]
+
+
+def find_known_samples(
+    path: Path,
+    first: int,
+    last: int,
+    *,
+    overrides: Sequence[str] = (),
+    config_dir: Path | None = None,
+    show: Callable[[str], None] = lambda text: None,
+) -> dict[int, StepSamples]:
+    """The samples of the steps from `first` to `last` of a run, by step; none if they cannot be named.
+
+    Args:
+        overrides: of a replay. Those are used that say where the data is, and what is trusted.
+        show: called with the reason if there are none.
+    """
+    needed = [override for override in overrides if override.startswith(("data.", "trust="))]
+    try:
+        steps = read_step_samples(path, first, last, overrides=needed, config_dir=config_dir)
+        return {step.step: step for step in steps}
+    except TrainError as error:
+        show(f"the samples are not shown: {error.what}")
+        return {}
 
 
 def find_sample(
