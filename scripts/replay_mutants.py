@@ -35,7 +35,7 @@ OF_REPLAY: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         (f"{_OF_REPLAY}::test_steps_before_the_first_known_attempt_are_made",),
     ),
     "any config may keep a state": (
-        _REPLAY, "saver.doubts = [*_changes(plan, composed), *other_environment]", "saver.doubts = []", _DOUBTS,
+        _REPLAY, "[*_find_changes(plan, composed), *environment] if keep else []", "[]", _DOUBTS,
     ),
     "a state is kept though a record differs": (
         _SAVER, "if any(self.states.values()) or any(self._comparison.differences(step, ended=False)):", "if False:",
@@ -51,7 +51,7 @@ OF_REPLAY: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         _ROWS, "    if row.ranks == other.ranks:\n        return values\n", "", _OF_ROWS,
     ),
     "the order of samples in a step does not count": (
-        _ROWS, "left.rows != right.rows", "sorted(left.rows) != sorted(right.rows)", _OF_ROWS,
+        _ROWS, "_compare_leaves if is_same_division else _compare_sets", "_compare_sets", _OF_ROWS,
     ),
     "hidden state alone is a verdict": (
         _TRACE, "(difference for difference in candidates if difference.kind is not TraceKind.hidden)", "candidates",

@@ -16,7 +16,8 @@ import pytest
 from command import ROOT, train
 from compare import tensors
 
-from trainer_cli.addons.exact.replay import compose_replay, plan_replay, replay
+from trainer_cli.addons.exact.replay import compose_replay, replay
+from trainer_cli.addons.exact.replay_plan import plan_replay
 from trainer_cli.commands.command_line import main
 
 FULL = os.environ.get("TRAIN_REPLAY") == "full"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from reported import outcome, save, write_metrics
 
-from trainer_cli.addons.exact.step_commands import describe_commands
+from trainer_cli.addons.exact.replay_plan import describe_commands
 from trainer_cli.errors import NotFiniteError, SaveError, UserError
 from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.running.failed_step import describe_resume, suggest_replay

@@ -12,8 +12,8 @@ import fsspec
 import pytest
 import yaml
 
-from trainer_cli.addons.exact.replay import compose_replay, find_step, plan_replay, replay
-from trainer_cli.addons.exact.replay_plan import bytes_of_config, config_of
+from trainer_cli.addons.exact.replay import compose_replay, replay
+from trainer_cli.addons.exact.replay_plan import bytes_of_config, config_of, find_step, plan_replay
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError

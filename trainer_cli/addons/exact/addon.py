@@ -35,8 +35,8 @@ ADDON = AddOn(
     },
     parts={
         "checkpoint.replay_step": "trainer_cli.addons.exact.replay_process:replay_step",
-        "hint.failed_step": "trainer_cli.addons.exact.step_commands:describe_commands",
-        "hint.failed_evaluation": "trainer_cli.addons.exact.step_commands:describe_evaluation",
+        "hint.failed_step": "trainer_cli.addons.exact.replay_plan:describe_commands",
+        "hint.failed_evaluation": "trainer_cli.addons.exact.replay_plan:describe_evaluation",
         "replay.earliest_start": "trainer_cli.addons.exact.replay_plan:earliest_start",
     },
     components=("trainer_cli.addons.exact.recorder",),

@@ -20,9 +20,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact.replay_plan import ReplayPlan, bytes_of_config, find_step, plan_replay
+from trainer_cli.addons.exact.replay_plan import ReplayPlan, bytes_of_config, find_changes, plan_replay, read_config
 from trainer_cli.addons.exact.replay_records import RecordComparison, RecordDifference
 from trainer_cli.catalog import Catalog
 from trainer_cli.components import SAVER, SECTIONS
@@ -30,7 +31,6 @@ from trainer_cli.config import Composed, diff, from_yaml
 from trainer_cli.environment import versions
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.files import locked_file
-from trainer_cli.keys import WITHOUT_EFFECT
 from trainer_cli.loads import WHOLE
 from trainer_cli.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.parallel import ALONE, ProcessGroup
@@ -43,18 +43,13 @@ from trainer_cli.storage import DOWNLOADS, open_storage
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
-    from trainer_cli.addons.exact.replay_saver import ReplaySaver
-    from trainer_cli.checkpoint import Checkpointer
-    from trainer_cli.running import Data
-    from trainer_cli.trainer import Callback, Trainer
-
-__all__ = ["ReplayPlan", "Replayed", "compose_replay", "find_step", "plan_replay", "replay"]
+    from trainer_cli.trainer import Callback
 
 log = logging.getLogger(__name__)
 
 NAME = "replay"
 """Name of the logger that compares the records."""
-_COMPUTING = ("python", "trainer-cli", "torch", "numpy")
+_COMPUTING = ("trainer-cli", "torch", "numpy")
 """Versions that may change numbers."""
 _REPLAYED_SECTIONS = tuple(section for section in SECTIONS if section != "loggers")
 
@@ -72,8 +67,6 @@ class Replayed:
     """Step of each kept checkpoint that it passed -> the first part of its state that differs; None: all is equal."""
     kept: Mapping[int, Path]
     """Step -> the checkpoint that was written into `RUN/replayed`."""
-    doubts: Sequence[str] = ()
-    """What is not as in the run, if for that reason a state was not kept: nothing shows that it is that of the run."""
 
     @property
     def equal(self) -> bool:
@@ -128,147 +121,138 @@ def replay(
         TrainError: the steps cannot be made here.
         CheckpointError: nothing shows whether a state to keep is that of the run.
     """
-    replayed = _Replay(plan, composed, keep, callbacks or {}, group, config_dir).run()
-    if not replayed.doubts:
-        return replayed
-    doubts = "; ".join(replayed.doubts)
-    later = group.on_main(lambda: _plan_evidence(plan, composed.config))
-    if later is not None:
+    with showing_import():
+        import_torch()
+    config = _config_of_replay(composed.config)
+    fit = partial(_fit, composed=composed, config=config, group=group, config_dir=config_dir)
+    environment = group.on_main(
+        lambda: [f"the run had {fact}" for fact in _find_other_environment(plan, config, group)]
+    )
+    if environment and group.is_main:
+        log.warning("%s: the comparison shows whether its numbers are the same", ", ".join(environment))
+    doubts = group.on_main(lambda: [*_find_changes(plan, composed), *environment] if keep else [])
+    if doubts and not group.on_main(lambda: _has_proof(plan, config, min(keep))):
+        later = group.on_main(lambda: _plan_proof(plan, config))
+        if later is None:
+            raise _refuse_to_keep(plan, doubts)
         if group.is_main:
             log.warning(
                 "%s: replays up to step %d first, where the run recorded what shows whether step %d is its own",
-                doubts, later.last, plan.last,
+                "; ".join(doubts), later.last, plan.last,
             )  # fmt: skip
-        later = later if group.is_main else replace(later, records=())
-        shown = _Replay(later, composed, (), {}, group, config_dir).run()
-        if not shown.equal:
-            return shown
-        if shown.records or shown.states:
-            return _Replay(plan, composed, keep, callbacks or {}, group, config_dir, is_shown=True).run()
-    raise CheckpointError(
-        f"step {plan.last} of {plan.run} is not kept: {doubts}; and no record or checkpoint of the run shows whether "
-        "its numbers are those of the run",
+        proof = fit(later if group.is_main else replace(later, records=()))
+        if not proof.equal:
+            return proof
+        if not proof.records and not proof.states:
+            raise _refuse_to_keep(plan, doubts)
+        doubts = []
+    replayed = fit(plan, keep=keep, needs_proof=bool(doubts), callbacks=callbacks or {})
+    # A checkpoint that was to be compared may have been removed meanwhile.
+    if doubts and replayed.equal and not all(step in replayed.kept for step in keep if step > plan.start_step):
+        raise _refuse_to_keep(plan, doubts)
+    return replayed
+
+
+def _refuse_to_keep(plan: ReplayPlan, doubts: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"step {plan.last} of {plan.run} is not kept: {'; '.join(doubts)}; and no record or checkpoint of the run "
+        "shows whether its numbers are those of the run",
         cure="Use the source, the versions and the config of the run.",
     )
 
 
-def _plan_evidence(plan: ReplayPlan, config: TrainConfig) -> ReplayPlan | None:
+def _has_proof(plan: ReplayPlan, config: TrainConfig, step: int) -> bool:
+    """Whether a record or a kept checkpoint is among the steps of a replay up to one of them."""
+    return bool(_compare_records(plan, config).steps(step)) or any(kept <= step for kept in plan.kept)
+
+
+def _plan_proof(plan: ReplayPlan, config: TrainConfig) -> ReplayPlan | None:
     """The plan up to the first record or kept checkpoint after the last step; None without any that can be reached."""
-    kept = [entry.step for entry, _ in Run.open(plan.run).entries if entry.step > plan.last]
-    recorded = RecordComparison(plan.records, after=plan.last, without=_not_comparable(config)).steps()
+    kept = [entry.step for entry, _ in Run.open(plan.run).entries]
     try:
-        return plan_replay(plan.run, min([*kept, *recorded]), first=plan.start_step + 1)
+        last = min(step for step in [*kept, *_compare_records(plan, config).steps()] if step > plan.last)
+        return plan_replay(plan.run, last, first=plan.start_step + 1)
     except (ValueError, UserError, CheckpointError):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Replay:
-    """The fields are as in `replay`."""
+def _compare_records(plan: ReplayPlan, config: TrainConfig) -> RecordComparison:
+    # The records of a checkpoint that is loaded are the run's own.
+    after = plan.start_step if plan.start is not None else -1
+    return RecordComparison(plan.records, after=after, without=_not_comparable(config))
 
-    plan: ReplayPlan
-    composed: Composed
-    keep: Collection[int]
-    callbacks: Mapping[str, Callback]
-    group: ProcessGroup
-    config_dir: Path | None
-    is_shown: bool = False
-    """Whether records or checkpoints after the last step have shown that source and config change no number."""
 
-    def run(self) -> Replayed:
-        """Make the steps, and compare them; none, if nothing up to those to keep can show that they are the run's."""
-        with showing_import():
-            import_torch()
-        plan, composed, group = self.plan, self.composed, self.group
-        run, config = RunDir(plan.run), _config_of_replay(composed.config)
-        DOWNLOADS.configure(config.load)
-        environment = run.environment_of(plan.attempt)
-        _use_threads(environment.get("threads"))
-        with naming_project(plan.run, self.config_dir):
+def _fit(
+    plan: ReplayPlan,
+    *,
+    composed: Composed,
+    config: TrainConfig,
+    group: ProcessGroup,
+    config_dir: Path | None,
+    keep: Collection[int] = (),
+    needs_proof: bool = False,
+    callbacks: Mapping[str, Callback] = MappingProxyType({}),
+) -> Replayed:
+    """Make the steps of a plan, and compare them. The arguments are as in `replay` and `ReplaySaver`."""
+    from trainer_cli.addons.exact.replay_saver import ReplaySaver
+    from trainer_cli.checkpoint import Checkpointer
+    from trainer_cli.format import new_format
+    from trainer_cli.running import Builder, make_identity
+
+    run = RunDir(plan.run)
+    DOWNLOADS.configure(config.load)
+    _use_threads(run.environment_of(plan.attempt).get("threads"))
+    comparison = _compare_records(plan, config)
+    with ExitStack() as stack:
+        with naming_project(plan.run, config_dir):
             composed.check_targets(_REPLAYED_SECTIONS)
-        # The records of a checkpoint that is loaded are the run's own.
-        after = plan.start_step if plan.start is not None else -1
-        comparison = RecordComparison(plan.records, after=after, without=_not_comparable(config))
-        with ExitStack() as stack:
-            if group.is_main:
-                stack.enter_context(_held(run, plan, keeps=bool(self.keep)))
-            with (
-                group.checking("while data and model were made"),
-                naming_project(plan.run, self.config_dir),
-            ):
-                data, saver, trainer = self._build(run, config, comparison)
-            other_environment = [f"the run had {fact}" for fact in _other_environment(environment, trainer)]
-            if other_environment and group.is_main:
-                log.warning("%s: the comparison shows whether its numbers are the same", ", ".join(other_environment))
-            if self.keep and not self.is_shown:
-                saver.doubts = [*_changes(plan, composed), *other_environment]
-                if saver.doubts and not group.on_main(lambda: saver.can_show(min(self.keep))):
-                    return Replayed(plan, 0, (), {}, {}, saver.doubts)
-            path, load = plan.start, WHOLE
-            if path is None:
-                path, load = group.on_main(lambda: fork_path(composed)), config.load.options()
-            try:
-                result = trainer.fit(
-                    data.train, data.val, path, load=load, keep_settings=_changed_settings(plan, composed)
-                )
-            except NotFiniteError as error:
-                # For a fit it states how to continue the run.
-                words = f"{shlex.quote(str(plan.run))} {trainer.progress.step}"
-                error.cure = f"`train data {words} --show` shows the samples of its last step."
-                raise
-            if result.step < plan.last:
-                raise TrainError(
-                    f"the replay of {plan.run} ended at step {result.step}, before step {plan.last}: {result.reason}"
-                )
-            return self._conclude(saver, comparison)
-
-    def _build(
-        self, run: RunDir, config: TrainConfig, comparison: RecordComparison
-    ) -> tuple[Data, ReplaySaver, Trainer]:
-        """Build what trains."""
-        from trainer_cli.addons.exact.replay_saver import ReplaySaver as NewSaver
-        from trainer_cli.running import Builder as NewBuilder, make_identity
-
-        plan, composed, group = self.plan, self.composed, self.group
-        group.divide_layers(config.parallel.tensor_size)
-        builder = NewBuilder(config, composed.trust, group)
-        data = builder.data()
-        origin = EvaluatedOrigin(composed, data.loaders)
-        if group.is_main and plan.reference is not None:
-            origin.compare(plan.reference, plan.run)
-        identity = make_identity(
-            composed.config, bytes_of_config(plan.config), origin.now, run_id=plan.run_id, attempt=plan.attempt
-        )
-        saver = NewSaver(
-            plan,
-            _new_checkpointer(plan, config),
-            identity,
-            comparison,
-            folder=run.stored_checkpoints(),
-            replayed=run.replayed_folder,
-            keep=self.keep,
-        )
-        trainer = builder.trainer(
-            data,
-            identity=identity,
-            run_dir=run.replayed_folder,
-            hparams=composed.hparams,
-            saver=saver,
-            loggers={NAME: comparison} if group.is_main else {},
-            observers=self.callbacks,
-        )
-        return data, saver, trainer
-
-    def _conclude(self, saver: ReplaySaver, comparison: RecordComparison) -> Replayed:
-        last, start_step = self.plan.last, self.plan.start_step
-        outcome = Replayed(
-            self.plan, len(comparison.steps(last)), list(comparison.differences(last)), saver.states, saver.kept
-        )
+        if group.is_main:
+            stack.enter_context(_hold(run, plan, keeps=bool(keep)))
+        with group.checking("while data and model were made"), naming_project(plan.run, config_dir):
+            group.divide_layers(config.parallel.tensor_size)
+            builder = Builder(config, composed.trust, group)
+            data = builder.data()
+            origin = EvaluatedOrigin(composed, data.loaders)
+            if group.is_main and plan.reference is not None:
+                origin.compare(plan.reference, plan.run)
+            identity = make_identity(
+                composed.config, bytes_of_config(plan.config), origin.now, run_id=plan.run_id, attempt=plan.attempt
+            )
+            checkpointer = Checkpointer(
+                format=new_format(config.checkpoint.format, config.checkpoint.compression),
+                # Not with the run's own cache of an object store: nothing is written there.
+                storage=partial(open_storage, run_id=plan.run_id),
+                digest=config.checkpoint.digest,
+            )
+            saver = ReplaySaver(plan, run, checkpointer, identity, comparison, keep=keep, needs_proof=needs_proof)
+            trainer = builder.trainer(
+                data,
+                identity=identity,
+                run_dir=run.replayed_folder,
+                hparams=composed.hparams,
+                saver=saver,
+                loggers={NAME: comparison} if group.is_main else {},
+                observers=callbacks,
+            )
+        path, load = plan.start, WHOLE
+        if path is None:
+            path, load = group.on_main(lambda: fork_path(composed)), config.load.options()
+        try:
+            result = trainer.fit(
+                data.train, data.val, path, load=load, keep_settings=_list_changed_settings(plan, composed)
+            )
+        except NotFiniteError as error:
+            # For a fit it states how to continue the run.
+            words = f"{shlex.quote(str(plan.run))} {trainer.progress.step}"
+            error.cure = f"`train data {words} --show` shows the samples of its last step."
+            raise
+        if result.step < plan.last:
+            raise TrainError(
+                f"the replay of {plan.run} ended at step {result.step}, before step {plan.last}: {result.reason}"
+            )
+        records, differences = len(comparison.steps(plan.last)), list(comparison.differences(plan.last))
         # Rank 0 alone has the records.
-        outcome = self.group.broadcast(outcome)
-        # A checkpoint that was to be compared may have been removed meanwhile.
-        is_kept = all(step in saver.kept for step in self.keep if step > start_step)
-        return replace(outcome, doubts=() if is_kept or not outcome.equal else saver.doubts)
+        return group.broadcast(Replayed(plan, records, differences, saver.states, saver.kept))
 
 
 def _config_of_replay(config: TrainConfig) -> TrainConfig:
@@ -297,7 +281,7 @@ def _use_threads(threads: Any) -> None:
 
 
 @contextmanager
-def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
+def _hold(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
     """Hold off a training and the removal of the checkpoint to begin with; and other replays that write."""
     with ExitStack() as stack:
         if (lock := run.share()) is not None:
@@ -317,27 +301,13 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
         yield
 
 
-def _new_checkpointer(plan: ReplayPlan, config: TrainConfig) -> Checkpointer:
-    """A checkpointer that reads the run's checkpoints and writes replayed ones in the same format."""
-    from trainer_cli.checkpoint import Checkpointer
-    from trainer_cli.format import new_format
-
-    settings = config.checkpoint
-    return Checkpointer(
-        format=new_format(settings.format, settings.compression),
-        # Not with the run's own cache of an object store: nothing is written there.
-        storage=partial(open_storage, run_id=plan.run_id),
-        digest=settings.digest,
-    )
-
-
-def _changed_settings(plan: ReplayPlan, composed: Composed) -> tuple[str, ...]:
+def _list_changed_settings(plan: ReplayPlan, composed: Composed) -> tuple[str, ...]:
     """Optimizer settings that have changed since the checkpoint to begin with."""
     source, _ = ("", "") if plan.start is None else StoredCheckpoint(plan.start).read_config()
-    return kept_settings(diff(from_yaml(source, trusted=True, missing_ok=True).raw, composed.raw)) if source else ()
+    return kept_settings(diff(read_config(source).raw, composed.raw)) if source else ()
 
 
-def _changes(plan: ReplayPlan, composed: Composed) -> Iterator[str]:
+def _find_changes(plan: ReplayPlan, composed: Composed) -> Iterator[str]:
     """What of the project's source and of the config is not as in the run, and may change numbers."""
     # A replayed state was kept because its source is that of the run, or because a record has shown it to be equal.
     manifests = [StoredCheckpoint(path).manifest for path in (plan.start, plan.reference) if path is not None]
@@ -348,23 +318,17 @@ def _changes(plan: ReplayPlan, composed: Composed) -> Iterator[str]:
     attempts = [attempt.get("attempt") for attempt in RunDir(plan.run).attempts]
     if attempts and plan.attempt != attempts[-1] and plan.config == RunDir(plan.run).config_file:
         yield f"no checkpoint of attempt {plan.attempt} is left, so its config is taken to be that of the run"
-    for change in diff(from_yaml(plan.config, trusted=True, missing_ok=True).raw, composed.raw):
-        if change.path[0] not in WITHOUT_EFFECT:
-            yield str(change)
+    yield from map(str, find_changes(plan.config, composed))
 
 
-def _other_environment(environment: Mapping[str, Any], trainer: Trainer) -> Iterator[str]:
+def _find_other_environment(plan: ReplayPlan, config: TrainConfig, group: ProcessGroup) -> Iterator[str]:
     """What this process has in another version or number than the attempt that made the steps."""
-    recorded = {**(environment.get("versions") or {}), "python": environment.get("python")}
-    now = {**versions(), "python": platform.python_version()}
-    yield from (
-        f"{name} {recorded[name]} (here {now[name]})"
-        for name in now
-        if recorded.get(name) is not None and now[name] != recorded[name] and name in _COMPUTING
-    )
-    facts = {"device": str(trainer.device), "processes": trainer.strategy.world_size}
-    yield from (
-        f"{name} {environment[name]} (here {value})"
-        for name, value in facts.items()
-        if environment.get(name, value) != value
-    )
+    from trainer_cli.trainer import pick_device
+
+    environment = RunDir(plan.run).environment_of(plan.attempt)
+    recorded = {**environment, **(environment.get("versions") or {})}
+    now = {name: version for name, version in versions().items() if name in _COMPUTING}
+    now |= {"python": platform.python_version(), "device": str(pick_device(config.device))}
+    for name, value in {**now, "processes": group.world_size}.items():
+        if recorded.get(name) not in (None, value):
+            yield f"{name} {recorded[name]} (here {value})"

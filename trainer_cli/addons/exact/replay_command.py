@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.divergence import BlamedSamples, StepRow
 from trainer_cli.commands import add_config_arguments
-from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.parts import LAUNCH_RANKS
 from trainer_cli.ranks import read_ranks
 from trainer_cli.terminal import format_count, line_width, print_json, wrapped, wrapped_report
 
 if TYPE_CHECKING:
-    from trainer_cli.addons.exact.replay import Replayed, ReplayPlan
+    from trainer_cli.addons.exact.replay import Replayed
+    from trainer_cli.addons.exact.replay_plan import ReplayPlan
     from trainer_cli.addons.exact.samples import StepSamples
     from trainer_cli.config import Composed
     from trainer_cli.parallel import ProcessGroup
@@ -62,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the steps in as many processes as the run had."""
-    from trainer_cli.addons.exact.replay import compose_replay, plan_replay
+    from trainer_cli.addons.exact.replay import compose_replay
+    from trainer_cli.addons.exact.replay_plan import plan_replay
     from trainer_cli.messages import to_console
     from trainer_cli.processes import run_as_rank, stop_with_parent
     from trainer_cli.runs import RunDir, split_attempt
@@ -72,29 +74,32 @@ def run(args: argparse.Namespace) -> int:
     first, last = parse_steps(args.steps, keeps=args.keep)
     if args.keep and split_attempt(args.run_dir)[1] is not None:
         raise UserError(f"--keep is for the steps of the run, and {args.run_dir} is an earlier attempt of it")
-    plans: list[ReplayPlan] = []
+    # Rank 0 alone composes, and so has a plan.
+    plan: ReplayPlan | None = None
 
     def compose() -> Composed:
+        nonlocal plan
         to_console("warning")
-        plans.append(plan_replay(args.run_dir, last, first=first))
-        return compose_replay(plans[0], args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+        plan = plan_replay(args.run_dir, last, first=first)
+        return compose_replay(plan, args.overrides, config_dir=args.config_dir, config_name=args.config_name)
 
     def work(composed: Composed, group: ProcessGroup) -> int:
-        shared = group.broadcast(replace(plans[0], records=()) if group.is_main else None)
-        assert shared is not None
-        plan = plans[0] if group.is_main else shared
+        shared_plan = group.broadcast(None if plan is None else replace(plan, records=()))
+        own_plan = plan or shared_plan
+        assert own_plan is not None
         with composed.placing():
-            return _replay(args, plan, composed, range(first, last + 1), group)
+            return _replay(args, own_plan, composed, range(first, last + 1), group)
 
     if read_ranks(os.environ).world_size > 1:
         return run_as_rank(compose, work)
     composed = compose()
-    processes = int(RunDir(plans[0].run).environment_of(plans[0].attempt).get("processes") or 1)
+    assert plan is not None
+    processes = int(RunDir(plan.run).environment_of(plan.attempt).get("processes") or 1)
     if args.pdb and processes > 1:
         raise UserError(f"--pdb is for runs of one process, and {args.run_dir} had {processes}")
     if processes > 1:
         launch_ranks = LAUNCH_RANKS.need(f"the replay of a run of {processes} processes")
-        return launch_ranks(["replay", *_child_arguments(args)], processes)
+        return launch_ranks(["replay", *_list_child_arguments(args)], processes)
     if composed.config.parallel.strategy == "fsdp":
         # One process needs a group, too.
         return run_as_rank(lambda: composed, work)
@@ -134,32 +139,23 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
         print(f"{plan.run}: {plan}", file=sys.stderr, flush=True)
     trace = StepTrace(steps, digests=args.digests, per_sample=args.per_sample, debugs=args.pdb)
     callbacks: dict[str, Callback] = {} if args.quiet and not args.digests else {"step_trace": trace}
+    keep = [plan.last] if args.keep else []
     try:
-        replayed = replay(
-            plan,
-            composed,
-            keep=[plan.last] if args.keep else (),
-            callbacks=callbacks,
-            group=group,
-            config_dir=args.config_dir,
-        )
+        replayed = replay(plan, composed, keep=keep, callbacks=callbacks, group=group, config_dir=args.config_dir)
     except BdbQuit:
         return int(ExitCode.FAILED)
     except Exception:
         # A step that fails is looked at for the sake of what it did before.
         if group.is_main and not args.json:
-            _print_steps(trace.rows, _read_samples(args, trace.rows), per_sample=args.per_sample)
+            _print_steps(args, trace.rows, _read_samples(args, trace.rows))
         raise
-    if not group.is_main:
-        return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
-    samples = _read_samples(args, trace.rows)
-    if args.json:
-        print_json(_as_dict(replayed, trace.rows, samples, digests=args.digests))
-    else:
-        _print_steps(trace.rows, samples, per_sample=args.per_sample)
-        print(replayed)
-        for path in replayed.kept.values():
-            print(f"kept: {path}")
+    if group.is_main:
+        samples = _read_samples(args, trace.rows)
+        if args.json:
+            print_json(_as_dict(replayed, trace.rows, samples, digests=args.digests))
+        else:
+            _print_steps(args, trace.rows, samples)
+            print("\n".join([str(replayed), *(f"kept: {path}" for path in replayed.kept.values())]))
     return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
 
 
@@ -167,134 +163,119 @@ def _read_samples(args: argparse.Namespace, rows: Sequence[StepRow]) -> dict[int
     """The samples of the steps; without those that are unknown from the order of the data alone."""
     if args.quiet or not rows:
         return {}
-    from trainer_cli.addons.exact.step_samples import read_step_samples, select_data_overrides
+    from trainer_cli.addons.exact.step_samples import find_known_samples
 
-    overrides = select_data_overrides(args.overrides)
-    try:
-        samples = read_step_samples(
-            args.run_dir, rows[0].step, rows[-1].step, overrides=overrides, config_dir=args.config_dir
-        )
-        return {step.step: step for step in samples}
-    except TrainError as error:
-        print(f"the samples are not shown: {error.what}", file=sys.stderr)
-        return {}
+    return find_known_samples(
+        args.run_dir,
+        rows[0].step,
+        rows[-1].step,
+        overrides=args.overrides,
+        config_dir=args.config_dir,
+        show=lambda text: print(text, file=sys.stderr),
+    )
 
 
-def _print_steps(
-    rows: Iterable[StepRow],
-    samples: Mapping[int, StepSamples],
-    *,
-    per_sample: bool,
-) -> None:
+def _print_steps(args: argparse.Namespace, rows: Iterable[StepRow], samples: Mapping[int, StepSamples]) -> None:
     for row in rows:
         print(f"step {row.step} (epoch {row.epoch}, batch {row.batch_idx})")
-        if row.step in samples:
-            print(wrapped("\n".join(list(samples[row.step].lines())[1:]), line_width(sys.stdout)))
+        of_step = samples.get(row.step)
+        if of_step is not None:
+            print(wrapped("\n".join(list(of_step.lines())[1:]), line_width(sys.stdout)))
         facts: list[tuple[str, str]] = []
         bad: list[str] = []
         for batch in row.batches:
             rank = f"rank {batch['rank']}, " if any(other["rank"] for other in row.batches) else ""
             facts.append(("batch", f"{rank}{format_count(batch['samples'], 'sample')}: {batch['batch']}"))
             facts += [("", f"{name} {value:.6g}") for name, value in batch.items() if name not in _OF_BATCH]
-            names = _names(samples.get(row.step), batch)
-            if "sample_losses" in batch:
-                facts.append(("", _sample_losses(batch["sample_losses"], names, whole=per_sample)))
-            bad += [f"batch {name}{_rows(indices, names)}" for name, indices in batch.get("not_finite", {}).items()]
-        facts += [(f"lr {name}".removesuffix(" optimizer"), _numbers(rates)) for name, rates in row.lr.items()]
+            names = _find_names(of_step, batch)
+            facts += [("", text) for text in _describe_losses(batch, names, whole=args.per_sample)]
+            bad += _describe_bad_rows(batch, names)
+        # Numbers without repetitions that follow one another.
+        rates = {name: dict.fromkeys(f"{value:.6g}" for value in values) for name, values in row.lr.items()}
+        facts += [(f"lr {name}".removesuffix(" optimizer"), ", ".join(values)) for name, values in rates.items()]
         if row.grad_norm is not None:
             facts.append(("gradients", f"norm {row.grad_norm:.6g}, the largest of"))
             facts += [("", f"{name} {norm:.6g}") for name, norm in row.grad_norms.items()]
         # The batch first: what the model makes of it follows from it.
         bad += [row.not_finite] if row.not_finite is not None else []
-        blamed = BlamedSamples() if row.blamed is None else row.blamed
-        bad += _not_finite_in_evaluation(blamed)
+        blamed = row.blamed or BlamedSamples()
+        if blamed.metrics:
+            bad.append(
+                ", ".join(blamed.metrics) + ("" if blamed.batches else ", though no batch alone gives such a value")
+            )
+        failed = (
+            [] if blamed.failed is None else list(_describe_errors(blamed.failed, _find_names(of_step, blamed.failed)))
+        )
+        for batch in blamed.batches:
+            of, names = f"{batch['loader']}, ", batch["names"]
+            bad += [f"{of}{text}" for text in _describe_bad_rows(batch, names)]
+            bad += [f"{of}loss {text}" for text in _describe_losses(batch, names, whole=False)]
+            failed += [f"{of}{text}" for text in _describe_errors(batch, names)]
         facts += zip(("not finite", *[""] * len(bad)), bad or ["nothing"], strict=False)
-        facts += [("failed", text) for text in _raised(blamed, samples.get(row.step))]
+        facts += [("failed", text) for text in failed]
         lines = "\n".join(f"  {title:<11} {text}" for title, text in facts)
         print(wrapped_report(lines, line_width(sys.stdout)), end="\n\n", flush=True)
 
 
-def _not_finite_in_evaluation(blamed: BlamedSamples) -> Iterator[str]:
-    """What of the evaluation after a step is not finite: its metrics, and the samples to blame."""
-    if not blamed.metrics:
-        return
-    yield ", ".join(blamed.metrics) + ("" if blamed.batches else ", though no batch alone gives such a value")
-    for batch in blamed.batches:
-        names = batch["names"]
-        for name, rows in batch["not_finite"].items():
-            yield f"{batch['loader']}, batch {name}{_rows(rows, names)}"
-        if "sample_losses" in batch:
-            yield f"{batch['loader']}, loss {_sample_losses(batch['sample_losses'], names, whole=False)}"
+def _find_names(samples: StepSamples | None, batch: Mapping[str, Any]) -> list[str] | None:
+    return None if samples is None else samples.names(batch["rank"], batch["number"])
 
 
-def _raised(blamed: BlamedSamples, samples: StepSamples | None) -> Iterator[str]:
-    """The samples that alone raise the exception that ended a step, or the evaluation after it."""
-    if (failed := blamed.failed) is not None:
-        yield from _lines_of_errors(failed, _names(samples, failed))
-    for batch in blamed.batches:
-        if "raised" in batch:
-            yield from (f"{batch['loader']}, {line}" for line in _lines_of_errors(batch, batch["names"]))
+def _describe_bad_rows(batch: Mapping[str, Any], names: Sequence[str] | None) -> Iterator[str]:
+    """The leaves of a batch with NaN, and the samples that have it."""
+    for name, rows in batch.get("not_finite", {}).items():
+        yield f"batch {name}" + (f", {_name_rows(rows, names)}" if rows else "")
 
 
-def _lines_of_errors(batch: Mapping[str, Any], names: Sequence[str] | None) -> Iterator[str]:
+def _describe_errors(batch: Mapping[str, Any], names: Sequence[str] | None) -> Iterator[str]:
     """For each exception that samples of a batch raise alone, which ones do."""
-    errors: Mapping[int, str] = batch["raised"]
+    errors: Mapping[int, str] = batch.get("raised", {})
     rows_of: dict[str, list[int]] = {}
     for row, error in errors.items():
         rows_of.setdefault(error.removesuffix("."), []).append(row)
     rest = batch["samples"] - len(errors)
     end = f"; the other {rest:,} do not" if rest else ""
     for error, rows in rows_of.items():
-        verb = "raises" if len(rows) == 1 else "raise"
-        yield f"{_rows(rows, names).removeprefix(', ')} {verb} {error}{end}"
+        yield f"{_name_rows(rows, names)} {'raises' if len(rows) == 1 else 'raise'} {error}{end}"
 
 
-def _names(samples: StepSamples | None, batch: Mapping[str, Any]) -> list[str] | None:
-    return None if samples is None else samples.names(batch["rank"], batch["number"])
-
-
-def _rows(indices: Sequence[int], names: Sequence[str] | None) -> str:
+def _name_rows(indices: Sequence[int], names: Sequence[str] | None) -> str:
     """The samples at rows of a batch, by their names where they are known."""
     shown = [str(index) if names is None else names[index] for index in indices[:_MOST_ROWS]]
     more = f" and {len(indices) - len(shown):,} more" if len(indices) > len(shown) else ""
-    word = ("row" if names is None else "sample") + "s" * (len(indices) > 1)
-    return f", {word} {', '.join(shown)}{more}" if shown else ""
+    return f"{'row' if names is None else 'sample'}{'s' * (len(indices) > 1)} {', '.join(shown)}{more}"
 
 
-def _sample_losses(losses: list[float] | str, names: Sequence[str] | None, *, whole: bool) -> str:
+def _describe_losses(batch: Mapping[str, Any], names: Sequence[str] | None, *, whole: bool) -> Iterator[str]:
     """The losses of the samples of a batch with their names, or of those alone that are not finite."""
+    losses: list[float] | str | None = batch.get("sample_losses")
+    if losses is None:
+        return
     if isinstance(losses, str):
-        return f"of each sample: not known: {losses}"
+        yield f"of each sample: not known: {losses}"
+        return
     labels = names if names is not None and len(names) == len(losses) else [f"row {row}" for row in range(len(losses))]
     listed = [(label, loss) for label, loss in zip(labels, losses, strict=True) if whole or not math.isfinite(loss)]
-    if not listed:
-        return "of each sample alone: finite"
     shown = ", ".join(f"{label} {loss:.4g}" for label, loss in listed)
-    finite = len(losses) - len(listed)
-    return f"of each sample: {shown}" if whole else f"of samples alone: {shown}; the other {finite:,} are finite"
-
-
-def _numbers(values: Sequence[float]) -> str:
-    """Numbers without repetitions that follow one another."""
-    return ", ".join(dict.fromkeys(f"{value:.6g}" for value in values))
+    if whole:
+        yield f"of each sample: {shown}"
+    elif listed:
+        yield f"of samples alone: {shown}; the other {len(losses) - len(listed):,} are finite"
+    else:
+        yield "of each sample alone: finite"
 
 
 def _as_dict(
-    replayed: Replayed,
-    rows: Iterable[StepRow],
-    samples: Mapping[int, StepSamples],
-    *,
-    digests: bool,
+    replayed: Replayed, rows: Iterable[StepRow], samples: Mapping[int, StepSamples], *, digests: bool
 ) -> dict[str, Any]:
     plan = replayed.plan
     return {
-        "run": str(plan.run),
-        "start": None if plan.start is None else str(plan.start),
+        "run": plan.run,
+        "start": plan.start,
         "start_step": plan.start_step,
         "steps": [
-            {key: value for key, value in asdict(row).items() if key != "blamed" and (digests or key not in _DIGESTS)}
+            {name: value for name, value in asdict(row).items() if digests or name not in _DIGESTS}
             | {"samples": samples[row.step].as_dict() if row.step in samples else None}
-            | {"blamed": None if row.blamed is None else asdict(row.blamed)}
             for row in rows
         ],
         "equal": replayed.equal,
@@ -302,17 +283,15 @@ def _as_dict(
         "records": replayed.records,
         "differences": [asdict(difference) for difference in replayed.differences],
         "states": replayed.states,
-        "kept": {step: str(path) for step, path in replayed.kept.items()},
+        "kept": replayed.kept,
     }
 
 
-def _child_arguments(args: argparse.Namespace) -> list[str]:
+def _list_child_arguments(args: argparse.Namespace) -> list[str]:
     """The command line of each of several processes."""
-    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
-    settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    switches = [
-        f"--{name}"
-        for name in ("keep", "json", "quiet", "per-sample", "digests")
-        if getattr(args, name.replace("-", "_"))
-    ]
-    return [str(args.run_dir), args.steps, *args.overrides, *settings, *switches, "--supervised"]
+    words = [str(args.run_dir), args.steps, *args.overrides, "--supervised"]
+    for name in ("config_dir", "config_name", "keep", "json", "quiet", "per_sample", "digests"):
+        value = getattr(args, name)
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words

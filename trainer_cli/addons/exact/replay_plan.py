@@ -9,17 +9,19 @@ Without `verify` only small files are read, and torch is not imported.
 from __future__ import annotations
 
 import logging
+import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.keys import WITHOUT_EFFECT
 from trainer_cli.layout import CONFIG_FILE
+from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.running import import_torch, showing_import
 from trainer_cli.runs import Run, RunDir
 from trainer_cli.selection import StoredCheckpoint
@@ -27,10 +29,10 @@ from trainer_cli.steps import RunStatus
 from trainer_cli.strict_json import read_number
 from trainer_cli.terminal import format_count
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from trainer_cli.config import Change, Composed
 
-_MOST_RATES = 50
-"""Records whose times are used to estimate the duration of a step."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +202,23 @@ def _reference_of(history: Run, attempt: int, start_step: int) -> Path | None:
 
 def _trains_otherwise(history: Run, earlier: int, later: int) -> bool:
     """Whether two attempts had different configs, beside what no number depends on."""
-    sources = [config_of(history, number) for number in (earlier, later)]
-    if sources[0] == sources[1] or bytes_of_config(sources[0]) == bytes_of_config(sources[1]):
-        return False
-    # Imported here: most runs have one config, and OmegaConf takes 0.1 s to import.
-    from trainer_cli.config import diff, from_yaml
+    first, second = config_of(history, earlier), config_of(history, later)
+    # Most runs have one config, and OmegaConf takes 0.1 s to import.
+    return bytes_of_config(first) != bytes_of_config(second) and bool(find_changes(first, read_config(second)))
 
-    configs = [from_yaml(source, trusted=True, missing_ok=True).raw for source in sources]
-    return any(change.path[0] not in WITHOUT_EFFECT for change in diff(*configs))
+
+def read_config(source: Path | str) -> Composed:
+    """A stored config, whose classes are not imported."""
+    from trainer_cli.config import from_yaml
+
+    return from_yaml(source, trusted=True, missing_ok=True)
+
+
+def find_changes(source: Path | str, other: Composed) -> list[Change]:
+    """What another config has changed since a stored one, and may change numbers."""
+    from trainer_cli.config import diff
+
+    return [change for change in diff(read_config(source).raw, other.raw) if change.path[0] not in WITHOUT_EFFECT]
 
 
 def earliest_start(run: RunDir) -> int | None:
@@ -257,13 +268,11 @@ def _check_step(history: Run, step: int) -> None:
 
 def _estimate_s(records: Sequence[Mapping[str, Any]], start: int, last: int) -> float | None:
     """Seconds that the steps after `start` up to `last` took, by the times of the records around them."""
-    points = [
+    points = sorted(
         (int(record["step"]), at)
         for record in records
         if isinstance(record.get("step"), int) and (at := read_number(record.get("time"))) is not None
-    ]
-    points.sort(key=lambda point: abs(point[0] - (start + last) / 2))
-    points = sorted(points[:_MOST_RATES])
+    )
     # The median, because evaluations, saves and pauses between two attempts lie between some of them.
     rates = [
         (at - before_at) / (step - before)
@@ -271,3 +280,33 @@ def _estimate_s(records: Sequence[Mapping[str, Any]], start: int, last: int) -> 
         if step > before and at > before_at
     ]
     return statistics.median(rates) * (last - start) if rates else None
+
+
+def describe_commands(run: Path, first: int, last: int, *, loads: bool = True) -> str | None:
+    """A sentence with the commands that look at steps of a run; None if they cannot be replayed.
+
+    Several steps are those in which the loss began not to be finite.
+
+    Args:
+        loads: whether the samples can be loaded.
+    """
+    start = earliest_start(RunDir(run))
+    if start is None or start >= last:
+        return None
+    first = max(first, start + 1)
+    name = shlex.quote(str(run))
+    if first < last:
+        # No --show: of many steps it would load and draw each sample.
+        search = f"`train bisect {name} '{TRAIN_PREFIX}loss is not finite'` finds the step and its samples"
+        return f"{search}, and `train replay {name} {first}..{last}` computes these steps again."
+    words = f"{name} {first}"
+    shows = " --show` shows" if loads else "` lists"
+    return f"`train replay {words}` computes the step again, and `train data {words}{shows} the samples."
+
+
+def describe_evaluation(run: Path, step: int) -> str | None:
+    """A sentence with the command that looks at the evaluation after a step; None if it cannot be replayed."""
+    start = earliest_start(RunDir(run))
+    if start is None or start >= step:
+        return None
+    return f"`train replay {shlex.quote(str(run))} {step}` evaluates again, and names the sample."

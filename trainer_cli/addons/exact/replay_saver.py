@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ from trainer_cli.checkpoint import Checkpointer
 from trainer_cli.dtensor import is_dtensor, local_of
 from trainer_cli.errors import UserError
 from trainer_cli.layout import PER_RANK
+from trainer_cli.leaves import walk
 from trainer_cli.loads import LOG_MARKS
 from trainer_cli.policy import CheckpointKind, Occasion, Stop
+from trainer_cli.runs import RunDir
 from trainer_cli.tensor_files import bytes_of
 from trainer_cli.trainer import Callback
 
@@ -29,10 +31,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NOT_COMPARED = frozenset({
+_NOT_COMPARED = (
     "progress.seconds", "progress.last_seconds", "loop.ended", "loop.owed_record", "loop.owed_at_end", LOG_MARKS,
-})  # fmt: skip
-"""Parts of a state that depend on the clock, or on how the run was stopped and logged."""
+)  # fmt: skip
+"""Begins of the names of parts of a state that depend on the clock, or on how the run was stopped and logged."""
 _BEFORE_EVALUATION = ("model", "optimizer", "optimizers", "rng", "data")
 """Keys of a state that a pending evaluation does not change."""
 
@@ -41,9 +43,8 @@ class ReplaySaver(Callback):
     """Compares the state at each kept checkpoint of a plan, saves at the steps of `keep`, and stops at the last step.
 
     Args:
-        folder: of the run's checkpoints.
-        replayed: the folder of replayed checkpoints.
         comparison: of the records. Rank 0 alone has them.
+        needs_proof: whether a state is saved only after a record or a kept checkpoint was compared.
     """
 
     save_requested = False
@@ -52,23 +53,22 @@ class ReplaySaver(Callback):
     def __init__(
         self,
         plan: ReplayPlan,
+        run: RunDir,
         checkpointer: Checkpointer,
         identity: RunIdentity,
         comparison: RecordComparison,
         *,
-        folder: Path,
-        replayed: Path,
         keep: Collection[int],
+        needs_proof: bool,
     ) -> None:
-        self._plan, self.checkpointer, self._identity = plan, checkpointer, identity
-        self.folder, self._replayed, self._comparison = folder, replayed, comparison
+        self._plan, self.checkpointer, self._identity, self._comparison = plan, checkpointer, identity, comparison
+        self.folder, self._replayed = run.stored_checkpoints(), run.replayed_folder
         self._keep = {step for step in keep if plan.start_step <= step <= plan.last}
+        self._needs_proof = needs_proof
         self.states: dict[int, str | None] = {}
         """Step of each kept checkpoint -> the first part of the state that differs; None: all is equal."""
         self.kept: dict[int, Path] = {}
         """Step -> the checkpoint that was written."""
-        self.doubts: Sequence[str] = ()
-        """What is not as in the run, and may change numbers, unless records or kept states show that it does not."""
 
     def setup(self, trainer: Trainer) -> None:
         self.checkpointer.join(trainer.strategy.group)
@@ -101,12 +101,18 @@ class ReplaySaver(Callback):
 
     def _compare(self, trainer: Trainer, path: Path) -> None:
         """Find the first part of the state that differs from a kept checkpoint on some rank. Collective."""
-        with ExitStack() as locks:
-            # The run may be in training: its retention removes nothing that rank 0 holds.
-            if trainer.strategy.group.on_main(lambda: _hold(path, locks)):
-                self.states[trainer.progress.step] = self._first_difference(trainer, trainer.loading.read_state(path))
-            else:
+        with ExitStack() as stack:
+
+            def hold() -> bool:
+                # The run may be in training: its retention removes nothing that rank 0 holds.
+                with suppress(FileNotFoundError):
+                    stack.enter_context(Catalog.of(path.parent).storage.reading(path.name))
+                    return True
                 log.info("%s has been removed meanwhile, so it is not compared", path)
+                return False
+
+            if trainer.strategy.group.on_main(hold):
+                self.states[trainer.progress.step] = self._first_difference(trainer, trainer.loading.read_state(path))
 
     def _first_difference(self, trainer: Trainer, kept: Mapping[str, Any]) -> str | None:
         live = trainer.checkpoint_state()
@@ -118,59 +124,40 @@ class ReplaySaver(Callback):
         names = (name for key in sorted(keys) for name in find_differences(kept[key], live[key], key, rank=group.rank))
         return next(filter(None, group.gather(next(names, None))), None)
 
-    def can_show(self, step: int) -> bool:
-        """Whether a record or a kept checkpoint is among the steps up to one of them. Called on rank 0."""
-        return bool(self._comparison.steps(step)) or any(kept <= step for kept in self._plan.kept)
-
-    def _is_shown(self, step: int) -> bool:
+    def _may_keep(self, step: int) -> bool:
         """Whether the state after a step may be kept as that of the run. Called on rank 0."""
         if any(self.states.values()) or any(self._comparison.differences(step, ended=False)):
             return False
-        return not self.doubts or bool(self.states or self._comparison.steps(step))
+        return not self._needs_proof or bool(self.states or self._comparison.steps(step))
 
     def _save(self, trainer: Trainer) -> None:
         """Write the present state, unless a record or a kept state up to this step differs. Collective."""
         group, step = trainer.strategy.group, trainer.progress.step
         # On a device records wait for later ones.
         trainer.metric_logger.settle()
-        if group.on_main(lambda: self._is_shown(step)):
+        if group.on_main(lambda: self._may_keep(step)):
             self.kept[step] = self._replayed / f"step{step}"
-            metadata = self._identity.describe(
-                trainer, CheckpointKind.replayed, f"replayed from {self._plan.began_with}"
-            )
+            reason = f"replayed from {self._plan.began_with}"
+            metadata = self._identity.describe(trainer, CheckpointKind.replayed, reason)
             self.checkpointer.save(
                 trainer.checkpoint_state, self.kept[step], metadata=metadata, trained=trainer.trained
             )
 
 
-def _hold(path: Path, locks: ExitStack) -> bool:
-    """Keep a checkpoint from being removed. Returns False if it is no longer there."""
-    try:
-        locks.enter_context(Catalog.of(path.parent).storage.reading(path.name))
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def find_differences(expected: Any, value: Any, name: str, *, rank: int = 0) -> Iterator[str]:
-    """The names of the leaves of a state that are not equal bit for bit.
+def find_differences(expected: Any, value: Any, key: str, *, rank: int = 0) -> Iterator[str]:
+    """The names of the leaves that are not equal bit for bit, of what a state has under a top-level key.
 
     What ranks share is that of rank 0 in a checkpoint: others are compared only in what each saves for itself.
     """
-    if name in _NOT_COMPARED:
-        return
-    rank = 0 if name in PER_RANK else rank
-    if isinstance(expected, Mapping) and isinstance(value, Mapping):
-        for key in {**expected, **value}:
-            inner = f"{name}.{key}"
-            if key in expected and key in value:
-                yield from find_differences(expected[key], value[key], inner, rank=rank)
-            elif inner not in _NOT_COMPARED:
-                yield inner
-    elif isinstance(expected, list | tuple) and isinstance(value, list | tuple) and len(expected) == len(value):
-        for index, pair in enumerate(zip(expected, value, strict=True)):
-            yield from find_differences(*pair, f"{name}[{index}]", rank=rank)
-    elif (rank == 0 or is_dtensor(value)) and not _is_equal_leaf(expected, value):
+    leaves, other_leaves = dict(walk(expected, key)), dict(walk(value, key))
+    compares_all = rank == 0 or key in PER_RANK
+    for name in {**leaves, **other_leaves}:
+        if name.startswith(_NOT_COMPARED):
+            continue
+        if name in leaves and name in other_leaves:
+            leaf = other_leaves[name]
+            if not (compares_all or is_dtensor(leaf)) or _is_equal_leaf(leaves[name], leaf):
+                continue
         yield name
 
 

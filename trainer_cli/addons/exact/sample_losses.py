@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,26 +28,51 @@ def count_samples(batch: Any, loader_count: int | None) -> int:
         return 1
 
 
-def compute_losses(trainer: Trainer, batch: Any, size: int, before: ForwardState | None) -> list[float] | str:
-    try:
-        outcomes = compute_outcomes(trainer, batch, size, before)
-    except UserError as error:
-        return error.what
-    losses = [outcome for outcome in outcomes if not isinstance(outcome, str)]
-    if len(losses) < len(outcomes):
+class AloneOutcomes(NamedTuple):
+    """What the model makes of each sample of a batch alone."""
+
+    losses: list[float] | str
+    """The losses, or why they are not known."""
+    raised: dict[int, str]
+    """The row of each sample that alone raises an exception, and the exception."""
+
+
+def compute_alone(trainer: Trainer, batch: Any, size: int, before: ForwardState | None = None) -> AloneOutcomes:
+    """What the model makes of each sample of a batch alone, at the present weights in evaluation mode. Nothing is
+    changed.
+
+    Args:
+        size: the number of samples in the batch.
+        before: the buffers to use instead of the present ones, such as those of before a batch with NaN, which its
+            forward puts into the statistics of batch norm.
+    """
+    if trainer.strategy.world_size > 1 and any(is_dtensor(parameter) for parameter in trainer.model.parameters()):
+        return AloneOutcomes("--per-sample needs the whole model in each process", {})
+    model = unwrap(trainer.model)
+    state = ForwardState(model, parameters=True)
+    losses: list[float] = []
+    raised: dict[int, str] = {}
+    with rng_kept():
+        try:
+            if before is not None:
+                before.restore()
+            with modes_kept(model), torch.no_grad():
+                model.eval()
+                for row, (sample, _) in enumerate(split_batch(batch, size, 1)):
+                    args, kwargs = make_arguments(trainer.model_call, sample)
+                    try:
+                        with trainer.precision.autocast(trainer.device) or nullcontext():
+                            losses.append(float(read_outputs(model(*args, **kwargs))[0]))
+                    except Exception as error:
+                        raised[row] = one_line(f"{type(error).__name__}: {error}")
+        except UserError as error:
+            return AloneOutcomes(error.what, {})
+        finally:
+            state.restore()
+    if raised:
         # The user's model may take whole batches alone.
-        raised = next(outcome for outcome in outcomes if isinstance(outcome, str))
-        return f"a sample alone is no batch for the model: {raised}"
-    return losses
-
-
-def find_errors(trainer: Trainer, batch: Any, size: int) -> dict[int, str]:
-    """The row of each sample that alone raises an exception, and the exception; none if the batch cannot be split."""
-    try:
-        outcomes = compute_outcomes(trainer, batch, size)
-    except UserError:
-        return {}
-    return {row: outcome for row, outcome in enumerate(outcomes) if isinstance(outcome, str)}
+        return AloneOutcomes(f"a sample alone is no batch for the model: {next(iter(raised.values()))}", raised)
+    return AloneOutcomes(losses, raised)
 
 
 def read_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
@@ -56,41 +81,6 @@ def read_losses(outputs: Mapping[str, Any], size: int) -> list[float] | None:
         if "loss" in str(name) and isinstance(value, Tensor) and value.shape == (size,) and size > 1:
             return [float(loss) for loss in value.detach()]
     return None
-
-
-def compute_outcomes(trainer: Trainer, batch: Any, size: int, before: ForwardState | None = None) -> list[float | str]:
-    """The loss of each sample of a batch alone, or the exception that it raises as text, at the present weights in
-    evaluation mode. Nothing is changed.
-
-    Args:
-        size: the number of samples in the batch.
-        before: the buffers to use instead of the present ones, such as those of before a batch with NaN, which its
-            forward puts into the statistics of batch norm.
-
-    Raises:
-        UserError: the batch cannot be split, or parameters are sharded.
-    """
-    if trainer.strategy.world_size > 1 and any(is_dtensor(parameter) for parameter in trainer.model.parameters()):
-        raise UserError("--per-sample needs the whole model in each process", cure="Leave it out with parallel=fsdp.")
-    model = unwrap(trainer.model)
-    state = ForwardState(model, parameters=True)
-    outcomes: list[float | str] = []
-    with rng_kept():
-        try:
-            if before is not None:
-                before.restore()
-            with modes_kept(model), torch.no_grad():
-                model.eval()
-                for sample, _ in split_batch(batch, size, 1):
-                    args, kwargs = make_arguments(trainer.model_call, sample)
-                    try:
-                        with trainer.precision.autocast(trainer.device) or nullcontext():
-                            outcomes.append(float(read_outputs(model(*args, **kwargs))[0]))
-                    except Exception as error:
-                        outcomes.append(one_line(f"{type(error).__name__}: {error}"))
-        finally:
-            state.restore()
-    return outcomes
 
 
 def read_numbers(outputs: Mapping[str, Any]) -> dict[str, float]:

@@ -20,13 +20,7 @@ from trainer_cli.addons.exact.digests import Digests
 from trainer_cli.addons.exact.divergence import OF_RANK, BlamedSamples, Stage, StepRow
 from trainer_cli.addons.exact.epoch_orders import names_in_batch
 from trainer_cli.addons.exact.replay_records import is_clocked
-from trainer_cli.addons.exact.sample_losses import (
-    compute_losses,
-    count_samples,
-    find_errors,
-    read_losses,
-    read_numbers,
-)
+from trainer_cli.addons.exact.sample_losses import compute_alone, count_samples, read_losses, read_numbers
 from trainer_cli.batches import describe_batch, rows_with_nan, tensors_of
 from trainer_cli.dtensor import local_of, whole_of
 from trainer_cli.errors import TrainError
@@ -58,7 +52,7 @@ class StepTrace(Callback):
         steps: the numbers of the steps, counted from 1.
         digests: also digest all that the steps begin with and compute, and make a last row, without batches, of the
             state after the last step. Samples to blame are not looked for: digests would include what that computes.
-        per_sample: also take the loss of each sample, see `compute_outcomes`; without it only where the loss of the
+        per_sample: also take the loss of each sample, see `compute_alone`; without it only where the loss of the
             batch is not finite.
         debugs: stop in the debugger before each batch, with `trainer`, `model` and `batch`.
     """
@@ -99,9 +93,9 @@ class StepTrace(Callback):
         if self._row is None:
             return
         self._hold(batch, trainer.loop.batch_samples)
-        self._sample_losses = compute_losses(trainer, batch, self._size, self._before) if self._per_sample else None
+        self._sample_losses = self._compute_losses(trainer) if self._per_sample else None
         if self._digests is not None:
-            for name, digests in _rows_of(self._digests, batch, self._size):
+            for name, digests in _digest_rows(self._digests, batch, self._size):
                 self._row.rows.setdefault(name, []).extend(digests)
         if self._debugs:
             # It shows this frame, with trainer, model and batch.
@@ -131,7 +125,7 @@ class StepTrace(Callback):
         if bool(loss.detach().isfinite()):
             return
         if not (self._row.not_finite or "").startswith("parameter"):
-            self._sample_losses = compute_losses(trainer, self._batch, self._size, self._before)
+            self._sample_losses = self._compute_losses(trainer)
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._row is None:
@@ -156,15 +150,10 @@ class StepTrace(Callback):
         if self._row is None:
             return
         self._note_gradients(Stage.gradients, model, optimizer)
-        names = name_parameters(model)
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
-        ]
-        labels = [names.get(parameter, f"parameter {index}") for index, parameter in enumerate(parameters)]
-        gradients = [parameter.grad for parameter in parameters]
-        self._note_not_finite("gradient of", zip(labels, gradients, strict=True))
-        norms = map(float, map(whole_of, foreach_norm(gradients)))
-        self._row.grad_norms |= dict(zip(labels, norms, strict=True))
+        gradients = {name: value for name, value in _list_gradients(model, optimizer) if value is not None}
+        self._note_not_finite("gradient of", gradients.items())
+        norms = map(float, map(whole_of, foreach_norm(list(gradients.values()))))
+        self._row.grad_norms |= dict(zip(gradients, norms, strict=True))
 
     def on_before_optimizer_zero_grad(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         self._note_gradients(Stage.clipped, model, optimizer)
@@ -194,8 +183,8 @@ class StepTrace(Callback):
             self._end(trainer, self._begin(trainer))
 
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        if self._row is not None and self._batch is not None and self._is_of_sample(exception):
-            failed = {**self._errors(trainer), "number": len(self._row.batches) + 1}
+        if self._row is not None and self._may_be_of_sample(exception):
+            failed = {**self._find_errors(trainer), "number": len(self._row.batches) + 1}
             self._row.blamed = BlamedSamples(failed=failed)
 
     def on_enter_validate(self, trainer: Trainer, stack: ExitStack, val_loader: Any, loop: ValidationLoop) -> None:
@@ -235,7 +224,7 @@ class StepTrace(Callback):
         if loop.counts and not all(map(math.isfinite, numbers)):
             entry = {"rank": trainer.strategy.group.rank, "samples": self._size, "not_finite": self._bad_rows}
             if sum(batch["loader"] == loop.name for batch in self._bad_batches) < _MOST_COMPUTED:
-                entry["sample_losses"] = compute_losses(trainer, self._batch, self._size, None)
+                entry["sample_losses"] = self._compute_losses(trainer)
             self._bad_batches.append(self._name_samples(entry, loader, loop))
         self._batch = None
 
@@ -247,15 +236,19 @@ class StepTrace(Callback):
         trace: TracebackType | None,
     ) -> None:
         assert self._evaluated is not None
-        if error is not None and self._batch is not None and self._is_of_sample(error):
-            failed = self._name_samples(self._errors(trainer), *self._evaluated)
+        if self._may_be_of_sample(error):
+            failed = self._name_samples(self._find_errors(trainer), *self._evaluated)
             self._made[trainer.progress.step].blamed = BlamedSamples(batches=[failed])
         self._evaluated = self._batch = None
 
-    def _errors(self, trainer: Trainer) -> dict[str, Any]:
+    def _find_errors(self, trainer: Trainer) -> dict[str, Any]:
         """Which samples of the batch raise an exception alone."""
-        raised = find_errors(trainer, self._batch, self._size)
+        raised = compute_alone(trainer, self._batch, self._size).raised
         return {"rank": trainer.strategy.group.rank, "samples": self._size, "raised": raised}
+
+    def _compute_losses(self, trainer: Trainer) -> list[float] | str:
+        # In an evaluation there are no buffers of before.
+        return compute_alone(trainer, self._batch, self._size, self._before).losses
 
     @staticmethod
     def _name_samples(entry: dict[str, Any], loader: Any, loop: ValidationLoop) -> dict[str, Any]:
@@ -265,9 +258,10 @@ class StepTrace(Callback):
         is_whole = names is not None and len(names) == entry["samples"]
         return {**entry, "loader": loop.name, "names": names if is_whole else None}
 
-    def _is_of_sample(self, error: BaseException) -> bool:
-        """Whether an error may be that of a sample: not one of this package, nor a stop."""
-        return self._digests is None and isinstance(error, Exception) and not isinstance(error, TrainError)
+    def _may_be_of_sample(self, error: BaseException | None) -> bool:
+        """Whether an error may be that of a sample of the batch: not one of this package, nor a stop."""
+        is_of_user = isinstance(error, Exception) and not isinstance(error, TrainError)
+        return self._digests is None and self._batch is not None and is_of_user
 
     def _begin(self, trainer: Trainer) -> StepRow:
         progress = trainer.progress
@@ -297,12 +291,10 @@ class StepTrace(Callback):
                 return
 
     def _note_gradients(self, stage: Stage, model: nn.Module, optimizer: Optimizer) -> None:
-        if self._digests is None or self._row is None:
-            return
-        stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        named = [(name, value) for name, value in unwrap(model).named_parameters() if value in stepped]
-        # From the loss backwards, as they are computed.
-        self._add(stage, [(name, str(self._digests.digest(value.grad))) for name, value in reversed(named)])
+        if self._digests is not None and self._row is not None:
+            # From the loss backwards, as they are computed.
+            for name, gradient in reversed(_list_gradients(model, optimizer)):
+                self._add(stage, [(name, str(self._digests.digest(gradient)))])
 
     def _note(self, stage: Stage, name: str, value: Any) -> None:
         if self._digests is not None and self._row is not None:
@@ -320,7 +312,13 @@ class StepTrace(Callback):
             values[free] = digest
 
 
-def _rows_of(digests: Digests, batch: Any, size: int) -> Iterator[tuple[str, list[str]]]:
+def _list_gradients(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, Tensor | None]]:
+    """The gradient of each parameter of an optimizer, by its name, in the order of the model."""
+    stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    return [(name, parameter.grad) for parameter, name in name_parameters(model).items() if parameter in stepped]
+
+
+def _digest_rows(digests: Digests, batch: Any, size: int) -> Iterator[tuple[str, list[str]]]:
     """The digest of each sample in each leaf of a batch; of a leaf that is not divided by samples, one for all."""
     for name, leaf in walk(batch, "batch", _is_list_of_samples):
         if isinstance(leaf, list | tuple) or (isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size):
@@ -339,11 +337,11 @@ def _state(digests: Digests, trainer: Trainer) -> dict[str, dict[str, str]]:
     parameters = {name for name, _ in unwrap(trainer.model).named_parameters(remove_duplicate=False)}
     for name, digest in digests.of_state(trainer):
         if name.partition(".")[0] not in NOT_COMPARED and not is_clocked(name):
-            stages.setdefault(_stage_of(name, parameters), {})[name.removeprefix("model.")] = digest
+            stages.setdefault(_choose_stage(name, parameters), {})[name.removeprefix("model.")] = digest
     return stages
 
 
-def _stage_of(name: str, parameters: set[str]) -> Stage:
+def _choose_stage(name: str, parameters: set[str]) -> Stage:
     section, _, rest = name.partition(".")
     if section == "random":
         return Stage.random
