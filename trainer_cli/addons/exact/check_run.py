@@ -107,13 +107,13 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
         )
     file = output or directory.replayed_folder / CHECK_FILE
     _check_writable(file)
-    facts = _facts(directory, kept)
+    facts = _collect_facts(directory, kept)
     if changed := facts["source"]["changed"]:
         show(f"the source has changed since: {', '.join(f'{name} ({how})' for name, how in changed.items())}")
     outcomes = []
     for start, last in spread_evenly(all_stretches, count):
         show(f"replays steps {start + 1:,} to {last:,}")
-        outcomes.append(_make_again(run, start, last))
+        outcomes.append(_replay_stretch(run, start, last))
         show(str(outcomes[-1]))
     check = RunCheck(run, outcomes, len(all_stretches), facts)
     write_json(file, check.as_dict())
@@ -158,16 +158,16 @@ def spread_evenly(stretches: Sequence[tuple[int, int]], count: int | None) -> li
     return [stretches[total * (index + 1) // count - 1] for index in range(count)]
 
 
-def _make_again(run: Path, start: int, last: int) -> ReplayedStretch:
+def _replay_stretch(run: Path, start: int, last: int) -> ReplayedStretch:
     """Make the steps in a process of its own, so that nothing of one stretch reaches the next."""
     try:
         outcome = replay_in_process(run, start + 1, last)
     except (UserError, CheckpointError) as error:
         return ReplayedStretch(start, last, problem=f"cannot be made: {error}")
-    return ReplayedStretch(start, last, outcome["records"], _problem(run, outcome, start, last))
+    return ReplayedStretch(start, last, outcome["records"], _find_problem(run, outcome, start, last))
 
 
-def _problem(run: Path, outcome: Mapping[str, Any], start: int, last: int) -> str | None:
+def _find_problem(run: Path, outcome: Mapping[str, Any], start: int, last: int) -> str | None:
     """Why the JSON of `train replay` proves nothing of a stretch; None if it does."""
     if not outcome["equal"]:
         return str(outcome["result"])
@@ -179,7 +179,7 @@ def _problem(run: Path, outcome: Mapping[str, Any], start: int, last: int) -> st
     return None
 
 
-def _facts(run: RunDir, kept: Sequence[tuple[Entry, Path]]) -> dict[str, Any]:
+def _collect_facts(run: RunDir, kept: Sequence[tuple[Entry, Path]]) -> dict[str, Any]:
     """What a reader needs to hold the run against another: nothing here depends on where it lies."""
     newest = kept[-1][0].manifest
     assert newest is not None
@@ -194,11 +194,11 @@ def _facts(run: RunDir, kept: Sequence[tuple[Entry, Path]]) -> dict[str, Any]:
             "changed": other_source(newest.source, Path.cwd()),
         },
         "versions": {"run": run.environment_of(newest.attempt).get("versions"), "now": versions()},
-        "manifests": _chain(kept),
+        "manifests": _chain_digests(kept),
     }
 
 
-def _chain(kept: Sequence[tuple[Entry, Path]]) -> list[dict[str, Any]]:
+def _chain_digests(kept: Sequence[tuple[Entry, Path]]) -> list[dict[str, Any]]:
     """For each checkpoint the digest of its manifest, which holds those of its files, and of all manifests so far."""
     chain, so_far = [], ""
     for entry, path in kept:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer_cli.addons.exact.divergence import Divergence, Stage, StepRow, find_first_divergence, read_rows
 from trainer_cli.addons.exact.divergence_report import (
@@ -29,11 +29,12 @@ from trainer_cli.addons.exact.divergence_report import (
     explain,
     is_below,
 )
-from trainer_cli.addons.exact.replay_plan import config_of, split_steps
+from trainer_cli.addons.exact.replay_plan import config_of, read_config, split_steps
 from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.addons.exact.replay_records import group_by_step, is_clocked
+from trainer_cli.addons.exact.step_samples import find_known_samples
 from trainer_cli.catalog import Catalog, Entry
-from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
+from trainer_cli.errors import CheckpointError, NotFiniteError, UserError
 from trainer_cli.keys import WITHOUT_EFFECT
 from trainer_cli.layout import parse_step
 from trainer_cli.manifest import Manifest
@@ -45,16 +46,6 @@ from trainer_cli.terminal import format_count, format_first
 _FACTS = ("device", "threads", "processes", "python", "platform")
 _ENDS_OF_EPOCHS = 0.1
 """How much the mean size of equal steps may differ, by smaller batches at the ends of epochs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replays:
-    """What `train replay` gave for one run."""
-
-    rows: Sequence[StepRow]
-    problem: str | None
-    """The first record or state that is not that of the run."""
-
 
 Replayer = Callable[[Path, int, int], Mapping[str, Any]]
 """Makes steps of a run, and returns the JSON of `train replay --digests`."""
@@ -78,20 +69,15 @@ class _ComparedRun:
         return self.history.attempts[-1] if self.history.attempts else {}
 
     @property
-    def config(self) -> Path | str:
-        """Its config: the file, or the text itself."""
-        return config_of(self.history, int(self.last_attempt.get("attempt") or 1))
+    def manifest(self) -> Manifest | None:
+        """Of the newest checkpoint; None without any."""
+        return self.history.entries[-1][0].manifest if self.history.entries else None
 
     @property
     def environment(self) -> Mapping[str, Any]:
         """Of the attempt of its newest checkpoint; of the last one without any."""
         attempt = self.last_attempt.get("attempt") or 1 if self.manifest is None else self.manifest.attempt
         return self.history.directory.environment_of(int(attempt))
-
-    @property
-    def manifest(self) -> Manifest | None:
-        """Of the newest checkpoint; None without any."""
-        return self.history.entries[-1][0].manifest if self.history.entries else None
 
     @property
     def last_step(self) -> int:
@@ -151,116 +137,105 @@ class _Search:
     show: Callable[[str], None]
     replay: Replayer
 
-    @property
-    def paths(self) -> tuple[Path, Path]:
-        return self.runs[0].path, self.runs[1].path
-
     def report(self, until: int | None) -> DivergenceReport:
         first, second = self.runs
         last = min(step for step in (first.last_step, second.last_step, until) if step is not None)
+        report = DivergenceReport(runs=(first.path, second.path), last=last)
         if first.path.resolve() == second.path.resolve():
-            return _compare_itself(first, second, last)
-        facts = list(_facts(first, second))
+            _refuse_two_steps(first, second, last)
+            return replace(report, notes=["both are the same run"])
+        facts = list(_find_facts(first, second))
         if last < 1:
             raise UserError("no step was made by both runs", where=str(second.path))
-        report = DivergenceReport(runs=self.paths, facts=facts, last=last)
+        report = replace(report, facts=facts)
         sizes = first.samples_per_step, second.samples_per_step
         if _step_sizes_differ(first, second, facts) and not math.isclose(*sizes, rel_tol=_ENDS_OF_EPOCHS):
             return self._compare_uneven(report, sizes)
-        records_of = [group_by_step(run.history.records) for run in self.runs]
-        records, states = _compare_records(records_of[0], records_of[1], last), _compare_states(first, second, last)
-        notes = [*report.notes, *_no_step_of_both(first, second, last)]
-        report = replace(report, records=records, states=states, notes=notes)
-        if records.step is None and states.differs is None and states.equal == last:
-            return report
-        return self._compare_steps(report, records, states)
+        report = replace(
+            report,
+            records=_compare_records(first, second, last),
+            states=_compare_states(first, second, last),
+        )
+        if report.equal and report.states is not None and report.states.equal == last:
+            return replace(report, notes=list(_note_no_common_step(first, second, last)))
+        return self._compare_steps(report)
 
-    def _compare_steps(self, report: DivergenceReport, records: Records, states: States) -> DivergenceReport:
+    def _compare_steps(self, report: DivergenceReport) -> DivergenceReport:
         """Replay both runs from where they are known to be equal to the first difference that is recorded."""
+        records, states = report.records, report.states
+        assert records is not None and states is not None
         equal = states.equal or 0
+        differing = [step for step in (records.step, states.differs) if step is not None]
         # A difference at step 0 is seen before step 1.
-        last = max(1, min(step for step in (records.step, states.differs, report.last) if step is not None))
+        last = max(1, min([*differing, report.last]))
         # Most runs part where their records do; the steps before are replayed only if these do not.
-        is_recorded = records.step is not None or states.differs is not None
-        begin = min(max(equal, records.last_equal), last - 1) if is_recorded else equal
-        replays = self._replay_both((begin + 1, last), (begin + 1, last))
-        divergence = find_first_divergence(replays[0].rows, replays[1].rows)
+        begin = min(max(equal, records.last_equal), last - 1) if differing else equal
+        divergence, notes = self._replay_both((begin + 1, last), (begin + 1, last))
         if divergence is not None and divergence.is_older and begin > equal:
-            earlier = self._replay_both((equal + 1, begin + 1), (equal + 1, begin + 1))
-            divergence = find_first_divergence(earlier[0].rows, earlier[1].rows) or divergence
-        notes = list(self._not_reproducible(replays))
+            earlier, _ = self._replay_both((equal + 1, begin + 1), (equal + 1, begin + 1))
+            divergence = earlier or divergence
         if divergence is None and records.step is not None and not notes:
-            notes.append("the steps are equal, so that the difference is in the evaluation or in what callbacks log")
-        return self._explain(replace(report, notes=[*report.notes, *notes], divergence=divergence))
+            notes = ["the steps are equal, so that the difference is in the evaluation or in what callbacks log"]
+        return self._explain(report, divergence, [*_note_no_common_step(*self.runs, report.last), *notes])
 
     def _compare_uneven(self, report: DivergenceReport, sizes: tuple[float, float]) -> DivergenceReport:
         """Compare runs whose steps have different numbers of samples: twice up to where both have seen as many."""
         samples = 2 * math.lcm(*(max(1, round(size)) for size in sizes))
         lasts = [min(report.last, math.ceil(samples / size)) for size in sizes]
+        divergence, notes = self._replay_both((1, lasts[0]), (1, lasts[1]))
         samples_of_first = f"{sizes[0]:g} {'sample' if sizes[0] == 1 else 'samples'}"
         note = (
             f"a step has {samples_of_first} in {report.runs[0]} and {sizes[1]:g} in {report.runs[1]}: aligned by the "
             "samples seen, so that records and checkpoints are not compared"
         )
-        replays = self._replay_both((1, lasts[0]), (1, lasts[1]))
-        divergence = find_first_divergence(replays[0].rows, replays[1].rows)
-        notes = [*self._not_reproducible(replays), note]
-        return self._explain(replace(report, notes=notes, divergence=divergence, last=lasts[0]))
+        return self._explain(replace(report, last=lasts[0]), divergence, [*notes, note])
 
-    def _explain(self, report: DivergenceReport) -> DivergenceReport:
-        divergence = report.divergence
+    def _explain(
+        self, report: DivergenceReport, divergence: Divergence | None, notes: Sequence[str]
+    ) -> DivergenceReport:
+        samples: Sequence[str] = ()
         if divergence is not None and divergence.stage is Stage.samples:
-            report = replace(report, samples=list(self._sample_lines(divergence)))
-        return explain(report)
+            samples = [self._describe_samples(divergence)]
+        return explain(replace(report, divergence=divergence, notes=notes, samples=samples))
 
-    def _replay_both(self, *steps: tuple[int, int]) -> list[Replays]:
-        """Replay the steps of the first run, and those of the second."""
-        replays = []
+    def _replay_both(self, *steps: tuple[int, int]) -> tuple[Divergence | None, list[str]]:
+        """Replay steps of the first run, and of the second: their first difference, and a note on each run whose
+        replay is not equal to its own records and checkpoints."""
+        rows_of_runs, notes = [], []
         for run, (begin, last) in zip(self.runs, steps, strict=True):
             rows: dict[int, StepRow] = {}
-            problem = None
+            problems = []
             for first, end in split_steps(run.history, begin, last):
                 self.show(f"replays steps {first:,} to {end:,} of {run.path}")
                 outcome = self.replay(run.path, first, end)
                 # The state after the last step is replaced by that step of a later attempt.
                 rows |= {row.step: row for row in read_rows(outcome)}
-                problem = problem or (None if outcome["equal"] else str(outcome["result"]))
-            replays.append(Replays([rows[step] for step in sorted(rows)], problem))
-        return replays
-
-    def _not_reproducible(self, replays: Sequence[Replays]) -> Iterator[str]:
-        for run, outcome in zip(self.paths, replays, strict=True):
-            if outcome.problem is not None:
-                yield (
-                    f"{run} is not reproducible here ({outcome.problem}), so that what its replay shows may not be "
+                if not outcome["equal"]:
+                    problems.append(outcome["result"])
+            rows_of_runs.append([rows[step] for step in sorted(rows)])
+            if problems:
+                notes.append(
+                    f"{run.path} is not reproducible here ({problems[0]}), so that what its replay shows may not be "
                     "what it had: see the source and versions, and `train check resume`"
                 )
+        return find_first_divergence(*rows_of_runs), notes
 
-    def _sample_lines(self, divergence: Divergence) -> Iterator[str]:
-        """The samples that differ, with their indices where the order of the data is known."""
+    def _describe_samples(self, divergence: Divergence) -> str:
+        """A line on the samples that differ, with their indices where the order of the data is known."""
         positions = divergence.rows
-        orders = [self._indices(run, step) for run, step in zip(self.paths, divergence.steps, strict=True)]
+        orders = []
+        for run, step in zip(self.runs, divergence.steps, strict=True):
+            known = find_known_samples(run.path, step, step, overrides=self.overrides, config_dir=self.config_dir)
+            batches = known[step].batches if known else ()
+            # In the order of the digests: all batches of one rank after another.
+            batches = sorted(batches, key=lambda batch: batch.rank)
+            orders.append([sample.index for batch in batches for sample in batch.samples])
         if not positions or any(len(order) <= max(positions) for order in orders):
-            yield f"positions in the step: {format_first(positions)}"
-            return
+            return f"positions in the step: {format_first(positions)}"
         first, second = ([order[position] for position in positions] for order in orders)
         if first != second:
-            yield f"another order: {format_first(first)} -> {format_first(second)}"
-        else:
-            yield f"the content of sample{'s' * (len(first) > 1)} {format_first(first)} differs"
-
-    def _indices(self, run: Path, step: int) -> list[Any]:
-        """The indices of the samples of a step; empty if they are not known."""
-        from trainer_cli.addons.exact.step_samples import read_step_samples, select_data_overrides
-
-        overrides = select_data_overrides(self.overrides)
-        try:
-            steps = list(read_step_samples(run, step, overrides=overrides, config_dir=self.config_dir))
-        except TrainError:
-            return []
-        # In the order of the digests: all batches of one rank after another.
-        batches = sorted((batch for samples in steps for batch in samples.batches), key=lambda batch: batch.rank)
-        return [sample.index for batch in batches for sample in batch.samples]
+            return f"another order: {format_first(first)} -> {format_first(second)}"
+        return f"the content of sample{'s' * (len(first) > 1)} {format_first(first)} differs"
 
 
 def _open_run(path: Path) -> _ComparedRun:
@@ -269,68 +244,55 @@ def _open_run(path: Path) -> _ComparedRun:
     Raises:
         UserError: it has none of these forms.
     """
-    if (named := _named_step(path)) is not None:
-        run, step = named
-        if step > (history := Run.open(run)).reached:
-            raise UserError(f"{run} has made {format_count(history.reached, 'step')}, so there is no step {step}")
-        return _ComparedRun(history, until=step)
-    if RunDir(split_attempt(path)[0]).exists_as_run():
-        return _ComparedRun(Run.open(path))
-    if path.is_dir() and RunDir(path.parent.parent).exists_as_run():
-        return _ComparedRun(Run.open(path.parent.parent))
+    run, _, selector = str(path).rpartition("@")
+    if not path.exists() and RunDir(run).exists_as_run():
+        step = parse_step(selector)
+        if selector in ("latest", "best") and (manifest := StoredCheckpoint(select_one(str(path))).manifest):
+            step = manifest.step
+        if step is not None:
+            if step > (history := Run.open(Path(run))).reached:
+                raise UserError(f"{run} has made {format_count(history.reached, 'step')}, so there is no step {step}")
+            return _ComparedRun(history, until=step)
+    for directory in (path, path.parent.parent):
+        if RunDir(split_attempt(directory)[0]).exists_as_run() and (directory == path or path.is_dir()):
+            return _ComparedRun(Run.open(directory))
     raise UserError(f"{path} is not a run's directory", cure=suggest_selector(str(path)) or RunDir.advise(path))
 
 
-def _named_step(path: Path) -> tuple[Path, int] | None:
-    """The run and the step that `RUN@step437`, `RUN@latest` or `RUN@best` names."""
-    run, _, selector = str(path).rpartition("@")
-    if path.exists() or not RunDir(run).exists_as_run():
-        return None
-    if selector in ("latest", "best"):
-        manifest = StoredCheckpoint(select_one(str(path))).manifest
-        return None if manifest is None else (Path(run), manifest.step)
-    step = parse_step(selector)
-    return None if step is None else (Path(run), step)
-
-
-def _no_step_of_both(first: _ComparedRun, second: _ComparedRun, last: int) -> Iterator[str]:
+def _note_no_common_step(first: _ComparedRun, second: _ComparedRun, last: int) -> Iterator[str]:
     """A note on two attempts of one run of which the later one began where the earlier one ended."""
     if first.history.directory.path.resolve() == second.history.directory.path.resolve():
-        starts = [int(run.last_attempt.get("start_step") or 0) for run in (first, second)]
-        if max(starts) >= last:
-            yield f"no step was made by both: the later attempt began at step {max(starts)}, where the other ended"
+        begin = max(int(run.last_attempt.get("start_step") or 0) for run in (first, second))
+        if begin >= last:
+            yield f"no step was made by both: the later attempt began at step {begin}, where the other ended"
 
 
-def _compare_itself(first: _ComparedRun, second: _ComparedRun, last: int) -> DivergenceReport:
-    """The report on a run that is named twice.
-
-    Raises:
-        UserError: two steps of it are named.
-    """
-    path = first.path
+def _refuse_two_steps(first: _ComparedRun, second: _ComparedRun, last: int) -> None:
+    """Refuse two steps of one run."""
     if None not in (first.until, second.until) and first.until != second.until:
-        names = [f"{path}@step{run.until}" for run in (first, second)]
+        names = [f"{first.path}@step{run.until}" for run in (first, second)]
         raise UserError(
             f"{names[0]} and {names[1]} are two steps of one run, between which it was trained",
-            cure=f"`train ckpt diff {shlex.join(names)}` compares their states; `train replay {shlex.quote(str(path))} "
-            f"{last + 1}` shows what the next step changes.",
+            cure=f"`train ckpt diff {shlex.join(names)}` compares their states; "
+            f"`train replay {shlex.quote(str(first.path))} {last + 1}` shows what the next step changes.",
         )
-    return DivergenceReport(runs=(path, second.path), notes=["both are the same run"], last=last)
 
 
-def _facts(first: _ComparedRun, second: _ComparedRun) -> Iterator[Fact]:
+def _find_facts(first: _ComparedRun, second: _ComparedRun) -> Iterator[Fact]:
     """What differs in what the runs were made from.
 
     Raises:
         UserError: they train different models.
     """
-    from trainer_cli.config import diff, from_yaml
+    from trainer_cli.config import diff
+    from trainer_cli.data import other_samples
 
-    configs = [from_yaml(run.config, trusted=True, missing_ok=True).raw for run in (first, second)]
-    lengths = [_lengths(run) for run in (first, second)]
+    configs = [[read_config(source) for source in _list_configs(run)] for run in (first, second)]
+    # The lengths of all attempts, as far as their configs are left: `20, then 40`.
+    lengths = [", then ".join(dict.fromkeys(str(config.config.loop.max_duration) for config in of)) for of in configs]
     if lengths[0] != lengths[1]:
         yield Fact("config", f"{LENGTH}: {lengths[0]} -> {lengths[1]}")
-    for change in diff(*configs):
+    for change in diff(*(of[-1].raw for of in configs)):
         if change.key == "model._target_":
             raise UserError(
                 f"the runs train different models: {change.values}",
@@ -340,108 +302,108 @@ def _facts(first: _ComparedRun, second: _ComparedRun) -> Iterator[Fact]:
             yield Fact("config", str(change))
     manifests = [run.manifest for run in (first, second) if run.manifest is not None]
     if len(manifests) == 2:
-        yield from _other_source(manifests[0].source, manifests[1].source)
-        from trainer_cli.data import other_samples
+        sources = [manifest.source for manifest in manifests]
+        for file in sorted({*sources[0], *sources[1]}):
+            holders = [name for name, source in zip(("first", "second"), sources, strict=True) if file in source]
+            if sources[0].get(file) != sources[1].get(file):
+                how = "changed" if len(holders) == 2 else f"only in the {holders[0]}"
+                yield Fact("source", f"{file}: {how}")
+        for name in other_samples(manifests[1].samples, manifests[0].samples):
+            yield Fact("data", name)
+    environments = [run.environment for run in (first, second)]
+    versions, other_versions = (environment.get("versions") or {} for environment in environments)
+    for name, version in versions.items():
+        if version != other_versions.get(name):
+            yield Fact("version", f"{name} {version} -> {other_versions.get(name)}")
+    pairs = {name: [environment.get(name) for environment in environments] for name in _FACTS}
+    pairs["attempts"] = [len(run.history.attempts) for run in (first, second)]
+    for name, (value, other) in pairs.items():
+        if value != other:
+            yield Fact(name, f"{value} -> {other}")
 
-        yield from (Fact("data", name) for name in other_samples(manifests[1].samples, manifests[0].samples))
-    versions = [run.environment.get("versions") or {} for run in (first, second)]
-    for name, version in versions[0].items():
-        if version != versions[1].get(name):
-            yield Fact("version", f"{name} {version} -> {versions[1].get(name)}")
-    values = [
-        {**{name: run.environment.get(name) for name in _FACTS}, "attempts": len(run.history.attempts)}
-        for run in (first, second)
-    ]
-    yield from (
-        Fact(name, f"{value} -> {values[1][name]}") for name, value in values[0].items() if value != values[1][name]
-    )
 
-
-def _lengths(run: _ComparedRun) -> str:
-    """The `loop.max_duration` of the attempts, as far as their configs are left: `20, then 40`."""
-    from trainer_cli.config import from_yaml
-
-    history = run.history
-    earlier = [config_of(history, int(entry.get("attempt") or 1)) for entry in history.attempts[:-1]]
+def _list_configs(run: _ComparedRun) -> list[Path | str]:
+    """The configs of the attempts that are left, each once; the last is that of the run."""
+    attempts = [config_of(run.history, int(entry.get("attempt") or 1)) for entry in run.history.attempts]
+    *earlier, last = attempts or [run.history.directory.config_file]
     # The config of an attempt without a checkpoint is not left, and that of the run stands for it.
-    sources = [*(source for source in earlier if source != history.directory.config_file), run.config]
-    configs = [from_yaml(source, trusted=True, missing_ok=True).config for source in dict.fromkeys(sources)]
-    return ", then ".join(dict.fromkeys(str(config.loop.max_duration) for config in configs))
+    return [*dict.fromkeys(source for source in earlier if source != run.history.directory.config_file), last]
 
 
-def _other_source(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Fact]:
-    for file in sorted({*first, *second}):
-        if first.get(file) != second.get(file):
-            only = f"only in the {'first' if file in first else 'second'}"
-            yield Fact("source", f"{file}: {'changed' if file in first and file in second else only}")
-
-
-def _compare_records(first: Mapping[int, Any], second: Mapping[int, Any], last: int) -> Records:
+def _compare_records(first: _ComparedRun, second: _ComparedRun, last: int) -> Records:
     """Compare the values that both runs have logged at the same steps, and of means those over the same steps."""
-    steps = [step for step in sorted(first.keys() & second.keys()) if step <= last]
+    values, other_values = _read_values(first), _read_values(second)
+    steps = [step for step in values if step in other_values and step <= last]
     lacking = {
-        run: dict.fromkeys(key for step in steps for key in has[step] if key not in other[step] and not is_clocked(key))
-        for run, has, other in (("first", first, second), ("second", second, first))
+        run: dict.fromkeys(key for step in steps for key in has[step] if key not in other[step])
+        for run, has, other in (("first", values, other_values), ("second", other_values, values))
     }
-    only = {run: tuple(names) for run, names in lacking.items() if names}
-    begins = [_begins_of_means(records) for records in (first, second)]
-    # Only what both have logged has a begin in both.
-    differing = {name for name in begins[0].keys() & begins[1].keys() if begins[0][name] != begins[1][name]}
-    windows = tuple(step for step in steps if any((step, key) in differing for key in first[step]))
-    equal = last_equal = 0
+    shared = {
+        step: [(key, values[step][key], other_values[step][key]) for key in values[step] if key in other_values[step]]
+        for step in steps
+    }
+    windows = [step for step in steps if any(value.begin != other.begin for _, value, other in shared[step])]
+    records = Records(only={run: tuple(names) for run, names in lacking.items() if names}, windows=tuple(windows))
     for step in steps:
-        for key in first[step]:
-            if key not in second[step] or is_clocked(key) or (step, key) in differing:
-                continue
-            values = first[step][key], second[step][key]
+        for key, value, other in shared[step]:
             # NaN, which JSON cannot hold, is a text here.
-            if values[0] != values[1]:
-                return Records(equal, last_equal, step, key, values, only, windows)
+            if value.begin == other.begin and value.value != other.value:
+                return replace(records, step=step, key=key, values=(value.value, other.value))
         if step not in windows:
-            equal, last_equal = equal + 1, step
-    return Records(equal, last_equal, only=only, windows=windows)
+            records = replace(records, equal=records.equal + 1, last_equal=step)
+    return records
 
 
-def _begins_of_means(records: Mapping[int, Any]) -> dict[tuple[int, str], int]:
-    """(step, name) of each mean over the steps since the record before -> the step of that record; 0: the start."""
-    begins: dict[tuple[int, str], int] = {}
-    last: dict[str, int] = {}
+class _Logged(NamedTuple):
+    """A value of a record."""
+
+    value: Any
+    begin: int
+    """The step after which the steps begin of which it is a mean; 0 for what is no mean."""
+
+
+def _read_values(run: _ComparedRun) -> dict[int, dict[str, _Logged]]:
+    """The values in the records that do not depend on the clock, by step in ascending order and by name."""
+    records = group_by_step(run.history.records)
+    values: dict[int, dict[str, _Logged]] = {}
+    last_steps: dict[str, int] = {}
     for step in sorted(records):
-        for key in records[step]:
-            if key.startswith(TRAIN_PREFIX) and not is_clocked(key):
-                begins[step, key], last[key] = last.get(key, 0), step
-    return begins
+        values[step] = {}
+        for key, value in records[step].items():
+            if not is_clocked(key):
+                # A value of the training is a mean over the steps since the record before.
+                begin = last_steps.get(key, 0) if key.startswith(TRAIN_PREFIX) else 0
+                values[step][key], last_steps[key] = _Logged(value, begin), step
+    return values
 
 
 def _compare_states(first: _ComparedRun, second: _ComparedRun, last: int) -> States:
     """Compare kept checkpoints of the same steps, from the first to one that differs."""
-    second_entries = {entry.step: (entry, path) for entry, path in second.history.entries}
+    others = {entry.step: (entry, path) for entry, path in second.history.entries}
     equal: int | None = None
     for entry, path in first.history.entries:
-        if entry.step > last or entry.step not in second_entries:
-            continue
-        name = _first_difference((entry, path), second_entries[entry.step])
-        if name is not None:
-            return States(equal, entry.step, name)
-        equal = entry.step
+        if entry.step <= last and entry.step in others:
+            if (name := _first_difference((entry, path), others[entry.step])) is not None:
+                return States(equal, entry.step, name)
+            equal = entry.step
     return States(equal)
 
 
-def _first_difference(first: tuple[Entry, Path], second: tuple[Entry, Path]) -> str | None:
-    """The first leaf of two checkpoints that differs, or why they cannot be compared; None if all is equal."""
+def _first_difference(*checkpoints: tuple[Entry, Path]) -> str | None:
+    """The first leaf of two checkpoints that differs; None if all is equal."""
     from trainer_cli.addons.exact.replay_saver import find_differences
     from trainer_cli.addons.exact.step_trace import NOT_COMPARED
     from trainer_cli.format import RANKS, CheckpointReader
 
     states = []
-    for entry, path in (first, second):
+    world_sizes = set()
+    for entry, path in checkpoints:
         assert entry.manifest is not None
+        world_sizes.add(entry.manifest.world_size)
         with Catalog.of(path.parent).storage.reading(path.name) as folder:
             states.append(CheckpointReader().read(folder, entry.manifest))
     # Counts, and means that are logged, depend on the intervals of evaluations and logs.
-    skipped = set(NOT_COMPARED)
-    if len({entry.manifest.world_size for entry, _ in (first, second) if entry.manifest is not None}) > 1:
-        skipped.add(RANKS)
+    skipped = {*NOT_COMPARED, *([RANKS] if len(world_sizes) > 1 else [])}
     keys = [key for key in {**states[0], **states[1]} if key not in skipped]
     return next((name for key in keys for name in find_differences(states[0].get(key), states[1].get(key), key)), None)
 

@@ -104,8 +104,6 @@ class Divergence:
     """Positions in the step of the samples that differ, if `stage` is `samples`."""
     is_first: bool = False
     """It is in the first step that was compared."""
-    is_final: bool = False
-    """It is in the state after the last step."""
     by_design: bool = False
     """Both runs have seen the same samples until then, in steps of other sizes."""
 
@@ -139,11 +137,11 @@ class Divergence:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "steps": list(self.steps),
+            "steps": self.steps,
             "moment": self.moment,
-            "stage": str(self.stage),
+            "stage": self.stage,
             "values": [{"name": value.name, "values": [value.straight, value.other]} for value in self.values],
-            "also": list(map(str, self.also)),
+            "also": self.also,
             "by_design": self.by_design,
         }
 
@@ -155,59 +153,56 @@ def read_rows(replayed: Mapping[str, Any]) -> list[StepRow]:
 
 def find_first_divergence(first: Sequence[StepRow], second: Sequence[StepRow]) -> Divergence | None:
     """The first difference of the rows of two runs; None if none differs."""
-    positions = list(_aligned(first, second))
-    uneven = False
-    for number, (index, other_index) in enumerate(positions):
-        left, right = first[index], second[other_index]
-        ends = positions[number + 1] if number + 1 < len(positions) else (index + 1, other_index + 1)
-        steps, other_steps = first[index : ends[0]], second[other_index : ends[1]]
-        if not left.batches or not right.batches:
-            differing = _differing(left, right, (Stage.random, *STATE))
-        elif len(steps) > 1 or len(other_steps) > 1:
-            differing = _differing_samples(steps, other_steps) | _differing(left, right, (Stage.random, *STATE))
-        elif len(left.batches) != len(right.batches):
-            differing = _differing_samples(steps, other_steps) | _differing(left, right, _OF_STEP)
-        else:
-            differing = _differing(left, right, tuple(Stage))
-        if differing:
-            stages = [stage for stage in Stage if stage in differing]
-            return Divergence(
-                (left.step, right.step),
-                stages[0],
-                differing[stages[0]],
-                also=tuple(stages[1:]),
-                rows=_differing_rows(left, right) if stages[0] is Stage.samples else (),
-                is_first=number == 0,
-                is_final=not left.batches,
-                by_design=uneven,
+    is_uneven = False
+    for number, (steps, other_steps) in enumerate(_divide(first, second)):
+        left, right = steps[0], other_steps[0]
+        is_final = not left.batches or not right.batches
+        is_step = len(steps) == len(other_steps) == 1
+        is_same_division = is_step and len(left.batches) == len(right.batches)
+        differing: dict[Stage, tuple[Value, ...]] = {}
+        if not is_final:
+            compare = _compare_leaves if is_same_division else _compare_sets
+            differing[Stage.samples] = tuple(compare(steps, other_steps))
+        stages: tuple[Stage, ...] = (Stage.random, *STATE)
+        if is_step and not is_final:
+            stages = tuple(Stage)[1:] if is_same_division else _OF_STEP
+        for stage in stages:
+            differing[stage] = tuple(
+                differing_values(_select_comparable(left, right, stage), _select_comparable(right, left, stage))
             )
-        uneven = uneven or len(steps) != len(other_steps)
+        if differing_stages := [stage for stage in Stage if differing.get(stage)]:
+            stage, *also = differing_stages
+            return Divergence(
+                steps=(left.step, right.step),
+                stage=stage,
+                values=differing[stage],
+                also=tuple(also),
+                rows=_find_differing_rows(left, right) if stage is Stage.samples else (),
+                is_first=number == 0,
+                by_design=is_uneven,
+            )
+        is_uneven = is_uneven or len(steps) != len(other_steps)
     return None
 
 
-def _aligned(first: Sequence[StepRow], second: Sequence[StepRow]) -> Iterator[tuple[int, int]]:
-    """Indices of the rows of both at which equally many samples had been seen."""
+def _divide(
+    first: Sequence[StepRow], second: Sequence[StepRow]
+) -> Iterator[tuple[Sequence[StepRow], Sequence[StepRow]]]:
+    """The rows of both from one point at which equally many samples had been seen to the next."""
+    points: list[tuple[int, int]] = []
     index = other = 0
     while index < len(first) and other < len(second):
-        if first[index].seen == second[other].seen:
-            yield index, other
         # A step without samples, as with a batch of weight 0, has a successor with the same number.
         ahead = first[index].seen - second[other].seen
+        if ahead == 0:
+            points.append((index, other))
         index, other = index + (ahead <= 0), other + (ahead >= 0)
+    for number, (index, other) in enumerate(points):
+        end, other_end = points[number + 1] if number + 1 < len(points) else (index + 1, other + 1)
+        yield first[index:end], second[other:other_end]
 
 
-def _differing(left: StepRow, right: StepRow, stages: Sequence[Stage]) -> dict[Stage, tuple[Value, ...]]:
-    differing: dict[Stage, tuple[Value, ...]] = {
-        stage: tuple(differing_values(_shared(left, right, stage), _shared(right, left, stage)))
-        for stage in stages
-        if stage is not Stage.samples
-    }
-    if Stage.samples in stages and left.rows != right.rows:
-        differing[Stage.samples] = tuple(_values_of_rows(left.rows, right.rows))
-    return {stage: values for stage, values in differing.items() if values}
-
-
-def _shared(row: StepRow, other: StepRow, stage: Stage) -> Mapping[str, str]:
+def _select_comparable(row: StepRow, other: StepRow, stage: Stage) -> Mapping[str, str]:
     """The values of a stage; those of rank 0 alone if the other run has another number of ranks."""
     values = row.values.get(stage, {})
     if row.ranks == other.ranks:
@@ -215,33 +210,29 @@ def _shared(row: StepRow, other: StepRow, stage: Stage) -> Mapping[str, str]:
     return {name: digest for name, digest in values.items() if OF_RANK not in name}
 
 
-def _values_of_rows(left: Mapping[str, Sequence[str]], right: Mapping[str, Sequence[str]]) -> Iterator[Value]:
-    """For each leaf its first sample that differs."""
+def _compare_leaves(steps: Sequence[StepRow], other_steps: Sequence[StepRow]) -> Iterator[Value]:
+    """For each leaf of the batch of one step its first sample that differs."""
+    left, right = steps[0].rows, other_steps[0].rows
     for name in {**left, **right}:
-        rows, others = left.get(name, ()), right.get(name, ())
+        rows, others = left.get(name, []), right.get(name, [])
         if len(rows) != len(others):
             yield Value(name, *(format_count(len(samples), "sample") for samples in (rows, others)))
-            continue
-        for row, other in zip(rows, others, strict=True):
-            if row != other:
-                yield Value(name, row, other)
-                break
+        elif pair := next((pair for pair in zip(rows, others, strict=True) if pair[0] != pair[1]), None):
+            yield Value(name, *pair)
 
 
-def _differing_rows(left: StepRow, right: StepRow) -> tuple[int, ...]:
-    rows, other_rows = _transposed([left]), _transposed([right])
-    return tuple(position for position, pair in enumerate(zip(rows, other_rows, strict=False)) if pair[0] != pair[1])
-
-
-def _differing_samples(steps: Sequence[StepRow], other_steps: Sequence[StepRow]) -> dict[Stage, tuple[Value, ...]]:
+def _compare_sets(steps: Sequence[StepRow], other_steps: Sequence[StepRow]) -> Iterator[Value]:
     """Compare the samples of several steps in any order: batches of another size divide them differently."""
-    rows, other_rows = sorted(_transposed(steps)), sorted(_transposed(other_steps))
-    if rows == other_rows:
-        return {}
-    value = Value("the set of samples", *(format_count(len(samples), "sample") for samples in (rows, other_rows)))
-    return {Stage.samples: (value,)}
+    samples, others = sorted(_list_samples(steps)), sorted(_list_samples(other_steps))
+    if samples != others:
+        yield Value("the set of samples", format_count(len(samples), "sample"), format_count(len(others), "sample"))
 
 
-def _transposed(steps: Sequence[StepRow]) -> list[tuple[str, ...]]:
+def _find_differing_rows(left: StepRow, right: StepRow) -> tuple[int, ...]:
+    pairs = zip(_list_samples([left]), _list_samples([right]), strict=False)
+    return tuple(position for position, (sample, other) in enumerate(pairs) if sample != other)
+
+
+def _list_samples(steps: Sequence[StepRow]) -> list[tuple[str, ...]]:
     """For each sample its digests in all leaves."""
-    return [row for step in steps for row in zip(*step.rows.values(), strict=False)]
+    return [sample for step in steps for sample in zip(*step.rows.values(), strict=False)]

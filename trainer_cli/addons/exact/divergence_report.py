@@ -52,7 +52,7 @@ class Fact:
 class Records:
     """The records that both runs have: how many are equal, and the first value that is not."""
 
-    equal: int
+    equal: int = 0
     last_equal: int = 0
     """The last step before the difference whose records are equal; 0: none is."""
     step: int | None = None
@@ -115,15 +115,15 @@ class DivergenceReport:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "runs": [str(run) for run in self.runs],
+            "runs": self.runs,
             "equal": self.equal,
-            "differs": [asdict(fact) for fact in self.facts],
-            "records": None if self.records is None else asdict(self.records),
-            "checkpoints": None if self.states is None else asdict(self.states),
-            "notes": list(self.notes),
-            "first": None if self.divergence is None else self.divergence.as_dict(),
-            "samples": list(self.samples),
-            "causes": [str(fact) for fact in self.causes],
+            "differs": list(map(asdict, self.facts)),
+            "records": self.records and asdict(self.records),
+            "checkpoints": self.states and asdict(self.states),
+            "notes": self.notes,
+            "first": self.divergence and self.divergence.as_dict(),
+            "samples": self.samples,
+            "causes": list(map(str, self.causes)),
             "last": self.last,
         }
 
