@@ -18,6 +18,7 @@ import operator
 import re
 import shlex
 import subprocess
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from trainer_cli.addons.exact.replay_plan import find_step, split_steps
 from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.addons.exact.step_positions import read_records
 from trainer_cli.catalog import Catalog
-from trainer_cli.errors import CheckpointError, TrainError, UserError
+from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import read_rows
 from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.patterns import did_you_mean
@@ -111,16 +112,10 @@ def search(low: int, high: int, kept: Sequence[int], holds: Callable[[int], bool
 
     It does not hold at `low`, and holds at `high`. Kept steps are tested first.
     """
-    for steps in (kept, range(low + 1, high)):
-        inner = [step for step in steps if low < step < high] if steps is kept else range(low + 1, high)
-        first, last = 0, len(inner)
-        while first < last:
-            middle = (first + last) // 2
-            if holds(inner[middle]):
-                high, last = inner[middle], middle
-            else:
-                low, first = inner[middle], middle + 1
-    return high
+    between = [step for step in kept if low < step < high]
+    first = bisect_left(between, True, key=holds)
+    low, high = [low, *between, high][first : first + 2]
+    return low + 1 + bisect_left(range(low + 1, high), True, key=holds)
 
 
 class Bisection:
@@ -145,7 +140,8 @@ class Bisection:
     ) -> None:
         self.records = read_records(run)
         RunDir.open(run)  # `RUN@attempt1` names records, but no run.
-        self.run, self.condition, self.command = RunDir(run), condition, command
+        # The value of a command is 0 where the checkpoint is good.
+        self.run, self.condition = RunDir(run), condition or Condition("", "!=")
         self._words = _read_command(command)
         self._overrides, self._config_dir, self._show = list(overrides), config_dir, show
         self._metric = self._read_metric()
@@ -172,7 +168,7 @@ class Bisection:
         if not 0 <= first < last <= newest:
             raise UserError(f"there is nothing between step {first} and step {last}: the run has steps 1 to {newest}")
         low, high = self._bracket(first, last)
-        if self.condition is not None and self.condition.metric.startswith(TRAIN_PREFIX):
+        if self.condition.metric.startswith(TRAIN_PREFIX):
             if not any(self.condition.holds(value) for step, value in self._metric.items() if low < step <= high):
                 if not is_given:
                     raise UserError(
@@ -180,7 +176,7 @@ class Bisection:
                         cure="A record is a mean over several steps; --first and --last choose those to replay.",
                     )
                 low, high = first, last
-            return self._find_in_training(self.condition, low, high)
+            return self._find_in_training(low, high)
         try:
             holds = self._test(high)
         except CheckpointError:
@@ -207,34 +203,28 @@ class Bisection:
     def _suggest(self, low: int) -> str:
         """What to do where the condition holds from the beginning."""
         step = next((step for step in sorted(self._metric) if step > low), None)
-        if self.condition is None or self.condition.sign is not None or step is None:
+        if self.condition.sign is not None or step is None:
             return f"--first chooses a later step than {low} at which it does not hold."
         # Trained weights are not the cause, so a sample of the set is.
         replayed = f"train replay {shlex.quote(str(self.run.path))} {step}"
         return f"No step began it, so look at the samples that are evaluated: `{replayed}` names them."
 
-    def _find_in_training(self, condition: Condition, low: int, high: int) -> FoundStep:
+    def _find_in_training(self, low: int, high: int) -> FoundStep:
         """The first of the steps after `low` in whose batches the condition holds: a record is a mean over several."""
         words = [*self._overrides, *([] if self._config_dir is None else ["--config-dir", str(self._config_dir)])]
-        rows = (
-            row
-            for first, last in split_steps(Run.open(self.run.path), low + 1, high)
-            for row in replay_in_process(self.run.path, first, last, words, quiet=False)["steps"]
-        )
-        name = condition.metric.removeprefix(TRAIN_PREFIX)
-        for count, row in enumerate(rows, 1):
-            batches = row["batches"]
-            try:
-                # JSON holds NaN as text.
-                values = [float(batch[name]) for batch in batches]
-            except (KeyError, TypeError, ValueError):
-                cure = "Name train/loss, or a number that the model returns."
-                raise UserError(f"no step measures {condition.metric!r}", cure=cure) from None
-            sizes = [batch["samples"] for batch in batches]
-            value = sum(map(operator.mul, values, sizes)) / max(1, sum(sizes))
-            self._show(TestedStep(row["step"], condition.holds(value), value))
-            if condition.holds(value):
-                return FoundStep(row["step"], count)
+        name = self.condition.metric.removeprefix(TRAIN_PREFIX)
+        for first, last in split_steps(Run.open(self.run.path), low + 1, high):
+            for row in replay_in_process(self.run.path, first, last, words, quiet=False)["steps"]:
+                step, sizes = row["step"], [batch["samples"] for batch in row["batches"]]
+                try:
+                    # JSON holds NaN as text.
+                    values = [float(batch[name]) for batch in row["batches"]]
+                except (KeyError, TypeError, ValueError):
+                    cure = "Name train/loss, or a number that the model returns."
+                    raise UserError(f"no step measures {self.condition.metric!r}", cure=cure) from None
+                value = sum(map(operator.mul, values, sizes)) / max(1, sum(sizes))
+                if self._report(step, value):
+                    return FoundStep(step, step - low)
         raise UserError(
             f"the condition holds at none of the steps {low + 1} to {high}",
             cure="A record is a mean over several steps; --first and --last choose other steps.",
@@ -242,8 +232,6 @@ class Bisection:
 
     def _bracket(self, first: int, last: int) -> tuple[int, int]:
         """The narrowest steps around the first crossing that the records of the run tell."""
-        if self.condition is None:
-            return first, last
         low = first
         for step, value in sorted(self._metric.items()):
             if not first <= step <= last:
@@ -255,8 +243,6 @@ class Bisection:
 
     def _read_metric(self) -> dict[int, float]:
         """Step -> the metric of the condition, as the run recorded it."""
-        if self.condition is None:
-            return {}
         name = self.condition.metric
         return {
             int(record["step"]): float(record[name])
@@ -266,15 +252,15 @@ class Bisection:
 
     def _test(self, step: int) -> bool:
         """Whether the condition holds at a step."""
-        if self.condition is not None and (recorded := self._metric.get(step)) is not None:
-            tested = TestedStep(step, self.condition.holds(recorded), recorded, recorded=True)
-            self._show(tested)
-            return tested.holds
+        if (recorded := self._metric.get(step)) is not None:
+            return self._report(step, recorded, recorded=True)
         if step not in self._values:
             self._values[step] = self._evaluate(step)
             self._write_state()
-        value = self._values[step]
-        tested = TestedStep(step, *((self.condition.holds(value), value) if self.condition else (value != 0, None)))
+        return self._report(step, self._values[step])
+
+    def _report(self, step: int, value: float, *, recorded: bool = False) -> bool:
+        tested = TestedStep(step, self.condition.holds(value), None if self._words else value, recorded=recorded)
         self._show(tested)
         return tested.holds
 
@@ -284,15 +270,15 @@ class Bisection:
         if path is None:
             provide_steps([f"{self.run.path}@step{step}"], overrides=self._overrides, config_dir=self._config_dir)
             path = find_step(self.run.path, step)
-            if path is None:
-                raise TrainError(f"step {step} was replayed, but its checkpoint is missing")
             self._replayed.add(step)
-        return self._run_command(path, step) if self.condition is None else self._validate(path, self.condition.metric)
+        assert path is not None, "a step that was replayed has a checkpoint"
+        return self._run_command(path, step) if self._words else self._validate(path)
 
-    def _validate(self, path: Path, metric: str) -> float:
+    def _validate(self, path: Path) -> float:
         # Imported here: it loads torch.
         from trainer_cli.running import validate
 
+        metric = self.condition.metric
         values: dict[str, float] = {}
 
         def collect(results: Results) -> None:
@@ -325,7 +311,7 @@ class Bisection:
 
     def _forget_command(self) -> None:
         """Forget what the command said: one that gives the same everywhere may be corrected before it runs again."""
-        if self.command is not None:
+        if self._words:
             self._values.clear()
             self._write_state()
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from trainer_cli.addons.exact.bisect import Bisection, Condition, TestedStep
-from trainer_cli.addons.exact.samples import StepSamples
-from trainer_cli.addons.exact.step_samples import read_step_samples, select_data_overrides
+from trainer_cli.addons.exact.step_samples import find_known_samples
 from trainer_cli.commands import add_config_dir, add_overrides
-from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.metric_names import TRAIN_PREFIX
 from trainer_cli.terminal import format_count, line_width, print_json, wrapped
 
@@ -67,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
         args.run_dir, condition, args.command, overrides=overrides, config_dir=args.config_dir, show=show
     )
     change = bisection.find(args.first, args.last)
-    samples = _samples_of(args.run_dir, change.step, overrides, args.config_dir)
+    samples = find_known_samples(
+        args.run_dir, change.step, change.step, overrides=overrides, config_dir=args.config_dir
+    ).get(change.step)
     run_name = shlex.quote(str(args.run_dir))
     commands = [f"train replay {run_name} {change.step}", f"train data {run_name} {change.step} --show"]
     if args.json:
@@ -96,12 +96,3 @@ def _line_of(tested: TestedStep) -> str:
     value = "" if tested.value is None else f"{tested.value:.6g}, "
     origin = " (recorded)" if tested.recorded else ""
     return f"step {tested.step:,}: {value}{'holds' if tested.holds else 'does not hold'}{origin}"
-
-
-def _samples_of(path: Path, step: int, overrides: Sequence[str], config_dir: Path | None) -> StepSamples | None:
-    """The samples of the step; None if they cannot be named."""
-    try:
-        samples = read_step_samples(path, step, overrides=select_data_overrides(overrides), config_dir=config_dir)
-        return next(samples, None)
-    except TrainError:
-        return None

@@ -71,11 +71,6 @@ def read_step_samples(
     yield from data.steps(first, last)
 
 
-def select_data_overrides(overrides: Sequence[str]) -> list[str]:
-    """Those of the overrides of a replay that `read_step_samples` needs: where the data is, and what is trusted."""
-    return [override for override in overrides if override.startswith(("data.", "trust="))]
-
-
 def find_known_samples(
     path: Path,
     first: int,
