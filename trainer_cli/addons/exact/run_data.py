@@ -173,17 +173,15 @@ def open_data(
 
 def _resolve(records: StepRecords, config_dir: Path | None) -> StepRecords:
     """The records with interpolations replaced by their values in the configs of the attempts."""
-
-    def resolve(attempt: Attempt) -> Attempt:
-        if not needs_resolving(attempt.config):
-            return attempt
-        text = yaml.safe_dump(dict(attempt.config), sort_keys=False)
-        raw = from_yaml(text, trusted=True, config_dir=config_dir, missing_ok=True, sections=()).raw
-        config = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
-        assert isinstance(config, dict), "a config is a mapping"
-        return replace(attempt, config={str(key): value for key, value in config.items()})
-
-    return replace(records, attempts=[resolve(attempt) for attempt in records.attempts])
+    attempts = []
+    for attempt in records.attempts:
+        if needs_resolving(attempt.config):
+            text = yaml.safe_dump(dict(attempt.config), sort_keys=False)
+            raw = from_yaml(text, trusted=True, config_dir=config_dir, missing_ok=True, sections=()).raw
+            config: Any = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
+            attempt = replace(attempt, config=config)
+        attempts.append(attempt)
+    return replace(records, attempts=attempts)
 
 
 def _warn_of_other_data(run_data: RunData, composed: Composed) -> str | None:

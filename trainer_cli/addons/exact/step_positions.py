@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -279,18 +278,19 @@ class StepPositions:
         self.records, self.facts = records, facts
         self.confirmed = False
         """Whether the position of a checkpoint is the one that was computed from an earlier step."""
-        self._agreeing: set[int] = set()
-        """Attempts whose first checkpoint has the position that was computed from the attempt before."""
-        stretches = list(self._compute())
-        following = dict(pairwise(dict.fromkeys(stretch.attempt for stretch in stretches)))
-        # Settings that were assumed are right if the next attempt continues at the position computed with them.
-        self.stretches = [
-            replace(stretch, uncertainty=None)
-            if stretch.uncertainty == _ASSUMED.format(stretch.attempt)
-            and following.get(stretch.attempt) in self._agreeing
-            else stretch
-            for stretch in stretches
-        ]
+        self.stretches: list[Stretch] = []
+        skipped = 0
+        for number, attempt in enumerate(records.attempts, 1):
+            last_step = min((later.start_step for later in records.attempts[number:]), default=None)
+            # Later attempts began before its first step, so nothing of it is left.
+            if last_step is not None and last_step <= attempt.start_step:
+                continue
+            layout = self._layout(attempt)
+            start = layout.enter(self._start(attempt))
+            if (more := _skipped_samples(attempt.config) - skipped) > 0 and not facts.counts_batches:
+                start, skipped = layout.pass_over(start, more), skipped + more
+            uncertainty = None if attempt.is_config_known else _ASSUMED.format(attempt.number)
+            self._add(Stretch(attempt.number, start, last_step, layout, uncertainty))
 
     def stretch_of(self, step: int) -> Stretch:
         """The stretch that has trained a step, or will.
@@ -329,29 +329,14 @@ class StepPositions:
             whole_batches=facts.whole_batches,
         )
 
-    def _compute(self) -> Iterator[Stretch]:
-        attempts, skipped = self.records.attempts, 0
-        previous: Stretch | None = None
-        for number, attempt in enumerate(attempts):
-            last_step = min((later.start_step for later in attempts[number + 1 :]), default=None)
-            # Later attempts began before its first step, so nothing of it is left.
-            if last_step is not None and last_step <= attempt.start_step:
-                continue
-            layout = self._layout(attempt)
-            start = layout.enter(self._start(attempt, previous))
-            if (more := _skipped_samples(attempt.config) - skipped) > 0 and not self.facts.counts_batches:
-                start, skipped = layout.pass_over(start, more), skipped + more
-            uncertainty = None if attempt.is_config_known else _ASSUMED.format(attempt.number)
-            for previous in self._split(Stretch(attempt.number, start, last_step, layout, uncertainty)):
-                yield previous
-
-    def _start(self, attempt: Attempt, previous: Stretch | None) -> Progress:
+    def _start(self, attempt: Attempt) -> Progress:
         """The position at which an attempt began."""
         if attempt.start_step and attempt.start_step in self.records.checkpoints:
             return self._position(attempt.start_step)
-        if previous is None or attempt.start_step == 0:
+        if not self.stretches or attempt.start_step == 0:
             return self.records.fork or Progress(step=attempt.start_step)
         # In batches of another layout; the caller enters it in its own.
+        previous = self.stretches[-1]
         return previous.layout.position_after(previous.start, attempt.start_step)
 
     def _position(self, step: int) -> Progress:
@@ -364,9 +349,9 @@ class StepPositions:
         world_size = max(1, manifest.world_size // manifest.tensor_size)
         return replace(progress, epoch_samples=progress.batch * world_size)
 
-    def _split(self, stretch: Stretch) -> Iterator[Stretch]:
-        """Divide the stretch of an attempt where its checkpoints show that data was skipped."""
-        begin = stretch.start.step
+    def _add(self, stretch: Stretch) -> None:
+        """Add the stretch of an attempt, divided at its checkpoints, which show where data was skipped."""
+        is_computed = True
         for step, (manifest, _) in self.records.checkpoints.items():
             if manifest.attempt != stretch.attempt or not stretch.holds(step):
                 continue
@@ -375,14 +360,24 @@ class StepPositions:
             entered = stretch.layout.enter(saved)
             if _is_at(saved, stretch.layout.position_after(stretch.start, step)):
                 self.confirmed = True
-                if stretch.start.step == begin:
-                    self._agreeing.add(stretch.attempt)
-                yield replace(stretch, last_step=step)
+                if is_computed:
+                    self._confirm_last_attempt()
+                self.stretches.append(replace(stretch, last_step=step))
                 stretch = replace(stretch, start=entered)
             else:
-                yield self._after_jump(stretch, step, saved)
+                self.stretches.append(self._after_jump(stretch, step, saved))
                 stretch = replace(stretch, start=entered, uncertainty=None)
-        yield stretch
+            is_computed = False
+        self.stretches.append(stretch)
+
+    def _confirm_last_attempt(self) -> None:
+        """Settings that were assumed are right if the next attempt continues at the position computed with them."""
+        if self.stretches:
+            number = self.stretches[-1].attempt
+            self.stretches = [
+                replace(stretch, uncertainty=None) if stretch.uncertainty == _ASSUMED.format(number) else stretch
+                for stretch in self.stretches
+            ]
 
     def _after_jump(self, stretch: Stretch, step: int, saved: Progress) -> Stretch:
         """The stretch up to a checkpoint at which the position is another than computed: a roll back passed over data.
