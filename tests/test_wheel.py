@@ -153,12 +153,12 @@ def test_a_users_project_trains_resumes_and_validates_without_being_installed(tr
 
 
 EVERY_OPTION = """
-from trainer_cli.commands.choices import Choices
 from trainer_cli.config.composing import compose
+from trainer_cli.config.search_path import SearchPath
 
-choices = Choices.of()
-for group in choices.groups:
-    for option in choices.options(group):
+search = SearchPath.without_own()
+for group in search.groups():
+    for option in search.options(group):
         compose([f"{group}={option}"], missing_ok=True)
         print(f"{group}={option}")
 """

@@ -16,7 +16,6 @@ from trainer_cli.addons.exact.bisect import Condition
 from trainer_cli.addons.exact.replay_command import parse_steps
 from trainer_cli.addons.jobs.sweep_jobs import jobs
 from trainer_cli.commands import command_line as main_module
-from trainer_cli.commands.choices import Choices
 from trainer_cli.commands.command_line import listed_verbs, main, parser_of
 from trainer_cli.config.composing import compose
 from trainer_cli.config.search_path import SearchPath, addon_folders, shipped_folder
@@ -105,8 +104,8 @@ def save_some(project: Path) -> None:
 def shipped() -> list[str]:
     folder = shipped_folder("configs")
     assert folder is not None
-    choices = Choices(SearchPath([folder, *addon_folders()], folder, folder, "config"))
-    return [f"{group}={option}" for group in choices.groups for option in choices.options(group)]
+    search = SearchPath([folder, *addon_folders()], folder, folder, "config")
+    return [f"{group}={option}" for group in search.groups() for option in search.options(group)]
 
 
 @pytest.mark.parametrize("override", shipped())

@@ -9,95 +9,65 @@ import shlex
 import types
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 from trainer_cli.config import SearchPath
 from trainer_cli.elsewhere import normalise, translate_setting
 from trainer_cli.errors import Code, ConfigError, ConfigErrors, UserError
-from trainer_cli.keys import whole_values
+from trainer_cli.keys import ConfigKey, list_keys, sections, whole_values
 from trainer_cli.layout import CONFIG_FILE, MANIFEST_FILE, in_runs
 from trainer_cli.parts import explain_missing
 from trainer_cli.patterns import did_you_mean, find_nearest
 
-if TYPE_CHECKING:
-    from trainer_cli.keys import ConfigKey
-
 EXPERIMENT = "experiment"
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """The options in the folders of configs."""
+def search_configs(config_dir: Path | None = None) -> SearchPath:
+    """The folders of configs: `--config-dir`, `./configs`, and those that ship.
 
-    search: SearchPath
+    Raises:
+        ConfigError: `config_dir` is not a folder.
+    """
+    return SearchPath.without_own(config_dir)
 
-    @classmethod
-    def of(cls, config_dir: Path | None = None, cwd: Path | None = None) -> Choices:
-        """The options of `--config-dir`, `./configs` and the shipped folder.
 
-        Raises:
-            ConfigError: `config_dir` is not a folder.
-        """
-        return cls(SearchPath.without_own(config_dir, cwd))
+def options_of(search: SearchPath, group: str) -> dict[str, Path]:
+    """Option -> file of a group, sorted; the user's own come first."""
+    return dict(sorted(search.options(group).items(), key=lambda item: (not search.is_own(item[1]), item[0])))
 
-    @property
-    def groups(self) -> list[str]:
-        """Names of all groups, `experiment` first."""
-        return self.search.groups()
 
-    def options(self, group: str) -> dict[str, Path]:
-        """Option -> file of a group, sorted; the user's own come first."""
-        return dict(sorted(self.search.options(group).items(), key=lambda item: (not self.is_own(item[1]), item[0])))
+def read_settings(search: SearchPath, primary: str, words: Sequence[str]) -> dict[str, Any]:
+    """Dotted key -> value in the components that the words choose, replaced by values of the experiment.
 
-    def is_own(self, file: Path) -> bool:
-        """Whether a config file belongs to the user, not to this package."""
-        return self.search.is_own(file)
+    An approximation for completion, without composing: interpolations and nested defaults are left out.
+    """
+    chosen = {key.lstrip("+"): value for word in words for key, _, value in [word.partition("=")]}
+    chosen.update((EXPERIMENT, word) for word in words if word in search.options(EXPERIMENT))
+    experiment = _read_config(search, f"{EXPERIMENT}/{chosen[EXPERIMENT]}") if EXPERIMENT in chosen else {}
+    options = {**_defaults(_read_config(search, primary)), **_defaults(experiment), **chosen}
+    groups = [group for group in search.groups() if group != EXPERIMENT and group in options]
+    components = {group: _read_config(search, f"{group}/{options[group]}") for group in groups}
+    trees = (components, experiment)
+    return {".".join(path): value for tree in trees for path, value in whole_values(tree)}
 
-    def groups_with(self, option: str) -> list[str]:
-        """The groups that have an option of this name."""
-        return [group for group in self.groups if option in self.search.options(group)]
 
-    def settings(self, primary: str, words: Sequence[str]) -> dict[str, Any]:
-        """Dotted key -> value in the components that the words choose, replaced by values of the experiment.
+def _read_config(search: SearchPath, name: str) -> dict[Any, Any]:
+    import yaml
 
-        An approximation for completion, without composing: interpolations and nested defaults are left out.
-        """
-        chosen = {key.lstrip("+"): value for word in words for key, _, value in [word.partition("=")]}
-        chosen.update((EXPERIMENT, word) for word in words if word in self.options(EXPERIMENT))
-        experiment = self._read_config(f"{EXPERIMENT}/{chosen[EXPERIMENT]}") if EXPERIMENT in chosen else {}
-        options = {**_defaults(self._read_config(primary)), **_defaults(experiment), **chosen}
-        chosen_groups = [group for group in self.groups if group != EXPERIMENT and group in options]
-        components = {group: self._read_config(f"{group}/{options[group]}") for group in chosen_groups}
-        trees = (components, experiment)
-        return {".".join(path): value for tree in trees for path, value in whole_values(tree)}
-
-    def _read_config(self, name: str) -> dict[Any, Any]:
-        import yaml
-
-        file = self.search.find(name)
-        try:
-            content = yaml.safe_load(file.read_text("utf-8")) if file is not None else None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError):
-            # Composing reports the mistake.
-            return {}
-        return content if isinstance(content, dict) else {}
+    file = search.find(name)
+    try:
+        content = yaml.safe_load(file.read_text("utf-8")) if file is not None else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        # Composing reports the mistake.
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def keys() -> dict[str, ConfigKey]:
     """Dotted key -> description of every value in the schema."""
-    from trainer_cli.keys import list_keys
-
     return {entry.key: entry for entry in list_keys() if not entry.is_section}
-
-
-def sections() -> list[str]:
-    """The dotted keys of the schema's sections."""
-    from trainer_cli.keys import list_keys
-
-    return [entry.key for entry in list_keys() if entry.is_section]
 
 
 def values_of(kind: Any) -> Iterator[str]:
@@ -133,30 +103,35 @@ _FILES = (".yaml", ".yml", ".py")
 _EXPORT = "export"
 _ONNX = "ONNX is not written: torch.onnx.export does it in Python, from the model with these weights."
 _VERBS_ELSEWHERE = {
-    **{word: (f"train ckpt {word}", "", "RUN") for word in ("ls", "show", "verify", "pin", "unpin", "rm", "prune")},
-    _EXPORT: ("train ckpt export", "", "runs/NAME@best --format safetensors -o FILE"),
-    **dict.fromkeys(("train", "run", "start", "launch"), ("train fit", "", "")),
-    **dict.fromkeys(("resume", "continue", "restart"), ("train fit", "resume=", "RUN")),
-    **dict.fromkeys(("fork", "branch", "finetune"), ("train fit NAME name=OTHER", "ckpt=", "RUN@latest")),
-    **dict.fromkeys(("eval", "evaluate", "test", "val"), ("train validate", "ckpt=", "'runs/NAME/checkpoints/step*'")),
-    **dict.fromkeys(("log", "logs", "follow"), ("train tail", "", "RUN")),
-    **dict.fromkeys(("tensorboard", "tb"), ("tensorboard --logdir", "", "runs")),
-    **dict.fromkeys(("status", "ps", "runs"), ("train top", "", "")),
-    **dict.fromkeys(("sweep", "multirun", "tune"), ("train fit -m", "", "")),
-    **dict.fromkeys(("init", "create", "scaffold"), ("train new", "", "DIR")),
-    "diff": ("train diverge", "", "RUN OTHER"),
-    "compare": (
-        "train report: draws their curves|train diverge: finds the first step that differs"
-        "|train config --diff: compares their configs",
-        "",
-        "RUN OTHER",
-    ),
-    **dict.fromkeys(("plot", "curves", "dashboard"), ("train report", "", "RUN")),
-    **dict.fromkeys(("checkpoint", "checkpoints"), ("train ckpt ls", "", "RUN")),
-    **dict.fromkeys(("info", "doctor", "versions"), ("train env", "", "")),
-    **dict.fromkeys(("schema", "keys", "fields"), ("train config --fields", "", "")),
-    **dict.fromkeys(("experiments", "models", "options"), ("train list", "", "")),
-    **dict.fromkeys(("completion", "completions"), ("train complete", "", "bash")),
+    word: (command.format(word), *arguments)
+    for words, command, *arguments in (
+        ("train run start launch", "train fit", "", ""),
+        ("resume continue restart", "train fit", "resume=", "RUN"),
+        ("fork branch finetune", "train fit NAME name=OTHER", "ckpt=", "RUN@latest"),
+        ("eval evaluate test val", "train validate", "ckpt=", "'runs/NAME/checkpoints/step*'"),
+        ("log logs follow", "train tail", "", "RUN"),
+        ("tensorboard tb", "tensorboard --logdir", "", "runs"),
+        ("status ps runs", "train top", "", ""),
+        ("sweep multirun tune", "train fit -m", "", ""),
+        ("init create scaffold", "train new", "", "DIR"),
+        ("diff", "train diverge", "", "RUN OTHER"),
+        (
+            "compare",
+            "train report: draws their curves|train diverge: finds the first step that differs"
+            "|train config --diff: compares their configs",
+            "",
+            "RUN OTHER",
+        ),
+        ("plot curves dashboard", "train report", "", "RUN"),
+        ("checkpoint checkpoints", "train ckpt ls", "", "RUN"),
+        ("info doctor versions", "train env", "", ""),
+        ("schema keys fields", "train config --fields", "", ""),
+        ("experiments models options", "train list", "", ""),
+        ("completion completions", "train complete", "", "bash"),
+        (_EXPORT, "train ckpt export", "", "runs/NAME@best --format safetensors -o FILE"),
+        ("ls show verify pin unpin rm prune", "train ckpt {}", "", "RUN"),
+    )
+    for word in words.split()
 }
 """Verb of other tools, or action without its verb -> command here, or several joined by `|`, each with what it does,
 the key that its argument needs, and the argument if it is missing."""
@@ -176,7 +151,7 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
         cure = f"Write train VERB first, as in 'train {shlex.join([verb, *other_arguments])}'; see train --help."
         return UserError(f"{word!r} is not a verb", cure=cure)
     if Path(word).suffix in _FILES:
-        cure = _suggest_override(arguments, 0, Choices.of(), "fit", has_config_name=True) or ""
+        cure = _suggest_override(arguments, 0, search_configs(), "fit", has_config_name=True) or ""
         cure = cure.replace("Did you mean '", "Did you mean 'train fit ", 1)
         cure = cure.replace("key=value, or", "'train fit NAME' with", 1)
         a_file = ", but a file" if Path(word).is_file() else ""
@@ -184,7 +159,7 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     if (error := _translate_verb(word, arguments[1:])) is not None:
         return error
     cure = did_you_mean(word, names).strip() or _suggest_help(word)
-    if not cure and word in Choices.of().options(EXPERIMENT):
+    if not cure and word in options_of(search_configs(), EXPERIMENT):
         return UserError(f"{word!r} is an experiment, not a verb", cure=f"Did you mean 'train fit {command}'?")
     return UserError(f"there is no verb {word!r}", cure=cure or f"Available: {', '.join(names)}.")
 
@@ -198,12 +173,12 @@ def wants_help_on(words: Sequence[str]) -> UserError | None:
 
 def _suggest_help(word: str) -> str:
     """The commands that explain a key or a group; empty if the word is neither."""
-    shown = [f"`train list {word}` lists its options"] if word in Choices.of().groups else []
-    if word in keys() or word in sections():
+    shown = [f"`train list {word}` lists its options"] if word in search_configs().groups() else []
+    if any(entry.key == word for entry in list_keys()):
         shown.append(f"`train config --fields {word}` explains it")
     if not shown:
         return ""
-    experiment = next(iter(Choices.of().options(EXPERIMENT)), "NAME")
+    experiment = next(iter(options_of(search_configs(), EXPERIMENT)), "NAME")
     return f"{', '.join(shown)}, and `train config {experiment}` shows its values."
 
 
@@ -264,19 +239,18 @@ def _translate_arguments(arguments: Sequence[str], key: str) -> tuple[list[str],
     Args:
         key: how the argument of the verb is given here: as the value of this key; empty for a word alone.
     """
-    choices = Choices.of()
-    experiments, models = choices.options(EXPERIMENT), choices.options("model")
+    search = search_configs()
+    experiments, models = options_of(search, EXPERIMENT), search.options("model")
     words: list[str] = []
     notes: list[str] = []
     words_left = [argument for argument in arguments if argument]
     while words_left:
         word = words_left.pop(0)
-        name, equals, value = word.lstrip("-").partition("=")
+        name, equals, _ = word.lstrip("-").partition("=")
         if not equals and not word.startswith("--"):
             words.append(word if word[0] in "-+~" else f"{key}{word}")
             continue
-        is_value = not equals and bool(words_left) and not words_left[0].startswith("-") and "=" not in words_left[0]
-        given_value = value if equals else words_left[0] if is_value else None
+        given_value = _find_flag_value(word, [word, *words_left])
         translated = translate_setting(name, given_value, below=word.startswith("--"))
         if key == "ckpt=" and given_value and normalise(name) in _NAMES_OF_WEIGHTS:
             translated = f"ckpt={given_value}"
@@ -285,7 +259,8 @@ def _translate_arguments(arguments: Sequence[str], key: str) -> tuple[list[str],
         if translated is None:
             words.append(word)
             continue
-        words_left = words_left[is_value:]
+        if given_value is not None and not equals:
+            words_left.pop(0)
         if translated.endswith("."):
             notes.append(translated)
         else:
@@ -377,11 +352,12 @@ def _suggest_for_flag(
         if hint := hint_on_setting(key, given_value, below=False):
             return hint
         value = "VALUE" if given_value is None else given_value
-        settings = [*Choices.of().settings("config", words), *keys()]
-        if key in settings or key in Choices.of().groups:
+        search = search_configs()
+        settings = [*read_settings(search, "config", words), *keys()]
+        if key in settings or key in search.groups():
             return f"Did you mean '{spell(key, value)}'?"
         if key in ("config", "c", "cfg", "config_file") and (
-            suggestion := _suggest_file(Path(value), Choices.of(), has_config_name="--config-name" in flags)
+            suggestion := _suggest_file(Path(value), search, has_config_name="--config-name" in flags)
         ):
             return suggestion.replace("Did you mean '", f"Did you mean 'train {verb} ", 1)
         if hint := hint_on_setting(key, given_value):
@@ -404,7 +380,7 @@ def experiment_by_name(words: Sequence[str], config_dir: Path | None) -> list[st
     chosen = any(word.lstrip("+").startswith("experiment=") for word in words)
     if index is None or chosen or _join_override(words, index) is not None:
         return list(words)
-    if not set(words[index].split(",")) <= Choices.of(config_dir).options(EXPERIMENT).keys():
+    if not set(words[index].split(",")) <= search_configs(config_dir).options(EXPERIMENT).keys():
         return list(words)
     return [*words[:index], f"experiment={words[index]}", *words[index + 1 :]]
 
@@ -427,7 +403,7 @@ def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None, has_
         )
     if (error := explain_missing(word, "configs", f"{EXPERIMENT}/{word}")) is not None:
         return error
-    suggestion = _suggest_override(words, index, Choices.of(config_dir), verb, has_config_name=has_config_name)
+    suggestion = _suggest_override(words, index, search_configs(config_dir), verb, has_config_name=has_config_name)
     if suggestion is None:
         return None
     return UserError(f"{word!r} is not of the form key=value", where="command line", cure=suggestion)
@@ -448,7 +424,12 @@ def _join_override(words: Sequence[str], index: int) -> str | None:
     return f"{before}{word}" if before.endswith("=") and before.count("=") == 1 else None
 
 
-def _suggest_file(path: Path, choices: Choices, *, has_config_name: bool) -> str | None:
+def _groups_with(search: SearchPath, option: str) -> list[str]:
+    """The groups that have an option of this name."""
+    return [group for group in search.groups() if option in search.options(group)]
+
+
+def _suggest_file(path: Path, search: SearchPath, *, has_config_name: bool) -> str | None:
     """The override or flags for the path of a config file; None if it is not one.
 
     Args:
@@ -456,7 +437,7 @@ def _suggest_file(path: Path, choices: Choices, *, has_config_name: bool) -> str
     """
     if path.suffix != ".yaml":
         return None
-    if groups := choices.groups_with(path.stem):
+    if groups := _groups_with(search, path.stem):
         group = path.parent.name if path.parent.name in groups else groups[0]
         return f"Did you mean '{spell(group, path.stem)}'?"
     if not has_config_name or not path.is_file():
@@ -469,24 +450,24 @@ def _suggest_file(path: Path, choices: Choices, *, has_config_name: bool) -> str
 
 
 def _suggest_override(
-    words: Sequence[str], index: int, choices: Choices, verb: str, *, has_config_name: bool
+    words: Sequence[str], index: int, search: SearchPath, verb: str, *, has_config_name: bool
 ) -> str | None:
     """A suggestion for a word among overrides, by what it names; None if it names nothing."""
     word = words[index]
     # The next word, if it may be a value.
     following = words[index + 1] if index + 1 < len(words) and "=" not in words[index + 1] else None
     name = word.lstrip("+-")
-    is_key = name in choices.groups or name in keys() or name in choices.settings("config", words)
+    is_key = name in (*search.groups(), *keys(), *read_settings(search, "config", words))
     # A space was typed for the equals sign.
-    if following is not None and is_key and name not in sections():
+    if following is not None and is_key and (name,) not in sections():
         return f"Did you mean '{spell(name, following)}'?"
-    if groups := choices.groups_with(name):
+    if groups := _groups_with(search, name):
         return f"Did you mean {' or '.join(repr(spell(group, name)) for group in groups)}?"
     path = Path(word)
-    if suggestion := _suggest_file(path, choices, has_config_name=has_config_name):
+    if suggestion := _suggest_file(path, search, has_config_name=has_config_name):
         return suggestion
     if path.suffix == ".py":
-        experiment = next(iter(choices.options(EXPERIMENT)), "NAME")
+        experiment = next(iter(options_of(search, EXPERIMENT)), "NAME")
         return (
             "No script is run: an experiment names the classes of its model and data. "
             f"'train new DIR' writes one, and 'train fit {experiment}' trains one."
@@ -509,11 +490,11 @@ def _suggest_override(
         )
     if is_key:
         return f"Write {name}=VALUE."
-    experiments = list(choices.options(EXPERIMENT))
+    experiments = list(options_of(search, EXPERIMENT))
     if near := find_nearest(name, experiments):
         return f"Did you mean '{near}'?"
     if name.isidentifier() or path.suffix == ".yaml":
         listed = ", ".join(experiments[:_MAX_SUGGESTIONS]) + (", …" if len(experiments) > _MAX_SUGGESTIONS else "")
-        above = choices.search.advise_project_above()
+        above = search.advise_project_above()
         return f"{above}Write key=value, or the name of an experiment: {listed}."
     return None

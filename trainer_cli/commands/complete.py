@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_cli.commands.choices import EXPERIMENT, Choices, keys, values_of
+from trainer_cli.commands.choices import EXPERIMENT, keys, options_of, read_settings, values_of
 from trainer_cli.commands.command_line import actions_of, listed_verbs, parser_of
 from trainer_cli.commands.docs import find_pages
 from trainer_cli.config import SearchPath
@@ -186,7 +186,7 @@ def _argument_candidates(
     if action.choices is not None:
         yield from (Candidate(str(choice)) for choice in action.choices)
     elif action.dest == "config_name":
-        yield from map(Candidate, _find_choices(before, cwd).search.primaries())
+        yield from map(Candidate, _find_search_path(before, cwd).primaries())
     elif action.dest == "submit":
         yield from map(Candidate, SUBMIT)
         yield from (file for file in _file_candidates(current, cwd) if file.word.endswith((".yaml", ".yml", "/")))
@@ -205,19 +205,19 @@ def _positional_candidates(
         if action.option_strings:
             continue
         if action.dest == "overrides":
-            yield from _override_candidates(_find_choices(before, cwd), before, current, cwd)
+            yield from _override_candidates(_find_search_path(before, cwd), before, current, cwd)
         elif values and action.nargs not in ("+", "*"):
             values.pop(0)
             continue
         elif action.dest == "group":
-            yield from map(Candidate, _find_choices(before, cwd).groups)
+            yield from map(Candidate, _find_search_path(before, cwd).groups())
         else:
             yield from _argument_candidates(action, current, before, cwd)
         return
 
 
-def _find_choices(before: Sequence[str], cwd: Path) -> Choices:
-    """The choices, also in the folder of `--config-dir` if the line has it."""
+def _find_search_path(before: Sequence[str], cwd: Path) -> SearchPath:
+    """The folders of configs, also the one of `--config-dir` if the line has it."""
     config_dir: Path | None = None
     for index, word in enumerate(before):
         flag, equals, value = word.partition("=")
@@ -226,23 +226,23 @@ def _find_choices(before: Sequence[str], cwd: Path) -> Choices:
     if config_dir is not None and not (cwd / config_dir).is_dir():
         # A folder that is still being typed must not end the completion.
         config_dir = None
-    return Choices.of(config_dir, cwd)
+    return SearchPath.without_own(config_dir, cwd)
 
 
-def _override_candidates(choices: Choices, before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
+def _override_candidates(search: SearchPath, before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
     """Experiments, groups and keys; after an equals sign the values of the key."""
     sign = current[: len(current) - len(current.lstrip("+~"))]
     key, equals, value = current[len(sign) :].partition("=")
-    settings = choices.settings("config", before)
+    settings = read_settings(search, "config", before)
     if equals:
-        for candidate in _value_candidates(choices, settings, key, value, cwd):
+        for candidate in _value_candidates(search, settings, key, value, cwd):
             yield Candidate(f"{sign}{key}={candidate.word}", candidate.about)
         return
     end = "" if sign == "~" else "="
-    experiments = choices.options(EXPERIMENT)
+    experiments = options_of(search, EXPERIMENT)
     if not sign and experiments.keys().isdisjoint(before):
         yield from (Candidate(name, SearchPath.describe_file(file)) for name, file in experiments.items())
-    for name in choices.groups:
+    for name in search.groups():
         yield Candidate(f"{sign}{name}{end}")
     if sign == "+":
         # `+` adds what does not exist yet, and every key exists.
@@ -260,11 +260,11 @@ def _override_candidates(choices: Choices, before: Sequence[str], current: str, 
 
 
 def _value_candidates(
-    choices: Choices, settings: Mapping[str, object], key: str, value: str, cwd: Path
+    search: SearchPath, settings: Mapping[str, object], key: str, value: str, cwd: Path
 ) -> Iterator[Candidate]:
     """The values that a key may have, among which the shell chooses those that begin with `value`."""
-    if key in choices.groups or choices.search.is_group(key):
-        options = choices.options(key)
+    if key in search.groups() or search.is_group(key):
+        options = options_of(search, key)
         yield from (Candidate(option, SearchPath.describe_file(file)) for option, file in options.items())
         return
     if key == "resume":

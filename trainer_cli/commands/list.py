@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 
-from trainer_cli.commands.choices import Choices, keys, spell
+from trainer_cli.commands.choices import keys, options_of, search_configs, spell
 from trainer_cli.commands.command_line import add_config_dir
 from trainer_cli.config import SearchPath
 from trainer_cli.errors import UserError
@@ -30,66 +30,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the groups, each as `group=option  description` lines that can be pasted after a verb."""
-    choices = Choices.of(args.config_dir)
-    names = choices.groups
+    search = search_configs(args.config_dir)
+    names = search.groups()
     if args.group is not None:
         if args.group not in names:
             cure = did_you_mean(args.group, names).strip() or f"Available: {', '.join(names)}."
             raise UserError(f"there is no group {args.group!r}", cure=cure)
         names = [args.group]
     if args.json:
-        print_json({group: _plain_rows(group, choices) for group in names})
+        print_json({group: _plain_rows(group, search) for group in names})
         return 0
     if args.group is not None:
         print(
             "\n".join(
                 [
-                    *_describe_options(args.group, choices),
-                    *_list_files(args.group, choices),
+                    *_describe_options(args.group, search),
+                    *_list_files(args.group, search),
                     *_describe_keys(args.group),
                 ]
             )
         )
         return 0
-    print("\n\n".join("\n".join(_describe_options(group, choices)) for group in names))
+    print("\n\n".join("\n".join(_describe_options(group, search)) for group in names))
     # The star is explained only where it occurs.
-    if any(choices.is_own(file) for group in names for file in choices.options(group).values()):
+    if any(search.is_own(file) for group in names for file in options_of(search, group).values()):
         print("\n* yours")
-    elif above := choices.search.advise_project_above():
+    elif above := search.advise_project_above():
         print(f"\n{above.strip()}")
     return 0
 
 
-def _plain_rows(group: str, choices: Choices) -> list[dict[str, object]]:
+def _plain_rows(group: str, search: SearchPath) -> list[dict[str, object]]:
     """The options of a group as plain values, for JSON."""
     return [
         {
             "option": option,
             "description": SearchPath.describe_file(file),
             "file": str(file),
-            "own": choices.is_own(file),
+            "own": search.is_own(file),
         }
-        for option, file in choices.options(group).items()
+        for option, file in options_of(search, group).items()
     ]
 
 
-def _describe_options(group: str, choices: Choices) -> Iterator[str]:
+def _describe_options(group: str, search: SearchPath) -> Iterator[str]:
     """The name of a group, and a line for each option; the user's own have a star."""
-    options = choices.options(group)
+    options = options_of(search, group)
     width = max((len(option) for option in options), default=0)
     yield painted(group, "bold", sys.stdout)
     for option, file in options.items():
-        mark = "*" if choices.is_own(file) else " "
+        mark = "*" if search.is_own(file) else " "
         label = f"{mark} {spell(group, f'{option:{width}}')}  "
         line = beside(label, SearchPath.describe_file(file), line_width(sys.stdout))
         yield painted("*", "green", sys.stdout) + line[1:] if mark == "*" else line
 
 
-def _list_files(group: str, choices: Choices) -> Iterator[str]:
+def _list_files(group: str, search: SearchPath) -> Iterator[str]:
     """The file of each option of a group."""
     yield f"\n{painted('files', 'bold', sys.stdout)}"
-    for option, file in choices.options(group).items():
-        yield f"  {option}: {choices.search.label(file)}"
+    for option, file in options_of(search, group).items():
+        yield f"  {option}: {search.label(file)}"
 
 
 def _describe_keys(group: str) -> Iterator[str]:
