@@ -50,7 +50,7 @@ def test_ckpt_takes_globs_and_lists_as_they_are_written(arguments: list[str], ex
     line = read_overrides([*arguments, "seed=1"])
     assert line.ckpt == expected
     assert line.ckpt_given
-    assert line.lines == ["seed=1"]
+    assert [override.input_line for override in line.overrides] == ["seed=1"]
 
 
 def test_without_ckpt_none_is_given() -> None:
@@ -64,7 +64,8 @@ def test_an_empty_ckpt_is_an_error(argument: str) -> None:
 
 
 def test_experiment_is_appended_to_the_defaults() -> None:
-    assert read_overrides(["experiment=x", "+experiment=y"]).lines == ["+experiment=x", "+experiment=y"]
+    overrides = read_overrides(["experiment=x", "+experiment=y"]).overrides
+    assert [override.input_line for override in overrides] == ["+experiment=x", "+experiment=y"]
 
 
 @pytest.mark.parametrize("key", DATA_KEYS)

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import EnumMeta
 from typing import Any
 
 from hydra.core.override_parser.types import Override, QuotedString
@@ -48,7 +47,7 @@ from trainer_cli.values import (
     MISSING,
     SECTION,
     ValueKind,
-    check_rules,
+    check_values,
     kind_of,
     name_of,
     show_value,
@@ -107,7 +106,7 @@ class _Validation:
             key_path = (*path, name)
             kind = config_field.type
             if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-                if (value := self._check_value(config_field, child, key_path)) is not _NO_VALUE:
+                if (value := self._check_value(section, config_field, child, key_path)) is not _NO_VALUE:
                     converted[name] = value
             elif child.is_mapping:
                 converted[name] = self.check_section(kind, child, key_path)
@@ -121,7 +120,9 @@ class _Validation:
         try:
             return section(**converted)
         except ConfigError as error:
-            self._add(tuple((error.location or "").split(".")), error)
+            key_path = tuple((error.location or "").split("."))
+            node_at_key = self._tree.root.at(key_path)
+            self._add(key_path, error, None if node_at_key is None else node_at_key.plain())
             return section()
 
     def _add_unknown_key(self, path: KeyPath, node: Node, known_fields: list[str]) -> None:
@@ -148,32 +149,27 @@ class _Validation:
             hint = f"Say where it belongs: write '{correction}'."
         return ConfigError(mistake.message, location=mistake.location, source=source, code=mistake.code, hint=hint)
 
-    def _check_value(self, config_field: dataclasses.Field[Any], node: Node, path: KeyPath) -> Any:
+    def _check_value(self, section: type, config_field: dataclasses.Field[Any], node: Node, path: KeyPath) -> Any:
         """The resolved value of one key, of its type; _NO_VALUE where it is wrong or still to be given."""
         if node.value == MISSING:
             self._require(path)
             return _NO_VALUE
-        kind = kind_of(config_field.type)
         # The schema declares these as Any or as mappings, so that their shape is checked here.
         if path[0] in (*OPEN, "ckpt"):
             self._check_shape(path[0], node.plain())
-        resolved = self._resolve(node, path)
+        resolved, kind = self._resolve(node, path), kind_of(config_field.type)
         if kind is not None and path not in self._wrong:
             resolved = self._convert(kind, node.plain(), resolved, path)
-            for mistake in kind.mistakes(resolved, ".".join(path)):
-                self._add_wrong_type(path, mistake, kind, resolved)
         wrong_references = [f"${{{'.'.join(wrong)}}}" for wrong in self._wrong]
-        if node.is_interpolation and any(reference in node.value for reference in wrong_references):
-            return _NO_VALUE  # The default `runs/${name}` is not to blame for a wrong name.
-        if path not in self._wrong:
-            try:
-                check_rules(config_field.metadata, ".".join(path), resolved)
-            except ConfigError as error:
-                self._add(path, error)
-        if path in self._wrong:
+        # The default `runs/${name}` is not to blame for a wrong name.
+        is_wrong = node.is_interpolation and any(reference in node.value for reference in wrong_references)
+        if is_wrong or path in self._wrong:
             return _NO_VALUE
-        # The member's name is what a config writes.
-        return config_field.type[resolved] if isinstance(config_field.type, EnumMeta) else resolved
+        try:
+            return check_values(section, {path[-1]: resolved}, ".".join(path[:-1]))[path[-1]]
+        except ConfigError as error:
+            self._add(path, error, resolved)
+            return _NO_VALUE
 
     def _resolve(self, node: Node, path: KeyPath) -> Any:
         """A value with interpolations resolved. Wrong items of a mapping or list are left out."""
@@ -294,33 +290,24 @@ class _Validation:
             key = ".".join(path)
             self._report(path, f"{key} must be given", f"Add {key}=VALUE to the command line.", code=Code.not_given)
 
-    def _add_wrong_type(self, path: KeyPath, mistake: ConfigError, kind: ValueKind, value: Any) -> None:
-        """Report a wrong type; the hint on quotes depends on where the value was written."""
-        source = self._tree.source(path)
-        hint = mistake.hint
-        if not (hint or "").startswith("Did you mean"):
-            hint = hint_on_setting(".".join(path), to_yaml_line(value), source=source, below=False) or hint
-        if path == ("resume",):
-            self._refuse(path, value, f"{', '.join(RESUME_WORDS)} or a path", hint or "")
-            return
-        if hint == IN_QUOTES and source == COMMAND_LINE:
-            hint = f"Write {'.'.join(path)}={as_text(self._tree.written(path, value))} if a string is meant."
-        self._report(path, mistake.message, hint or "", code=mistake.code)
-
     def _refuse(self, path: KeyPath, value: Any, kind: str, hint: str = "") -> None:
         """Report a value that is not of the described `kind`."""
         self._report(
             path, f"{'.'.join(path)} is {show_value(value)}, but it must be {kind}", hint, code=Code.wrong_type
         )
 
-    def _add(self, path: KeyPath, error: ConfigError) -> None:
-        """Report an error that a check of values raised, with a hint that can be typed on the command line."""
-        hint, key = error.hint or "", ".".join(path)
-        node = self._tree.root.at(path)
-        is_list = node is not None and isinstance(node.value, list)
-        typed = self._tree.source(path) == COMMAND_LINE and not is_list
+    def _add(self, path: KeyPath, error: ConfigError, value: Any = None) -> None:
+        """Report an error that a check of a value raised, with a hint that can be typed where the value was written."""
+        hint, key, source = error.hint or "", ".".join(path), self._tree.source(path)
+        if error.code is Code.wrong_type:
+            if not hint.startswith("Did you mean"):
+                hint = hint_on_setting(key, to_yaml_line(value), source=source, below=False) or hint
+            if path == ("resume",):
+                self._refuse(path, value, f"{', '.join(RESUME_WORDS)} or a path", hint)
+            if hint == IN_QUOTES and source == COMMAND_LINE:
+                hint = f"Write {key}={as_text(self._tree.written(path, value))} if a string is meant."
         # The hint names one value: of a list it replaces one item.
-        if typed and re.fullmatch(r"Did you mean '[^'=]*'\?", hint):
+        elif source == COMMAND_LINE and not isinstance(value, list) and re.fullmatch(r"Did you mean '[^'=]*'\?", hint):
             hint = hint.replace("'", f"'{key}=", 1)
         self._report(path, error.message, hint, code=error.code)
 

@@ -14,6 +14,7 @@ from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.overrides import (
     Append,
     did_you_mean_override,
+    hint_on_list,
     hint_on_setting,
     line_of,
     override_error,
@@ -268,5 +269,4 @@ def _interpolation_error(line: str, key: str, text: str) -> ConfigError:
 
 def _list_item_error(line: str, list_key: str) -> ConfigError:
     """Refuse an item of a list by its index, which would name another item after the list changes."""
-    hint = f"Write the whole list, {list_key}=[...], or add to its end, {list_key}+=ITEM."
-    return override_error(f"{line}: {list_key} is a list, whose items are not set singly", hint)
+    return override_error(f"{line}: {list_key} is a list, whose items are not set singly", hint_on_list(list_key))

@@ -52,7 +52,7 @@ class Append(NamedTuple):
     """The value with its quotes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CommandLine:
     """A parsed command line: overrides in Hydra's grammar, `ckpt`, appends, and mistakes for the other arguments."""
 
@@ -61,11 +61,6 @@ class CommandLine:
     ckpt_given: bool = False
     appends: list[Append] = field(default_factory=list)
     mistakes: list[ConfigError] = field(default_factory=list)
-
-    @property
-    def lines(self) -> list[str]:
-        """The overrides as text."""
-        return [line_of(override) for override in self.overrides]
 
 
 def override_error(message: str, hint: str | None = None, code: Code = Code.override) -> ConfigError:
@@ -291,68 +286,78 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
     The result has a mistake for each argument that cannot be read.
     """
     command = CommandLine()
-    ckpt_patterns: list[str] = []
-    ckpt_given, ckpt_is_single = False, True
     # One parser for all arguments: to make one takes a table of Hydra's functions.
     parser = OverridesParser.create()
     for argument in join_split(arguments):
-        if " " in argument and argument not in arguments:
-            message = f"the shell has split {argument!r} at its spaces"
-            command.mistakes.append(override_error(message, f"Put it in quotes: {shlex.quote(argument)}."))
-            continue
-        if not _is_text(argument):
-            message = f"{argument!r} holds bytes that are not characters of {sys.getfilesystemencoding()}"
-            hint = "Write it in UTF-8, under a locale such as LC_ALL=C.UTF-8."
-            command.mistakes.append(override_error(message, hint))
-            continue
-        key, equals, value = argument.partition("=")
-        if equals and key.lstrip("+").rstrip("+") == "ckpt":
-            ckpt_given = True
-            try:
-                new_patterns, is_list = _parse_ckpt(value, argument)
-            except ConfigError as error:
-                command.mistakes.append(error)
-                continue
-            ckpt_is_single = ckpt_is_single and not is_list and not key.endswith("+")
-            ckpt_patterns += new_patterns
-            continue
-        is_append = bool(equals) and key.endswith("+")
-        if is_append and key.startswith(("+", "~")):
-            hint = f"To add to the end of a list, write '{key.strip('+~')}+={value}'."
-            command.mistakes.append(override_error(f"cannot read the override {argument!r}", hint))
-            continue
-        # Hydra's grammar has no `+=`: the value is parsed as that of `key=value`.
-        plain_argument = f"{key[:-1]}={value}" if is_append else argument
         try:
-            sign = _implied_sign(key) if equals else ""
-            override = parser.parse_override(f"{sign}{plain_argument}")
-            if sign == "++":
-                # Messages and provenance show the key as it is documented.
-                override.input_line = argument
-            is_too_deep = not override.is_sweep_override() and _nesting_depth(override.value()) > DEEPEST
-        except (HydraException, ValueError, RecursionError):
-            message = f"cannot read the override {argument!r}" if equals else f"{argument!r} is not an override"
-            command.mistakes.append(override_error(message, hint_on_syntax(argument)))
-            continue
-        if is_too_deep:
-            command.mistakes.append(override_error(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
-        elif override.is_sweep_override():
-            command.mistakes.append(_several_values_error(argument, override.value(), arguments))
-        elif _has_sweep(override.value()):
-            hint = f"Give whole values instead: '{override.get_key_element()}=[A],[B]', with -m (train fit -m)."
-            command.mistakes.append(override_error(f"{argument!r} has values to sweep inside of another", hint))
-        elif is_append:
-            parsed_value: Any = override.value()
-            values = parsed_value if isinstance(parsed_value, list) else [parsed_value]
-            command.appends.append(Append(path_of(override), values, argument, value_in_quotes(override)))
-        else:
-            command.overrides.append(override)
-            # Overrides apply before all appends, so an append that was written before its list is replaced must go.
-            command.appends[:] = [append for append in command.appends if not _replaces(override, append.path)]
-    # A single name stays a string, as a config file has it.
-    is_list = len(ckpt_patterns) > 1 or not ckpt_is_single
-    ckpt = ckpt_patterns if is_list else ckpt_patterns[0] if ckpt_patterns else None
-    return CommandLine(command.overrides, ckpt, ckpt_given, command.appends, command.mistakes)
+            if " " in argument and argument not in arguments:
+                message = f"the shell has split {argument!r} at its spaces"
+                raise override_error(message, f"Put it in quotes: {shlex.quote(argument)}.")
+            if not _is_text(argument):
+                message = f"{argument!r} holds bytes that are not characters of {sys.getfilesystemencoding()}"
+                raise override_error(message, "Write it in UTF-8, under a locale such as LC_ALL=C.UTF-8.")
+            key, equals, value = argument.partition("=")
+            if equals and key.lstrip("+").rstrip("+") == "ckpt":
+                _add_ckpt(command, _parse_ckpt(value, argument), appends=key.endswith("+"))
+            else:
+                _add_override(command, argument, parser, arguments)
+        except ConfigError as mistake:
+            command.mistakes.append(mistake)
+    return command
+
+
+def _add_ckpt(command: CommandLine, ckpt: str | list[str] | None, *, appends: bool) -> None:
+    """Add the value of a `ckpt=` to the command line; of several, all count."""
+    command.ckpt_given = True
+    if ckpt is None:
+        return
+    patterns = ckpt if isinstance(ckpt, list) else [ckpt]
+    if command.ckpt is not None:
+        earlier = command.ckpt if isinstance(command.ckpt, list) else [command.ckpt]
+        command.ckpt = [*earlier, *patterns]
+    else:
+        # A single name stays a string, as a config file has it.
+        command.ckpt = patterns if appends else ckpt
+
+
+def _add_override(command: CommandLine, argument: str, parser: OverridesParser, arguments: Sequence[str]) -> None:
+    """Parse an argument and add it to the overrides or appends of the command line. `arguments`: all that are given.
+
+    Raises:
+        ConfigError: it cannot be read, or does not have one value.
+    """
+    key, equals, value = argument.partition("=")
+    is_append = bool(equals) and key.endswith("+")
+    if is_append and key.startswith(("+", "~")):
+        hint = f"To add to the end of a list, write '{key.strip('+~')}+={value}'."
+        raise override_error(f"cannot read the override {argument!r}", hint)
+    # Hydra's grammar has no `+=`: the value is parsed as that of `key=value`.
+    plain_argument = f"{key[:-1]}={value}" if is_append else argument
+    try:
+        sign = _implied_sign(key) if equals else ""
+        override = parser.parse_override(f"{sign}{plain_argument}")
+        if sign == "++":
+            # Messages and provenance show the key as it is documented.
+            override.input_line = argument
+        is_too_deep = not override.is_sweep_override() and _nesting_depth(override.value()) > DEEPEST
+    except (HydraException, ValueError, RecursionError):
+        message = f"cannot read the override {argument!r}" if equals else f"{argument!r} is not an override"
+        raise override_error(message, hint_on_syntax(argument)) from None
+    if is_too_deep:
+        raise override_error(f"{argument[:40]}... is nested more than {DEEPEST} deep")
+    if override.is_sweep_override():
+        raise _several_values_error(argument, override.value(), arguments)
+    if _has_sweep(override.value()):
+        hint = f"Give whole values instead: '{override.get_key_element()}=[A],[B]', with -m (train fit -m)."
+        raise override_error(f"{argument!r} has values to sweep inside of another", hint)
+    if is_append:
+        parsed_value: Any = override.value()
+        values = parsed_value if isinstance(parsed_value, list) else [parsed_value]
+        command.appends.append(Append(path_of(override), values, argument, value_in_quotes(override)))
+    else:
+        command.overrides.append(override)
+        # Overrides apply before all appends, so an append that was written before its list is replaced must go.
+        command.appends[:] = [append for append in command.appends if not _replaces(override, append.path)]
 
 
 def join_split(arguments: Sequence[str]) -> list[str]:
@@ -406,22 +411,21 @@ def _nesting_depth(value: Any) -> int:
     return 0 if items is None else 1 + max(map(_nesting_depth, items), default=0)
 
 
-def _parse_ckpt(value: str, argument: str) -> tuple[list[str], bool]:
-    """The patterns of `ckpt=VALUE`, and whether VALUE is a list `[a,b]`."""
+def _parse_ckpt(value: str, argument: str) -> str | list[str] | None:
+    """The pattern of `ckpt=VALUE`, or the patterns of a list `[a,b]`."""
     text = strip_quotes(value.strip())
     if text == "null":
-        return [], False
+        return None
     if value.strip() == PYTHONS_NULL:
-        hint = "Write ckpt=null."
-        raise override_error(f"ckpt: {PYTHONS_NULL} is a string here, and not null", hint)
+        raise override_error(f"ckpt: {PYTHONS_NULL} is a string here, and not null", "Write ckpt=null.")
     if not text:
         raise override_error("ckpt= names nothing", "Give a path, a glob, or ckpt=null.")
-    if not (text.startswith("[") and text.endswith("]") and closes_at_end(text)):
-        return [text], False
+    if not (text.startswith("[") and closes_at_end(text)):
+        return text
     patterns = [strip_quotes(pattern.strip()) for pattern in split_at_commas(text[1:-1])]
     if not all(patterns):
         raise override_error(f"{argument} has an empty part", "Write ckpt='[a,b]'.")
-    return patterns, True
+    return patterns
 
 
 def suggest_list(key: str, interval: IntervalSweep) -> str:
@@ -530,6 +534,11 @@ def _is_text(argument: str) -> bool:
     return True
 
 
+def hint_on_list(key: str) -> str:
+    """How to change a list, whose items are not set singly: their indices change with the list."""
+    return f"Write the whole list, {key}=[...], or add to its end, {key}+=ITEM."
+
+
 def hint_on_syntax(argument: str) -> str:
     """The hint for an argument that cannot be read."""
     key, equals, value = argument.partition("=")
@@ -542,8 +551,7 @@ def hint_on_syntax(argument: str) -> str:
     if not key.strip("+~"):
         return HOW_TO_OVERRIDE
     if match := re.fullmatch(r"([\w.]+)\[\d+\](.*)", key):
-        name = match[1]
-        return f"A single item cannot be set: write the whole list, {name}=[...], or add to its end, {name}+=ITEM."
+        return f"A single item cannot be set. {hint_on_list(match[1])}"
     if key.count("@") > 1:
         group, _, *packages = key.split("@")
         return f"A group takes one package: '{group}@{packages[-1]}={value}'."
