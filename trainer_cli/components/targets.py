@@ -400,27 +400,21 @@ def _import(name: str, path: str, where: str) -> ModuleType:
     """
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # A missing import inside the module is an error of that code, not of the config.
-        if error.name != name:
-            error.add_note(f"while importing {name} for _target_ {path} ({where})")
-            raise
-        if "." in name:
-            raise
-        hint = did_you_mean(name, sys.modules) or " Install it, or mend the name."
-        raise _target_error(f"_target_ {path}: there is no package {name!r}", where, hint.strip()) from None
     except SyntaxError as error:
         problem = f"{error.filename}:{error.lineno}: {error.msg}"
         raise _target_error(f"_target_ {path} cannot be imported: {problem}", where) from None
-    except ImportError as error:
-        if "no known parent package" in str(error):
-            raise _relative_import_error(error, path, where) from None
-        error.add_note(f"while importing {name} for _target_ {path} ({where})")
-        raise
     # A script without a main guard would end the command without a word.
     except SystemExit:
         raise _target_error(f"_target_ {path}: importing {name} ends the process", where) from None
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            if "." in name:
+                raise
+            hint = did_you_mean(name, sys.modules) or " Install it, or mend the name."
+            raise _target_error(f"_target_ {path}: there is no package {name!r}", where, hint.strip()) from None
+        if isinstance(error, ImportError) and "no known parent package" in str(error):
+            raise _relative_import_error(error, path, where) from None
+        # An error of that module's own code, not of the config.
         error.add_note(f"while importing {name} for _target_ {path} ({where})")
         raise
 

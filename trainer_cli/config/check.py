@@ -50,8 +50,8 @@ from trainer_cli.values import (
     check_values,
     kind_of,
     name_of,
-    show_value,
     to_yaml_line,
+    unfit_value,
 )
 
 NODE = "a node with `_target_`, or null"
@@ -292,9 +292,8 @@ class _Validation:
 
     def _refuse(self, path: KeyPath, value: Any, kind: str, hint: str = "") -> None:
         """Report a value that is not of the described `kind`."""
-        self._report(
-            path, f"{'.'.join(path)} is {show_value(value)}, but it must be {kind}", hint, code=Code.wrong_type
-        )
+        error = unfit_value(".".join(path), value, kind)
+        self._report(path, error.message, hint, code=error.code)
 
     def _add(self, path: KeyPath, error: ConfigError, value: Any = None) -> None:
         """Report an error that a check of a value raised, with a hint that can be typed where the value was written."""

@@ -29,7 +29,7 @@ from trainer_cli.config.contradictions import check_processes, find_contradictio
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles, find_choices, find_overruled, split_package
 from trainer_cli.config.hydra_errors import translate_error
-from trainer_cli.config.overrides import Append, CommandLine, correct_choice, line_of, override_error, parse_overrides
+from trainer_cli.config.overrides import CommandLine, correct_choice, line_of, override_error, parse_overrides
 from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import (
     SearchPath,
@@ -411,12 +411,12 @@ def _load(source: str | Path, cwd: Path) -> tuple[ConfigTree, str, list[ConfigEr
 
 
 class _Line(NamedTuple):
-    """The valid overrides of a command line: choices of groups, values and appends; and the mistakes in others."""
+    """The valid overrides of a command line, sorted, and the mistakes in others."""
 
     choices: list[Override]
-    values: list[Override]
-    command: CommandLine
-    appends: list[Append]
+    """Choices of groups."""
+    values: CommandLine
+    """What sets values."""
     mistakes: list[ConfigError]
     is_whole: bool
     """Whether every choice of a group could be read."""
@@ -435,13 +435,16 @@ def _check_line(search: SearchPath, line: CommandLine) -> _Line:
     valid_choices += [
         override for override in corrected if override is not None and not any(find_wrong_choice(search, override))
     ]
-    values = [
-        override for override in line.overrides if override not in choices and line_of(override) not in refused_lines
-    ]
-    appends = [override for override in line.appends if override.line not in refused_lines]
-    return _Line(
-        valid_choices, values, line, appends, mistakes, not line.mistakes and len(valid_choices) == len(choices)
+    values = replace(
+        line,
+        overrides=[
+            override
+            for override in line.overrides
+            if override not in choices and line_of(override) not in refused_lines
+        ],
+        appends=[append for append in line.appends if append.line not in refused_lines],
     )
+    return _Line(valid_choices, values, mistakes, not line.mistakes and len(valid_choices) == len(choices))
 
 
 def _compose_draft(search: SearchPath, command: CommandLine) -> _Draft:
@@ -472,10 +475,10 @@ def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments
     """Apply the overrides, then fill in `ckpt`, `name` and the schema's defaults."""
     tree = draft.tree
     switches = {choice.key_or_group: line_of(choice) for choice in line.choices if switches_off(choice)}
-    mistakes = override_values.apply(tree, line.values, search, switches)
-    if line.command.ckpt_given:
+    mistakes = override_values.apply(tree, line.values.overrides, search, switches)
+    if line.values.ckpt_given:
         # Not by Hydra's grammar, to which a glob such as step[12]* is a list or no value at all.
-        ckpt = line.command.ckpt
+        ckpt = line.values.ckpt
         tree.root.put(("ckpt",), Node.of(ckpt, ValueOrigin(COMMAND_LINE, f"ckpt={ckpt}")))
     name = tree.root.get("name") or Node(None)
     if name.value is None:
@@ -483,7 +486,7 @@ def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments
         tree.root.put(("name",), Node(default_name, name.origin, name.text))
     # This comes before the appends: they may extend a list that only the schema has.
     tree.root = fill_defaults(tree.root)
-    for append in line.appends:
+    for append in line.values.appends:
         if (mistake := override_values.append(tree.root, append)) is not None:
             mistakes.append(mistake)
     return draft._replace(mistakes=draft.mistakes + (mistakes if draft.is_whole else []))

@@ -11,13 +11,13 @@ described in docs/configuration.md:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from hydra.core.override_parser.types import Override
 
 from trainer_cli.config import hydra_compat
 from trainer_cli.config.check import COMPONENTS, switches_off
-from trainer_cli.config.files import ConfigFiles, is_component, read_chosen_groups
+from trainer_cli.config.files import ConfigFiles, is_component, read_entries
 from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
 from trainer_cli.config.overrides import line_of, parse_overrides
 from trainer_cli.config.search_path import SearchPath
@@ -90,15 +90,14 @@ def _replaced_groups(
     search: SearchPath, defaults_list: DefaultsList, choices: Sequence[Override], files: ConfigFiles
 ) -> Iterator[str]:
     """The groups whose default choice is replaced by a component that an experiment writes out."""
-    files_of_experiments = [
-        search.find(entry.name) for entry in defaults_list.merged if entry.name.startswith("experiment/")
-    ]
-    documents = [files[file].values for file in files_of_experiments if file is not None]
+    experiments = [entry.name for entry in defaults_list.merged if entry.name.startswith("experiment/")]
+    trees = {name: files[file].tree for name in experiments if (file := search.find(name)) is not None}
     chosen_groups = {choice.key_or_group for choice in choices if choice.package is None}
-    chosen_groups.update(group for document in documents for group in read_chosen_groups(document))
+    for name, tree in trees.items():
+        chosen_groups.update(entry.group for entry in read_entries(tree, name) if not entry.package)
     for group in COMPONENTS:
-        nodes = [document.get(group) for document in documents]
-        is_written_out = any(isinstance(node, Mapping) and is_component(group, node) for node in nodes)
+        nodes = [tree.value.get(group) for tree in trees.values()]
+        is_written_out = any(node is not None and is_component(group, node.plain()) for node in nodes)
         has_default = defaults_list.chosen.get(group) is not None
         if is_written_out and has_default and group not in chosen_groups:
             yield group

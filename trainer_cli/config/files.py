@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.hydra_compat import SCHEMA, Loaded, Merged
+from trainer_cli.config.hydra_compat import SCHEMA, Merged
 from trainer_cli.config.overrides import line_of, override_error
 from trainer_cli.config.search_path import SearchPath, search_folders
 from trainer_cli.config.tree import COMMAND_LINE, ChosenOption, ConfigTree, Node, ValueOrigin
@@ -284,20 +284,12 @@ _IDENTITY_KEYS = (("_target_",), ("dtype",))
 """Keys that identify an option. An option that loses one of these to an experiment has no effect."""
 
 
-def is_component(section: str, node: Mapping[str, Any]) -> bool:
-    """Whether a node is a whole component: it has a target, or is a mapping of names to schedulers."""
-    if "_target_" in node or section != "scheduler":
-        return "_target_" in node
+def is_component(section: str, node: Any) -> bool:
+    """Whether a value is a whole component: it has a target, or is a mapping of names to schedulers."""
+    if not isinstance(node, Mapping) or "_target_" in node or section != "scheduler":
+        return isinstance(node, Mapping) and "_target_" in node
     schedulers = [child for child in node.values() if isinstance(child, Mapping) and "_target_" in child]
     return bool(schedulers) and all(child is None or child in schedulers for child in node.values())
-
-
-def read_chosen_groups(document: Mapping[str, Any]) -> list[str]:
-    """The groups of an experiment's defaults list, without those for another package."""
-    defaults = document.get("defaults")
-    entries = [entry for entry in defaults if isinstance(entry, Mapping)] if isinstance(defaults, list) else []
-    names = [str(key).split()[-1].lstrip("/") for entry in entries for key in entry]
-    return [name for name in names if "@" not in name]
 
 
 def find_overruled(
@@ -364,21 +356,12 @@ class ConfigFiles:
         self.read: dict[Path, Reading] = {}
         """The files read so far, in that order."""
 
-    def load(self, name: str) -> Loaded | None:
-        """The values of a config, and its package."""
-        file = self.search.find(name)
+    def load(self, name: str) -> Reading | None:
+        """The config of this name; empty for the schema, which is no file."""
+        file = self.search.find(name.removesuffix(".yaml"))
         if file is None:
-            return Loaded({}, None) if name == SCHEMA else None
-        reading = self[file]
-        return Loaded(reading.values, reading.package)
-
-    def is_group(self, name: str) -> bool:
-        """Whether there is such a group."""
-        return self.search.is_group(name)
-
-    def options(self, group: str) -> list[str]:
-        """The names of a group's configs."""
-        return [*self.search.options(group)]
+            return Reading() if name == SCHEMA else None
+        return self[file]
 
     @property
     def mistakes(self) -> list[ConfigError]:

@@ -22,7 +22,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
-from omegaconf._utils import get_yaml_loader
+from omegaconf._utils import get_yaml_loader as get_yaml_loader
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.resolvers.oc import env
 
@@ -30,10 +30,6 @@ from trainer_cli.errors import keep_secret
 
 if TYPE_CHECKING:
     from trainer_cli.config.files import ConfigFiles
-
-__all__ = [
-    "SCHEMA", "DefaultsList", "Loaded", "Merged", "defaults_list", "get_yaml_loader", "repository",
-]  # fmt: skip
 
 SCHEMA = "train_schema"
 """Name under which the schema is listed first in a primary config's defaults."""
@@ -51,13 +47,6 @@ class DefaultsList(NamedTuple):
 
     merged: list[Merged]
     chosen: dict[str, str | None]
-
-
-class Loaded(NamedTuple):
-    """A config: its values, with the defaults list, and its `# @package`."""
-
-    values: dict[Any, Any]
-    package: str | None
 
 
 def repository(configs: ConfigFiles) -> ConfigRepository:
@@ -123,26 +112,27 @@ class _Source(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """The keys of a config with its whole defaults list, but without other values."""
-        loaded = self._configs.load(config_path.removesuffix(".yaml")) or Loaded({}, None)
+        reading = self._configs.load(config_path)
+        values = {} if reading is None else reading.values
         # Copying the values takes time, and Hydra asks only whether there are any.
         keys = {
             key: type(value)() if key != "defaults" and isinstance(value, dict | list) else value
-            for key, value in loaded.values.items()
+            for key, value in values.items()
         }
-        header = {"package": loaded.package}
+        header = {"package": None if reading is None else reading.package}
         return ConfigResult(provider=self.provider, path=self.path, config=OmegaConf.create(keys), header=header)
 
     def is_group(self, config_path: str) -> bool:
-        return self._configs.is_group(config_path)
+        return self._configs.search.is_group(config_path)
 
     def is_config(self, config_path: str) -> bool:
-        return self._configs.load(config_path.removesuffix(".yaml")) is not None
+        return self._configs.load(config_path) is not None
 
     def available(self) -> bool:
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return self._configs.options(config_path)
+        return [*self._configs.search.options(config_path)]
 
 
 class _Repository(ConfigRepository):

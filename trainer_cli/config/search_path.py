@@ -42,13 +42,12 @@ class SearchPath(NamedTuple):
             ConfigError: no such folder, or no config in it.
         """
         # It is resolved: messages shorten paths by it, and links would keep them long.
-        current_folder = (cwd or Path.cwd()).resolve()
-        dirs = [*config_dirs(config_dir, current_folder, PACKAGE), *addon_folders()]
-        if config_dir is not None and next(configs(dirs[0]), None) is None:
+        search = cls.without_own(config_dir, (cwd or Path.cwd()).resolve())
+        search = search._replace(primary=config_name.removesuffix(".yaml"))
+        if config_dir is not None and next(configs(search.dirs[0]), None) is None:
             raise ConfigError(f"{config_dir} holds no configs: no .yaml in it or below it", source="--config-dir")
-        primary = config_name.removesuffix(".yaml")
-        search = cls(dirs, current_folder, project_root(config_dir, current_folder), primary)
-        dirs += [folder for folder in _own_search_path(search.find(primary), current_folder) if folder not in dirs]
+        added = _own_search_path(search.find(search.primary), search.cwd)
+        search.dirs.extend(folder for folder in added if folder not in search.dirs)
         return search
 
     @classmethod

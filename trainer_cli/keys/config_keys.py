@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.auto_values import is_auto_batch_size
-from trainer_cli.errors import ConfigError, raise_all
+from trainer_cli.errors import Code, ConfigError, raise_all
 from trainer_cli.keys.resume_rules import why_may_change
 from trainer_cli.schema import TrainConfig
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
-from trainer_cli.values import MISSING, ValueKind, check_rules, kind_of
+from trainer_cli.values import MISSING, ValueKind, check_values, kind_of, unfit_value
 
 KeyPath = tuple[str, ...]
 
@@ -104,17 +104,16 @@ def kind_at(key: str) -> ValueKind | None:
 
 def why_refused(key: str, value: Any) -> str | None:
     """Why a plain value is refused for a key of the schema or of `data`; None if it is accepted, or the key unknown."""
-    section, _, name = key.partition(".")
+    prefix, _, name = key.rpartition(".")
     entry = next((entry for entry in list_keys() if entry.key == key and not entry.is_section), None)
     try:
-        if section == "data":
+        if prefix == "data":
             raise_all(list(check_data_counts({name: value})))
-        elif entry is not None and (kind := kind_of(entry.kind)) is not None:
+        elif entry is not None:
+            kind = kind_of(entry.kind)
             # A whole number is read as a string where only a string may be.
-            value = str(value) if type(value) is int and "str" in kind.names else value
-            raise_all(list(kind.mistakes(value, key)))
-        if entry is not None:
-            check_rules(entry.rules, key, value)
+            is_text = type(value) is int and kind is not None and "str" in kind.names
+            check_values(entry.section, {name: str(value) if is_text else value}, prefix)
     except ConfigError as error:
         return error.message
     return None
@@ -129,8 +128,8 @@ def check_data_counts(node: Mapping[str, Any]) -> Iterator[ConfigError]:
         if value is None or value == MISSING or is_valid:
             continue
         auto = ", or auto, or auto:LIMIT" if name == "batch_size" and isinstance(value, str) else ""
-        message = f"data.{name} is {value!r}, but it must be a whole number of at least {least}{auto}"
-        yield ConfigError(message, location=f"data.{name}")
+        expected = f"a whole number of at least {least}{auto}"
+        yield unfit_value(f"data.{name}", value, expected, code=Code.wrong_value)
 
 
 def defaults() -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import Code, ConfigError
 from trainer_cli.patterns import check_pattern
 from trainer_cli.terminal import format_count
+from trainer_cli.values import unfit_value
 
 _LONGEST_NAME = 255
 """Bytes of a file name on the usual file systems."""
@@ -21,7 +22,7 @@ def check_folder(key: str, value: str | None, *, instead: str, urls: bool = Fals
         hint = "Write the whole path, or ${oc.env:HOME}."
         raise ConfigError(f"{key} is {value!r}, but only a shell expands ~", location=key, hint=hint)
     if "://" in value and not urls:
-        raise ConfigError(f"{key} is {value!r}, but it must be a local folder", location=key)
+        raise unfit_value(key, value, "a local folder", code=Code.wrong_value)
     check_length(key, value)
 
 

@@ -22,7 +22,7 @@ from trainer_cli.loads import LoadOptions, check_mapping, check_states
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, filled_folder
 from trainer_cli.schema.field_checks import check_folder, check_patterns
 from trainer_cli.steps import Duration, Unit
-from trainer_cli.values import at_least, check_duration, check_fields, checked, duration, needs, show_value
+from trainer_cli.values import at_least, check_duration, check_fields, checked, duration, needs, unfit_value
 
 
 class Device(StrEnum):
@@ -92,25 +92,28 @@ class LogLevel(StrEnum):
     error = "error"
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check_microbatch(key: str, value: Any) -> None:
-    is_count = isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
+    is_count = _is_number(value) and value >= 1 and value % 1 == 0
     if value not in (None, "auto") and not is_count:
-        raise ConfigError(f"{key} is {value!r}, but it must be auto, a number of samples, or null", location=key)
+        raise unfit_value(key, value, "auto, a number of samples, or null", code=Code.wrong_value)
 
 
 def _check_limit(key: str, value: Any) -> None:
     """Refuse a limit of batches that is neither a count nor a fraction."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    is_fraction = isinstance(value, float) and 0 < value <= 1
-    if value is not None and not is_count and not is_fraction:
+    is_limit = _is_number(value) and (0 < value <= 1 if isinstance(value, float) else value >= 1)
+    if value is not None and not is_limit:
         allowed = "a number of batches (at least 1) or a fraction (above 0, at most 1.0)"
-        raise ConfigError(f"{key} is {value!r}, but it must be {allowed}", location=key)
+        raise unfit_value(key, value, allowed, code=Code.wrong_value)
 
 
 def _check_loss_scale(key: str, value: Any) -> None:
     """Refuse a loss scale that is neither `dynamic` nor a finite number above 0."""
     # An infinite scale would make every gradient infinite.
-    is_scale = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    is_scale = _is_number(value) and math.isfinite(value) and value > 0
     if value != "dynamic" and not is_scale:
         raise ConfigError(f"{key} is {value!r}, but it must be dynamic or a number above 0", location=key)
 
@@ -120,11 +123,8 @@ def _check_freeze(key: str, patterns: Any) -> None:
     if patterns is None:
         return
     if not isinstance(patterns, list | tuple | Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
-        message = (
-            f"{key} is {show_value(patterns)}, but it must be a list of patterns, or a mapping of patterns to durations"
-        )
-        hint = f"Write {key}=[{patterns}]." if isinstance(patterns, str) else None
-        raise ConfigError(message, location=key, code=Code.wrong_type, hint=hint)
+        hint = f"Write {key}=[{patterns}]." if isinstance(patterns, str) else ""
+        raise unfit_value(key, patterns, "a list of patterns, or a mapping of patterns to durations", hint)
     check_patterns(key, [*patterns])
     if isinstance(patterns, Mapping):
         # A time is no such duration: after it, a resumed run would be at another step.
@@ -135,8 +135,7 @@ def _check_freeze(key: str, patterns: Any) -> None:
 
 def _check_writer(key: str, writer: Any) -> None:
     if writer is not None and not (isinstance(writer, Mapping) and "_target_" in writer):
-        message = f"{key} is {show_value(writer)}, but it must be a node with `_target_`, or null"
-        raise ConfigError(message, location=key, code=Code.wrong_type)
+        raise unfit_value(key, writer, "a node with `_target_`, or null")
 
 
 def _check_eval_loaders(key: str, loaders: dict[str, Any]) -> None:
@@ -149,11 +148,9 @@ def _check_eval_loaders(key: str, loaders: dict[str, Any]) -> None:
         check_duration(f"{where}.interval", settings.get("interval"))
         steps, hook = settings.get("steps"), settings.get("hook", "validate")
         if steps is not None and (type(steps) is not int or steps < 1):
-            raise ConfigError(
-                f"{where}.steps is {steps!r}, but it must be a number of batches", location=f"{where}.steps"
-            )
+            raise unfit_value(f"{where}.steps", steps, "a number of batches", code=Code.wrong_value)
         if not (isinstance(hook, str) and hook.isidentifier()):
-            raise ConfigError(f"{where}.hook is {hook!r}, but it must be a name", location=f"{where}.hook")
+            raise unfit_value(f"{where}.hook", hook, "a name", code=Code.wrong_value)
 
 
 def _check_name(key: str, value: str | None) -> None:

@@ -3,7 +3,6 @@ from trainer_cli.values.fields import (
     check_at_least as check_at_least,
     check_duration as check_duration,
     check_fields as check_fields,
-    check_rules as check_rules,
     check_values as check_values,
     checked as checked,
     duration as duration,
@@ -18,4 +17,5 @@ from trainer_cli.values.kinds import (
     name_of as name_of,
     show_value as show_value,
     to_yaml_line as to_yaml_line,
+    unfit_value as unfit_value,
 )

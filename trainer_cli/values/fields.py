@@ -70,11 +70,11 @@ def check_values(section: type, values: Mapping[str, Any], path: str = "") -> di
         if field.name in values:
             key = f"{path}.{field.name}".lstrip(".")
             checked[field.name] = convert(field.type, values[field.name], key)
-            check_rules(field.metadata, key, checked[field.name])
+            _check_rules(field.metadata, key, checked[field.name])
     return checked
 
 
-def check_rules(rules: Mapping[str, Any], key: str, value: Any) -> None:
+def _check_rules(rules: Mapping[str, Any], key: str, value: Any) -> None:
     """Raise the ConfigError of the rule that a field was declared with: `rules` is its metadata."""
     if "at_least" in rules:
         check_at_least(key, value, rules["at_least"])

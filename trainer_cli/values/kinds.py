@@ -63,8 +63,7 @@ class ValueKind(NamedTuple):
     def mistakes(self, value: Any, key: str) -> Iterator[ConfigError]:
         """What is wrong with the value of `key`, or with values in it, each with its own key."""
         if not self._accepts(value):
-            message = f"{key} is {show_value(value)}, but it must be {self}"
-            yield ConfigError(message, location=key, code=Code.wrong_type, hint=self._hint(value) or None)
+            yield unfit_value(key, value, str(self), self._hint(value))
         elif isinstance(value, list | tuple):
             if self.items is not None and len(value) != len(self.items):
                 message = f"{key} has {format_count(len(value), 'value')}, but it must have {len(self.items)}"
@@ -140,6 +139,12 @@ def show_value(value: Any) -> str:
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
+def unfit_value(key: str, value: Any, expected: str, hint: str = "", code: Code = Code.wrong_type) -> ConfigError:
+    """The error for a value of a key that is not what it must be."""
+    message = f"{key} is {show_value(value)}, but it must be {expected}"
+    return ConfigError(message, location=key, code=code, hint=hint or None)
+
+
 def to_yaml_line(value: Any) -> str:
     """A value in YAML's one-line style."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...")
@@ -163,7 +168,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     if kind is None:
         return value
     if name_of(value) is None:
-        raise ConfigError(f"{key} is {show_value(value)}, but it must be {kind}", location=key, code=Code.wrong_type)
+        raise unfit_value(key, value, str(kind))
     for mistake in kind.mistakes(value, key):
         raise mistake
     if isinstance(annotation, EnumMeta):
@@ -179,8 +184,7 @@ def _make_section(section: type, value: Any, key: str) -> Any:
         ConfigError: the value is not a mapping, or has a key that the section does not have.
     """
     if not isinstance(value, Mapping):
-        message = f"{key} is {show_value(value)}, but it must be {SECTION}"
-        raise ConfigError(message, location=key, code=Code.wrong_type)
+        raise unfit_value(key, value, SECTION)
     keys = [field.name for field in dataclasses.fields(section)]
     for name in value:
         if name not in keys:
