@@ -18,53 +18,39 @@ def check_auto(config: TrainConfig) -> Iterator[ConfigError]:
         yield from _check_rate(config)
     for name, node in (config.optimizer or {}).items():
         if isinstance(node, Mapping) and node.get("lr") == AUTO:
-            yield ConfigError(
-                f"optimizer.{name}.lr is auto, which only a single optimizer may have",
-                location=f"optimizer.{name}.lr",
-                hint="Set a number.",
-            )
+            key = f"optimizer.{name}.lr"
+            message = f"{key} is auto, which only a single optimizer may have"
+            yield ConfigError(message, location=key, hint="Set a number.")
 
 
 def _check_rate(config: TrainConfig) -> Iterator[ConfigError]:
     """Refuse what contradicts `optimizer.lr=auto`."""
     for pattern, settings in config.param_groups.items():
         if isinstance(settings, Mapping) and "lr" in settings:
-            yield ConfigError(
-                f"optimizer.lr is auto, and the rate of param_groups.{pattern} is a number, which does not follow it",
-                location=LR,
-                hint=f"Give that group an lr_scale in place of lr: {settings['lr']}.",
+            message = (
+                f"optimizer.lr is auto, and the rate of param_groups.{pattern} is a number, which does not follow it"
             )
+            hint = f"Give that group an lr_scale in place of lr: {settings['lr']}."
+            yield ConfigError(message, location=LR, hint=hint)
     if config.parallel.strategy is ParallelStrategy.fsdp:
-        yield ConfigError(
-            "optimizer.lr is auto, but one process makes the range test alone, and the model is sharded",
-            location=LR,
-            hint="Set a number.",
-        )
+        message = "optimizer.lr is auto, but one process makes the range test alone, and the model is sharded"
+        yield ConfigError(message, location=LR, hint="Set a number.")
     if config.ckpt is not None and config.load.states != ["model"]:
-        yield ConfigError(
-            "optimizer.lr is auto, but load.states takes more than the weights from the checkpoint, so the rate too",
-            location="load.states",
-            hint="Set load.states=[model], or a number.",
+        message = (
+            "optimizer.lr is auto, but load.states takes more than the weights from the checkpoint, so the rate too"
         )
+        yield ConfigError(message, location="load.states", hint="Set load.states=[model], or a number.")
 
 
 def _check_batch_size(config: TrainConfig) -> Iterator[ConfigError]:
     """Refuse what contradicts `data.batch_size=auto`."""
     if config.loop.microbatch is not None:
-        yield ConfigError(
-            "data.batch_size is auto, and loop.microbatch splits each batch, so every size would fit",
-            location=BATCH_SIZE,
-            hint="Set a number, or loop.microbatch=null.",
-        )
+        message = "data.batch_size is auto, and loop.microbatch splits each batch, so every size would fit"
+        yield ConfigError(message, location=BATCH_SIZE, hint="Set a number, or loop.microbatch=null.")
     if config.parallel.strategy is ParallelStrategy.fsdp:
-        yield ConfigError(
-            "data.batch_size is auto, and under fsdp the other ranks would wait for one that runs out of memory",
-            location=BATCH_SIZE,
-            hint="Set a number.",
-        )
+        message = "data.batch_size is auto, and under fsdp the other ranks would wait for one that runs out of memory"
+        yield ConfigError(message, location=BATCH_SIZE, hint="Set a number.")
     if config.loop.grad_accum_steps != 1 and config.data.get(GLOBAL_BATCH_SIZE) is not None:
-        yield ConfigError(
-            "data.batch_size is auto, but data.global_batch_size and loop.grad_accum_steps decide it",
-            location="loop.grad_accum_steps",
-            hint="Leave loop.grad_accum_steps out: it follows from the batch size.",
-        )
+        message = "data.batch_size is auto, but data.global_batch_size and loop.grad_accum_steps decide it"
+        hint = "Leave loop.grad_accum_steps out: it follows from the batch size."
+        yield ConfigError(message, location="loop.grad_accum_steps", hint=hint)

@@ -109,54 +109,40 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 def _with_vars(values: Mapping[str, Any]) -> dict[str, Any]:
     """A config's values with those of `vars`, unresolved, in place of the references to them."""
-    variables = values.get("vars")
-    return _fill_vars(values, variables, 0) if variables else dict(values)
+    return _fill_vars(dict(values), Node.of(values), 0) if values.get("vars") else dict(values)
 
 
-def _fill_vars(value: Any, variables: Any, depth: int) -> Any:
-    """A value with each `${vars.NAME}` in it replaced, also within `variables`; a reference to nothing stays."""
+def _fill_vars(value: Any, root: Node, depth: int) -> Any:
+    """A value with each `${vars.NAME}` in it replaced, also within `vars`; a reference to nothing stays."""
     if isinstance(value, dict):
-        return {key: _fill_vars(item, variables, depth) for key, item in value.items()}
+        return {key: _fill_vars(item, root, depth) for key, item in value.items()}
     if isinstance(value, list):
-        return [_fill_vars(item, variables, depth) for item in value]
+        return [_fill_vars(item, root, depth) for item in value]
     # Values of `vars` may refer to others; a circle has been refused, except in a run that is only read.
     if not isinstance(value, str) or depth > _MAX_NESTING:
         return value
     # A value that is one reference takes the type of the variable; within a longer text it becomes text.
     if (reference := _VARS_REFERENCE.fullmatch(value)) is not None:
-        referred = _find_variable(reference[1], variables)
-        return value if referred is ABSENT else _fill_vars(referred, variables, depth + 1)
-    filled = _VARS_REFERENCE.sub(lambda match: str(_find_variable(match[1], variables, match[0])), value)
-    return filled if filled == value else _fill_vars(filled, variables, depth + 1)
+        variable = root.at(_variable_path(reference[1]))
+        return value if variable is None else _fill_vars(variable.plain(), root, depth + 1)
+
+    def as_text(match: re.Match[str]) -> str:
+        variable = root.at(_variable_path(match[1]))
+        return match[0] if variable is None else str(variable.plain())
+
+    filled = _VARS_REFERENCE.sub(as_text, value)
+    return filled if filled == value else _fill_vars(filled, root, depth + 1)
 
 
-def vars_in(raw: Mapping[str, Any], path: KeyPath) -> list[KeyPath]:
+def vars_in(root: Node, path: KeyPath) -> list[KeyPath]:
     """The keys of `vars` that the value at a path refers to."""
-    value: Any = raw
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return [("vars", *_split_name(match[1])) for match in _VARS_REFERENCE.finditer(str(value))]
+    node = root.at(path)
+    return [] if node is None else [_variable_path(match[1]) for match in _VARS_REFERENCE.finditer(str(node.plain()))]
 
 
-def _split_name(name: str) -> list[str]:
-    """The keys of a variable's name: `a.b[0]` is `["a", "b", "0"]`."""
-    return re.split(r"[.\[\]]+", name.rstrip("]"))
-
-
-def _find_variable(name: str, variables: Any, default: Any = ABSENT) -> Any:
-    """The value of a variable, which may be nested in mappings and lists; `default` if there is none."""
-    value = variables
-    for key in _split_name(name):
-        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-            value = value[int(key)]
-            continue
-        # A key of a mapping may be a number, of which a name has only the text.
-        mapping = value if isinstance(value, dict) else {}
-        matches = [child for written_key, child in mapping.items() if str(written_key) == key]
-        if not matches:
-            return default
-        value = matches[0]
-    return value
+def _variable_path(name: str) -> KeyPath:
+    """The path of a variable: `a.b[0]` is at `("vars", "a", "b", "0")`."""
+    return ("vars", *re.split(r"[.\[\]]+", name.rstrip("]")))
 
 
 def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterator[Change]:

@@ -156,7 +156,7 @@ class _Validation:
             return _NO_VALUE
         # The schema declares these as Any or as mappings, so that their shape is checked here.
         if path[0] in (*OPEN, "ckpt"):
-            self._check_shape(path[0], node.plain())
+            self._check_shape(path[0], node)
         resolved, kind = self._resolve(node, path), kind_of(config_field.type)
         if kind is not None and path not in self._wrong:
             resolved = self._convert(kind, node.plain(), resolved, path)
@@ -194,8 +194,8 @@ class _Validation:
                 # Other interpolations that refer to it resolve without further mistakes.
                 OmegaConf.update(self._resolving, ".".join(path), None)
                 return None
-        for leaf_path, leaf in _leaves(value, path):
-            self._check_number(leaf_path, leaf)
+        for leaf_path, leaf in Node.of(value).walk(path):
+            self._check_number(leaf_path, leaf.value)
         return value
 
     def _convert(self, kind: ValueKind, value: Any, resolved: Any, path: KeyPath) -> Any:
@@ -244,8 +244,9 @@ class _Validation:
             hint = f"Write {number}, or '{text}' in quotes."
         self._report(path[:-1] if path[-1].isdecimal() else path, message, hint, source=source)
 
-    def _check_shape(self, key: str, value: Any) -> None:
+    def _check_shape(self, key: str, node: Node) -> None:
         """Refuse values that cannot be a component or a mapping of components."""
+        value = node.plain()
         if isinstance(value, str) and "${" in value:
             return
         if key == "ckpt":
@@ -263,17 +264,25 @@ class _Validation:
             if key == "vars":
                 expected, hint = "a mapping", "To add a value, write '+vars.NAME=VALUE'."
             self._refuse((key,), value, expected, hint)
-        for path, name in _odd_keys(value, (key,)):
-            odd = "null" if name is None else str(name).lower()
+        # A mapping that is an argument may have whole numbers as keys.
+        odd_keys = (
+            (path, name)
+            for path, below in node.walk((key,))
+            if below.is_mapping
+            for name in below.value
+            if isinstance(name, bool) or not isinstance(name, str | int)
+        )
+        for path, name in odd_keys:
+            odd = to_yaml_line(name)
             message = f"{'.'.join(path)} has the key {odd}, but keys are strings"
             typed = self._tree.source(path) == COMMAND_LINE
             cure = f"Say it in a YAML file: '{odd}'." if typed else f"Put it in quotes: '{odd}'."
             self._report(path, message, cure, code=Code.wrong_type)
         if key in (*_BY_NAME, "scheduler") and isinstance(value, Mapping) and "_target_" not in value:
-            for name, node in value.items():
-                fits = isinstance(node, Mapping) or (node is None and key != "param_groups")
-                if not fits and not (isinstance(node, str) and "${" in node):
-                    self._refuse((key, str(name)), node, "a mapping of settings" if key == "param_groups" else NODE)
+            for name, child in value.items():
+                fits = isinstance(child, Mapping) or (child is None and key != "param_groups")
+                if not fits and not (isinstance(child, str) and "${" in child):
+                    self._refuse((key, str(name)), child, "a mapping of settings" if key == "param_groups" else NODE)
 
     def _check_number(self, path: KeyPath, value: Any) -> None:
         """Report a number that is not finite or exceeds 64 bits."""
@@ -321,30 +330,6 @@ class _Validation:
             self.mistakes.append(
                 ConfigError(message, location=".".join(path), source=source, code=code, hint=hint or None)
             )
-
-
-def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Every scalar with its path, including the items of lists."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, (*path, str(key)))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*path, str(index)))
-    else:
-        yield path, value
-
-
-def _odd_keys(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Keys that are neither strings nor whole numbers; a mapping that is an argument may have numbers as keys."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if isinstance(key, bool) or not isinstance(key, str | int):
-                yield path, key
-            yield from _odd_keys(item, (*path, str(key)))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _odd_keys(item, (*path, str(index)))
 
 
 COMPONENTS = ("model", "data", "optimizer", "scheduler", "step", "sparsity")

@@ -193,7 +193,7 @@ class Composed(NamedTuple):
 
     def is_typed(self, change: Change) -> bool:
         """Whether the command line set the new value of a change, or a value of `vars` in it."""
-        origins = [change.origin(self.tree), *(self.tree.exact(path) for path in vars_in(self.raw, change.path))]
+        origins = [change.origin(self.tree), *(self.tree.exact(path) for path in vars_in(self.tree.root, change.path))]
         return any(
             origin is not None and origin.source == COMMAND_LINE and "experiment=" not in origin.words
             for origin in origins

@@ -23,28 +23,40 @@ NODE: Schema = {"$ref": "#/$defs/node"}
 NULL: Schema = {"type": "null"}
 _MAPPING_OF_NODES: Schema = {"type": "object", "additionalProperties": {"anyOf": [NODE, NULL, INTERPOLATION]}}
 _TEXT: Schema = {"type": "string"}
-_FOLDER_OR_URL: Schema = {"type": "string", "pattern": r"^(?!~).*\S"}
-_FOLDER: Schema = {"type": "string", "pattern": r"^(?!~|.*://).*\S"}
 
+
+def _or_null(*schemas: Schema) -> Schema:
+    return {"anyOf": [*schemas, NULL]}
+
+
+def _whole(least: int) -> Schema:
+    return {"type": "integer", "minimum": least}
+
+
+def _matching(pattern: str) -> Schema:
+    return {"type": "string", "pattern": pattern}
+
+
+def _mapping_to(schema: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": {"anyOf": [*schema.get("anyOf", [schema]), INTERPOLATION]}}
+
+
+_FOLDER_OR_URL = _matching(r"^(?!~).*\S")
+_FOLDER = _matching(r"^(?!~|.*://).*\S")
+_MAPPING_OF_NODES = _mapping_to(_or_null(NODE))
+_FRACTION: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 _SCHEMAS_OF_ANY: Mapping[str, Schema] = {
-    "ckpt": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, NULL]},
-    "model": {"anyOf": [NODE, NULL]},
-    "data": {"anyOf": [NODE, NULL]},
-    "optimizer": {"anyOf": [NODE, _MAPPING_OF_NODES, NULL]},
-    "scheduler": {"anyOf": [NODE, _MAPPING_OF_NODES, NULL]},
-    "step": {"anyOf": [NODE, NULL]},
-    "sparsity": {"anyOf": [NODE, NULL]},
-    "predict.writer": {"anyOf": [NODE, NULL]},
-    "loop.microbatch": {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}, NULL]},
-    "loop.limit_train_batches": {
-        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "number", "exclusiveMinimum": 0, "maximum": 1}, NULL]
-    },
+    **dict.fromkeys(("model", "data", "step", "sparsity", "predict.writer"), _or_null(NODE)),
+    **dict.fromkeys(("optimizer", "scheduler"), _or_null(NODE, _MAPPING_OF_NODES)),
+    "ckpt": _or_null(_TEXT, {"type": "array", "items": _TEXT}),
+    "loop.microbatch": _or_null({"const": "auto"}, _whole(1)),
+    "loop.limit_train_batches": _or_null(_whole(1), _FRACTION),
     "precision.loss_scale": {"anyOf": [{"const": "dynamic"}, {"type": "number", "exclusiveMinimum": 0}]},
 }
 """Schemas of keys whose annotation is `Any`."""
-_STATE = {"anyOf": [{"enum": list(STATES)}, {"type": "string", "pattern": r"^callbacks\.."}]}
+_STATE = {"anyOf": [{"enum": list(STATES)}, _matching(r"^callbacks\..")]}
 _NARROWER_SCHEMAS: Mapping[str, Schema] = {
-    "name": {"anyOf": [{"type": "string", "pattern": r"^(?![-/.\s])(?!.*/[/.\s])(?!.*[/\s]$)(?!.*\s/).*\S"}, NULL]},
+    "name": _or_null(_matching(r"^(?![-/.\s])(?!.*/[/.\s])(?!.*[/\s]$)(?!.*\s/).*\S")),
     "run_dir": _FOLDER,
     "checkpoint.leave_out": {
         "type": "array",
@@ -54,24 +66,15 @@ _NARROWER_SCHEMAS: Mapping[str, Schema] = {
         },
     },
     "load.states": {"anyOf": [{"const": ["all"]}, {"type": "array", "minItems": 1, "items": _STATE}]},
-    "checkpoint.fixed_steps": {
-        "type": "array",
-        "items": {"anyOf": [{"type": "integer", "minimum": 0}, INTERPOLATION]},
-    },
-    "checkpoint.budget": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    "checkpoint.keep_by_age": {
-        "type": "object",
-        "additionalProperties": {"anyOf": [{"type": "integer", "minimum": 1}, INTERPOLATION]},
-    },
-    "checkpoint.name": {"type": "string", "pattern": r"\{(step|samples|tokens|epoch|batch)[}:]"},
-    "checkpoint.folder": {"anyOf": [_FOLDER_OR_URL, NULL]},
-    "checkpoint.copy_to.folder": {"anyOf": [_FOLDER_OR_URL, NULL]},
-    "checkpoint.suffix": {"anyOf": [{"type": "string", "pattern": "^[A-Za-z0-9_.+-]*$"}, NULL]},
-    "validate.folder": {"anyOf": [_FOLDER, NULL]},
-    "predict.folder": {"anyOf": [_FOLDER, NULL]},
+    "checkpoint.fixed_steps": {"type": "array", "items": {"anyOf": [_whole(0), INTERPOLATION]}},
+    "checkpoint.budget": _FRACTION,
+    "checkpoint.keep_by_age": _mapping_to(_whole(1)),
+    "checkpoint.name": _matching(r"\{(step|samples|tokens|epoch|batch)[}:]"),
+    "checkpoint.suffix": _or_null(_matching("^[A-Za-z0-9_.+-]*$")),
+    **dict.fromkeys(("checkpoint.folder", "checkpoint.copy_to.folder"), _or_null(_FOLDER_OR_URL)),
+    **dict.fromkeys(("validate.folder", "predict.folder"), _or_null(_FOLDER)),
     "param_groups": {"type": "object", "additionalProperties": {"type": "object"}},
-    "callbacks": _MAPPING_OF_NODES,
-    "loggers": _MAPPING_OF_NODES,
+    **dict.fromkeys(("callbacks", "loggers"), _MAPPING_OF_NODES),
 }
 """Schemas of keys that accept less than their annotation."""
 _WHOLE = r"\d+(e\+?\d{1,3})?"
@@ -194,9 +197,9 @@ def _describe_duration(units: Iterable[Unit], *, null: bool, words: Iterable[str
     """The schema of a duration in these units, of null, and of words that stand for a duration."""
     allowed = tuple(units)
     pattern = "|".join(_UNITS[unit] for unit in allowed)
-    steps = [{"type": "integer", "minimum": 1}] if Unit.STEP in allowed else []
+    steps = [_whole(1)] if Unit.STEP in allowed else []
     # At least one digit that is not 0: no duration is empty.
-    text = {"type": "string", "pattern": f"^(?=.*[1-9]) *({pattern}) *$"}
+    text = _matching(f"^(?=.*[1-9]) *({pattern}) *$")
     choices = [{"enum": list(words)}] if words else []
     return {"anyOf": [*steps, text, *choices, *([NULL] if null else [])]}
 
@@ -204,8 +207,7 @@ def _describe_duration(units: Iterable[Unit], *, null: bool, words: Iterable[str
 def _describe_freeze() -> Schema:
     """A list of patterns, or a mapping of them to durations."""
     until = _describe_duration((unit for unit in Unit if unit is not Unit.SECOND), null=True)
-    by_pattern = {"type": "object", "additionalProperties": _or_interpolation(until)}
-    return {"anyOf": [{"type": "array", "items": _TEXT}, by_pattern, NULL]}
+    return _or_null({"type": "array", "items": _TEXT}, _mapping_to(until))
 
 
 def _with_description(field: ConfigKey, schema: Schema) -> Schema:
