@@ -144,29 +144,23 @@ class _Checker:
 
     def _check_optimizer(self, where: str, node: Any) -> Iterator[ConfigError]:
         """Check the only optimizer, or a named one, which has the key `params` too."""
-        if where == "optimizer" or not isinstance(node, Mapping):
-            if is_node(node) and node.get("lr") == AUTO:
-                node = {**node, "lr": _LATER}
-            yield from self._check_component(where, node, positional_count=1)
-            return
-        name = where.partition(".")[2]
-        if not name.isidentifier():
-            yield ConfigError(
-                f"optimizer has the name {name!r}, but a name has only letters, digits and _", location=where
-            )
-        yield from check_kinds(node, where, _OPTIMIZER_KINDS)
-        yield from self._check_component(
-            where, {key: value for key, value in node.items() if key != "params"}, positional_count=1
-        )
+        if where != "optimizer" and isinstance(node, Mapping):
+            name = where.partition(".")[2]
+            if not name.isidentifier():
+                message = f"optimizer has the name {name!r}, but a name has only letters, digits and _"
+                yield ConfigError(message, location=where)
+            yield from check_kinds(node, where, _OPTIMIZER_KINDS)
+            node = {key: value for key, value in node.items() if key != "params"}
+        elif is_node(node) and node.get("lr") == AUTO:
+            node = {**node, "lr": _LATER}
+        yield from self._check_component(where, node, positional_count=1)
 
     def _check_schedule(self, where: str, node: Any) -> Iterator[ConfigError]:
         """Check a schedule: the keys that the trainer reads, then the arguments."""
-        if not isinstance(node, Mapping):
-            yield from self._check_component(where, node, positional_count=1, is_schedule=True)
-            return
-        yield from check_kinds(node, where, _SCHEDULER_KINDS)
-        arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
-        yield from self._check_component(where, arguments, positional_count=1, is_schedule=True)
+        if isinstance(node, Mapping):
+            yield from check_kinds(node, where, _SCHEDULER_KINDS)
+            arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
+            yield from self._check_component(where, arguments, positional_count=1, is_schedule=True)
 
     def _check_data(self, node: Any) -> Iterator[ConfigError]:
         """Check the data: the keys of our loaders, then the arguments of its class."""

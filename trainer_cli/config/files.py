@@ -222,9 +222,11 @@ def find_choices(
         path = paths.get(config.name)
         if not group or path is None:
             continue
-        origin = _find_chooser(config.name, typed_lines, entries)
-        if origin is not None:
-            chosen[split_package(config.package or group)] = ChosenOption(origin, search.label(path))
+        origins = [entry.origin for entry in entries if entry.names == config.name]
+        if config.name in typed_lines:
+            origins.insert(0, ValueOrigin(COMMAND_LINE, typed_lines[config.name]))
+        if origins:
+            chosen[split_package(config.package or group)] = ChosenOption(origins[0], search.label(path))
     # Overrides and entries that merged no file chose null, or removed the group.
     for override in chosen_by_line:
         chosen.setdefault(
@@ -248,13 +250,6 @@ def _chosen_files(override: Override) -> list[str]:
     chosen = None if override.is_delete() else override.value()
     options = chosen if isinstance(chosen, list) else [chosen]
     return [f"{override.key_or_group}/{str(option).removesuffix('.yaml')}" for option in options if option is not None]
-
-
-def _find_chooser(path: str, typed_lines: dict[str, str], entries: Sequence[DefaultsEntry]) -> ValueOrigin | None:
-    """The override, or else the first entry, that names a config."""
-    if path in typed_lines:
-        return ValueOrigin(COMMAND_LINE, typed_lines[path])
-    return next((entry.origin for entry in entries if entry.names == path), None)
 
 
 def read_entries(tree: Node, config: str) -> Iterator[DefaultsEntry]:

@@ -16,13 +16,13 @@ from omegaconf.errors import InterpolationToMissingValueError, UnsupportedInterp
 
 from trainer_cli.config.files import DefaultsEntry, read_entries, write_entry
 from trainer_cli.config.hydra_compat import SCHEMA, resolver_names
-from trainer_cli.config.overrides import CommandLine, line_of, unknown_option_error
+from trainer_cli.config.overrides import CommandLine, find_sibling, line_of, unknown_option_error
 from trainer_cli.config.search_path import SearchPath, label
 from trainer_cli.config.tree import COMMAND_LINE
 from trainer_cli.config.yaml import Reading
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import unknown_key
-from trainer_cli.patterns import did_you_mean, find_nearest
+from trainer_cli.patterns import did_you_mean
 
 
 class _DefaultsLists(NamedTuple):
@@ -251,10 +251,10 @@ def _find_cycle(entries: Mapping[str, Sequence[DefaultsEntry]], name: str, trail
 
 def _suggest_key(key: str, known_keys: Sequence[str]) -> str:
     """A suggestion for a misspelt key: from its section if that exists, else from all keys."""
-    section, dot, name = key.rpartition(".")
+    section = key.rpartition(".")[0]
     split_keys = (known_key.rpartition(".") for known_key in known_keys)
     names_in_section = [known_name for known_section, _, known_name in split_keys if known_section == section]
     if not names_in_section:
         return did_you_mean(key, known_keys).strip()
-    suggestion = find_nearest(name, names_in_section)
-    return f"Did you mean '{section}{dot}{suggestion}'?" if suggestion is not None else ""
+    suggestion = find_sibling(key, names_in_section)
+    return f"Did you mean '{suggestion}'?" if suggestion is not None else ""

@@ -14,6 +14,7 @@ from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.overrides import (
     Append,
     did_you_mean_override,
+    find_sibling,
     hint_on_list,
     hint_on_setting,
     line_of,
@@ -24,7 +25,7 @@ from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, ValueOrigin, merge, name_kind, resolve
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import DATA_KEYS, SEVERAL, KeyPath
-from trainer_cli.patterns import did_you_mean, find_nearest
+from trainer_cli.patterns import did_you_mean
 from trainer_cli.values import MISSING, to_yaml_line
 
 _MAX_LISTED = 12
@@ -232,9 +233,8 @@ def _suggest_key(path: KeyPath, depth: int, node: Node, value: str) -> str:
     names = [str(name) for name in node.value]
     names += [name for name in DATA_KEYS if path[:depth] == ("data",) and name not in names]
     prefix = ".".join(path[:depth])
-    # Only the last names are compared: with their common section any two keys would look alike.
-    if (near := find_nearest(path[depth], names)) is not None:
-        return did_you_mean_override(".".join((*path[:depth], near, *path[depth + 1 :])), value)
+    if (near := find_sibling(".".join(path[: depth + 1]), names)) is not None:
+        return did_you_mean_override(".".join((near, *path[depth + 1 :])), value)
     listed = [name for name in names if name != "_target_"]
     return f"{prefix} has {', '.join(listed)}." if prefix and 0 < len(listed) <= _MAX_LISTED else ""
 

@@ -104,8 +104,7 @@ def did_you_mean_override(key: str, value: str | None) -> str:
     line = f"{key}={value}"
     can_be_read = value and parse_override(line) is not None and shlex.quote(line) in (line, f"'{line}'")
     # The options of a group are not known here, and a section takes no value.
-    takes_value = key not in OPEN and tuple(key.split(".")) not in sections()
-    is_valid = takes_value and can_be_read and _why_refused(line) is None
+    is_valid = not _is_section(key) and can_be_read and _why_refused(line) is None
     return f"Did you mean '{line if is_valid else key}'?"
 
 
@@ -127,9 +126,16 @@ def _find_intended_key(path: KeyPath, subpath: KeyPath, known_keys: Sequence[str
     )
     if (key_of_section := find_key((*path, *subpath)[-1], [*_USUAL_KEYS, *nested])) is not None:
         return key_of_section
+    similar = find_sibling(".".join(path), names)
+    return None if similar is None else ".".join((similar, *subpath))
+
+
+def find_sibling(key: str, names: Sequence[str]) -> str | None:
+    """The dotted key with the nearest of the `names` that its section has for its last; None if none is near."""
     # Only the last names are compared: with their common section any two keys would look alike.
-    similar = find_nearest(path[-1], names)
-    return None if similar is None else ".".join((*prefix, similar, *subpath))
+    section, dot, name = key.rpartition(".")
+    nearest = find_nearest(name, names)
+    return None if nearest is None else f"{section}{dot}{nearest}"
 
 
 def writer(source: str) -> Callable[[str], str]:
@@ -139,7 +145,7 @@ def writer(source: str) -> Callable[[str], str]:
         lines = []
         for override in overrides.split(" "):
             key, _, value = override.lstrip("+").partition("=")
-            is_group = "." not in key and (key in OPEN or (key,) in sections())
+            is_group = "." not in key and _is_section(key)
             lines.append(f"- override /{key}: {value}" if is_group else f"{key}: {value}")
         return ", ".join(lines)
 
@@ -149,21 +155,21 @@ def writer(source: str) -> Callable[[str], str]:
 def hint_on_setting(word: str, value: str | None, *, source: str = COMMAND_LINE, below: bool = True) -> str:
     """The hint on a setting of other trainers (`hint_on`), without suggestions that the schema refuses."""
     hint = hint_on(word, value, below=below, written=writer(source), refused=_why_refused if value else lambda _: None)
-    if value and f"resume={value}" in hint and _has_newer(Path(value)):
-        return _suggest_going_back(value)
+    if value and f"resume={value}" in hint:
+        return _suggest_going_back(value) or hint
     return hint
 
 
-def _has_newer(checkpoint: Path) -> bool:
-    """Whether the folder of a checkpoint holds newer ones, by their names."""
-    step = parse_step(checkpoint.name)
-    if step is None or not checkpoint.is_dir():
-        return False
-    return any((parse_step(path.name) or 0) > step for path in checkpoint.parent.iterdir())
-
-
 def _suggest_going_back(checkpoint: str) -> str:
-    """The commands for a checkpoint that is not the newest of its folder: a resume of it alone is refused."""
+    """The commands for a checkpoint that is not the newest of its folder, of which a resume alone is refused.
+
+    Empty for any other path: the names of a folder's checkpoints tell which are newer.
+    """
+    folder = Path(checkpoint)
+    step = parse_step(folder.name)
+    names = [path.name for path in folder.parent.iterdir()] if folder.is_dir() else []
+    if step is None or not any((parse_step(name) or 0) > step for name in names):
+        return ""
     path = shlex.quote(checkpoint)
     return (
         f"There are newer checkpoints: `resume={path} checkpoint.newer=trash` goes back to this one and removes "
@@ -176,7 +182,7 @@ def _why_refused(overrides: str) -> str | None:
     """Why the schema refuses a suggested override, or one of several joined by spaces; None if it accepts them."""
     for word in re.split(r" (?=[\w.]+=)", overrides):
         override = None if word[0] in "+-" else parse_override(word)
-        if override is None or override.is_sweep_override() or _is_choice_of_group(override):
+        if override is None or override.is_sweep_override() or _is_section(override.key_or_group):
             continue
         value = override.value()
         # In capitals: a word that the reader replaces.
@@ -185,9 +191,9 @@ def _why_refused(overrides: str) -> str | None:
     return None
 
 
-def _is_choice_of_group(override: Override) -> bool:
-    """Whether an override sets a whole section, and so may choose an option of its group."""
-    return override.key_or_group in OPEN or (override.key_or_group,) in sections()
+def _is_section(key: str) -> bool:
+    """Whether a key is a section, or a component; at the top level it may also be a group."""
+    return key in OPEN or tuple(key.split(".")) in sections()
 
 
 def unknown_option_error(

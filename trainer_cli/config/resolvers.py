@@ -134,11 +134,7 @@ def substitute_now(root: Node) -> tuple[list[str], list[ConfigError]]:
     time = datetime.fromisoformat(resolved) if resolved else datetime.now()
     keys: list[str] = []
     mistakes: list[ConfigError] = []
-    number_keys = {
-        described.path
-        for described in list_keys()
-        if (kind := kind_of(described.kind)) is not None and _is_number(kind.names)
-    }
+    kinds = {entry.path: kind_of(entry.kind) for entry in list_keys()}
     for path, node in root.walk():
         if not node.is_interpolation or "now" not in node.value:
             continue
@@ -154,12 +150,9 @@ def substitute_now(root: Node) -> tuple[list[str], list[ConfigError]]:
             )
         elif resolved != node.value:
             keys.append(key)
-        # A year alone, for a key that takes a number.
-        is_number = resolved != node.value and path in number_keys and resolved.isdecimal()
+        # A year alone, for a key that takes numbers and no strings.
+        kind = kinds.get(path)
+        takes_number = kind is not None and not kind.names.isdisjoint(("int", "float")) and "str" not in kind.names
+        is_number = resolved != node.value and takes_number and resolved.isdecimal()
         node.value = int(resolved) if is_number else resolved
     return keys, mistakes
-
-
-def _is_number(names: frozenset[str]) -> bool:
-    """Whether a key of these types takes numbers and no strings."""
-    return bool(names & {"int", "float"}) and "str" not in names

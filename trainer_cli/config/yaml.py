@@ -334,7 +334,10 @@ class _Walk:
             number = None if self._written else looks_like_number(text)
             if number is not None and (math.isfinite(number) or path not in text_keys()):
                 message = f"{text} is read by YAML as a string, not as a number"
-                self._refuse(node, path, message, _correct_number(text, number))
+                cure = f"Write {instead_of(text, number)}, or '{text}' in quotes."
+                if not math.isfinite(number):
+                    cure = f"A number must be finite; if a string is meant, write '{text}' in quotes."
+                self._refuse(node, path, message, cure)
             elif text == PYTHONS_NULL and not self._written:
                 # A defaults list would look for an option of that name.
                 self._refuse(node, path, f"{text} is read by YAML as a string, not as null",
@@ -390,13 +393,6 @@ def instead_of(text: str, number: float) -> str:
         return "a finite number"
     is_whole = number == int(number) and not re.search(r"[.eE]", text)
     return str(int(number) if is_whole else number)
-
-
-def _correct_number(text: str, number: float) -> str:
-    """The cure for a string that looks like a number."""
-    if not math.isfinite(number):
-        return f"A number must be finite; if a string is meant, write '{text}' in quotes."
-    return f"Write {instead_of(text, number)}, or '{text}' in quotes."
 
 
 def _suggest_duration(text: str) -> str:
