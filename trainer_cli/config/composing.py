@@ -263,12 +263,24 @@ def compose(
         ConfigError: what is wrong, where, and a hint; several mistakes together where they are independent.
     """
     search = _open_search(config_dir, config_name, cwd)
+    return _compose(search, parse_overrides(overrides), overrides, missing_ok=missing_ok, sections=sections)
+
+
+def _compose(
+    search: SearchPath,
+    command: CommandLine,
+    overrides: Sequence[str],
+    *,
+    missing_ok: bool,
+    sections: Collection[str],
+) -> Composed:
+    """`compose` with these folders and the parsed overrides."""
     if search.find(search.primary) is None:
         names = search.primaries()
         hint = did_you_mean(search.primary, names).strip() or f"Available: {', '.join(names) or 'none'}."
         message = f"there is no {search.primary}.yaml in {search.listed()}"
         raise ConfigError(message, source="--config-name", code=Code.unknown_option, hint=hint)
-    draft = _compose_draft(search, parse_overrides(overrides))
+    draft = _compose_draft(search, command)
     return _check_draft(draft, overrides, search, missing_ok=missing_ok, recovered=None, sections=sections)
 
 
@@ -295,14 +307,7 @@ def from_yaml(
     command = parse_overrides(overrides)
     # An experiment sets keys of every section: merged into recovered values, it would leave a mixture of two runs.
     if any(override.key_or_group == "experiment" for override in command.overrides):
-        return compose(
-            overrides,
-            config_dir=config_dir,
-            config_name=config_name,
-            cwd=cwd,
-            missing_ok=missing_ok,
-            sections=sections,
-        )
+        return _compose(search, command, overrides, missing_ok=missing_ok, sections=sections)
     tree, name, mistakes = _load(source, search.cwd)
     if swaps := [override for override in command.overrides if search.is_choice(override)]:
         fresh = _compose_draft(search, CommandLine(swaps))

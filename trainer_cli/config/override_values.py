@@ -173,8 +173,6 @@ def _why_no_key(root: Node, path: KeyPath, line: str, search: SearchPath) -> Con
     node = root
     for depth, name in enumerate(path):
         prefix = ".".join(path[:depth])
-        if isinstance(node.value, list):
-            return _list_item_error(line, prefix)
         if not node.is_mapping:
             is_null = node.value is None
             hint = f"Choose one first, as in {prefix}=NAME." if is_null and depth == 1 else f"Write {prefix}=VALUE."

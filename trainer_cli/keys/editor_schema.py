@@ -185,8 +185,6 @@ def _describe_type(kind: Any, least: float | None) -> Schema:
         return {"type": "array", "items": _or_interpolation(_describe_type(get_args(kind)[0], least))}
     if get_origin(kind) is dict:
         return {"type": "object"}
-    if kind is Any:
-        return {}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {"enum": [member.value for member in kind]}
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
