@@ -67,23 +67,19 @@ def check_values(section: type, values: Mapping[str, Any], path: str = "") -> di
     """
     checked = {}
     for field in dataclasses.fields(section):
-        if field.name in values:
-            key = f"{path}.{field.name}".lstrip(".")
-            checked[field.name] = convert(field.type, values[field.name], key)
-            _check_rules(field.metadata, key, checked[field.name])
+        if field.name not in values:
+            continue
+        key, rules = f"{path}.{field.name}".lstrip("."), field.metadata
+        value = checked[field.name] = convert(field.type, values[field.name], key)
+        if "at_least" in rules:
+            check_at_least(key, value, rules["at_least"])
+        if "units" in rules and value not in rules["words"]:
+            duration = check_duration(key, value, units=rules["units"], words=rules["words"])
+            if duration is None and not rules["null"]:
+                raise ConfigError(f"{key} is null, but it must be a duration", location=key)
+        if "check" in rules:
+            rules["check"](key, value)
     return checked
-
-
-def _check_rules(rules: Mapping[str, Any], key: str, value: Any) -> None:
-    """Raise the ConfigError of the rule that a field was declared with: `rules` is its metadata."""
-    if "at_least" in rules:
-        check_at_least(key, value, rules["at_least"])
-    if "units" in rules and value not in rules["words"]:
-        duration = check_duration(key, value, units=rules["units"], words=rules["words"])
-        if duration is None and not rules["null"]:
-            raise ConfigError(f"{key} is null, but it must be a duration", location=key)
-    if "check" in rules:
-        rules["check"](key, value)
 
 
 def _check_effect(section: Any, field: dataclasses.Field[Any], path: str) -> None:
