@@ -440,7 +440,7 @@ def _short_limits(tree: ast.AST) -> Iterator[int]:
         for limit in limits:
             seconds = limit.value if isinstance(limit, ast.Constant) else None
             if isinstance(seconds, int | float) and 10 < seconds < SHORTEST_LIMIT_S:
-                yield node.lineno
+                yield limit.lineno
 
 
 def _names_limit(node: ast.expr) -> bool:

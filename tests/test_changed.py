@@ -12,14 +12,11 @@ from pathlib import Path
 import pytest
 import recorder
 
+import changed
+import reached
 from trainer_cli.commands.command_line import listed_verbs
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "scripts"))
-
-import changed  # noqa: E402 - of a folder that is no package
-import reached  # noqa: E402
-
 PROJECT = {
     "trainer_cli/__init__.py": "",
     "trainer_cli/__init__.pyi": "from trainer_cli.callbacks.ema import EMA as EMA\n",
@@ -126,7 +123,7 @@ def test_every_test_reaches_the_top_conftest(project: Path) -> None:
 
 def test_the_verbs_are_read_from_the_source_of_the_command() -> None:
     files = [ROOT / changed.MAIN, *(ROOT / "trainer_cli/addons").glob("*/addon.py")]
-    found = {}
+    found: dict[str, str] = {}
     for file in files:
         found |= changed.verbs_in(ast.walk(ast.parse(file.read_text("utf-8"))))
     assert found.items() >= {(verb, f"{known.module.replace('.', '/')}.py") for verb, known in listed_verbs().items()}
@@ -254,11 +251,11 @@ def test_a_change_runs_the_tests_that_ran_what_differs(
     table.write(tmp_path / reached.TABLE)
     table = reached.Table.read(tmp_path / reached.TABLE)
     assert table.starts_processes == {"tests/test_unit.py"}
-    file = tmp_path / f"trainer_cli/core/{module}.py"
-    before = file.read_text()
+    source = tmp_path / f"trainer_cli/core/{module}.py"
+    before = source.read_text()
     assert before.count(old) == 1
-    file.write_text(before.replace(old, new))
-    found = changed.Graph(tmp_path).select([str(file.relative_to(tmp_path))], table, lambda _: before)
+    source.write_text(before.replace(old, new))
+    found = changed.Graph(tmp_path).select([str(source.relative_to(tmp_path))], table, lambda _: before)
     assert found == sorted(f"tests/test_{name}.py" for name in selected)
 
 

@@ -168,7 +168,7 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
         loop=TrainingLoop(max_duration=2, log_interval=1),
         callbacks=[callback],
         loggers=[logger],
-    ).fit(torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2))
+    ).fit([torch.ones(2, 2), torch.ones(2, 2)])
     printed = capsys.readouterr().out.splitlines()
     assert printed[0::2] == ["step 0", "step 1"], "the hook runs before the step is counted"
     assert [line.split()[0] for line in printed[1::2]] == ["1", "2"]

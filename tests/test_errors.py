@@ -46,4 +46,5 @@ def test_an_error_is_the_same_in_another_process(error: TrainError, copied: type
     assert (str(other), other.args, other.exit_code) == (str(error), error.args, error.exit_code)
     assert other.__dict__.keys() == error.__dict__.keys()
     if isinstance(error, OSError):
+        assert isinstance(other, OSError)
         assert (other.errno, other.strerror, other.filename) == (error.errno, error.strerror, error.filename)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mutants import MUTANTS
+
 ROOT = Path(__file__).parents[1]
-
-from mutants import MUTANTS  # noqa: E402 - of a folder that is no package
-
 ADDONS = "trainer_cli/addons/"
 THERE = [
     name for name, mutant in MUTANTS.items() if not mutant.file.startswith(ADDONS) or (ROOT / mutant.file).exists()

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,7 +149,12 @@ def test_a_table_of_one_line_a_row_cuts_a_column_and_leaves_out_others(
     columns: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    settings = {"right": ["size"], "indent": "  ", "least_important": ["size", "reason"], "cut": "reason"}
+    settings: dict[str, Any] = {
+        "right": ["size"],
+        "indent": "  ",
+        "least_important": ["size", "reason"],
+        "cut": "reason",
+    }
     header, rows = ["name", "size", "reason", "mark"], [["step0", "5", "every 100 seconds", "best"]]
     whole = table(header, rows, **settings)
     assert whole.splitlines() == ["  name   size  reason             mark", "  step0     5  every 100 seconds  best"]
@@ -267,8 +273,8 @@ def test_a_text_takes_the_columns_that_a_terminal_gives_it(kind: str) -> None:
 def test_a_long_text_is_measured_a_few_times_and_not_for_each_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
 
-    def measure(text: object) -> int:
-        measured.append(len(str(text)))
+    def measure(text: str) -> int:
+        measured.append(len(text))
         return cell_width(text)
 
     monkeypatch.setattr(terminal, "cell_width", measure)
@@ -343,7 +349,7 @@ def test_a_count_in_a_message_is_written_by_format_count() -> None:
         for text in ast.walk(ast.parse(file.read_text())):
             if isinstance(text, ast.JoinedStr):
                 bare += [
-                    f"{file.relative_to(package)}:{value.lineno}: {ast.unparse(value.value)}{after.value}"
+                    f"{file.relative_to(package)}:{value.lineno}: {ast.unparse(value.value)}{after.value!s}"
                     for value, after in zip(text.values, text.values[1:], strict=False)
                     if isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant)
                     if _NOUN.match(str(after.value)) and ast.unparse(value.value) not in _SEVERAL

@@ -78,7 +78,17 @@ def train(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("environment")
     venv.create(home, with_pip=False, symlinks=True)
     python = home / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps", "--quiet"]
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--quiet",
+    ]
     run(*pip, wheel, cwd=home)
     # Only now, so that pip does not take a checkout that is installed there for this wheel.
     (site,) = home.glob("lib/python*/site-packages")

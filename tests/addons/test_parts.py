@@ -108,7 +108,7 @@ def test_what_a_missing_addon_would_bring_is_known(
 def test_an_installed_addon_is_asked_after_those_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = AddOn(parts={parts.AT_END.name: "collections:OrderedDict"})
     monkeypatch.setattr(addon_module, "_find_installed", lambda: {"mine": mine})
-    assert [hook.__name__ for hook in parts.AT_END.each()] == ["ReportAtEnd", "OrderedDict"]  # type: ignore[attr-defined]
+    assert [hook.__name__ for hook in parts.AT_END.each()] == ["ReportAtEnd", "OrderedDict"]
     assert list_addons()["mine"] == "installed"
 
 

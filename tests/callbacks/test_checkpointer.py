@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -111,7 +111,12 @@ def test_a_stop_is_saved_as_ephemeral_unless_a_permanent_rule_names_the_step(tmp
 def test_each_save_and_removal_is_recorded_with_its_reason(tmp_path: Path, save_async: bool) -> None:
     file = tmp_path / "checkpoints.jsonl"
     identity = RunIdentity(run_id="abc", history_file=file)
-    rules = {"identity": identity, "save_async": save_async, "save_interval": 4, "ephemeral_save_interval": 3}
+    rules: dict[str, Any] = {
+        "identity": identity,
+        "save_async": save_async,
+        "save_interval": 4,
+        "ephemeral_save_interval": 3,
+    }
     attempt(tmp_path / "checkpoints", 9, **rules)
     rows = [(life.name, life.kind, life.reason, life.removed_reason) for life in Life.read_all(read_rows(file))]
     assert rows == [
@@ -159,7 +164,7 @@ def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(tmp_path: 
             super().rename(old, new)
 
     callback = CheckpointerCallback(tmp_path, save_interval=2, save_async=save_async)
-    callback.storage.disk = Renames()
+    cast("Any", callback.storage).disk = Renames()
     trainer(loggers=[Watched()], settings={"max_duration": 4, "log_interval": 2}, checkpoint=callback).fit(loader())
     assert [entry for entry in book if entry.startswith("step")] == ["step0", "step2", "step4"]
     for step, records in (("step0", 0), ("step2", 1), ("step4", 2)):
@@ -198,7 +203,7 @@ def test_a_damaged_manifest_is_passed_over_loudly_and_a_partial_folder_silently(
 
 def test_weights_that_are_not_finite_are_saved_but_never_chosen_nor_counted(tmp_path: Path) -> None:
     class Explodes(Callback):
-        def on_after_optimizer_step(self, trainer: Any, model: Line, optimizer: Any) -> None:
+        def on_after_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
             if trainer.progress.step == 4:
                 with torch.no_grad():
                     model.linear.bias.fill_(float("nan"))
@@ -396,7 +401,7 @@ def test_a_callback_can_hold_ephemeral_saves_back_by_name(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_save_opportunity"])
 def test_a_save_that_was_asked_for_comes_once(tmp_path: Path, hook: str) -> None:
-    def ask(self: Callback, trainer: Any, *args: Any) -> None:
+    def ask(self: Any, trainer: Any, *args: Any) -> None:
         if trainer.progress.step == 4 and not hasattr(self, "asked"):
             self.asked = trainer.checkpoint.save_requested = True
 

@@ -106,7 +106,7 @@ def _data(**settings: Any) -> Any:
 
 
 def test_a_few_batches_are_the_same_in_every_epoch_and_are_evaluated_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "debugged", SimpleNamespace(Data=Data))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "debugged", SimpleNamespace(Data=Data))
     made = _data(overfit_batches=2)
     epochs = [[batch[0].tolist() for batch in made.train.iterate(epoch)] for epoch in (0, 1)]
     assert epochs[0] == epochs[1]

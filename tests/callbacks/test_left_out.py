@@ -16,8 +16,8 @@ from trainer_cli.callbacks.ema import EMA
 from trainer_cli.commands.command_line import main
 from trainer_cli.config.composing import compose
 from trainer_cli.errors import CheckpointError, ConfigError
+from trainer_cli.loads import LoadOptions
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.trainer import LoadOptions
 
 DIGITS = ["+experiment=digits_mlp", "loop.max_duration=2", "loop.limit_train_batches=2", "data.batch_size=8"]
 REST = ("model", "schedulers", "progress", "callbacks", "rng")

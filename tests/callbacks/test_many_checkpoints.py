@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from faulty_disk import FaultyDisk
@@ -51,7 +51,7 @@ def calls(folder: Path, beside: int, **rules: Any) -> tuple[int, int]:
     def new_trainer(length: int, *callbacks: Callback, **settings: Any) -> Any:
         checkpoint = CheckpointerCallback(folder, save_async=False, **settings)
         # Before the first use: everything is counted.
-        checkpoint.storage.disk = disk  # type: ignore[attr-defined]
+        cast("Any", checkpoint.storage).disk = disk
         return trainer(callbacks=list(callbacks), settings={"max_duration": length}, checkpoint=checkpoint)
 
     disk = FaultyDisk()
@@ -143,7 +143,7 @@ def test_what_others_did_since_the_last_save_counts_at_the_next(
 
 def test_where_nothing_is_removed_a_save_looks_at_no_other_checkpoint(retention: Retention) -> None:
     disk = FaultyDisk()
-    retention.storage.disk = disk  # type: ignore[attr-defined]
+    cast("Any", retention.storage).disk = disk
     retention.rules = RetentionRules(remove=Removal.never)
     retention.retire(4)
     assert not disk.operations

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -169,7 +169,7 @@ class AveragedByTorch(Callback):
 
     def on_train_batch_end(self, trainer: Any, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.progress.step % self.every == 0:
-            self.average = self.average or AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+            self.average = self.average or AveragedModel(model, multi_avg_fn=cast("Any", get_ema_multi_avg_fn)(0.5))
             self.average.update_parameters(model)
 
 

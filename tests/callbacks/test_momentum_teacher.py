@@ -26,7 +26,7 @@ class Pair(nn.Module):
         self.teacher.requires_grad_(not frozen)
         self.student.append(nn.Linear(1, 1))
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Any) -> Any:
         return (self.student(batch[0]) - self.teacher(batch[0])).square().mean() + self.student(batch[0]).mean()
 
 
@@ -42,24 +42,26 @@ def test_the_teacher_follows_by_momentum_at_each_optimizer_step(accumulated: int
         callbacks=[MomentumTeacher(0.75), on(on_after_optimizer_step=keep)],
         settings={"max_duration": 3, "grad_accum_steps": accumulated},
     )
-    expected = made.model.teacher[0].weight.detach().clone()
+    expected = made.model.get_parameter("teacher.0.weight").detach().clone()
     made.fit(loader())
     assert len(students) == 3
     for student in students:
         expected = 0.75 * expected + 0.25 * student
-    torch.testing.assert_close(made.model.teacher[0].weight.detach(), expected)
+    torch.testing.assert_close(made.model.get_parameter("teacher.0.weight").detach(), expected)
 
 
 def test_a_teacher_of_another_fit_leaves_the_earlier_model_alone() -> None:
     teacher = MomentumTeacher(0.75)
     first, second = (trainer(Pair, callbacks=[teacher]) for _ in range(2))
     first.fit(loader())
-    before = {name: value.clone() for name, value in first.model.teacher.state_dict().items()}
+    before = {name: value.clone() for name, value in first.model.get_submodule("teacher").state_dict().items()}
     # It would follow once more in each step.
-    for parameter in first.model.student.parameters():
+    for parameter in first.model.get_submodule("student").parameters():
         parameter.data.fill_(9.0)
     second.fit(loader())
-    assert all(torch.equal(value, before[name]) for name, value in first.model.teacher.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in first.model.get_submodule("teacher").state_dict().items()
+    )
 
 
 def test_a_resume_is_exact(tmp_path: Path) -> None:

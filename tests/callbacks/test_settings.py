@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -39,7 +39,7 @@ MADE: list[tuple[Callable[[], Any], str]] = [
     (partial(t.EMA, decay=1.0), "decay is 1.0"),
     (partial(t.EMA, decay=math.nan), "decay is nan"),
     (partial(t.EMA, every=0), "every is 0"),
-    (partial(t.EMA, every=2.5), r"every is 2\.5"),
+    (partial(cast("Any", t.EMA), every=2.5), r"every is 2\.5"),
     (partial(t.EMA, start="soon"), "start: 'soon' is not a duration"),
     (partial(t.EarlyStopping, mode="least"), "mode is 'least', but it must be auto, min or max"),
     (partial(t.EarlyStopping, min_delta=-1), "min_delta is -1"),
@@ -50,7 +50,7 @@ MADE: list[tuple[Callable[[], Any], str]] = [
     (partial(t.ThresholdStopper, "val/loss", 1.0, "most"), "mode is 'most'"),
     (partial(t.ThresholdStopper, "val/loss", math.nan), "threshold is nan"),
     (partial(t.ThresholdStopper, "val/loss", True), "threshold is true"),
-    (partial(t.EarlyExit, [3]), "3 is not a function of the trainer"),
+    (partial(cast("Any", t.EarlyExit), [3]), "3 is not a function of the trainer"),
     (partial(t.CheckFinite, policy="stop"), "policy is 'stop'"),
     (partial(t.CheckFinite, max_times=-1), "max_times is -1"),
     (partial(t.CheckFinite, max_times=True), "max_times is true"),

@@ -36,7 +36,7 @@ def test_samples_are_skipped_once_and_the_training_is_as_long(tmp_path: Path) ->
 
 
 def test_samples_are_skipped_only_where_the_loader_counts_them() -> None:
-    class Lines(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    class Lines(torch.utils.data.IterableDataset[Any]):
         """No length, and no position."""
 
         def __iter__(self) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import peers_environment
 from campaign import peers_trials
 from campaign.peers.peer_savers import CONTENDERS
 from campaign.peers.worker import Worker
@@ -40,7 +42,7 @@ def test_a_start_that_begins_anew_has_lost_what_was_announced(worker: Worker, tm
 
 def test_every_contender_meets_every_fault() -> None:
     assert [*CONTENDERS] == [*peers_trials.CONTENDERS]
-    by_title = {fault.title: [] for fault in peers_trials.CLASSES}
+    by_title: dict[str, list[Any]] = {fault.title: [] for fault in peers_trials.CLASSES}
     for fault in peers_trials.CLASSES:
         by_title[fault.title].append(fault.contender)
     assert all(names == [*CONTENDERS] for names in by_title.values())
@@ -48,7 +50,7 @@ def test_every_contender_meets_every_fault() -> None:
 
 def test_a_worker_that_does_not_start_in_time_is_killed_and_its_cells_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_trials, "LIMIT_S", 0.0)
-    monkeypatch.setattr(peers_trials.peers_environment, "install", lambda: sys.executable)
+    monkeypatch.setattr(peers_environment, "install", lambda: sys.executable)
     monkeypatch.setattr(peers_trials, "versions", lambda: {"torch.save": "torch 2"})
     cells = [
         fault

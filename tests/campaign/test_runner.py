@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from small_parts import note
 
 from campaign import ROOT, main, report
 from campaign.fault_class import FaultClass, Size, Trials
@@ -72,7 +74,7 @@ def test_a_call_that_was_broken_off_goes_on_with_the_next_trial(campaign: Campai
             interrupted.append(number)
             raise KeyboardInterrupt
         numbers.append(number)
-        campaign.clock.now += 6  # type: ignore[attr-defined]
+        cast("Any", campaign.clock).now += 6
         return PASSED
 
     interrupted: list[int] = []
@@ -86,7 +88,7 @@ def test_a_call_that_was_broken_off_goes_on_with_the_next_trial(campaign: Campai
 
 def test_trials_of_another_commit_or_size_are_run_again(campaign: Campaign) -> None:
     numbers: list[int] = []
-    fault = make_class("kills", lambda number: numbers.append(number) or PASSED)  # type: ignore[func-returns-value]
+    fault = make_class("kills", lambda number: note(numbers, number) or PASSED)
     for commit in ("abc", "abc", "def"):
         replace(campaign, classes=[fault], commit=commit).run()
     assert len(numbers) == 8
@@ -94,7 +96,7 @@ def test_trials_of_another_commit_or_size_are_run_again(campaign: Campaign) -> N
 
 def test_classes_share_the_time_and_what_is_left_is_for_those_that_it_was_too_short_for(campaign: Campaign) -> None:
     def run(number: int) -> Outcome:
-        campaign.clock.now += 10  # type: ignore[attr-defined]
+        cast("Any", campaign.clock).now += 10
         return PASSED
 
     classes = [
@@ -112,12 +114,12 @@ def test_classes_share_the_time_and_what_is_left_is_for_those_that_it_was_too_sh
 
 def test_a_long_preparation_leaves_half_of_the_share_to_the_trials(campaign: Campaign) -> None:
     def run(number: int) -> Outcome:
-        campaign.clock.now += 10  # type: ignore[attr-defined]
+        cast("Any", campaign.clock).now += 10
         return PASSED
 
     @contextmanager
     def prepare(folder: Path, count: int, size: Size) -> Iterator[Trials]:
-        campaign.clock.now += 40  # type: ignore[attr-defined]
+        cast("Any", campaign.clock).now += 40
         yield Trials(count, run, together=1)
 
     slow, last = (replace(make_class(key, run, 50), prepare=prepare) for key in ("slow", "last"))

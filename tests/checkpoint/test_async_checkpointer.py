@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from command import run_program
+from small_parts import present
 from states import same, small_state
 
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, SyncCheckpointer, make_async_checkpointer
@@ -69,8 +70,8 @@ def test_a_save_whose_folder_cannot_be_made_fails_and_the_next_one_works(tmp_pat
     (tmp_path / "file").write_bytes(b"")
     background = make_async_checkpointer()
     with pytest.raises(SaveError):
-        background.save(small_state(), tmp_path / "file" / "step1").raise_failure()
-    background.save(small_state(), tmp_path / "step2").written.result(500)
+        present(background.save(small_state(), tmp_path / "file" / "step1")).raise_failure()
+    present(background.save(small_state(), tmp_path / "step2")).written.result(500)
     background.close()
 
 
@@ -80,7 +81,7 @@ def test_whether_the_trained_are_finite_is_judged_by_the_bytes_that_are_saved(
 ) -> None:
     background, value = AsyncCheckpointer(stager=CopyStager(lambda: available)), torch.tensor([1.0, float("nan")])
     for name, trained in (("step1", [value]), ("step2", [])):
-        background.save({"model": {"w": value}}, tmp_path / name, trained=trained).written.result(500)
+        present(background.save({"model": {"w": value}}, tmp_path / name, trained=trained)).written.result(500)
     assert [SyncCheckpointer().manifest(tmp_path / name).finite for name in ("step1", "step2")] == [False, True]
     background.close()
 
@@ -94,10 +95,10 @@ def test_one_save_is_in_flight_and_close_ends_it(tmp_path: Path) -> None:
     freed = threading.Timer(0.05, disk.may_end.set)
     freed.start()
     second = background.save(small_state(2), tmp_path / "step2")
-    assert first.written.done()
+    assert present(first).written.done()
     background.close()
     freed.join()
-    assert second.written.done()
+    assert present(second).written.done()
     assert background.stager.held_bytes == 0
     for step in (1, 2):
         assert same(dict(SyncCheckpointer().load(tmp_path / f"step{step}")), small_state(step))
@@ -113,7 +114,7 @@ def test_a_save_that_does_not_end_keeps_its_memory_and_is_reported(
     assert background.stager.held_bytes
     assert "a checkpoint is still being written or deleted after 0 s" in caplog.text
     disk.may_end.set()
-    assert saving.written.result(500) is None
+    assert present(saving).written.result(500) is None
 
 
 def test_a_save_that_an_interrupt_stopped_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +129,7 @@ def test_a_save_that_an_interrupt_stopped_is_not_waited_for(tmp_path: Path, monk
             with pytest.raises(KeyboardInterrupt):
                 background.save({"model": {"weight": weight}}, tmp_path / "step1")
     weight.fill_(2)
-    background.save({"model": {"weight": weight}}, tmp_path / "step2").written.result(500)
+    present(background.save({"model": {"weight": weight}}, tmp_path / "step2")).written.result(500)
     assert torch.equal(background.load(tmp_path / "step2")["model"]["weight"], weight)
     assert [one.name for one in tmp_path.iterdir() if one.name.startswith("step")] == ["step2"]
     background.close()
@@ -140,7 +141,7 @@ def test_a_state_that_the_host_cannot_hold_twice_is_saved_before_training_goes_o
     caplog.set_level(logging.WARNING)
     background = AsyncCheckpointer(stager=CopyStager(lambda: 5_000))
     for step in (1, 2):
-        assert background.save(small_state(step), tmp_path / f"step{step}").written.done()
+        assert present(background.save(small_state(step), tmp_path / f"step{step}")).written.done()
         assert background.stager.held_bytes == 0
     assert caplog.text.count("more than half of the 5,000 available, so training waits for each save") == 1
     assert same(dict(background.load(tmp_path / "step2")), small_state(2))
@@ -156,7 +157,7 @@ def test_where_the_system_refuses_memory_a_save_is_made_without_a_copy(
     monkeypatch.setattr("trainer_cli.checkpoint.snapshot.HostMemory", refuse)
     background = AsyncCheckpointer()
     for step in (1, 2):
-        assert background.save(small_state(step), tmp_path / f"step{step}").written.done()
+        assert present(background.save(small_state(step), tmp_path / f"step{step}")).written.done()
     assert len([record for record in caplog.records if "training waits for each save" in record.message]) == 1
     assert same(dict(background.load(tmp_path / "step2")), small_state(2))
     background.close()
@@ -166,7 +167,7 @@ def test_memory_that_is_held_already_is_not_looked_for_again(tmp_path: Path) -> 
     asked = []
     background = AsyncCheckpointer(stager=CopyStager(lambda: asked.append(1)))
     for step in (1, 2, 3):
-        background.save(small_state(step), tmp_path / f"step{step}").written.result(500)
+        present(background.save(small_state(step), tmp_path / f"step{step}")).written.result(500)
     background.close()
     assert asked == [1]
 
@@ -199,7 +200,7 @@ def test_no_more_memory_is_prepared_than_the_host_can_spare(tmp_path: Path, avai
     assert background.drain(60)
     held = background.stager.held_bytes
     assert (held > 0) is (available != 1000)
-    background.save(small_state(), tmp_path / "step1").written.result(500)
+    present(background.save(small_state(), tmp_path / "step1")).written.result(500)
     assert background.stager.held_bytes == held
     background.close()
 

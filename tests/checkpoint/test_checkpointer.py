@@ -8,12 +8,13 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from small_parts import present
 from states import same, small_state
 from torch import nn
 
@@ -27,13 +28,14 @@ from trainer_cli.checkpoint.checkpointer import (
     make_async_checkpointer,
     make_sync_checkpointer,
 )
-from trainer_cli.checkpoint.save import CheckpointWriter
-from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager
+from trainer_cli.checkpoint.save import CheckpointWriter, InFlightSave
+from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager, Stager
 from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.format.sharded import TensorsFormat
-from trainer_cli.manifest import UnsavableState
+from trainer_cli.manifest import Manifest, UnsavableState
 from trainer_cli.policy.rules import CheckpointKind
 from trainer_cli.storage import manifest_lock
+from trainer_cli.storage.base import ReadableFolder
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.local import LocalStorage
 from trainer_cli.storage.open import open_storage
@@ -42,8 +44,8 @@ from trainer_cli.storage.open import open_storage
 class Awaited(AsyncCheckpointer):
     """Raises a failed save where the other one does, so that both pass the same tests."""
 
-    def save(self, *args, **kwargs):
-        saving = super().save(*args, **kwargs)
+    def save(self, *args: Any, **kwargs: Any) -> InFlightSave:
+        saving = present(super().save(*args, **kwargs))
         saving.staged.result(500)
         saving.raise_failure()
         return saving
@@ -52,13 +54,13 @@ class Awaited(AsyncCheckpointer):
 @pytest.fixture(
     params=[SyncCheckpointer, Awaited, lambda: Awaited(stager=CopyStager(lambda: 0))], ids=["sync", "async", "full"]
 )
-def checkpointer(request):
+def checkpointer(request: pytest.FixtureRequest) -> Iterator[Checkpointer]:
     made = request.param()
     yield made
     made.close()
 
 
-def test_a_state_comes_back_as_it_was(checkpointer, tmp_path):
+def test_a_state_comes_back_as_it_was(checkpointer: Checkpointer, tmp_path: Path) -> None:
     assert isinstance(checkpointer, Checkpointer)
     saving = checkpointer.save(small_state(3), tmp_path / "runs" / "step3")
     assert (saving is None) is isinstance(checkpointer, SyncCheckpointer)
@@ -67,7 +69,7 @@ def test_a_state_comes_back_as_it_was(checkpointer, tmp_path):
     assert same(dict(make_sync_checkpointer().load(str(tmp_path / "runs" / "step3"))), small_state(3))
 
 
-def test_the_manifest_says_what_the_caller_said(checkpointer, tmp_path):
+def test_the_manifest_says_what_the_caller_said(checkpointer: Checkpointer, tmp_path: Path) -> None:
     facts = CheckpointMetadata(
         run_id="r", attempt=2, step=5, epoch=1, kind=CheckpointKind.ephemeral, reason="every 5 steps",
         finished="max_duration",
@@ -88,12 +90,14 @@ def test_the_manifest_says_what_the_caller_said(checkpointer, tmp_path):
     assert checkpointer.verify(tmp_path / "step5") == manifest
 
 
-def test_no_name_has_to_follow_our_pattern(checkpointer, tmp_path):
+def test_no_name_has_to_follow_our_pattern(checkpointer: Checkpointer, tmp_path: Path) -> None:
     checkpointer.save({"a": 1}, tmp_path / "best model (new)")
     assert checkpointer.load(tmp_path / "best model (new)") == {"a": 1}
 
 
-def test_a_saved_step_is_never_written_again(checkpointer, tmp_path, caplog):
+def test_a_saved_step_is_never_written_again(
+    checkpointer: Checkpointer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     facts = CheckpointMetadata(run_id="r", step=5)
     checkpointer.save(small_state(5), tmp_path / "step5", metadata=facts)
@@ -104,7 +108,9 @@ def test_a_saved_step_is_never_written_again(checkpointer, tmp_path, caplog):
     assert os.listdir(tmp_path) == ["step5"]
 
 
-def test_a_step_whose_bytes_were_altered_is_quarantined_and_written_again(checkpointer, tmp_path):
+def test_a_step_whose_bytes_were_altered_is_quarantined_and_written_again(
+    checkpointer: Checkpointer, tmp_path: Path
+) -> None:
     facts = CheckpointMetadata(run_id="r", step=5, files={"config.yaml": b"seed: 1\n"})
     checkpointer.save(small_state(5), tmp_path / "step5", metadata=facts)
     # Of the same size: only the digest shows it.
@@ -117,7 +123,9 @@ def test_a_step_whose_bytes_were_altered_is_quarantined_and_written_again(checkp
 @pytest.mark.parametrize(
     "facts", [CheckpointMetadata(run_id="other", step=5), CheckpointMetadata(run_id="r", step=6), None]
 )
-def test_a_checkpoint_in_the_way_is_refused_where_none_may_be_replaced(checkpointer, tmp_path, facts):
+def test_a_checkpoint_in_the_way_is_refused_where_none_may_be_replaced(
+    checkpointer: Checkpointer, tmp_path: Path, facts: CheckpointMetadata | None
+) -> None:
     checkpointer.save(small_state(5), tmp_path / "step5", metadata=CheckpointMetadata(run_id="r", step=5))
     with pytest.raises(SaveError, match=r"another checkpoint is in the way.*step 5 of run r"):
         checkpointer.save(small_state(6), tmp_path / "step5", metadata=facts, overwrite=False)
@@ -140,7 +148,9 @@ def make_link(path: Path) -> None:
 @pytest.mark.parametrize("change", [lambda path: None, damage, make_partial, make_link])
 @pytest.mark.parametrize("swaps", [True, False], ids=["swap", "two renames"])
 @pytest.mark.parametrize("kind", [SyncCheckpointer, Awaited])
-def test_a_path_that_is_saved_again_has_the_new_state(kind, tmp_path, monkeypatch, swaps, change):
+def test_a_path_that_is_saved_again_has_the_new_state(
+    kind: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool, change: Callable[..., Any]
+) -> None:
     if not swaps:
         monkeypatch.setattr(Disk, "exchange", refuse_swap)
     checkpointer = kind()
@@ -160,7 +170,7 @@ def refuse_swap(disk: Disk, first: Path, second: Path) -> None:
     raise OSError(errno.EINVAL, "Invalid argument", str(first))
 
 
-def test_a_pinned_checkpoint_is_not_replaced(checkpointer, tmp_path):
+def test_a_pinned_checkpoint_is_not_replaced(checkpointer: Checkpointer, tmp_path: Path) -> None:
     checkpointer.save(small_state(5), tmp_path / "best")
     LocalStorage(tmp_path).pin("best", pinned=True)
     with pytest.raises(SaveError, match="is pinned, so it is not replaced"):
@@ -169,16 +179,18 @@ def test_a_pinned_checkpoint_is_not_replaced(checkpointer, tmp_path):
 
 
 @pytest.mark.parametrize("swaps", [True, False], ids=["swap", "two renames"])
-def test_who_loads_a_path_that_is_saved_again_gets_the_old_state_or_the_new(tmp_path, monkeypatch, swaps):
+def test_who_loads_a_path_that_is_saved_again_gets_the_old_state_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool
+) -> None:
     if not swaps:
         monkeypatch.setattr(Disk, "exchange", refuse_swap)
     writer, reader = make_async_checkpointer(), make_sync_checkpointer()
     state = {"step": 0, "weights": torch.zeros(1000)}
-    writer.save(state, tmp_path / "last").raise_failure()
+    present(writer.save(state, tmp_path / "last")).raise_failure()
     steps = [0]
     for step in range(1, 15):
         saving = writer.save({"step": step, "weights": torch.full((1000,), float(step))}, tmp_path / "last")
-        while not saving.written.done():
+        while not present(saving).written.done():
             loaded = reader.load(tmp_path / "last")
             assert torch.equal(loaded["weights"], torch.full((1000,), float(loaded["step"])))
             steps.append(loaded["step"])
@@ -187,7 +199,7 @@ def test_who_loads_a_path_that_is_saved_again_gets_the_old_state_or_the_new(tmp_
     assert os.listdir(tmp_path) == ["last"]
 
 
-def test_a_checkpoint_that_is_read_is_replaced_afterwards(tmp_path, monkeypatch):
+def test_a_checkpoint_that_is_read_is_replaced_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_lock, "_READERS_S", 0.05)
     checkpointer = make_sync_checkpointer()
     checkpointer.save({"step": 1}, tmp_path / "last")
@@ -199,14 +211,16 @@ def test_a_checkpoint_that_is_read_is_replaced_afterwards(tmp_path, monkeypatch)
     assert os.listdir(tmp_path) == ["last"]
 
 
-def test_what_cannot_be_saved_leaves_nothing(checkpointer, tmp_path):
+def test_what_cannot_be_saved_leaves_nothing(checkpointer: Checkpointer, tmp_path: Path) -> None:
     with pytest.raises(UnsavableState, match="callbacks/x is a set"):
         checkpointer.save({"model": torch.ones(3), "callbacks": {"x": {1}}}, tmp_path / "step5")
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_a_nested_tensor_is_refused_with_its_owner_before_anything_is_written(checkpointer, tmp_path, layout):
+def test_a_nested_tensor_is_refused_with_its_owner_before_anything_is_written(
+    checkpointer: Checkpointer, tmp_path: Path, layout: torch.layout
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about a prototype of torch
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
@@ -242,11 +256,11 @@ class Talking:
 
 
 @pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])
-def test_parts_are_replaced_and_get_the_arguments_that_they_take(tmp_path: Path, kind: type[SyncCheckpointer]) -> None:
+def test_parts_are_replaced_and_get_the_arguments_that_they_take(tmp_path: Path, kind: Callable[..., Any]) -> None:
     parts = Talking()
-    checkpointer = kind(stager=LiveStager(), writer=parts, reader=parts)
+    checkpointer: Checkpointer = kind(stager=LiveStager(), writer=parts, reader=parts)
     checkpointer.save({"x": 3}, tmp_path / "step1", level=2)
-    checkpointer.stager = parts
+    checkpointer.stager = cast("Stager", parts)
     checkpointer.save({"x": 3}, tmp_path / "step2", tag="a", other=1)
     assert checkpointer.load(tmp_path / "step1", depth=5) == {"x": 3}
     checkpointer.close()
@@ -284,14 +298,11 @@ def test_an_argument_that_no_part_takes_is_refused_before_anything_is_written(
     checkpointer.close()
 
 
-def test_another_format_is_reported_apart(tmp_path):
-    class Foreign:
+def test_another_format_is_reported_apart(tmp_path: Path) -> None:
+    class Foreign(TensorsFormat):
         name = "zarr"
 
-        def plan(self, tree):
-            return TensorsFormat().plan(tree)
-
-        def read(self, folder, manifest, only=None):
+        def read(self, folder: ReadableFolder, manifest: Manifest, *others: Any) -> dict[str, Any]:
             return {"foreign": 1}
 
     foreign = SyncCheckpointer(format=Foreign())
@@ -305,7 +316,9 @@ class Other(TensorsFormat):
     name = "other"
 
 
-def test_a_checkpoint_is_read_by_the_format_that_its_manifest_names(tmp_path, monkeypatch):
+def test_a_checkpoint_is_read_by_the_format_that_its_manifest_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_sync_checkpointer().save({"a": 1}, tmp_path / "step1")
     other = make_sync_checkpointer(format=Other())
     assert other.load(tmp_path / "step1") == {"a": 1}
@@ -318,27 +331,23 @@ def test_a_checkpoint_is_read_by_the_format_that_its_manifest_names(tmp_path, mo
         make_sync_checkpointer(format="nothing")
 
 
-def test_a_place_with_an_unknown_scheme_is_refused(tmp_path):
+def test_a_place_with_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no storage for nosuch://"):
         open_storage("nosuch://bucket/run")
     assert open_storage(f"file://{tmp_path}").location("step1") == f"{tmp_path}/step1"
 
 
-def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):
+def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     removed = []
 
     checkpointer = SyncCheckpointer(storage=lambda root: storage)
     checkpointer.save(small_state(), tmp_path / "step1")
-    read = checkpointer.format.read
 
-    class Slow:
-        name = "tensors"
-        plan = checkpointer.format.plan
-
-        def read(self, folder, manifest, only=None):
+    class Slow(TensorsFormat):
+        def read(self, folder: ReadableFolder, manifest: Manifest, *others: Any) -> dict[str, Any]:
             removed.append(LocalStorage(tmp_path).remove("step1"))
-            return read(folder, manifest, only)
+            return super().read(folder, manifest, *others)
 
     checkpointer.reader = CheckpointReader(Slow())
     assert same(dict(checkpointer.load(tmp_path / "step1")), small_state())
@@ -386,7 +395,7 @@ def test_a_save_is_none_or_the_pair_of_its_futures(tmp_path: Path) -> None:
     assert make_sync_checkpointer().save({"x": 1}, tmp_path / "step1") is None
     checkpointer = make_async_checkpointer()
     saving = checkpointer.save({"x": 1}, tmp_path / "step2")
-    staged, written = saving
+    staged, written = present(saving)
     assert isinstance(saving, tuple)
     assert (saving[0], saving[1], len(saving)) == (staged, written, 2)
     assert staged.done()
@@ -513,12 +522,12 @@ def test_the_cure_of_weights_that_do_not_fit_is_an_argument_that_helps(tmp_path:
     with pytest.raises(UserError, match=re.escape("add ignore_keys=['1.*'].")):
         load_checkpoint(tmp_path / "step2", head, finetune=True)
     load_checkpoint(tmp_path / "step2", head, finetune=True, ignore_keys=["1.*"])
-    assert torch.equal(head[0].weight, one.model[0].weight)
+    assert torch.equal(head.get_parameter("0.weight"), one.model.get_parameter("0.weight"))
     inner = nn.ModuleDict({"net": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))})
     with pytest.raises(UserError, match=re.escape("add key_mapping={'*': 'net.*'}.")):
         load_checkpoint(tmp_path / "step2", inner, finetune=True)
     load_checkpoint(tmp_path / "step2", inner, finetune=True, key_mapping={"*": "net.*"})
-    assert torch.equal(inner["net"][1].weight, one.model[1].weight)
+    assert torch.equal(inner.get_parameter("net.1.weight"), one.model.get_parameter("1.weight"))
     with pytest.raises(UserError, match=r"Nothing was loaded\. To load the model alone, add finetune=True\."):
         load_checkpoint(tmp_path / "step2", other.model, torch.optim.SGD(other.model.parameters(), lr=0.1))
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from acts import (
@@ -57,7 +58,9 @@ def kills(planned: list[str]) -> list[int]:
     ],
 )
 @pytest.mark.parametrize("act", ACTS)
-def test_an_error_at_any_operation_loses_nothing(memory_path, act, number, persistent):
+def test_an_error_at_any_operation_loses_nothing(
+    memory_path: Path, act: Callable[..., Any], number: int, persistent: bool
+) -> None:
     planned = operations(act, memory_path / "planned")
     assert len(planned) > 10
     for at, operation in enumerate(planned, start=1):
@@ -68,7 +71,7 @@ def test_an_error_at_any_operation_loses_nothing(memory_path, act, number, persi
 
 @pytest.mark.parametrize("fault", [Fault.kill, Fault.tear])
 @pytest.mark.parametrize("act", ACTS)
-def test_a_kill_at_any_operation_loses_nothing(memory_path, act, fault):
+def test_a_kill_at_any_operation_loses_nothing(memory_path: Path, act: Callable[..., Any], fault: Fault) -> None:
     planned = operations(act, memory_path / "planned")
     for at, operation in enumerate(planned, start=1):
         if fault is Fault.tear and not operation.startswith("write"):
@@ -84,7 +87,7 @@ def test_a_kill_at_any_operation_loses_nothing(memory_path, act, fault):
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what an open file holds is not reported")
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("act", CUT)
-def test_a_power_cut_at_any_operation_loses_nothing(memory_path, act, seed):
+def test_a_power_cut_at_any_operation_loses_nothing(memory_path: Path, act: Callable[..., Any], seed: int) -> None:
     planned = operations(act, memory_path / "planned")
     for at, operation in enumerate([*planned, "the end"], start=1):
         root = prepared(memory_path / f"at{at}")
@@ -92,13 +95,13 @@ def test_a_power_cut_at_any_operation_loses_nothing(memory_path, act, seed):
         assert_survives_power_cut(act, root, ForgetfulDisk(at, seed * 1000 + at), message)
 
 
-def test_a_save_goes_past_the_page_cache(tmp_path):
+def test_a_save_goes_past_the_page_cache(tmp_path: Path) -> None:
     """The faults of this file would meet nothing of it otherwise."""
     names = {operation.split()[0] for operation in operations(save_second, tmp_path / "planned")}
     assert {"bypass_cache", "truncate"} <= names
 
 
-def test_a_kill_while_the_first_checkpoint_of_a_run_is_saved_leaves_a_run_that_can_start(memory_path):
+def test_a_kill_while_the_first_checkpoint_of_a_run_is_saved_leaves_a_run_that_can_start(memory_path: Path) -> None:
     for at in kills(operations(save_into_new_folder, memory_path / "planned")):
         root = prepared(memory_path / f"at{at}")
         assert killed(save_into_new_folder, root, faulty(at, Fault.kill))
@@ -107,7 +110,7 @@ def test_a_kill_while_the_first_checkpoint_of_a_run_is_saved_leaves_a_run_that_c
         assert same(dict(checkpointer_on(Disk()).load(root / "deep" / "down" / "step2")), small_state(2))
 
 
-def test_a_save_whose_fsync_failed_begins_anew_instead_of_trusting_a_second_fsync(memory_path):
+def test_a_save_whose_fsync_failed_begins_anew_instead_of_trusting_a_second_fsync(memory_path: Path) -> None:
     planned = operations(save_second, memory_path / "planned")
     for at, operation in enumerate(planned, start=1):
         if not operation.startswith("fsync "):
@@ -120,13 +123,13 @@ def test_a_save_whose_fsync_failed_begins_anew_instead_of_trusting_a_second_fsyn
         assert os.listdir(root) == ["step1"]
 
 
-def test_a_slow_disk_changes_nothing(memory_path):
+def test_a_slow_disk_changes_nothing(memory_path: Path) -> None:
     root = prepared(memory_path / "root")
     save(root, 2, faulty(1, Fault.delay, persistent=True, delay_s=0.001))
     assert same(dict(checkpointer_on(Disk()).load(root / "step2")), small_state(2))
 
 
-def test_a_full_disk_keeps_what_is_there_and_reports_what_is_needed(memory_path):
+def test_a_full_disk_keeps_what_is_there_and_reports_what_is_needed(memory_path: Path) -> None:
     planned = operations(save_second, memory_path / "planned")
     root = prepared(memory_path / "root")
     disk = faulty(1 + planned.index("write file"), number=errno.ENOSPC, persistent=True)
@@ -152,7 +155,7 @@ def run(
         checkpoint=CheckpointerCallback(folder, **{"save_interval": None, **rules}),
     )
     if disk is not None:
-        made.checkpoint.storage.disk = disk
+        cast("Any", made.checkpoint).storage.disk = disk
     made.fit(loader(10, 4), loader(3), **({} if ckpt_path is ... else {"ckpt_path": ckpt_path}))
     return made
 
@@ -250,12 +253,12 @@ def test_stopping_at_every_step_gives_what_going_straight_through_gives(tmp_path
         run(tmp_path / "stopped", 6, stop=step, save_interval=1)
     stopped = run(tmp_path / "stopped", 6, save_interval=1)
     for name in ("model", "optimizer", "rng", "data"):
-        assert differences(straight.checkpoint_state()[name], stopped.checkpoint_state()[name], name) == []
+        assert differences(straight.checkpoint_state()[name], stopped.checkpoint_state()[name], path=name) == []
 
 
 def test_a_full_disk_fails_the_completion_of_a_checkpoint_as_it_fails_a_save(tmp_path: Path, caplog: Any) -> None:
     """A stop before the evaluation is made up for by the next attempt, whose manifest may not be written."""
-    rules = {"loop": {"eval_interval": 2}, "save_interval": 2}
+    rules: dict[str, Any] = {"loop": {"eval_interval": 2}, "save_interval": 2}
     run(tmp_path, 6, stop=4, **rules)
     before = manifest(tmp_path, 4)
     with pytest.raises(SaveError, match="could not be completed: No space left"):

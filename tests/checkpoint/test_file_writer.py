@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from mmap import mmap
@@ -122,7 +122,14 @@ SIZES = [0, 1, *(whole + more for whole in (PAGE, BLOCK, 2 * BLOCK, 3 * BLOCK + 
     make=st.sampled_from([SmallBlocks, RefusesBypass, RefusesWrite, *(partial(Greedy, seed) for seed in range(20))]),
     algorithm=st.sampled_from(DigestAlgorithm),
 )
-def test_pieces_of_any_size_and_place_make_the_same_file(tmp_path_factory, size, cuts, aligned, make, algorithm):
+def test_pieces_of_any_size_and_place_make_the_same_file(
+    tmp_path_factory: pytest.TempPathFactory,
+    size: int,
+    cuts: list[int],
+    aligned: bool,
+    make: Callable[[], Disk],
+    algorithm: DigestAlgorithm,
+) -> None:
     path = tmp_path_factory.mktemp("pieces")
     content = CONTENT[:size]
     entry = put(folder_on(make(), path, algorithm), "f", pieces_of(content, cuts, aligned=aligned))
@@ -130,7 +137,7 @@ def test_pieces_of_any_size_and_place_make_the_same_file(tmp_path_factory, size,
     assert (path / "f").read_bytes() == content
 
 
-def test_a_large_file_goes_past_the_cache_in_whole_blocks_and_is_cut_to_its_size(tmp_path):
+def test_a_large_file_goes_past_the_cache_in_whole_blocks_and_is_cut_to_its_size(tmp_path: Path) -> None:
     disk = SmallBlocks()
     content = CONTENT[: 2 * BLOCK + 5]
     put(folder_on(disk, tmp_path), "f", pieces_of(content, [7], aligned=True))
@@ -139,27 +146,30 @@ def test_a_large_file_goes_past_the_cache_in_whole_blocks_and_is_cut_to_its_size
     ]  # fmt: skip
 
 
-def test_memory_that_lies_as_the_file_does_is_written_from_where_it_is(tmp_path):
+def test_memory_that_lies_as_the_file_does_is_written_from_where_it_is(tmp_path: Path) -> None:
     class Addresses(SmallBlocks):
         def write(self, fd: int, data: memoryview, offset: int) -> int:
             seen[offset] = data.obj is image
             return super().write(fd, data, offset)
 
-    image, seen = mmap(-1, 3 * BLOCK + PAGE), {}
+    image = mmap(-1, 3 * BLOCK + PAGE)
+    seen: dict[int, bool] = {}
     with folder_on(Addresses(), tmp_path).create("f") as writer:
         writer.write(memoryview(image))
         writer.write(CONTENT[:PAGE])
     assert seen == {0: True, 3 * BLOCK + PAGE: False}
 
 
-def test_a_small_file_is_written_the_plain_way(tmp_path):
+def test_a_small_file_is_written_the_plain_way(tmp_path: Path) -> None:
     disk = SmallBlocks()
     put(folder_on(disk, tmp_path), "f", pieces_of(CONTENT[: BLOCK - 1], [100, 5000], aligned=True))
     assert disk.done == [f"write {BLOCK - 1}"]
 
 
 @pytest.mark.parametrize("make", [RefusesBypass, RefusesWrite])
-def test_a_file_system_is_not_asked_again_whether_its_cache_may_be_bypassed(tmp_path, make, caplog):
+def test_a_file_system_is_not_asked_again_whether_its_cache_may_be_bypassed(
+    tmp_path: Path, make: Callable[[], SmallBlocks], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     disk = make()
     folder = folder_on(disk, tmp_path)
@@ -174,7 +184,7 @@ def test_a_file_system_is_not_asked_again_whether_its_cache_may_be_bypassed(tmp_
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_an_error_while_a_block_is_written_is_raised_and_the_file_is_not_listed(tmp_path, number):
+def test_an_error_while_a_block_is_written_is_raised_and_the_file_is_not_listed(tmp_path: Path, number: int) -> None:
     counting = FaultyDisk(block_bytes=BLOCK)
     put(folder_on(counting, tmp_path), "counted", pieces_of(CONTENT, [9], aligned=False))
     for at, operation in enumerate(counting.operations, start=1):
@@ -184,7 +194,7 @@ def test_an_error_while_a_block_is_written_is_raised_and_the_file_is_not_listed(
         assert folder.files == {}, operation
 
 
-def test_a_process_that_is_forked_meanwhile_holds_no_file_that_is_being_written(tmp_path):
+def test_a_process_that_is_forked_meanwhile_holds_no_file_that_is_being_written(tmp_path: Path) -> None:
     def holds() -> bool:
         here, found = os.stat(tmp_path / "f"), False
         for fd in range(3, 1024):
@@ -201,7 +211,7 @@ def test_a_process_that_is_forked_meanwhile_holds_no_file_that_is_being_written(
         assert holds()
 
 
-def test_a_disk_that_takes_nothing_is_an_error(tmp_path):
+def test_a_disk_that_takes_nothing_is_an_error(tmp_path: Path) -> None:
     class Takes(SmallBlocks):
         def write(self, fd: int, data: memoryview, offset: int) -> int:
             return 0
@@ -211,7 +221,7 @@ def test_a_disk_that_takes_nothing_is_an_error(tmp_path):
             put(folder_on(Takes(), tmp_path), f"f{size}", pieces_of(CONTENT[:size], [], aligned=True))
 
 
-def test_what_the_caller_does_to_its_memory_afterwards_does_not_matter(tmp_path):
+def test_what_the_caller_does_to_its_memory_afterwards_does_not_matter(tmp_path: Path) -> None:
     memory = memoryview(mmap(-1, 8 * BLOCK))
     digest = new_digest(DigestAlgorithm.xxh3_128)
     with folder_on(SmallBlocks(), tmp_path).create("f") as writer:
@@ -225,7 +235,7 @@ def test_what_the_caller_does_to_its_memory_afterwards_does_not_matter(tmp_path)
     assert written.hexdigest() == digest.hexdigest()
 
 
-def test_a_large_piece_is_written_in_parts(tmp_path, monkeypatch):
+def test_a_large_piece_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_module, "WRITE_BYTES", 3 * BLOCK)
     disk = SmallBlocks()
     put(folder_on(disk, tmp_path), "f", pieces_of(CONTENT[: 8 * BLOCK], [], aligned=True))

@@ -57,7 +57,7 @@ def test_the_latest_is_the_numerically_newest_valid_one(folder: Path) -> None:
         ({"epoch": 0}, "step9"),
     ],
 )
-def test_a_checkpoint_is_found_by_what_it_says_of_itself(folder: Path, wanted: dict, name: str) -> None:
+def test_a_checkpoint_is_found_by_what_it_says_of_itself(folder: Path, wanted: dict[str, Any], name: str) -> None:
     assert checkpoint_path(folder, **wanted) == folder / name
 
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_is_found_by_what_it_says_of_itself(folder: Path, wanted: d
         ({"step": 10, "suffix": "ema"}, "with suffix 'ema'"),
     ],
 )
-def test_where_there_is_none_it_says_where_it_looked(folder: Path, wanted: dict, said: str) -> None:
+def test_where_there_is_none_it_says_where_it_looked(folder: Path, wanted: dict[str, Any], said: str) -> None:
     with pytest.raises(FileNotFoundError) as error:
         checkpoint_path(folder, **wanted)
     assert said in str(error.value)
@@ -201,7 +201,8 @@ def _save_at(door: str, path: Path, folder: Path) -> object:
         case "Checkpointer.save":
             return make_sync_checkpointer().save({"w": 1}, path, metadata=CheckpointMetadata(step=7, epoch=2))
         case "save_checkpoint":
-            return save_checkpoint(path, 2, model, optimizer)
+            save_checkpoint(path, 2, model, optimizer)
+            return None
         case "Trainer.save_checkpoint":
             return Trainer(model=model, optimizer=optimizer, name="mine", device="cpu").save_checkpoint(path)
         case "export":

@@ -30,6 +30,8 @@ from trainer_cli.format.sharded import SMALL_BYTES
 from trainer_cli.manifest import FileEntry, Manifest
 from trainer_cli.parallel.peer_errors import PeerError
 from trainer_cli.policy.rules import CheckpointKind
+from trainer_cli.storage.disk import Disk
+from trainer_cli.storage.folder import LocalReadableFolder
 from trainer_cli.storage.local import LocalStorage
 
 LARGE = SMALL_BYTES // 4 + 1
@@ -335,9 +337,9 @@ def test_whoever_finds_the_damage_rank_0_says_what_one_process_would(root: Path)
 def test_a_rank_that_cannot_see_the_folder_makes_no_checkpoint_damaged(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Elsewhere(group_verify.LocalReadableFolder):
-        def __init__(self, path: Path, disk: object) -> None:
-            super().__init__(path / "elsewhere", disk)  # type: ignore[arg-type]
+    class Elsewhere(LocalReadableFolder):
+        def __init__(self, path: Path, disk: Disk) -> None:
+            super().__init__(path / "elsewhere", disk)
 
     monkeypatch.setattr(group_verify, "LocalReadableFolder", Elsewhere)
     with caplog.at_level(logging.WARNING):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import errno
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, cast
 
 import pytest
 import torch
@@ -36,7 +38,8 @@ class Model(nn.Module):
         torch.manual_seed(seed)
         self.first, self.last = nn.Linear(6, 5, bias=False), nn.Linear(6, 5, bias=False)
         self.last.weight = self.first.weight
-        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.conv = nn.Conv2d(3, 4, 3)
+        cast("Any", self.conv).to(memory_format=torch.channels_last)
         self.scale = nn.Parameter(torch.randn(()))
         self.none = nn.Parameter(torch.empty(0, 3))
         self.narrow = nn.Parameter(torch.randn(7).bfloat16())
@@ -62,7 +65,9 @@ def saved(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None 
     return checkpointer
 
 
-def load(checkpointer: SyncCheckpointer, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None):
+def load(
+    checkpointer: SyncCheckpointer, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, Any]:
     tree = checkpointer.read(path, None if optimizer is not None else ["model"])
     fittings = [fit_model(model, tree["model"])[0]]
     if optimizer is not None:
@@ -85,11 +90,11 @@ def checkpointer() -> SyncCheckpointer:
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verified_file, "BLOCK_BYTES", 64)
 
 
-def test_model_and_optimizer_come_back_in_place_bit_for_bit(tmp_path, small_blocks):
+def test_model_and_optimizer_come_back_in_place_bit_for_bit(tmp_path: Path, small_blocks: None) -> None:
     source = Model(1)
     optimizer = optimizer_of(source, steps=2)
     checkpointer = saved(tmp_path / "step1", source, optimizer)
@@ -109,7 +114,7 @@ def test_model_and_optimizer_come_back_in_place_bit_for_bit(tmp_path, small_bloc
     assert mine.state[model.first.weight]["exp_avg"].data_ptr() == kept.data_ptr()
 
 
-def test_names_that_are_tied_in_the_checkpoint_alone_are_both_filled(tmp_path):
+def test_names_that_are_tied_in_the_checkpoint_alone_are_both_filled(tmp_path: Path) -> None:
     checkpointer = saved(tmp_path / "step1", Model(1))
     untied = Model(2)
     untied.last = nn.Linear(6, 5, bias=False)
@@ -119,7 +124,7 @@ def test_names_that_are_tied_in_the_checkpoint_alone_are_both_filled(tmp_path):
 
 
 @pytest.mark.parametrize("differ", [False, True])
-def test_names_that_are_tied_in_the_model_alone_are_compared_by_value(tmp_path, differ):
+def test_names_that_are_tied_in_the_model_alone_are_compared_by_value(tmp_path: Path, differ: bool) -> None:
     source = Model(1)
     source.last = copy.deepcopy(source.first)
     if differ:
@@ -135,20 +140,20 @@ def test_names_that_are_tied_in_the_model_alone_are_compared_by_value(tmp_path, 
         assert torch.equal(model.last.weight, source.first.weight)
 
 
-def test_a_module_with_its_own_way_of_loading_is_given_values_of_their_own(tmp_path):
+def test_a_module_with_its_own_way_of_loading_is_given_values_of_their_own(tmp_path: Path) -> None:
     checkpointer = saved(tmp_path / "step1", Model(1))
     model = Model(2)
     present = model.conv.weight.detach().clone()
 
-    def halfway(module, state, prefix, *_):
+    def halfway(module: nn.Conv2d, state: dict[str, torch.Tensor], prefix: str, *_: object) -> None:
         state[prefix + "weight"] = (state[prefix + "weight"] + module.weight.detach()) / 2
 
-    model.conv.register_load_state_dict_pre_hook(halfway)
+    cast("Any", model.conv).register_load_state_dict_pre_hook(halfway)
     load(checkpointer, tmp_path / "step1", model)
     assert torch.equal(model.conv.weight, (Model(1).conv.weight + present) / 2)
 
 
-def test_damage_that_only_the_digest_shows_leaves_everything_untouched(tmp_path, small_blocks):
+def test_damage_that_only_the_digest_shows_leaves_everything_untouched(tmp_path: Path, small_blocks: None) -> None:
     checkpointer = saved(tmp_path / "step1", Model(1))
     flip(tmp_path / "step1")
     model = Model(2)
@@ -158,12 +163,14 @@ def test_damage_that_only_the_digest_shows_leaves_everything_untouched(tmp_path,
     assert same(capture_model(model), before)
 
 
-def test_a_file_that_changes_after_it_was_verified_is_no_damage_of_which_nothing_was_loaded(tmp_path, monkeypatch):
+def test_a_file_that_changes_after_it_was_verified_is_no_damage_of_which_nothing_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpointer = SyncCheckpointer()
     checkpointer.save({"model": {"weight": torch.ones(9000)}}, tmp_path / "step1")
     read = LiveTensors.read
 
-    def change_file_and_read(live):
+    def change_file_and_read(live: LiveTensors) -> None:
         flip(tmp_path / "step1")
         read(live)
 
@@ -200,7 +207,13 @@ def _overlapping() -> dict[str, torch.Tensor]:
         pytest.param(lambda: {"a": torch.zeros(80, 50), "view": torch.zeros(2)}, {"a"}, id="view in the checkpoint"),
     ],
 )
-def test_reading_into_live_tensors_gives_what_copying_gives(tmp_path, monkeypatch, checkpointer, make, in_place):
+def test_reading_into_live_tensors_gives_what_copying_gives(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpointer: SyncCheckpointer,
+    make: Callable[..., Any],
+    in_place: set[str],
+) -> None:
     base, tied = torch.rand(4), torch.rand(2)
     state = {
         "a": torch.rand(80, 50), "b": torch.rand(6), 1: torch.rand(2), "list": [torch.rand(2)], "tied": tied,
@@ -209,10 +222,10 @@ def test_reading_into_live_tensors_gives_what_copying_gives(tmp_path, monkeypatc
     checkpointer.save({"state": state}, tmp_path / "step1")
     live, copied = make(), make()
     versions = {name: value._version for name, value in live.items() if isinstance(value, torch.Tensor)}
-    selected = []
+    selected: list[str] = []
     select = LiveTensors.select
 
-    def record(self, layout, file_bytes):
+    def record(self: LiveTensors, layout: Any, file_bytes: int) -> dict[str, torch.Tensor]:
         selected.extend(found := select(self, layout, file_bytes))
         return found
 
@@ -226,14 +239,14 @@ def test_reading_into_live_tensors_gives_what_copying_gives(tmp_path, monkeypatc
     assert all(live[name]._version > versions[name] for name in in_place)
 
 
-def test_damage_is_reported_as_damage_where_the_state_does_not_fit_either(tmp_path):
+def test_damage_is_reported_as_damage_where_the_state_does_not_fit_either(tmp_path: Path) -> None:
     checkpointer = saved(tmp_path / "step1", Model(1))
     flip(tmp_path / "step1")
     with pytest.raises(DamagedCheckpoint, match="digest differs"):
         checkpointer.load(tmp_path / "step1", {"model": {"first.weight": torch.zeros(3)}})
 
 
-def peak_growth(act) -> int:
+def peak_growth(act: Callable[[], object]) -> int:
     """The bytes by which the process is larger at its largest while something is done."""
     status = Path("/proc/self/status")
 
@@ -248,7 +261,7 @@ def peak_growth(act) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell")
-def test_loading_takes_one_copy_of_what_is_loaded_and_a_constant(memory_path):
+def test_loading_takes_one_copy_of_what_is_loaded_and_a_constant(memory_path: Path) -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -271,7 +284,7 @@ def test_loading_takes_one_copy_of_what_is_loaded_and_a_constant(memory_path):
 class Memory:
     """A folder with one file in memory, which fails from a place on."""
 
-    path = Path("folder")
+    path, is_shared = Path("folder"), True
 
     def __init__(self, content: bytes, good: int | None = None) -> None:
         self.content, self.good = content, len(content) if good is None else good
@@ -279,10 +292,10 @@ class Memory:
         self._lock = threading.Lock()
 
     @contextmanager
-    def open(self, file):
+    def open(self, file: str) -> Iterator[Memory]:
         yield self
 
-    def read_at(self, buffers, offset):
+    def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
         with self._lock:
             self.reading += 1
         try:
@@ -307,7 +320,7 @@ class Memory:
 
 
 @pytest.fixture(scope="module")
-def tiny_blocks():
+def tiny_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verified_file, "BLOCK_BYTES", 16)
         yield
@@ -315,7 +328,7 @@ def tiny_blocks():
 
 @pytest.mark.usefixtures("tiny_blocks")
 @given(sizes=st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=30), left=st.integers(0, 40))
-def test_every_byte_is_digested_in_order_and_gets_to_its_part(sizes, left):
+def test_every_byte_is_digested_in_order_and_gets_to_its_part(sizes: list[tuple[int, bool]], left: int) -> None:
     source = Memory(bytes(index * 7 % 251 for index in range(left + sum(size for size, _ in sizes))))
     parts = [memoryview(bytearray(size)) if kept else size for size, kept in sizes]
     with source.verified() as file:
@@ -323,13 +336,13 @@ def test_every_byte_is_digested_in_order_and_gets_to_its_part(sizes, left):
         assert file.left_bytes == left
     offset = 0
     for part, (size, kept) in zip(parts, sizes, strict=True):
-        assert not kept or part == source.content[offset : offset + size]
+        assert not kept or bytes(cast("memoryview", part)) == source.content[offset : offset + size]
         offset += size
     assert len(file._spares) <= verified_file._AHEAD + 1
 
 
 @pytest.mark.parametrize("size_bytes", [99, 101])
-def test_a_file_of_another_size_is_refused_before_it_is_read(size_bytes):
+def test_a_file_of_another_size_is_refused_before_it_is_read(size_bytes: int) -> None:
     source = Memory(bytes(100))
     file = source.verified()
     source.size_bytes = size_bytes
@@ -339,7 +352,7 @@ def test_a_file_of_another_size_is_refused_before_it_is_read(size_bytes):
 
 @pytest.mark.usefixtures("tiny_blocks")
 @pytest.mark.parametrize("good", [0, 15, 16, 100, 399])
-def test_the_first_failure_is_raised_and_then_no_thread_reads_any_more(good):
+def test_the_first_failure_is_raised_and_then_no_thread_reads_any_more(good: int) -> None:
     source = Memory(bytes(400), good)
     with pytest.raises(OSError, match=f"fails at {good // 16 * 16}"), source.verified() as file:
         file.read([400])
@@ -347,13 +360,13 @@ def test_the_first_failure_is_raised_and_then_no_thread_reads_any_more(good):
 
 
 @pytest.mark.parametrize("name", [".hidden", "a\nb"])
-def test_names_that_cannot_be_are_reported_so(checkpointer, tmp_path, name):
+def test_names_that_cannot_be_are_reported_so(checkpointer: SyncCheckpointer, tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match="cannot be the name"):
         checkpointer.load(tmp_path / name)
 
 
 @pytest.mark.parametrize("act", ["load", "manifest", "verify"])
-def test_no_checkpoint_is_reported_with_its_path(checkpointer, tmp_path, act):
+def test_no_checkpoint_is_reported_with_its_path(checkpointer: SyncCheckpointer, tmp_path: Path, act: str) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "step9", tmp_path / "no" / "where", tmp_path / "file"):
         if path.is_file():
@@ -365,12 +378,24 @@ def test_no_checkpoint_is_reported_with_its_path(checkpointer, tmp_path, act):
         assert (raised.value.errno, raised.value.filename) == (errno.ENOENT, str(path))
 
 
-def test_loading_into_a_state_fills_the_named_keys_alone_and_in_place(checkpointer, tmp_path):
-    saved = {"a": torch.arange(6.0).reshape(2, 3), "b": {"x": torch.ones(2), "y": 1}, "c": torch.tensor(3), "d": 4}
+def test_loading_into_a_state_fills_the_named_keys_alone_and_in_place(
+    checkpointer: SyncCheckpointer, tmp_path: Path
+) -> None:
+    saved: dict[str, Any] = {
+        "a": torch.arange(6.0).reshape(2, 3),
+        "b": {"x": torch.ones(2), "y": 1},
+        "c": torch.tensor(3),
+        "d": 4,
+    }
     saved["empty"] = torch.empty(0, 3)
     checkpointer.save(saved, tmp_path / "step1")
     big = torch.zeros(3, 4)
-    target = {"a": big.T[1:3, :], "b": {"x": torch.zeros(2), "z": 0}, "c": torch.tensor(0), "e": torch.zeros(0)}
+    target: dict[str, Any] = {
+        "a": big.T[1:3, :],
+        "b": {"x": torch.zeros(2), "z": 0},
+        "c": torch.tensor(0),
+        "e": torch.zeros(0),
+    }
     target["empty"] = torch.empty(0, 3)
     held = {"a": target["a"], "x": target["b"]["x"], "c": target["c"]}
     loaded = checkpointer.load(tmp_path / "step1", target)
@@ -383,9 +408,11 @@ def test_loading_into_a_state_fills_the_named_keys_alone_and_in_place(checkpoint
     assert loaded.missing == ["b/z", "e"]
 
 
-def test_loading_strictly_refuses_what_is_missing_and_touches_nothing(checkpointer, tmp_path):
+def test_loading_strictly_refuses_what_is_missing_and_touches_nothing(
+    checkpointer: SyncCheckpointer, tmp_path: Path
+) -> None:
     checkpointer.save({"a": torch.ones(2)}, tmp_path / "step1")
-    target = {"a": torch.zeros(2), "b": 1}
+    target: dict[str, Any] = {"a": torch.zeros(2), "b": 1}
     with pytest.raises(CheckpointError, match="the checkpoint lacks b") as raised:
         checkpointer.load(tmp_path / "step1", target, strict=True)
     assert isinstance(raised.value, RuntimeError)
@@ -394,7 +421,9 @@ def test_loading_strictly_refuses_what_is_missing_and_touches_nothing(checkpoint
 
 
 @pytest.mark.parametrize("value", [torch.ones(3), torch.ones(2, 1), torch.ones(2, dtype=torch.float64), 5])
-def test_loading_into_another_shape_or_type_is_refused(checkpointer, tmp_path, value):
+def test_loading_into_another_shape_or_type_is_refused(
+    checkpointer: SyncCheckpointer, tmp_path: Path, value: Any
+) -> None:
     checkpointer.save({"a": {"b": value}}, tmp_path / "step1")
     target = {"a": {"b": torch.zeros(2)}}
     with pytest.raises(CheckpointError, match="does not fit: a/b is"):
@@ -402,7 +431,7 @@ def test_loading_into_another_shape_or_type_is_refused(checkpointer, tmp_path, v
     assert target["a"]["b"].sum() == 0
 
 
-def test_parameters_are_filled_without_gradient_history(checkpointer, tmp_path):
+def test_parameters_are_filled_without_gradient_history(checkpointer: SyncCheckpointer, tmp_path: Path) -> None:
     checkpointer.save({"w": torch.ones(2)}, tmp_path / "step1")
     target = {"w": torch.nn.Parameter(torch.zeros(2))}
     checkpointer.load(tmp_path / "step1", target)
@@ -416,10 +445,12 @@ def test_parameters_are_filled_without_gradient_history(checkpointer, tmp_path):
         (None, "cpu"), ("meta", "meta"), (torch.device("meta"), "meta"), ({"cpu": "meta"}, "meta"),
         ({"cuda:0": "meta"}, "cpu"), ({}, "cpu"), (lambda storage, location: storage, "cpu"),
         (lambda storage, location: None, "cpu"),
-        (lambda storage, location: torch.UntypedStorage(len(storage), device="meta"), "meta"),
+        (lambda storage, location: cast("Any", torch.UntypedStorage)(len(storage), device="meta"), "meta"),
     ],
 )  # fmt: skip
-def test_new_tensors_go_where_a_map_location_of_torch_says(checkpointer, tmp_path, location, device):
+def test_new_tensors_go_where_a_map_location_of_torch_says(
+    checkpointer: SyncCheckpointer, tmp_path: Path, location: Any, device: str
+) -> None:
     checkpointer.save(small_state(), tmp_path / "step1")
     loaded = checkpointer.load(tmp_path / "step1", default_map_location=location)
     assert loaded["model"]["weight"].device.type == device
@@ -430,7 +461,7 @@ def test_new_tensors_go_where_a_map_location_of_torch_says(checkpointer, tmp_pat
         assert loaded["model"]["weight"].shape == small_state()["model"]["weight"].shape
 
 
-def test_the_function_of_a_map_location_gets_storage_and_device(checkpointer, tmp_path):
+def test_the_function_of_a_map_location_gets_storage_and_device(checkpointer: SyncCheckpointer, tmp_path: Path) -> None:
     checkpointer.save({"a": torch.ones(2, 3), "b": torch.zeros(0)}, tmp_path / "step1")
     calls: list[tuple[int, str]] = []
     checkpointer.load(
@@ -439,16 +470,18 @@ def test_the_function_of_a_map_location_gets_storage_and_device(checkpointer, tm
     assert sorted(calls) == [(0, "cpu"), (24, "cpu")]
 
 
-def test_a_map_location_gets_what_was_saved_for_a_mapping_that_cannot_be_filled(checkpointer, tmp_path):
+def test_a_map_location_gets_what_was_saved_for_a_mapping_that_cannot_be_filled(
+    checkpointer: SyncCheckpointer, tmp_path: Path
+) -> None:
     checkpointer.save({"a": {"b": torch.arange(4096.0)}}, tmp_path / "step1")
     before = torch.ones(4096)
     state = {"a": MappingProxyType({"b": before})}
-    checkpointer.load(tmp_path / "step1", state, default_map_location=lambda storage, _: storage.clone())
+    checkpointer.load(tmp_path / "step1", state, default_map_location=lambda storage, _: cast("Any", storage).clone())
     assert torch.equal(state["a"]["b"], torch.arange(4096.0))
     assert torch.equal(before, torch.ones(4096))
 
 
-def test_an_unknown_device_is_refused(checkpointer, tmp_path):
+def test_an_unknown_device_is_refused(checkpointer: SyncCheckpointer, tmp_path: Path) -> None:
     checkpointer.save({"a": torch.ones(2)}, tmp_path / "step1")
     with pytest.raises(UserError, match="default_map_location is 'gpu'"):
         checkpointer.load(tmp_path / "step1", default_map_location="gpu")
@@ -464,9 +497,11 @@ def test_an_unknown_device_is_refused(checkpointer, tmp_path):
         (torch.inference_mode()(torch.zeros)(5, 2), "a/b is an inference tensor here"),
     ],
 )
-def test_a_target_that_cannot_be_filled_is_refused_before_anything_is_touched(checkpointer, tmp_path, target, why):
+def test_a_target_that_cannot_be_filled_is_refused_before_anything_is_touched(
+    checkpointer: SyncCheckpointer, tmp_path: Path, target: Any, why: str
+) -> None:
     checkpointer.save({"a": {"b": torch.ones(5, 2)}, "c": torch.ones(2)}, tmp_path / "step1")
-    state = {"c": torch.zeros(2), "a": {"b": target}}
+    state: dict[str, Any] = {"c": torch.zeros(2), "a": {"b": target}}
     with pytest.raises(CheckpointError, match=f"does not fit: {why}"):
         checkpointer.load(tmp_path / "step1", state)
     assert state["c"].sum() == 0

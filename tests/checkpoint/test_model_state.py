@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from small_parts import compiled
 from states import restore_model, restore_optimizer, same
 from torch import nn
 
@@ -25,7 +29,8 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.emb = nn.Embedding(5, width)
-        self.conv = nn.Conv2d(2, width, 3).to(memory_format=torch.channels_last)
+        self.conv = nn.Conv2d(2, width, 3)
+        cast("Any", self.conv).to(memory_format=torch.channels_last)
         self.norm = nn.BatchNorm1d(width)
         self.head = nn.Linear(width, 5, bias=False)
         self.head.weight = self.emb.weight
@@ -33,12 +38,12 @@ class Net(nn.Module):
         self.unused = nn.Parameter(torch.ones(3))
         self.register_buffer("scratch", torch.zeros(1), persistent=False)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> Any:
         image = self.conv(torch.ones(len(tokens), 2, 3, 3)).flatten(1)
         return self.head(self.norm(self.emb(tokens) + image)).square().mean()
 
 
-def through_disk(tmp_path, tree):
+def through_disk(tmp_path: Path, tree: dict[str, Any]) -> dict[str, Any]:
     path = tmp_path / "step0"
     make_sync_checkpointer().save(tree, path)
     return make_sync_checkpointer().load(path)
@@ -52,7 +57,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: 
         optimizer.step()
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adamw": lambda model: torch.optim.AdamW(groups(model), lr=0.01),
     "fused": lambda model: torch.optim.AdamW(groups(model), lr=0.01, fused=True),
     "amsgrad": lambda model: torch.optim.Adam(groups(model), lr=torch.tensor(0.01), amsgrad=True, foreach=False),
@@ -63,7 +68,7 @@ OPTIMIZERS = {
 }
 
 
-def groups(model: nn.Module) -> list[dict]:
+def groups(model: nn.Module) -> list[dict[str, Any]]:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
         {"params": [p for _, p in named if p.ndim > 1], "weight_decay": 0.1},
@@ -72,7 +77,7 @@ def groups(model: nn.Module) -> list[dict]:
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_restored_run_goes_on_bit_for_bit(tmp_path, kind):
+def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
     model = Net()
     optimizer = OPTIMIZERS[kind](model)
     train(model, optimizer, 3)
@@ -88,7 +93,7 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path, kind):
     assert same(capture_optimizer(other, again), capture_optimizer(model, optimizer))
 
 
-def test_optimizer_state_follows_names_not_the_order_of_parameters(tmp_path):
+def test_optimizer_state_follows_names_not_the_order_of_parameters(tmp_path: Path) -> None:
     model = Net()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     train(model, optimizer, 2)
@@ -104,7 +109,7 @@ def test_optimizer_state_follows_names_not_the_order_of_parameters(tmp_path):
             assert torch.equal(turned.state[parameter]["exp_avg"], state["state"][name]["exp_avg"])
 
 
-def test_group_settings_come_from_the_checkpoint_unless_they_are_kept(tmp_path):
+def test_group_settings_come_from_the_checkpoint_unless_they_are_kept(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     state = through_disk(tmp_path, capture_optimizer(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.1)
@@ -114,11 +119,11 @@ def test_group_settings_come_from_the_checkpoint_unless_they_are_kept(tmp_path):
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_an_optimizer_that_does_not_fit_is_refused_in_one_table_and_untouched():
+def test_an_optimizer_that_does_not_fit_is_refused_in_one_table_and_untouched() -> None:
     model = Net()
     optimizer = torch.optim.AdamW([model.emb.weight, model.unused])
     state = capture_optimizer(
-        model, torch.optim.AdamW([{"params": [model.emb.weight]}, {"params": [model.norm.weight]}])
+        model, torch.optim.AdamW([{"params": [weight]} for weight in (model.emb.weight, model.norm.weight)])
     )
     with pytest.raises(UserError) as caught:
         restore_optimizer(model, optimizer, state)
@@ -131,7 +136,7 @@ def test_an_optimizer_that_does_not_fit_is_refused_in_one_table_and_untouched():
         restore_optimizer(model, torch.optim.SGD([model.emb.weight]), capture_optimizer(model, optimizer))
 
 
-def test_everything_that_does_not_fit_is_reported_in_one_table_and_nothing_is_loaded():
+def test_everything_that_does_not_fit_is_reported_in_one_table_and_nothing_is_loaded() -> None:
     model, other = Net(), Net(width=6, seed=1)
     state = capture_model(other)
     state["norm.running_mean"] = torch.zeros(4, dtype=torch.float64)
@@ -153,7 +158,9 @@ def test_everything_that_does_not_fit_is_reported_in_one_table_and_nothing_is_lo
     assert same(capture_model(model), before)
 
 
-def test_without_strict_other_names_are_reported_but_other_shapes_are_still_refused(caplog):
+def test_without_strict_other_names_are_reported_but_other_shapes_are_still_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Net()
     state = capture_model(Net(seed=1))
     state["more"] = state.pop("unused")
@@ -165,7 +172,7 @@ def test_without_strict_other_names_are_reported_but_other_shapes_are_still_refu
         restore_model(model, capture_model(Net(width=6)), strict=False)
 
 
-def test_ignored_keys_are_left_as_they_are(caplog):
+def test_ignored_keys_are_left_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     model = Net()
     kept = model.emb.weight.detach().clone()
     state = capture_model(Net(width=4, seed=1))
@@ -176,7 +183,7 @@ def test_ignored_keys_are_left_as_they_are(caplog):
     assert "'tail.*' matches nothing" in caplog.text
 
 
-def test_one_name_of_a_tied_pair_is_enough_but_two_values_are_refused():
+def test_one_name_of_a_tied_pair_is_enough_but_two_values_are_refused() -> None:
     model = Net()
     state = dict(capture_model(Net(seed=1)))
     del state["head.weight"]
@@ -187,10 +194,10 @@ def test_one_name_of_a_tied_pair_is_enough_but_two_values_are_refused():
         restore_model(model, state)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_wrappers_leave_no_trace_in_names(compiled):
+@pytest.mark.parametrize("compiles", [False, True])
+def test_wrappers_leave_no_trace_in_names(compiles: bool) -> None:
     model = Net()
-    wrapped = nn.DataParallel(torch.compile(model, backend="eager") if compiled else model)
+    wrapped = nn.DataParallel(compiled(model) if compiles else model)
     assert unwrap(wrapped) is model
     assert same(capture_model(wrapped), capture_model(model))
     restore_model(wrapped, capture_model(Net(seed=1)))
@@ -199,20 +206,20 @@ def test_wrappers_leave_no_trace_in_names(compiled):
     assert capture_optimizer(wrapped, optimizer) == capture_optimizer(model, optimizer)
 
 
-def test_a_model_with_a_part_called_module_keeps_its_names():
+def test_a_model_with_a_part_called_module_keeps_its_names() -> None:
     model = nn.ModuleDict({"module": nn.Linear(1, 1)})
     assert list(capture_model(model)) == ["module.weight", "module.bias"]
     restore_model(model, capture_model(nn.ModuleDict({"module": nn.Linear(1, 1)})))
 
 
-def test_extra_state_of_modules_travels_along(tmp_path):
+def test_extra_state_of_modules_travels_along(tmp_path: Path) -> None:
     class Counting(nn.Linear):
         seen = 0
 
-        def get_extra_state(self):
+        def get_extra_state(self) -> dict[str, int]:
             return {"seen": self.seen}
 
-        def set_extra_state(self, state):
+        def set_extra_state(self, state: dict[str, int]) -> None:
             self.seen = state["seen"]
 
     model, other = Counting(1, 1), Counting(1, 1)
@@ -221,7 +228,7 @@ def test_extra_state_of_modules_travels_along(tmp_path):
     assert other.seen == 7
 
 
-def test_a_captured_model_has_its_own_memory_under_every_name():
+def test_a_captured_model_has_its_own_memory_under_every_name() -> None:
     part = nn.Linear(2, 2)
     model = nn.ModuleDict({"a": part, "b": nn.Sequential(part, nn.BatchNorm1d(2))})
     captured = capture_model(model)
@@ -230,8 +237,8 @@ def test_a_captured_model_has_its_own_memory_under_every_name():
     assert name_parameters(model) == {value: name for name, value in model.named_parameters()}
 
 
-def test_random_generators_go_on_where_they_were(tmp_path):
-    def draw():
+def test_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
+    def draw() -> list[Any]:
         return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist()]
 
     draw()
@@ -242,7 +249,7 @@ def test_random_generators_go_on_where_they_were(tmp_path):
     assert draw() == expected
 
 
-def test_random_states_of_missing_gpus_are_reported(caplog):
+def test_random_states_of_missing_gpus_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     state = capture_rng()
     state["cuda"] = [torch.zeros(16, dtype=torch.uint8)] * (torch.cuda.device_count() + 1)
     restore_rng(state, warn=True)
@@ -280,60 +287,61 @@ class Renamed(nn.Module):
         super().__init__()
         self.how = how
         self.a, self.b = nn.Linear(3, 2), nn.Linear(2, 2)
+        itself: Any = self
         if how == "hook":
-            self._register_load_state_dict_pre_hook(_translate)
+            itself._register_load_state_dict_pre_hook(_translate)
         if how == "method":
-            self.register_load_state_dict_pre_hook(lambda module, *arguments: _translate(*arguments))
+            itself.register_load_state_dict_pre_hook(lambda module, *arguments: _translate(*arguments))
         if how == "missing":
-            self.register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.clear())
+            itself.register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.clear())
         if how == "unexpected":
-            self.register_load_state_dict_post_hook(lambda module, keys: keys.unexpected_keys.clear())
+            itself.register_load_state_dict_post_hook(lambda module, keys: keys.unexpected_keys.clear())
 
-    def _load_from_state_dict(self, state: dict, prefix: str, *arguments) -> None:
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
         if self.how == "override":
             _translate(state, prefix)
         super()._load_from_state_dict(state, prefix, *arguments)
 
-    def load_state_dict(self, state_dict, strict=True, assign=False):
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         if self.how == "load_state_dict":
             state_dict = dict(state_dict)
             _translate(state_dict, "")
         return super().load_state_dict(state_dict, strict, assign)
 
 
-def _translate(state: dict, prefix: str, *_) -> None:
+def _translate(state: dict[str, Any], prefix: str, *_: object) -> None:
     for key in [key for key in state if key.startswith(f"{prefix}first.")]:
         # Other values too: translated twice they would be wrong.
         state[key.replace("first.", "a.", 1)] = state.pop(key) * 2
 
 
-def _old_renamed(**more: torch.Tensor) -> dict:
+def _old_renamed(**more: torch.Tensor) -> dict[str, Any]:
     weights = Renamed().state_dict()
     return {key.replace("a.", "first."): value for key, value in weights.items()} | more
 
 
-def _weight_norm(make) -> nn.Sequential:
+def _weight_norm(make: Callable[[nn.Module], nn.Module]) -> nn.Sequential:
     return nn.Sequential(make(nn.Linear(3, 2)), nn.Linear(2, 1))
 
 
-def _without_counters() -> dict:
+def _without_counters() -> dict[str, Any]:
     return {key: value for key, value in Net(seed=1).state_dict().items() if not key.endswith("num_batches_tracked")}
 
 
-LOADED_BY_HOOKS = {
+LOADED_BY_HOOKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] = {
     "weight_norm": (
         lambda: _weight_norm(nn.utils.parametrizations.weight_norm),
         lambda: _weight_norm(nn.utils.weight_norm).state_dict(),
     ),
     "no_counter": (Net, _without_counters),
-    **{how: (lambda how=how: Renamed(how), _old_renamed) for how in ("hook", "method", "override", "load_state_dict")},
+    **{how: (partial(Renamed, how), _old_renamed) for how in ("hook", "method", "override", "load_state_dict")},
     "nested": (lambda: nn.Sequential(Renamed("hook")), lambda: {f"0.{k}": v for k, v in _old_renamed().items()}),
     "compiled": (
-        lambda: torch.compile(Renamed("override"), backend="eager"),
+        lambda: compiled(Renamed("override")),
         _old_renamed,
     ),
     "compiled_part": (
-        lambda: nn.Sequential(torch.compile(Renamed("override"), backend="eager")),
+        lambda: nn.Sequential(compiled(Renamed("override"))),
         lambda: {f"0._orig_mod.{key}": value for key, value in _old_renamed().items()},
     ),
     "missing": (lambda: Renamed("missing"), lambda: {"a.weight": torch.ones(2, 3)}),
@@ -382,11 +390,19 @@ def test_what_is_ignored_keeps_its_values_where_a_hook_translates_its_name() -> 
 
 
 def test_an_error_of_a_hook_is_a_line_of_the_table() -> None:
-    def refuse(state, prefix, metadata, strict, missing, unexpected, errors) -> None:
+    def refuse(
+        state: dict[str, Any],
+        prefix: str,
+        metadata: dict[str, Any],
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
         errors.append("weights of version 1 cannot be loaded")
 
     model = nn.Linear(2, 2)
-    model._register_load_state_dict_pre_hook(refuse)
+    cast("Any", model)._register_load_state_dict_pre_hook(refuse)
     with pytest.raises(UserError, match="weights of version 1 cannot be loaded"):
         restore_model(model, {"weight": torch.ones(2, 2)})
 
@@ -419,12 +435,13 @@ class Peculiar(torch.optim.Optimizer):
         self.count = 0
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         self.count += 1
-        self.state["all"] = {"seen": self.count}
+        state: dict[Any, Any] = self.state
+        state["all"] = {"seen": self.count}
         for group in self.param_groups:
             for parameter in group["params"]:
-                kept = self.state[parameter]
+                kept = state[parameter]
                 kept["steps"] = kept.get("steps", 0) + 1
                 kept["name"] = "odd"
                 exact = parameter.grad.double() / 3
@@ -448,12 +465,12 @@ def test_states_of_any_form_go_on_bit_for_bit(tmp_path: Any) -> None:
     other.load_state_dict(model.state_dict())
     again = Peculiar(other.parameters())
     restore_optimizer(other, again, _through_disk(tmp_path, capture_optimizer(model, optimizer)))
-    assert again.state[other[0].weight]["history"][0].dtype == torch.float64
-    assert again.state[other[0].weight]["by"]["sign"].dtype == torch.int8
+    assert again.state[other.get_parameter("0.weight")]["history"][0].dtype == torch.float64
+    assert again.state[other.get_parameter("0.weight")]["by"]["sign"].dtype == torch.int8
     for one, own in ((model, optimizer), (other, again)):
         _step(one, own, 9)
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters(), strict=True))
-    assert (again.count, again.state["all"]) == (4, {"seen": 4})
+    assert (again.count, dict[Any, Any](again.state)["all"]) == (4, {"seen": 4})
 
 
 def test_a_fresh_optimizer_and_parameters_without_a_gradient_have_no_state(tmp_path: Any) -> None:
@@ -552,7 +569,7 @@ def test_the_count_of_steps_stays_on_the_cpu_as_a_scalar(tmp_path: Any) -> None:
     _step(model, optimizer)
     again = torch.optim.AdamW(model.parameters())
     restore_optimizer(model, again, _through_disk(tmp_path, capture_optimizer(model, optimizer)))
-    step = again.state[model[0].weight]["step"]
+    step = again.state[model.get_parameter("0.weight")]["step"]
     assert (step.shape, step.device.type, float(step)) == (torch.Size([]), "cpu", 1.0)
 
 

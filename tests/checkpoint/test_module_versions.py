@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_parts import compiled
 from torch import nn
 
 from trainer_cli import load_checkpoint, load_model, make_sync_checkpointer, save_checkpoint
@@ -71,7 +72,7 @@ exec(MODULE, SCOPE)
 Net, First = SCOPE["Net"], SCOPE["First"]
 
 
-def _net(*arguments: Any, seed: int = 0, **settings: Any) -> nn.Module:
+def _net(*arguments: Any, seed: int = 0, **settings: Any) -> Any:
     torch.manual_seed(seed)
     return Net(*arguments, **settings)
 
@@ -101,8 +102,8 @@ def _prefixed(module: nn.Module) -> nn.Module:
 
 WRAPPERS: dict[str, tuple[Callable[[nn.Module], nn.Module], Callable[[nn.Module], nn.Module], dict[str, str]]] = {
     "itself": (lambda model: model, lambda model: model, {}),
-    "compiled": (lambda model: model, lambda model: torch.compile(model, backend="eager"), {}),
-    "compiled part": (_prefixed, lambda model: _prefixed(torch.compile(model, backend="eager")), {}),
+    "compiled": (lambda model: model, compiled, {}),
+    "compiled part": (_prefixed, lambda model: _prefixed(compiled(model)), {}),
     "saved by a parallel wrapper": (lambda model: nn.ModuleDict({"module": model}), lambda model: model, {}),
     "under another name": (_prefixed, lambda model: model, {"inner.*": "*"}),
     "below another name": (lambda model: model, _prefixed, {"*": "inner.*"}),

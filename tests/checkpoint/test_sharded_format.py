@@ -29,6 +29,7 @@ from trainer_cli.layout.shards import Shard as Part
 from trainer_cli.manifest import DamagedCheckpoint, Manifest, UnsavableState
 from trainer_cli.storage.disk import Disk
 from trainer_cli.storage.folder import LocalReadableFolder
+from trainer_cli.tensor_files.elements import new_tensor
 from trainer_cli.tensor_files.verified_file import VerifiedFile
 
 LARGE = SMALL_BYTES // 4 + 1
@@ -177,10 +178,13 @@ def test_at_the_same_number_of_ranks_each_reads_its_own_files(tmp_path: Path, mo
     # Of what is in rank 0's file, rank 1 needs no element, but the types of the tensors of which it has none.
     assert sorted(read) == ["rank0.json", "rank0.safetensors", "rank1.own.json", "rank1.safetensors"]
     taken: list[str] = []
-    take = sharded.VerifiedFile.read
-    monkeypatch.setattr(
-        sharded.VerifiedFile, "read", lambda file, parts: (taken.append(file.path.name), take(file, parts))
-    )
+    take = VerifiedFile.read
+
+    def read_part(file: VerifiedFile, parts: Any) -> None:
+        taken.append(file.path.name)
+        take(file, parts)
+
+    monkeypatch.setattr(VerifiedFile, "read", read_part)
     with rank_of(1, [2]) as mesh:
         load_as(tmp_path, 2, 1, mesh)
     assert taken.count("rank0.safetensors") == 2  # The two parts of its header.
@@ -374,9 +378,13 @@ def test_a_rank_holds_no_more_than_it_needs(tmp_path: Path) -> None:
     with rank_of(2, [4]) as mesh:
         live = {"w": parted(torch.zeros(64, 1024), mesh, Shard(0))}
         made: list[int] = []
-        make = sharded.new_tensor
+
+        def make(*args: Any) -> torch.Tensor:
+            made.append(0)
+            return new_tensor(*args)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sharded, "new_tensor", lambda *args: made.append(0) or make(*args))
+            patch.setattr(sharded, "new_tensor", make)
             patch.setattr(torch, "empty", lambda *args, _empty=torch.empty, **more: _noted(made, _empty(*args, **more)))
             checkpointer = make_sync_checkpointer(format=ShardedFormat(2, 4))
             found = checkpointer.read(tmp_path / "of1", targets=targets_of(live))

@@ -62,15 +62,16 @@ def test_a_snapshot_has_the_bytes_that_are_written_from_the_state_itself(tree: d
 
 
 def test_whatever_is_written_to_the_state_later_is_not_in_the_snapshot(write: Any) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    linear, norm = torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)
+    model = torch.nn.Sequential(linear, norm)
     array, words = np.zeros(2), ["as it was"]
     tree = {"model": model.state_dict(), "array": array, "words": words}
     expected = write(TensorsFormat().plan(tree).write)
     snapshot = capture(SnapshotBuffer(), tree)
     model(torch.randn(5, 3))
-    model[0].weight.data[1] = 7
-    model[0].bias.detach().numpy()[:] = 3
-    torch.from_dlpack(model[1].weight.detach())[:] = 9
+    linear.weight.data[1] = 7
+    linear.bias.detach().numpy()[:] = 3
+    torch.utils.dlpack.from_dlpack(norm.weight.detach())[:] = 9
     array += 1
     words[0] = "changed"
     assert write(snapshot.write) == expected

@@ -38,18 +38,21 @@ class Keeps(Disk):
 class ReadsOnly(Disk):
     """Of a user who may not write."""
 
-    def _refuse(self, path: Path, *_: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    def rename(self, old: Path, new: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(old))
 
-    rename = unlink = rmdir = _refuse
+    def rmdir(self, path: Path) -> None:
+        self.rename(path, path)
+
+    unlink = rmdir
 
 
 class TestLocalStorage(StorageContract):
     @pytest.fixture
-    def storage(self, tmp_path):
+    def storage(self, tmp_path: Path) -> LocalStorage:
         return LocalStorage(tmp_path / "not" / "yet", run_id="run1", attempt=3)
 
-    def test_other_files_in_the_folder_are_not_checkpoints(self, storage):
+    def test_other_files_in_the_folder_are_not_checkpoints(self, storage: LocalStorage) -> None:
         put(storage, "step1")
         (storage.root / "step2").write_text("a file")
         (storage.root / ".hidden").mkdir()
@@ -57,7 +60,7 @@ class TestLocalStorage(StorageContract):
         (storage.root / "loop").symlink_to(storage.root / "loop")
         assert storage.names() == ["step1"]
 
-    def test_everything_is_at_rest_before_the_folder_gets_its_name_and_that_too(self, tmp_path):
+    def test_everything_is_at_rest_before_the_folder_gets_its_name_and_that_too(self, tmp_path: Path) -> None:
         disk = FaultyDisk()
         put(LocalStorage(tmp_path / "checkpoints", disk=disk, run_id="r", attempt=1), "step1", a=b"a", b=b"b" * 100_000)
         steps = [one for one in disk.operations if not one.startswith("stat")]
@@ -79,7 +82,7 @@ class TestLocalStorage(StorageContract):
             "fsync_dir checkpoints",
         ]
 
-    def test_a_removal_takes_the_manifest_away_first_and_for_good(self, tmp_path):
+    def test_a_removal_takes_the_manifest_away_first_and_for_good(self, tmp_path: Path) -> None:
         disk = FaultyDisk()
         storage = LocalStorage(tmp_path, disk=disk, run_id="r", attempt=1)
         put(storage, "step1", a=b"a")
@@ -99,7 +102,9 @@ class TestLocalStorage(StorageContract):
             "rmdir .trash.step1.r.1",
         ]
 
-    def test_a_partial_folder_in_the_way_is_renamed_aside_and_kept(self, storage, caplog):
+    def test_a_partial_folder_in_the_way_is_renamed_aside_and_kept(
+        self, storage: LocalStorage, caplog: pytest.LogCaptureFixture
+    ) -> None:
         (storage.root / "step1").mkdir(parents=True)
         (storage.root / "step1" / "rank0.safetensors").write_bytes(b"half")
         put(storage, "step1", a=b"whole")
@@ -113,7 +118,7 @@ class TestLocalStorage(StorageContract):
         put(storage, "step2")
         assert (storage.root / ".aside.step2.run1.3").read_text() == "a file"
 
-    def test_sweep_clears_away_what_this_run_left_and_nothing_else(self, storage):
+    def test_sweep_clears_away_what_this_run_left_and_nothing_else(self, storage: LocalStorage) -> None:
         put(storage, "step1")
         for name in (
             ".tmp.step5.run1.1",
@@ -135,7 +140,7 @@ class TestLocalStorage(StorageContract):
         assert storage.names() == ["notes", "step1", "step7"]
         assert outside.read_text() == "mine"
 
-    def test_sweep_leaves_what_is_just_being_written(self, storage):
+    def test_sweep_leaves_what_is_just_being_written(self, storage: LocalStorage) -> None:
         with storage.writing("step1") as folder:
             assert storage.sweep() == []
             with folder.create("manifest.json"):
@@ -143,7 +148,7 @@ class TestLocalStorage(StorageContract):
             folder.publish()
         assert storage.names() == ["step1"]
 
-    def test_sweep_finishes_a_removal_that_died_and_leaves_other_partial_folders(self, storage):
+    def test_sweep_finishes_a_removal_that_died_and_leaves_other_partial_folders(self, storage: LocalStorage) -> None:
         for name, marker in (("step1", ".removed.run1"), ("step2", ".removed.run2"), ("step3", "rank0.json")):
             (storage.root / name).mkdir(parents=True)
             (storage.root / name / marker).write_text("{}")
@@ -151,28 +156,28 @@ class TestLocalStorage(StorageContract):
         assert storage.names() == ["step2", "step3"]
         assert hidden(storage.root) == []
 
-    def test_a_save_over_a_half_removed_folder_leaves_nothing_aside(self, storage):
+    def test_a_save_over_a_half_removed_folder_leaves_nothing_aside(self, storage: LocalStorage) -> None:
         (storage.root / "step1").mkdir(parents=True)
         (storage.root / "step1" / ".removed.run1").write_text("{}")
         put(storage, "step1", a=b"new")
         assert storage.peek("step1", "a") == b"new"
         assert hidden(storage.root) == []
 
-    def test_a_reader_in_another_process_holds_removal_back(self, storage):
+    def test_a_reader_in_another_process_holds_removal_back(self, storage: LocalStorage) -> None:
         put(storage, "step1")
         with (storage.root / "step1" / "manifest.json").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             assert not storage.remove("step1")
         assert storage.remove("step1")
 
-    def test_a_checkpoint_that_is_being_removed_cannot_be_read(self, storage):
+    def test_a_checkpoint_that_is_being_removed_cannot_be_read(self, storage: LocalStorage) -> None:
         put(storage, "step1")
         with (storage.root / "step1" / "manifest.json").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with pytest.raises(FileNotFoundError, match="being removed"), storage.reading("step1"):
                 pass
 
-    def test_a_manifest_that_is_replaced_while_it_is_opened_is_opened_again(self, storage):
+    def test_a_manifest_that_is_replaced_while_it_is_opened_is_opened_again(self, storage: LocalStorage) -> None:
         class Amends(Disk):
             """Replaces the manifest between its opening and its lock, once."""
 
@@ -192,7 +197,9 @@ class TestLocalStorage(StorageContract):
         assert other.remove("step1")
 
     @pytest.mark.parametrize("at", range(1, 30))
-    def test_an_amendment_that_fails_midway_leaves_a_checkpoint_that_can_be_read_amended_and_removed(self, storage, at):
+    def test_an_amendment_that_fails_midway_leaves_a_checkpoint_that_can_be_read_amended_and_removed(
+        self, storage: LocalStorage, at: int
+    ) -> None:
         put(storage, "step1", a=b"a")
         saved = storage.peek("step1", "manifest.json")
         storage.disk = FaultyDisk(at)
@@ -213,7 +220,9 @@ class TestLocalStorage(StorageContract):
         assert storage.remove("step1")
 
     @pytest.mark.parametrize("ends", ["partial", "complete", "complete and read"])
-    def test_a_reader_without_write_permission_ends_where_a_replacement_was_cut_short(self, storage, monkeypatch, ends):
+    def test_a_reader_without_write_permission_ends_where_a_replacement_was_cut_short(
+        self, storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, ends: str
+    ) -> None:
         monkeypatch.setattr(local, "_REMOVAL_S", 0.1)
         put(storage, "step1", a=b"a")
         old = storage.root / ".replaced.step1"
@@ -229,7 +238,9 @@ class TestLocalStorage(StorageContract):
                 pass
         assert (old / "a").read_bytes() == b"a"
 
-    def test_a_checkpoint_that_was_read_is_removed_while_a_process_forked_meanwhile_lives(self, storage):
+    def test_a_checkpoint_that_was_read_is_removed_while_a_process_forked_meanwhile_lives(
+        self, storage: LocalStorage
+    ) -> None:
         put(storage, "step1", a=b"a")
         waits, ends = os.pipe()
         with storage.reading("step1"):
@@ -242,7 +253,9 @@ class TestLocalStorage(StorageContract):
         os.close(ends)
         os.waitpid(child, 0)
 
-    def test_a_linked_checkpoint_is_read_but_not_removed(self, storage, tmp_path, caplog):
+    def test_a_linked_checkpoint_is_read_but_not_removed(
+        self, storage: LocalStorage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         elsewhere = LocalStorage(tmp_path / "elsewhere")
         put(elsewhere, "step1", a=b"far")
         storage.root.mkdir(parents=True)
@@ -253,13 +266,15 @@ class TestLocalStorage(StorageContract):
         assert caplog.text.count("symbolic link") == 1, "said once"
         assert elsewhere.peek("step1", "a") == b"far"
 
-    def test_a_partial_folder_is_cleared_away(self, storage):
+    def test_a_partial_folder_is_cleared_away(self, storage: LocalStorage) -> None:
         (storage.root / "step7").mkdir(parents=True)
         (storage.root / "step7" / "rank0.json").touch()
         assert storage.clear("step7")
         assert list(storage.root.iterdir()) == []
 
-    def test_bytes_are_freed_behind_and_a_failure_is_reported_once_and_tried_again(self, tmp_path, caplog):
+    def test_bytes_are_freed_behind_and_a_failure_is_reported_once_and_tried_again(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         waiting: list[Any] = []
         disk = FaultyDisk()
         storage = LocalStorage(tmp_path, disk=disk, run_id="r", attempt=1, later=waiting.append)
@@ -285,7 +300,7 @@ class TestLocalStorage(StorageContract):
         assert hidden(tmp_path) == []
 
     @pytest.mark.parametrize("count", [1, 3])
-    def test_what_could_not_be_deleted_goes_with_the_next_removal_once_it_can(self, tmp_path, count):
+    def test_what_could_not_be_deleted_goes_with_the_next_removal_once_it_can(self, tmp_path: Path, count: int) -> None:
         disk = Keeps()
         storage = LocalStorage(tmp_path, disk=disk, run_id="r", attempt=1)
         for step in range(count + 1):
@@ -297,20 +312,22 @@ class TestLocalStorage(StorageContract):
         assert storage.remove(f"step{count}")
         assert hidden(tmp_path) == []
 
-    def test_a_pipe_instead_of_a_file_is_refused_without_waiting(self, storage):
+    def test_a_pipe_instead_of_a_file_is_refused_without_waiting(self, storage: LocalStorage) -> None:
         put(storage, "step1")
         os.mkfifo(storage.root / "step1" / "a")
         assert set(storage.sizes("step1")) == {"manifest.json"}
         with pytest.raises(OSError, match="Not a plain file"):
             storage.peek("step1", "a")
 
-    def test_an_enormous_manifest_is_not_read(self, storage):
+    def test_an_enormous_manifest_is_not_read(self, storage: LocalStorage) -> None:
         put(storage, "step1")
         os.truncate(storage.root / "step1" / "manifest.json", 2**40)
         with pytest.raises(OSError, match="too large"):
             storage.peek("step1", "manifest.json")
 
-    def test_what_cannot_be_cleared_away_is_reported_and_left_for_the_next_attempt(self, tmp_path, caplog):
+    def test_what_cannot_be_cleared_away_is_reported_and_left_for_the_next_attempt(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         disk = FaultyDisk()
         storage = LocalStorage(tmp_path, disk=disk, run_id="r", attempt=1)
         put(storage, "step1", a=b"a")
@@ -327,7 +344,7 @@ class TestLocalStorage(StorageContract):
         assert LocalStorage(tmp_path, run_id="r", attempt=2).sweep() == [".trash.step1.r.1"]
         assert hidden(tmp_path) == []
 
-    def test_a_run_id_that_cannot_be_in_a_name_is_refused(self, tmp_path):
+    def test_a_run_id_that_cannot_be_in_a_name_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="run id"):
             LocalStorage(tmp_path, run_id="a/b")
 
@@ -342,7 +359,7 @@ class OverNfs(Disk):
         return super().lock(fd, exclusive=exclusive)
 
 
-def test_checkpoints_are_removed_over_nfs_too(tmp_path):
+def test_checkpoints_are_removed_over_nfs_too(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path, disk=OverNfs())
     put(storage, "step1", a=b"alpha")
     with storage.reading("step1"):
@@ -352,7 +369,9 @@ def test_checkpoints_are_removed_over_nfs_too(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_file_that_may_not_be_written_is_opened_for_reading(tmp_path, monkeypatch, number):
+def test_a_file_that_may_not_be_written_is_opened_for_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def opened(path: Any, flags: int, *mode: int) -> int:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise OSError(number, os.strerror(number))

@@ -7,8 +7,11 @@ import json
 import math
 import pathlib
 import struct
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +22,12 @@ from hostile_cases import HEADERS
 from hypothesis import given, strategies as st
 from states import same, small_state
 
-from trainer_cli.format import file_layout as tensor_file
+from trainer_cli import tensor_files
 from trainer_cli.format.sharded import TensorsFormat
 from trainer_cli.format.tree import Undecodable, decode, encode
-from trainer_cli.manifest import DamagedCheckpoint, Manifest, UnsavableState
+from trainer_cli.manifest import DamagedCheckpoint, FileEntry, Manifest, UnsavableState
 from trainer_cli.policy.rules import CheckpointKind
+from trainer_cli.storage.base import ReadableFolder
 from trainer_cli.storage.local import LocalStorage
 from trainer_cli.tensor_files.header import ELEMENT_BYTES
 
@@ -34,7 +38,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def manifest_of(files, aliases=None) -> Manifest:
+def manifest_of(files: Mapping[str, FileEntry], aliases: Mapping[str, Mapping[str, str]] | None = None) -> Manifest:
     return Manifest(
         run_id="r",
         attempt=0,
@@ -48,11 +52,11 @@ def manifest_of(files, aliases=None) -> Manifest:
 
 
 @pytest.fixture
-def storage(tmp_path):
+def storage(tmp_path: Path) -> LocalStorage:
     return LocalStorage(tmp_path / "checkpoints")
 
 
-def save(storage, tree) -> Manifest:
+def save(storage: LocalStorage, tree: dict[str, Any]) -> Manifest:
     with storage.writing("step1") as folder:
         aliases = TensorsFormat().plan(tree).write(folder)
         files = dict(folder.files)
@@ -62,16 +66,16 @@ def save(storage, tree) -> Manifest:
     return manifest_of(files, aliases)
 
 
-def load(storage, manifest, only=None):
+def load(storage: LocalStorage, manifest: Manifest, only: Sequence[str] | None = None) -> dict[str, Any]:
     with storage.reading("step1") as folder:
         return TensorsFormat().read(folder, manifest, only)
 
 
-def there_and_back(storage, tree):
+def there_and_back(storage: LocalStorage, tree: dict[str, Any]) -> dict[str, Any]:
     return load(storage, save(storage, tree))
 
 
-def test_every_element_type_and_shape_comes_back_bit_for_bit(storage):
+def test_every_element_type_and_shape_comes_back_bit_for_bit(storage: LocalStorage) -> None:
     tree = {}
     for dtype in DTYPES:
         raw = torch.randint(0, 2 if dtype is torch.bool else 256, (2, 3, 4 * dtype.itemsize), dtype=torch.uint8)
@@ -85,7 +89,7 @@ def test_every_element_type_and_shape_comes_back_bit_for_bit(storage):
     assert same(there_and_back(storage, tree), tree)
 
 
-def test_tensors_that_are_not_contiguous_come_back_with_their_values(storage):
+def test_tensors_that_are_not_contiguous_come_back_with_their_values(storage: LocalStorage) -> None:
     base = torch.arange(120, dtype=torch.float32).reshape(2, 3, 4, 5)
     tree = {
         "turned": base.permute(3, 1, 0, 2),
@@ -100,7 +104,7 @@ def test_tensors_that_are_not_contiguous_come_back_with_their_values(storage):
     assert same(there_and_back(storage, tree), tree)
 
 
-def test_what_was_read_owns_its_memory_and_can_be_written(storage):
+def test_what_was_read_owns_its_memory_and_can_be_written(storage: LocalStorage) -> None:
     tree = there_and_back(storage, {"a": torch.ones(4), "b": torch.ones(4), "c": np.ones(3)})
     assert tree["a"].untyped_storage().nbytes() == 16
     tree["a"] += 1
@@ -108,7 +112,7 @@ def test_what_was_read_owns_its_memory_and_can_be_written(storage):
     assert tree["b"].sum() == 4
 
 
-def test_tied_tensors_are_stored_once_and_are_tied_again(storage):
+def test_tied_tensors_are_stored_once_and_are_tied_again(storage: LocalStorage) -> None:
     weight = torch.nn.Parameter(torch.randn(8, 4))
     tree = {
         "a": weight,
@@ -126,12 +130,12 @@ def test_tied_tensors_are_stored_once_and_are_tied_again(storage):
     assert same(load(storage, manifest, ["b"]), {"b": weight.detach()})
 
 
-def test_empty_tensors_are_never_tied(storage):
+def test_empty_tensors_are_never_tied(storage: LocalStorage) -> None:
     tree = {"a": torch.empty(0), "b": torch.empty(0)}
     assert save(storage, tree).aliases == {}
 
 
-def test_any_safetensors_reader_can_open_the_file(storage):
+def test_any_safetensors_reader_can_open_the_file(storage: LocalStorage) -> None:
     tree = small_state(1)
     save(storage, tree)
     path = storage.root / "step1" / "rank0.safetensors"
@@ -142,7 +146,7 @@ def test_any_safetensors_reader_can_open_the_file(storage):
         assert opened.metadata() == {"format": "pt"}
 
 
-def test_the_file_is_one_run_of_tensors_that_begins_aligned_largest_elements_first(storage):
+def test_the_file_is_one_run_of_tensors_that_begins_aligned_largest_elements_first(storage: LocalStorage) -> None:
     tree = {str(dtype): torch.zeros(3, dtype=dtype) for dtype in reversed(DTYPES)}
     save(storage, tree)
     data = (storage.root / "step1" / "rank0.safetensors").read_bytes()
@@ -157,7 +161,7 @@ def test_the_file_is_one_run_of_tensors_that_begins_aligned_largest_elements_fir
     assert len(data) == 8 + length + places[-1][1]
 
 
-def test_only_the_wanted_keys_are_given_but_the_whole_file_is_verified(storage):
+def test_only_the_wanted_keys_are_given_but_the_whole_file_is_verified(storage: LocalStorage) -> None:
     tree = {"model": {"w": torch.ones(5000)}, "optimizer": {"m": torch.ones(5000)}, "step": 3}
     manifest = save(storage, tree)
     assert same(load(storage, manifest, ["model", "step", "nowhere"]), {"model": tree["model"], "step": 3})
@@ -190,7 +194,7 @@ class Odd(torch.Tensor):
         (np.datetime64("2020-01-01"), "a/b is an array of datetime64"),
     ],
 )
-def test_tensors_that_the_file_cannot_hold_are_refused_before_training(value, message):
+def test_tensors_that_the_file_cannot_hold_are_refused_before_training(value: Any, message: str) -> None:
     with pytest.raises(UnsavableState, match=message):
         TensorsFormat().plan({"a": {"b": value}})
 
@@ -199,7 +203,9 @@ STATE = b'{"version":1,"state":{"a":{"$":"tensor","v":"a"}}}'
 
 
 @contextmanager
-def forged(storage, tensors: bytes, state: bytes = STATE, aliases=None):
+def forged(
+    storage: LocalStorage, tensors: bytes, state: bytes = STATE, aliases: Any = None
+) -> Iterator[tuple[ReadableFolder, Manifest]]:
     """A folder of any bytes, with a manifest that fits them: what a hostile hand would write."""
     with storage.writing("step1") as folder:
         for file, content in (("rank0.safetensors", tensors), ("rank0.json", state), ("manifest.json", b"{}")):
@@ -235,7 +241,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("name", [*RAW, *HEADERS])
-def test_hostile_tensor_files_are_refused(storage, name):
+def test_hostile_tensor_files_are_refused(storage: LocalStorage, name: str) -> None:
     content = RAW[name] if name in RAW else file_of(*HEADERS[name])
     state = STATE.replace(b'"v":"a"', b'"v":"w"') if name in HEADERS else STATE
     with (
@@ -245,13 +251,13 @@ def test_hostile_tensor_files_are_refused(storage, name):
         TensorsFormat().read(folder, manifest)
 
 
-def test_a_file_without_tricks_passes_the_same_way(storage):
+def test_a_file_without_tricks_passes_the_same_way(storage: LocalStorage) -> None:
     with forged(storage, one(b"\1\2\3\4")) as (folder, manifest):
         assert TensorsFormat().read(folder, manifest)["a"].tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("aliases", [{"a": "nowhere"}, {"a": "b", "b": "a"}, {"a": "a"}])
-def test_hostile_aliases_are_refused(storage, aliases):
+def test_hostile_aliases_are_refused(storage: LocalStorage, aliases: dict[str, str]) -> None:
     with (
         forged(storage, one(), aliases={"rank0.safetensors": aliases}) as (folder, manifest),
         pytest.raises(DamagedCheckpoint),
@@ -260,12 +266,12 @@ def test_hostile_aliases_are_refused(storage, aliases):
 
 
 @pytest.mark.parametrize("state", [b"", b"{}", b"[" * 100_000, STATE.replace(b"tensor", b"pickle")])
-def test_hostile_small_states_are_refused(storage, state):
+def test_hostile_small_states_are_refused(storage: LocalStorage, state: bytes) -> None:
     with forged(storage, one(), state) as (folder, manifest), pytest.raises(DamagedCheckpoint, match=r"rank0\.json"):
         TensorsFormat().read(folder, manifest)
 
 
-def test_an_array_of_a_type_that_numpy_lacks_is_refused(storage):
+def test_an_array_of_a_type_that_numpy_lacks_is_refused(storage: LocalStorage) -> None:
     tensors = one(dtype="BF16", shape=[2])
     with (
         forged(storage, tensors, STATE.replace(b"tensor", b"array")) as (folder, manifest),
@@ -274,19 +280,19 @@ def test_an_array_of_a_type_that_numpy_lacks_is_refused(storage):
         TensorsFormat().read(folder, manifest)
 
 
-def test_a_file_that_the_manifest_does_not_list_is_not_read(storage):
+def test_a_file_that_the_manifest_does_not_list_is_not_read(storage: LocalStorage) -> None:
     with forged(storage, one()) as (folder, manifest), pytest.raises(DamagedCheckpoint, match="does not list"):
         TensorsFormat().read(folder, manifest_of({"rank0.json": manifest.files["rank0.json"]}))
 
 
 def test_every_type_of_element_has_the_size_that_torch_gives_it() -> None:
-    assert {code: dtype.itemsize for code, dtype in tensor_file.DTYPES.items()} == ELEMENT_BYTES
+    assert {code: dtype.itemsize for code, dtype in tensor_files.DTYPES.items()} == ELEMENT_BYTES
 
 
 # The codec: every state it takes comes back exactly, and every other is refused by its owner's name.
 
 
-def through_text(tree):
+def through_text(tree: dict[str, Any]) -> dict[str, Any]:
     text, leaves = encode(tree)
     decoder = decode(text)
     assert set(decoder.wanted) == set(leaves)
@@ -320,7 +326,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(any_text, values, max_size=5))
-def test_every_state_comes_back_exactly(tree):
+def test_every_state_comes_back_exactly(tree: dict[str, Any]) -> None:
     assert same(through_text(tree), tree)
 
 
@@ -338,17 +344,17 @@ def test_every_state_comes_back_exactly(tree):
         {"\ud800": torch.ones(1), "?": torch.zeros(1)},
     ],
 )  # fmt: skip
-def test_corner_cases_come_back_exactly(value):
+def test_corner_cases_come_back_exactly(value: Any) -> None:
     assert same(through_text({"x": value, "": value}), {"x": value, "": value})
 
 
-def test_a_tensor_may_be_called_as_the_header_calls_its_metadata():
+def test_a_tensor_may_be_called_as_the_header_calls_its_metadata() -> None:
     tree = {"__metadata__": torch.ones(2)}
     assert same(through_text(tree), tree)
     assert "__metadata__" not in encode(tree)[1]
 
 
-def test_the_schedulers_of_torch_can_be_saved():
+def test_the_schedulers_of_torch_can_be_saved() -> None:
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     for scheduler in (
@@ -361,7 +367,7 @@ def test_the_schedulers_of_torch_can_be_saved():
         assert same(through_text({"scheduler": state})["scheduler"], state)
 
 
-def test_only_some_keys_can_be_taken():
+def test_only_some_keys_can_be_taken() -> None:
     text, _ = encode({"a": torch.ones(1), "b": torch.ones(1), "c": 3})
     decoder = decode(text, ["b", "c", "nowhere"])
     assert list(decoder.wanted) == ["b"]
@@ -395,14 +401,14 @@ class Text(str):
         ({"\ud800": {"x": {1}}}, "is a set"),
     ],
 )
-def test_everything_else_is_refused_by_its_owners_name(tree, message):
+def test_everything_else_is_refused_by_its_owners_name(tree: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsavableState, match=message) as caught:
         encode(tree)
     assert caught.value.cure
 
 
-def test_a_state_that_holds_itself_is_refused():
-    loop: list = []
+def test_a_state_that_holds_itself_is_refused() -> None:
+    loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(UnsavableState, match=r"a/0/0/0.* deeper than.*flat list"):
         encode({"a": loop})
@@ -440,12 +446,12 @@ def document(state: object) -> bytes:
         document({"a": {"$": "tensor", "v": 1}}),
     ],
 )  # fmt: skip
-def test_hostile_texts_are_refused(text):
+def test_hostile_texts_are_refused(text: bytes) -> None:
     with pytest.raises(Undecodable):
         decode(text)
 
 
-def test_deep_texts_are_refused():
+def test_deep_texts_are_refused() -> None:
     nested: object = 1
     for _ in range(200):
         nested = {"$": "tuple", "v": [nested]}
@@ -454,6 +460,6 @@ def test_deep_texts_are_refused():
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8")))
-def test_any_bytes_are_refused_and_nothing_else_happens(text):
+def test_any_bytes_are_refused_and_nothing_else_happens(text: bytes) -> None:
     with pytest.raises(Undecodable):
         decode(text)

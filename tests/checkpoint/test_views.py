@@ -128,6 +128,9 @@ def test_a_trained_view_is_examined_and_its_neighbours_are_not(trained: tuple[in
 class Views(torch.nn.Module):
     """Parameters and a buffer that are views of one memory."""
 
+    row: torch.Tensor
+    memory: torch.Tensor
+
     def __init__(self, value: float) -> None:
         super().__init__()
         memory = torch.full((12,), value)
@@ -273,17 +276,17 @@ def expected(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor],
     """Tensors that share what the rule says and nothing else, and the bytes to store; by looking at each element."""
     elements: dict[str, list[tuple[Any, ...]]] = {}
     for name, tensor in tensors.items():
-        places = torch.arange(SIZE).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).reshape(-1)
+        order = torch.arange(SIZE).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).reshape(-1)
         key = (tensor.untyped_storage()._cdata, tensor.dtype)
-        elements[name] = [(*key, place) for place in places.tolist()]
+        elements[name] = [(*key, place) for place in order.tolist()]
     dense = [set(one) for one in elements.values() if len(set(one)) == len(one) == 1 + max(one)[2] - min(one)[2]]
     regions: list[set[Any]] = []
     for one in dense:
         touched = [region for region in regions if region & one]
         regions = [region for region in regions if not region & one] + [one.union(*touched)]
     of_region: dict[int, list[str]] = {}
-    for name, one in elements.items():
-        where = next((at for at, region in enumerate(regions) if set(one) <= region), -1)
+    for name, places in elements.items():
+        where = next((at for at, region in enumerate(regions) if set(places) <= region), -1)
         is_nested = extent_of(tensors[name].shape, tensors[name].stride()) is not None
         of_region.setdefault(where if is_nested else -1, []).append(name)
     result: dict[str, torch.Tensor] = {}

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from functools import partial
 
 import pytest
 
@@ -29,7 +30,7 @@ def worker(request: pytest.FixtureRequest) -> WriterThread:
 def test_jobs_run_in_order(worker: WriterThread) -> None:
     done: list[int] = []
     for number in range(100):
-        worker.submit(lambda number=number: done.append(number))
+        worker.submit(partial(done.append, number))
     assert worker.drain()
     assert done == list(range(100))
     assert worker.close()
@@ -98,7 +99,7 @@ def test_what_a_job_held_is_freed_when_it_is_done() -> None:
     worker, large = WriterThread(NAME), Large()
     freed = threading.Event()
     weakref.finalize(large, freed.set)
-    worker.submit(lambda large=large: None)
+    worker.submit(partial(id, large))
     del large
     worker.drain()
     assert freed.wait(500)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -512,7 +513,7 @@ class Removes:
         usual = Catalog.why_damaged
         monkeypatch.setattr(Catalog, "why_damaged", lambda catalog, entry: self.before(usual, catalog, entry))
 
-    def before(self, usual: Any, catalog: Any, entry: Any) -> str | None:
+    def before(self, usual: Any, catalog: Any, entry: Any) -> Any:
         while self.gone:
             path = Path(self.gone.pop())
             assert LocalStorage(path.parent).remove(path.name)
@@ -642,14 +643,10 @@ def test_rm_asks_and_takes_anything_but_yes_for_no(
 
 
 def test_an_interrupt_at_the_question_removes_nothing(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+    def interrupt() -> str:
+        raise KeyboardInterrupt
 
-        def readline(self, *_: Any) -> str:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "stdin", Interrupted())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, readline=interrupt))
     assert ckpt("rm", "runs/fine@step10").code == 130
     assert there(FINE) == ALL_FINE
 

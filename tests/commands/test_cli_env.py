@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,9 @@ SECRETS = {
 }
 
 
-def facts(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, dict[str, object]]:
+def facts(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, dict[str, Any]]:
     assert main(["env", "--json", *flags]) == 0
-    message: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)
+    message: dict[str, dict[str, Any]] = json.loads(capsys.readouterr().out)
     return message
 
 
@@ -43,8 +44,8 @@ def test_it_reports_versions_devices_paths_and_listed_variables(
     # Some builds print a device after a version that is installed without it.
     assert message["versions"]["torch"] in (torch.__version__, torch.__version__.partition("+")[0])
     assert message["torch"]["threads"] == torch.get_num_threads()
-    assert message["torch"]["devices"][0] == "cpu"  # type: ignore[index]
-    assert message["paths"]["configs"][0] == str(made / "configs")  # type: ignore[index]
+    assert message["torch"]["devices"][0] == "cpu"
+    assert message["paths"]["configs"][0] == str(made / "configs")
     assert message["paths"]["project_root"] == str(made)
     assert message["variables"]["CUDA_VISIBLE_DEVICES"] == "3,5"
 

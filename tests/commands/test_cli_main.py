@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from command import ROOT
 
+from trainer_cli.addon import Verb
 from trainer_cli.commands import command_line as main_module
-from trainer_cli.commands.command_line import Verb, add_config_arguments, main
+from trainer_cli.commands.command_line import add_config_arguments, main
 from trainer_cli.errors import DISK_CURES, CheckpointError, RunDirectoryError, SaveError, TrainError, UserError
 from trainer_cli.terminal import COLOURS
 
@@ -26,7 +27,7 @@ from trainer_cli.terminal import COLOURS
 def verb_that(monkeypatch: pytest.MonkeyPatch, run: object) -> None:
     """Make `train probe` call `run`."""
     monkeypatch.setattr(main_module, "VERBS", {"probe": Verb("probe_module", "try something")})
-    monkeypatch.setitem(sys.modules, "probe_module", SimpleNamespace(add_arguments=add_config_arguments, run=run))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "probe_module", SimpleNamespace(add_arguments=add_config_arguments, run=run))
 
 
 def raising(error: BaseException) -> object:
@@ -195,8 +196,13 @@ def test_the_verbs_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_overrides_and_flags_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    verb_that(monkeypatch, lambda args: seen.append(args) or 0)
+    seen: list[Any] = []
+
+    def see(args: Any) -> int:
+        seen.append(args)
+        return 0
+
+    verb_that(monkeypatch, see)
     assert main(["probe", "+a=1", "-cd", "x", "~b", "--config-name", "y", "c=-1", "++d=[a,b]"]) == 0
     assert seen[0].overrides == ["+a=1", "~b", "c=-1", "++d=[a,b]"]
     assert (str(seen[0].config_dir), seen[0].config_name) == ("x", "y")

@@ -36,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained, "run")
     return Path("run")
@@ -167,12 +167,13 @@ MISTAKES = {
 }
 
 
-def begun_at_8(run: Path, *removed: int) -> None:
+def begun_at_8(run: Path, *removed: int) -> Path:
     summary = json.loads((run / "summary.json").read_text())
     summary["attempts"][0]["start_step"] = 8
     (run / "summary.json").write_text(json.dumps(summary))
     for step in removed:
         shutil.rmtree(run / f"checkpoints/step{step}")
+    return run
 
 
 def damage(run: Path, step: int) -> None:
@@ -197,7 +198,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
         "run has no valid checkpoint at or before step 19, and was not begun at step 0 there",
     ),
     "a damaged one to begin with": (
-        lambda run: (begun_at_8(run, 0), damage(run, 8)), ["replay", "run", "9"], 3,
+        lambda run: damage(begun_at_8(run, 0), 8), ["replay", "run", "9"], 3,
         "run/checkpoints/step8 is skipped: ",
     ),
     "a damaged one to compare with": (

@@ -21,7 +21,8 @@ import pytest
 from printed import message as printed_message
 
 from trainer_cli.commands.command_line import main
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
+from trainer_cli.runs.run_dir import Outcome, RunDir
+from trainer_cli.runs.run_lock import RunLock
 from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.terminal import cell_width
 

@@ -171,7 +171,7 @@ def test_only_a_training_ends_well_when_its_output_cannot_be_written(
             break  # Another verb prints the error there.
         writer = _pipe_without_reader() if "pipe" in output else os.open("/dev/full", os.O_WRONLY)
         raw = open(writer, "wb", buffering=0 if unbuffered else -1)  # noqa: SIM115
-        streams.append(io.TextIOWrapper(raw, "utf-8", write_through=unbuffered))  # type: ignore[type-var]
+        streams.append(io.TextIOWrapper(raw, "utf-8", write_through=unbuffered))
         monkeypatch.setattr(sys, name, streams[-1])
     folder = f"runs/{output.replace(' ', '-')}-{unbuffered}"
     ended = main([*VERBS[verb], f"run_dir={folder}", "loop.max_duration=2"] if verb == "fit" else VERBS[verb])
@@ -194,7 +194,7 @@ def _pipe_without_reader() -> int:
 def test_a_line_on_a_terminal_is_shown_at_once(unbuffered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     keyboard, screen = os.openpty()
     raw = open(screen, "wb", buffering=0 if unbuffered else -1)  # noqa: SIM115
-    stream = io.TextIOWrapper(raw, "utf-8", line_buffering=not unbuffered, write_through=unbuffered)  # type: ignore[type-var]
+    stream = io.TextIOWrapper(raw, "utf-8", line_buffering=not unbuffered, write_through=unbuffered)
     monkeypatch.setattr(sys, "stderr", stream)
     prepare_streams()
     os.set_blocking(keyboard, False)

@@ -8,6 +8,7 @@ import re
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from printed import Terminal
@@ -20,8 +21,8 @@ from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.terminal import cell_width
 
 
-def status_of(key: str, state: str, run: RunDir, **facts: object) -> JobStatus:
-    return JobStatus(key, {"seed": key[-1]}, run.path, state, **facts)  # type: ignore[arg-type]
+def status_of(key: str, state: str, run: RunDir, **facts: Any) -> JobStatus:
+    return JobStatus(key, {"seed": key[-1]}, run.path, state, **facts)
 
 
 @pytest.fixture

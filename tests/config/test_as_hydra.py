@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra.core.override_parser.types
 import hydra.plugins.config_source
@@ -165,7 +165,7 @@ def hydras(folder: Path, lines: Sequence[str], primary: str = "config") -> dict[
     """What Hydra's own `compose` makes of it."""
     with warnings.catch_warnings(), initialize_config_dir(str(folder), version_base="1.3"):
         warnings.simplefilter("ignore")
-        return OmegaConf.to_container(hydra_compose(primary, list(lines)))
+        return cast("dict[str, Any]", OmegaConf.to_container(hydra_compose(primary, list(lines))))
 
 
 def ours(project: Path, primary: str, *lines: str) -> dict[str, Any]:

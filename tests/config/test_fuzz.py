@@ -347,7 +347,7 @@ NEEDS: list[tuple[str, Any, Callable[[dict[str, Any]], bool]]] = [
         "min_loss_scale", "init_scale", "max_loss_scale", "growth_interval")),
     ("checkpoint.compression", "none", has("checkpoint.format", "archive")),
     ("checkpoint.keep_best.mode", "auto", lambda values: (
-        values["checkpoint.keep_best.mode"] == "min" or values.get("checkpoint.keep_best.metric"))),
+        values["checkpoint.keep_best.mode"] == "min" or bool(values.get("checkpoint.keep_best.metric")))),
     ("checkpoint.keep_best.count", 1, has("checkpoint.keep_best.metric")),
     ("checkpoint.copy_to.every", 1, has("checkpoint.copy_to.folder")),
     ("checkpoint.max_save_errors", 3, has("checkpoint.on_save_error", "warn")),

@@ -44,7 +44,7 @@ def named(file: str) -> tuple[Path, str]:
 
 
 def loaded(file: str) -> dict[str, Any]:
-    values = OmegaConf.to_container(OmegaConf.load(FILES[file]))
+    values: Any = OmegaConf.to_container(OmegaConf.load(FILES[file]))
     assert isinstance(values, dict)
     return values
 
@@ -180,7 +180,7 @@ def nested(key: str, value: Any) -> Any:
 @pytest.mark.parametrize("key", [*CLOSED, *PLAIN])
 def test_editor_and_command_take_the_same_values(key: str) -> None:
     (one,) = [one for one in list_keys() if one.key == key]
-    schema = OmegaConf.structured(SECTIONS[".".join(one.path[:-1])] if len(one.path) > 1 else TrainConfig)
+    schema: Any = OmegaConf.structured(SECTIONS[".".join(one.path[:-1])] if len(one.path) > 1 else TrainConfig)
     schema = OmegaConf.merge(schema, BESIDE.get(key, {}))
     for value in VALUES:
         if not is_coerced(one, value):

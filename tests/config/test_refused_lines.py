@@ -12,6 +12,7 @@ from wrong_configs import (
     COMMAND_LINE,
     OWN,
     Attempt,
+    Cure,
     Wrong,
     added,
     body,
@@ -33,7 +34,7 @@ from trainer_cli.errors import Code
 LINE, KEY, TYPE, VALUE, LOST = Code.override, Code.unknown_key, Code.wrong_type, Code.wrong_value, Code.unresolved
 
 
-def swept(line: str, says: str, cure, code: Code = LINE) -> Wrong:
+def swept(line: str, says: str, cure: Cure | str, code: Code = LINE) -> Wrong:
     """A wrong sweep: `-m` before it."""
     return Wrong(["-m", line], code, COMMAND_LINE, says, cure)
 
@@ -255,12 +256,12 @@ LIST, OPTION, YAML, GIVEN = Code.defaults_list, Code.unknown_option, Code.yaml, 
 PRIMARY = "defaults:\n  - train_schema\n  - data: digits\n"
 
 
-def primary(entries: str, code: Code, number: int, says: str, cure, *words: str) -> Wrong:
+def primary(entries: str, code: Code, number: int, says: str, cure: Cure | str, *words: str) -> Wrong:
     """A wrong primary config; `{}` in `entries` is its usual beginning."""
     return Wrong(words, code, f"configs/mine.yaml:{number}", says, cure, {"mine.yaml": entries.format(PRIMARY)}, "mine")
 
 
-def header(text: str, code: Code, says: str, cure, number: int = 1) -> Wrong:
+def header(text: str, code: Code, says: str, cure: Cure | str, number: int = 1) -> Wrong:
     """A wrong `# @package` of an experiment."""
     return Wrong(["+experiment=own"], code, f"{OWN}:{number}", says, cure, {"experiment/own.yaml": text})
 

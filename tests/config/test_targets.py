@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hostile_targets import ELSEWHERE, HOLES, REACHES, TARGETS, TRUST, TRUSTED, check_bounded, check_refused, words
@@ -110,7 +111,7 @@ def test_a_recovered_config_may_name_the_project_and_our_components(
 ) -> None:
     if path.startswith("trainer_cli"):
         fake = type(sys)("trainer_cli.data.x")
-        fake.Local = type("Local", (), {"__module__": "trainer_cli.data.x"})  # type: ignore[attr-defined]
+        cast("Any", fake).Local = type("Local", (), {"__module__": "trainer_cli.data.x"})
         monkeypatch.setitem(sys.modules, "trainer_cli.data.x", fake)
     assert callable(targets.import_target(path, WHERE, Trust.recovered(mine, [])))
 

@@ -31,7 +31,7 @@ class Named(UserDict[str, Any]):
 CASES = [
     ({"first": 1, "second": 2}, Container.mapping, [".first", ".second"]),
     (OrderedDict(first=1, second=2), Container.mapping, [".first", ".second"]),
-    (defaultdict(list, first=1, second=2), Container.mapping, [".first", ".second"]),
+    (defaultdict(int, first=1, second=2), Container.mapping, [".first", ".second"]),
     (MappingProxyType({"first": 1, "second": 2}), Container.mapping, [".first", ".second"]),
     (Pair(1, 2), Container.named_tuple, [".first", ".second"]),
     ([1, 2], Container.sequence, ["[0]", "[1]"]),

@@ -77,8 +77,12 @@ def test_all_of_a_file_is_synced_before_it_has_its_name(tmp_path: Path, monkeypa
         calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else os.fstat(descriptor).st_size)
         fsync(descriptor)
 
+    def noting_rename(old: Path, new: Path) -> None:
+        calls.append("rename")
+        rename(old, new)
+
     monkeypatch.setattr(os, "fsync", noting)
-    monkeypatch.setattr(os, "replace", lambda old, new: (calls.append("rename"), rename(old, new)))
+    monkeypatch.setattr(os, "replace", noting_rename)
     files.replace(tmp_path / "x", [b"n", b"ew"])
     assert calls == [3, "rename", "folder"]
 

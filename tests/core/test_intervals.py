@@ -159,9 +159,9 @@ def test_the_next_step_is_the_first_that_is_due(text: str, steps_per_epoch: int,
     ],
 )
 def test_where_steps_cannot_tell_a_crossed_multiple_is_due(
-    text: str, before: dict[str, float], after: dict[str, float], due: bool
+    text: str, before: dict[str, Any], after: dict[str, Any], due: bool
 ) -> None:
-    now = Progress(step=9, **before, **after)  # type: ignore[arg-type]
+    now = Progress(step=9, **before, **after)
     assert interval_of(text).due(now) is due
     assert interval_of(text).next_step(now) == 10
 
@@ -319,7 +319,7 @@ def test_progress_comes_back_as_it_was_saved() -> None:
 
 @pytest.mark.parametrize("change", [{"era": 3}, {"step": None}])
 def test_a_count_that_is_missing_or_unknown_is_named(change: dict[str, int | None]) -> None:
-    state = {**Progress().state_dict(), **change}
-    state = {name: value for name, value in state.items() if value is not None}
+    counts = {**Progress().state_dict(), **change}
+    state = {name: value for name, value in counts.items() if value is not None}
     with pytest.raises(ValueError, match=next(iter(change))):
         Progress().load_state_dict(state)

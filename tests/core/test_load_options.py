@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trainer_cli.errors import ConfigError
@@ -68,9 +70,9 @@ def test_a_glob_that_matches_nothing_is_a_warning(caplog: pytest.LogCaptureFixtu
         ({"key_mapping": {"fc": "*"}}, r"'\*' has more \* than 'fc'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, object], said: str) -> None:
+def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        LoadOptions(**wrong)  # type: ignore[arg-type]
+        LoadOptions(**wrong)
 
 
 @pytest.mark.parametrize(

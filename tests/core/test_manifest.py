@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -59,26 +60,26 @@ def forged(**changes: object) -> bytes:
 VERSIONS = [pytest.param(SAMPLE.to_bytes(), id="2"), pytest.param(forged(schema_version=1), id="1")]
 
 
-def test_a_manifest_comes_back_as_it_was():
+def test_a_manifest_comes_back_as_it_was() -> None:
     assert Manifest.parse(SAMPLE.to_bytes()) == SAMPLE
     assert forged() == SAMPLE.to_bytes()
 
 
-def test_a_manifest_of_version_1_is_read_and_written_again_in_the_present_version():
+def test_a_manifest_of_version_1_is_read_and_written_again_in_the_present_version() -> None:
     old = Manifest.parse(forged(schema_version=1))
     assert old == SAMPLE
     assert old.to_bytes() == SAMPLE.to_bytes()
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_digest_of_one_version_is_none_of_the_other(version):
+def test_the_digest_of_one_version_is_none_of_the_other(version: int) -> None:
     data = forged(schema_version=version)
     other = data.replace(b'"schema_version": %d' % version, b'"schema_version": %d' % (3 - version))
     with pytest.raises(ManifestError, match="altered"):
         Manifest.parse(other)
 
 
-def test_nan_comes_back_as_nan():
+def test_nan_comes_back_as_nan() -> None:
     manifest = Manifest(
         run_id="", attempt=0, step=0, epoch=0, kind=CheckpointKind.regular, reason="", metrics={"a": math.nan}
     )
@@ -86,7 +87,7 @@ def test_nan_comes_back_as_nan():
 
 
 @pytest.mark.parametrize("data", VERSIONS)
-def test_every_flipped_bit_is_found(data):
+def test_every_flipped_bit_is_found(data: bytes) -> None:
     for place in range(len(data)):
         for bit in range(8):
             altered = bytearray(data)
@@ -96,26 +97,26 @@ def test_every_flipped_bit_is_found(data):
 
 
 @pytest.mark.parametrize("data", VERSIONS)
-def test_every_truncation_is_found(data):
+def test_every_truncation_is_found(data: bytes) -> None:
     for length in range(len(data)):
         with pytest.raises(ManifestError):
             Manifest.parse(data[:length])
 
 
 @pytest.mark.parametrize("more", [b"\n", b" ", b"\0", b"{}", b"x", b"\xff"])
-def test_appended_bytes_are_found(more):
+def test_appended_bytes_are_found(more: bytes) -> None:
     with pytest.raises(ManifestError):
         Manifest.parse(SAMPLE.to_bytes() + more)
 
 
 @pytest.mark.parametrize("data", VERSIONS)
 @pytest.mark.parametrize("indent", [None, 2])
-def test_another_layout_of_the_same_json_is_found(data, indent):
+def test_another_layout_of_the_same_json_is_found(data: bytes, indent: int | None) -> None:
     with pytest.raises(ManifestError, match="altered"):
         Manifest.parse(json.dumps(json.loads(data), indent=indent).encode())
 
 
-def test_a_newer_schema_says_that_a_newer_program_is_needed():
+def test_a_newer_schema_says_that_a_newer_program_is_needed() -> None:
     with pytest.raises(ManifestError, match="newer version"):
         Manifest.parse(forged(schema_version=3))
 
@@ -161,7 +162,7 @@ def test_a_newer_schema_says_that_a_newer_program_is_needed():
         ({"more": 1}, "more"),
     ],
 )
-def test_hostile_manifests_are_refused(changes, message):
+def test_hostile_manifests_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         Manifest.parse(forged(**changes))
 
@@ -170,13 +171,13 @@ def test_hostile_manifests_are_refused(changes, message):
     "data",
     [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b'{"digest": NaN}', b"1" * 5000],
 )
-def test_what_is_no_manifest_is_refused(data):
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(ManifestError):
         Manifest.parse(data)
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
-def test_any_bytes_give_a_manifest_error_and_nothing_else(data):
+def test_any_bytes_give_a_manifest_error_and_nothing_else(data: bytes) -> None:
     with pytest.raises(ManifestError):
         Manifest.parse(data)
 
@@ -188,13 +189,13 @@ def test_any_bytes_give_a_manifest_error_and_nothing_else(data):
         ("sha256", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
     ],
 )
-def test_digests_are_the_published_ones(algorithm, hexdigest):
+def test_digests_are_the_published_ones(algorithm: str, hexdigest: str) -> None:
     digest = new_digest(algorithm)
     digest.update(b"abc")
     assert digest.hexdigest() == hexdigest
 
 
-def test_a_manifest_without_progress_is_an_older_one_and_is_read():
+def test_a_manifest_without_progress_is_an_older_one_and_is_read() -> None:
     raw = json.loads(
         Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=CheckpointKind.regular, reason="r").to_bytes()
     )
@@ -205,7 +206,7 @@ def test_a_manifest_without_progress_is_an_older_one_and_is_read():
 PARTS = {"rank0.safetensors": {"w": Shard((4,), (0,), (2,)), "v": Shard((4,), (0,), (2,)), "x": Shard.all_of(())}}
 
 
-def test_parts_of_tensors_come_back_also_from_the_shards_of_version_1():
+def test_parts_of_tensors_come_back_also_from_the_shards_of_version_1() -> None:
     manifest = replace(SAMPLE, shards=PARTS)
     assert Manifest.parse(manifest.to_bytes()).shards == PARTS
     texts = {file: {name: str(shard) for name, shard in parts.items()} for file, parts in PARTS.items()}
@@ -226,7 +227,7 @@ def test_parts_of_tensors_come_back_also_from_the_shards_of_version_1():
         ([], "parts cannot be"),
     ],
 )
-def test_hostile_parts_are_refused(parts, message):
+def test_hostile_parts_are_refused(parts: Any, message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         Manifest.parse(forged(parts=parts))
 

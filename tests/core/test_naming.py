@@ -14,20 +14,20 @@ from trainer_cli.storage.hidden_names import Hidden, HiddenName
 
 
 @pytest.mark.parametrize("step", [0, 1, 10, 123456789012])
-def test_a_name_says_its_step(step):
+def test_a_name_says_its_step(step: int) -> None:
     assert parse_step(f"step{step}") == step
 
 
 @pytest.mark.parametrize(
     "name", ["step", "step01", "step-1", "step1.5", "step1 ", "step1\n", "Step1", "xstep1", "step1x", "step١", ""]
 )
-def test_what_only_resembles_a_checkpoint_is_none(name):
+def test_what_only_resembles_a_checkpoint_is_none(name: str) -> None:
     assert parse_step(name) is None
 
 
 @pytest.mark.parametrize("kind", list(Hidden))
 @pytest.mark.parametrize(("name", "serial"), [("step5", 0), ("step5.x.y", 3), ("a.b-1.7", 12)])
-def test_a_hidden_name_says_whose_it_is(kind, name, serial):
+def test_a_hidden_name_says_whose_it_is(kind: Hidden, name: str, serial: int) -> None:
     hidden = HiddenName(kind, name, "run_a-1", 7, serial)
     assert str(hidden).startswith(".")
     assert HiddenName.parse(str(hidden)) == hidden
@@ -36,24 +36,24 @@ def test_a_hidden_name_says_whose_it_is(kind, name, serial):
 @pytest.mark.parametrize(
     "name", [".tmp", ".tmp.step5", ".tmp.step5.run", ".tmp.step5.run.x", "tmp.step5.run.1", ".temp.step5.run.1"]
 )
-def test_a_hidden_folder_of_somebody_else_is_not_taken_for_ours(name):
+def test_a_hidden_folder_of_somebody_else_is_not_taken_for_ours(name: str) -> None:
     assert HiddenName.parse(name) is None
 
 
 @pytest.mark.parametrize("name", ["a", "step5", "rank0.json", "mein Lauf (gut)", "ö", "a=b,c"])
-def test_plain_names_are_plain(name):
+def test_plain_names_are_plain(name: str) -> None:
     assert is_plain(name)
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", ".hidden", "a/b", "/a", "../a", "a\\b", "a\0", "a\n", "\ud800", "a" * 201]
 )
-def test_names_that_lead_elsewhere_are_not_plain(name):
+def test_names_that_lead_elsewhere_are_not_plain(name: str) -> None:
     assert not is_plain(name)
 
 
 @pytest.mark.parametrize(("text", "fits"), [("a1-B_2", True), ("", False), ("a.b", False), ("a/b", False)])
-def test_a_run_id_has_no_dots_and_no_separators(text, fits):
+def test_a_run_id_has_no_dots_and_no_separators(text: str, fits: bool) -> None:
     assert is_run_id(text) == fits
 
 
@@ -71,7 +71,7 @@ COUNTS = {
         ("{run_name}_{samples}sp_{tokens}tok_w{world_size}.x", None, "digits_384sp_9000tok_w2.x"),
     ],
 )
-def test_a_pattern_names_the_counts(pattern, suffix, name):
+def test_a_pattern_names_the_counts(pattern: str, suffix: str | None, name: str) -> None:
     assert Naming(pattern, suffix).why_unfit() is None
     assert Naming(pattern, suffix).name(COUNTS) == name
 
@@ -99,7 +99,7 @@ def test_a_pattern_names_the_counts(pattern, suffix, name):
         ("x" * 160 + "{step}", None, "too long"),
     ],
 )
-def test_a_pattern_that_would_make_trouble_is_refused(pattern, suffix, wrong):
+def test_a_pattern_that_would_make_trouble_is_refused(pattern: str, suffix: str | None, wrong: str) -> None:
     fault = Naming(pattern, suffix).why_unfit()
     assert wrong in (fault or "")
 
@@ -150,7 +150,7 @@ def test_a_pattern_is_tried_with_the_name_of_the_run(run_name: str, fits: bool) 
     assert (Naming("{run_name}-{step}").why_unfit(run_name) is None) is fits
 
 
-def test_a_run_name_that_a_shell_would_trip_over_is_refused_when_it_is_known():
+def test_a_run_name_that_a_shell_would_trip_over_is_refused_when_it_is_known() -> None:
     with pytest.raises(ValueError, match="cannot be the name"):
         Naming("{run_name}-{step}").name({**COUNTS, "run_name": "a b"})
 

@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_parts import present
 
 from trainer_cli.callbacks.save_budget import steps_until
 from trainer_cli.metric_names import Mode
 from trainer_cli.policy.rules import (
     BestRule,
     CheckpointKind,
-    Occasion,
+    Decision,
     RetentionRules,
     SaveCost,
     Saved,
     SaveFacts,
     SaveRules,
 )
-from trainer_cli.policy.stopping import Limits, Stop
+from trainer_cli.policy.stopping import Limits, Occasion, Stop
 from trainer_cli.schema.checkpoint_config import CheckpointConfig, Removal
 from trainer_cli.steps.intervals import Duration, Interval
 from trainer_cli.steps.progress import Progress
@@ -32,7 +33,9 @@ P, E = CheckpointKind.regular, CheckpointKind.ephemeral
 STEP, FINAL, STOP, PRE, LAST = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train, Occasion.last_stop
 
 
-def ask(rules, now, last, *, moment=STEP, loaded=False, **more):
+def ask(
+    rules: SaveRules, now: Progress, last: int | None, *, moment: Occasion = STEP, loaded: bool = False, **more: Any
+) -> Decision | None:
     """The decision of `why_save`, by its facts."""
     return rules.why_save(SaveFacts(now, moment, last, loaded=loaded, **more))
 
@@ -75,7 +78,9 @@ RULES = SaveRules(
         (0, None, PRE, (P, "fixed step 0")),
     ],
 )
-def test_the_first_rule_that_fits_decides(step, last, moment, expected):
+def test_the_first_rule_that_fits_decides(
+    step: int, last: int | None, moment: Occasion, expected: tuple[CheckpointKind, str] | None
+) -> None:
     decision = ask(RULES, Progress(step=step), last, moment=moment)
     assert (decision and (decision.kind, decision.reason)) == expected
 
@@ -84,52 +89,57 @@ def test_the_first_rule_that_fits_decides(step, last, moment, expected):
     ("pre_train", "loaded", "saves"),
     [(None, False, True), (None, True, False), (True, True, True), (True, False, True), (False, False, False)],
 )
-def test_before_the_first_step_null_means_only_when_nothing_was_loaded(pre_train, loaded, saves):
+def test_before_the_first_step_null_means_only_when_nothing_was_loaded(
+    pre_train: bool | None, loaded: bool, saves: bool
+) -> None:
     rules = SaveRules(save_interval=every(100), pre_train=pre_train)
     decision = ask(rules, Progress(step=0), None, moment=PRE, loaded=loaded)
     assert (decision is not None) == saves
     assert decision is None or decision.kind is P
 
 
-def test_a_fixed_step_0_is_saved_although_nothing_else_is_before_the_first_step():
+def test_a_fixed_step_0_is_saved_although_nothing_else_is_before_the_first_step() -> None:
     rules = SaveRules(fixed_steps=frozenset({0}), pre_train=False)
-    assert ask(rules, Progress(step=0), None, moment=PRE).reason == "fixed step 0"
+    assert present(ask(rules, Progress(step=0), None, moment=PRE)).reason == "fixed step 0"
 
 
-def test_a_fork_at_an_interval_step_is_not_saved_before_it_trained():
+def test_a_fork_at_an_interval_step_is_not_saved_before_it_trained() -> None:
     rules = SaveRules(save_interval=every(100), pre_train=None)
     assert ask(rules, Progress(step=200), None, moment=PRE, loaded=True) is None
 
 
 @pytest.mark.parametrize(("moment", "rule"), [(FINAL, "save_final"), (STOP, "save_on_stop")])
-def test_final_and_stop_saves_can_be_switched_off(moment, rule):
-    rules = SaveRules(**{rule: False})
+def test_final_and_stop_saves_can_be_switched_off(moment: Occasion, rule: str) -> None:
+    off: dict[str, Any] = {rule: False}
+    rules = SaveRules(**off)
     assert ask(rules, Progress(step=5), None, moment=moment) is None
     assert ask(rules, Progress(step=5), None, moment=STEP) is None
 
 
-def test_rules_that_are_null_never_save():
+def test_rules_that_are_null_never_save() -> None:
     assert all(ask(SaveRules(), Progress(step=n), None, moment=STEP) is None for n in range(50))
     assert SaveRules().next_step(Progress()) is None
 
 
 @pytest.mark.parametrize(("now", "expected"), [(0, 7), (7, 10), (10, 20), (29, 30), (30, 40), (95, 100), (100, 110)])
-def test_the_next_save_step_is_the_earliest_that_a_rule_names(now, expected):
+def test_the_next_save_step_is_the_earliest_that_a_rule_names(now: int, expected: int) -> None:
     assert RULES.next_step(Progress(step=now)) == expected
 
 
-@pytest.mark.parametrize("rules", [RULES, SaveRules(save_interval=every("0.3ep", 7)), SaveRules(fixed_steps={3})])
-def test_no_step_before_the_next_save_step_saves(rules):
+@pytest.mark.parametrize(
+    "rules", [RULES, SaveRules(save_interval=every("0.3ep", 7)), SaveRules(fixed_steps=frozenset({3}))]
+)
+def test_no_step_before_the_next_save_step_saves(rules: SaveRules) -> None:
     for now in range(130):
         following = rules.next_step(Progress(step=now))
         for step in range(now + 1, following if following is not None else 200):
             assert ask(rules, Progress(step=step), None, moment=STEP) is None
 
 
-def test_intervals_count_in_other_units_too():
+def test_intervals_count_in_other_units_too() -> None:
     rules = SaveRules(save_interval=every("100tok"))
     crossed = Progress(step=3, tokens=105, last_tokens=95)
-    assert ask(rules, crossed, None, moment=STEP).reason == "every 100 tokens"
+    assert present(ask(rules, crossed, None, moment=STEP)).reason == "every 100 tokens"
     assert ask(rules, Progress(step=4, tokens=115, last_tokens=105), None, moment=STEP) is None
     assert rules.next_step(crossed) == 4
 
@@ -150,12 +160,14 @@ CHEAP, DEAR = SaveCost(stood_s=1.0, since_s=50.0), SaveCost(stood_s=1.0, since_s
         (100, {"cost": DEAR, "writing": True}, (P, "every 100 steps")),  # the budget is of automatic saves alone
     ],
 )
-def test_an_automatic_save_comes_when_the_one_before_is_written_and_its_cost_fits(step, facts, expected):
+def test_an_automatic_save_comes_when_the_one_before_is_written_and_its_cost_fits(
+    step: int, facts: dict[str, Any], expected: tuple[CheckpointKind, str] | None
+) -> None:
     decision = ask(AUTO, Progress(step=step), 3, **facts)
     assert (decision and (decision.kind, decision.reason)) == expected
 
 
-def test_an_automatic_save_heeds_the_cooldown_and_needs_a_budget():
+def test_an_automatic_save_heeds_the_cooldown_and_needs_a_budget() -> None:
     cooled = replace(AUTO, ephemeral_cooldown=Duration.parse(15))
     assert ask(cooled, Progress(step=17), 3, cost=CHEAP) is None
     assert ask(cooled, Progress(step=18), 3, cost=CHEAP) is not None
@@ -165,7 +177,7 @@ def test_an_automatic_save_heeds_the_cooldown_and_needs_a_budget():
 
 @pytest.mark.parametrize("costs_s", [[0.1] * 50, [3.0, 0.01, 0.5, 0.0, 2.0] * 5], ids=["equal", "varied"])
 @pytest.mark.parametrize("budget", [0.02, 0.3, 1.0])
-def test_automatic_saves_together_keep_the_budget(costs_s, budget):
+def test_automatic_saves_together_keep_the_budget(costs_s: list[float], budget: float) -> None:
     rules = SaveRules(budget=budget)
     now_s, began_s, stood_s, total_s = 0.0, 0.0, 0.0, 0.0
     for cost_s in costs_s:
@@ -179,7 +191,9 @@ def test_automatic_saves_together_keep_the_budget(costs_s, budget):
 @pytest.mark.parametrize(
     ("wait_s", "step_s", "steps"), [(1.0, 0.3, 4), (0.9, 0.3, 3), (0.0, 0.3, 1), (-5.0, 0.3, 1), (5.0, 0.0, 1)]
 )
-def test_the_next_automatic_save_is_offered_after_as_many_steps_as_the_wait_lasts(wait_s, step_s, steps):
+def test_the_next_automatic_save_is_offered_after_as_many_steps_as_the_wait_lasts(
+    wait_s: float, step_s: float, steps: int
+) -> None:
     assert steps_until(wait_s, step_s) == steps
 
 
@@ -202,13 +216,15 @@ BEST = SaveRules(ephemeral_save_interval=every(10), keep_best=BestRule("val/loss
         ({"val/loss": 5.0}, ("e1=1~", "e2=1"), "val/loss 5 is among the 2 best"),  # weights with NaN do not count
     ],
 )
-def test_an_evaluation_that_enters_the_best_saves(metrics, there, expected):
+def test_an_evaluation_that_enters_the_best_saves(
+    metrics: dict[str, Any], there: tuple[str, ...], expected: str | None
+) -> None:
     decision = ask(BEST, Progress(step=7), None, metrics=metrics, saved=saved(*there))
     assert (decision and decision.reason) == expected
     assert decision is None or decision.kind is E
 
 
-def test_large_values_are_best_where_the_mode_is_max():
+def test_large_values_are_best_where_the_mode_is_max() -> None:
     rule = BestRule("val/loss", Mode.max, 1)
     there = saved("e1=1", "e2=4", "e3=4")
     assert [one.step for one in rule.ranked(there)] == [3]
@@ -225,21 +241,23 @@ def test_large_values_are_best_where_the_mode_is_max():
         ({}, (E, "every 10 steps, ephemeral")),
     ],
 )
-def test_a_request_saves_and_a_hold_keeps_ephemeral_intervals_back(facts, expected):
+def test_a_request_saves_and_a_hold_keeps_ephemeral_intervals_back(
+    facts: dict[str, Any], expected: tuple[CheckpointKind, str] | None
+) -> None:
     decision = ask(RULES, Progress(step=20), None, **facts)
     assert (decision and (decision.kind, decision.reason)) == expected
 
 
-def test_a_hold_keeps_no_other_save_back():
-    assert ask(RULES, Progress(step=100), None, on_hold=True).reason == "every 100 steps"
-    assert ask(RULES, Progress(step=20), None, on_hold=True, moment=STOP).reason == "training was stopped"
+def test_a_hold_keeps_no_other_save_back() -> None:
+    assert present(ask(RULES, Progress(step=100), None, on_hold=True)).reason == "every 100 steps"
+    assert present(ask(RULES, Progress(step=20), None, on_hold=True, moment=STOP)).reason == "training was stopped"
 
 
 def saved(*texts: str) -> list[Saved]:
     """`p100` regular, `e50` ephemeral, `e50=3` with a loss; marks: `!` pinned, `.` finished, `~` not finite."""
     found = []
     for text in texts:
-        kind, step, loss, marks = re.fullmatch(r"([pe])(\d+)(?:=([a-z0-9]+?))?([!.~]*)", text).groups()
+        kind, step, loss, marks = present(re.fullmatch(r"([pe])(\d+)(?:=([a-z0-9]+?))?([!.~]*)", text)).groups()
         found.append(
             Saved(
                 f"step{step}",
@@ -269,7 +287,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 """A checkpoint as each row of the table in docs/checkpoints.md describes it, with a rule that the row names."""
 
 
-def test_the_table_of_removals_is_the_policy():
+def test_the_table_of_removals_is_the_policy() -> None:
     page = (Path(__file__).parents[2] / "docs/checkpoints.md").read_text(encoding="utf-8")
     header, _, *rows = re.findall(r"^\|.*\|$", page.split("## What is removed")[1].split("\n## ")[0], re.MULTILINE)
     cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
@@ -333,13 +351,13 @@ EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_without_rule, Remova
         (("p1", "e2", "e3~"), {}, set()),  # nor do they stand in for a good one
     ],
 )
-def test_what_no_rule_keeps_goes(there, rules, goes):
+def test_what_no_rule_keeps_goes(there: tuple[Any, ...], rules: dict[str, Any], goes: set[int]) -> None:
     removed = RetentionRules(**rules).why_remove(saved(*there))
     assert {int(name[4:]) for name in removed} == goes
     assert all(removed.values())
 
 
-def test_an_interval_in_samples_keeps_by_the_samples_that_a_checkpoint_had():
+def test_an_interval_in_samples_keeps_by_the_samples_that_a_checkpoint_had() -> None:
     there = [
         replace(
             checkpoint,
@@ -360,13 +378,15 @@ def test_an_interval_in_samples_keeps_by_the_samples_that_a_checkpoint_had():
         ({"max_checkpoints": 1}, False),
     ],
 )
-def test_a_number_that_does_not_limit_the_regular_ones_is_a_warning(settings, warns):
+def test_a_number_that_does_not_limit_the_regular_ones_is_a_warning(settings: dict[str, Any], warns: bool) -> None:
     assert (CheckpointConfig(**settings).describe_unlimited() is not None) == warns
 
 
 @pytest.mark.parametrize("remove", list(Removal))
 @pytest.mark.parametrize("max_checkpoints", [None, 1, 2])
-def test_every_valid_one_is_either_kept_or_removed_and_the_newest_is_kept(remove, max_checkpoints):
+def test_every_valid_one_is_either_kept_or_removed_and_the_newest_is_kept(
+    remove: Removal, max_checkpoints: int | None
+) -> None:
     rules = RetentionRules(remove, max_checkpoints, save_interval=every(100))
     there = saved(*FOUR)
     keep, gone = rules.why_keep(there), rules.why_remove(there)
@@ -375,7 +395,7 @@ def test_every_valid_one_is_either_kept_or_removed_and_the_newest_is_kept(remove
     assert "step320" in keep
 
 
-def test_retention_is_the_same_when_it_is_asked_again_after_the_removal():
+def test_retention_is_the_same_when_it_is_asked_again_after_the_removal() -> None:
     for remove in Removal:
         rules = RetentionRules(remove, 2, save_interval=every(100))
         there = saved(*FOUR)
@@ -417,7 +437,7 @@ def test_what_is_settled_stays_and_decides_nothing_whatever_is_saved_later(seed:
         rest = [one for one in rest if one.name not in whole]
 
 
-def test_reasons_tell_why():
+def test_reasons_tell_why() -> None:
     there = saved("p0", "p50!", "p100", "e110", "p150.")
     rules = RetentionRules(max_checkpoints=1, fixed_steps=frozenset({0}))
     assert rules.why_keep(there) == {"step150": "final", "step50": "pinned", "step0": "fixed step"}
@@ -427,7 +447,7 @@ def test_reasons_tell_why():
     }
 
 
-def test_what_is_kept_is_reported_from_the_newest_and_what_goes_from_the_oldest_on():
+def test_what_is_kept_is_reported_from_the_newest_and_what_goes_from_the_oldest_on() -> None:
     there, rules = saved("p3", "p1", "p5", "p2", "p4"), RetentionRules(max_checkpoints=2)
     assert list(rules.why_keep(there)) == ["step5", "step4"]
     assert list(rules.why_remove(there)) == ["step1", "step2", "step3"]
@@ -441,7 +461,7 @@ def test_a_stop_at_the_very_end_saves_even_where_the_end_does_not() -> None:
     assert ask(SaveRules(save_final=False, save_on_stop=False), Progress(step=5), None, moment=LAST) is None
 
 
-def aged(step: int, seconds: float | None, kind: CheckpointKind = P, **more: object) -> Saved:
+def aged(step: int, seconds: float | None, kind: CheckpointKind = P, **more: Any) -> Saved:
     progress = None if seconds is None else Progress(step=step, seconds=seconds)
     return Saved(f"step{step}", step, kind, progress=progress, **more)
 
@@ -467,14 +487,16 @@ HOURS = [aged(step, 1200.0 * step) for step in range(1, 10)]
     ],
     ids=lambda value: None if isinstance(value, list) and isinstance(value[0], Saved) else str(value),
 )
-def test_the_newest_permanent_of_each_span_of_training_stays(saved, ages, kept):
+def test_the_newest_permanent_of_each_span_of_training_stays(
+    saved: list[Saved], ages: dict[str, Any], kept: list[int]
+) -> None:
     spans = tuple((Duration.parse(length), count) for length, count in ages.items())
     rules = RetentionRules(max_checkpoints=1, keep_by_age=spans)
     assert list(rules.why_keep(saved)) == [f"step{step}" for step in kept]
     assert set(rules.why_remove(saved)) == {checkpoint.name for checkpoint in saved} - set(rules.why_keep(saved))
 
 
-def test_thinning_as_checkpoints_come_keeps_what_thinning_at_the_end_does():
+def test_thinning_as_checkpoints_come_keeps_what_thinning_at_the_end_does() -> None:
     rules = RetentionRules(max_checkpoints=1, keep_by_age=((Duration.parse("1h"), 3), (Duration.parse("1d"), 2)))
     present: list[Saved] = []
     everything = [aged(step, 700.0 * step) for step in range(1, 300)]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from small_parts import note
 
 from trainer_cli.policy import BestRule, CheckpointKind, Occasion, RetentionRules, Saved, SaveFacts, SaveRules
 from trainer_cli.policy.simulation import Simulation, Timeline
@@ -129,7 +130,7 @@ def anything(seed: int) -> tuple[Simulation, StepCounts]:
         limits=Limits(
             Interval(Duration.parse(chance.choice(["30st", "57st", "3ep", "2.6ep", "300sp"])), whole.steps_per_epoch),
             cadence("19st", "1.2ep", "140sp", "6s"),
-            chance.choice([None, None, 5.0]),
+            max_time_s=chance.choice([None, None, 5.0]),
         ),
         save=SaveRules(
             save_interval=save_interval,
@@ -233,7 +234,7 @@ def test_a_rule_that_cannot_be_reported_is_left_out_and_the_others_are_not() -> 
 
 
 def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
-    asked = []
+    asked: list[int] = []
     setting = Simulation(
         limits=Limits(Interval(Duration.parse("64000000sp"), 1000)),
         save=SaveRules(
@@ -244,7 +245,7 @@ def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
         eval_intervals=[Interval(Duration.parse("1ep"), 1000)],
     )
     step_counts = StepCounts(epoch_batches=1000, steps_per_epoch=1000, batch_size=64, epoch_samples=64000)
-    planned = setting.run(step_counts, name=lambda at: asked.append(at.step) or f"step{at.step}")  # type: ignore[func-returns-value]
+    planned = setting.run(step_counts, name=lambda at: note(asked, at.step) or f"step{at.step}")
     assert planned.end is not None
     assert planned.end.step == 1_000_000
     assert len(asked) == len(planned.saves) < 5000

@@ -146,6 +146,10 @@ def shaken(samples: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(samples) + torch.rand(()) + random.random() + np.random.rand()
 
 
+def _subset(data: Any) -> Subset[Any]:
+    return Subset(data, range(LENGTH))
+
+
 def _ours(dataset: Any = None, **settings: Any) -> Callable[[], Any]:
     return lambda: Loader(Drawing() if dataset is None else dataset(), 4, **{"shuffle": True, "seed": 3, **settings})
 
@@ -206,7 +210,7 @@ def _torchdata() -> UserLoader:
     return UserLoader(StatefulDataLoader(Drawing(), 4, shuffle=True), seed=3)
 
 
-KINDS: dict[str, Callable[[], Any]] = {
+KINDS: dict[str, Any] = {
     "ours": _ours(),
     "ours, not shuffled": _ours(shuffle=False),
     "ours, 2 workers": _ours(num_workers=2),
@@ -218,10 +222,8 @@ KINDS: dict[str, Callable[[], Any]] = {
     "ours, random collating": _ours(collate_fn=shaken),
     "ours, random collating, 2 workers": _ours(collate_fn=shaken, num_workers=2),
     "ours, random collating alone": _ours(Constant, collate_fn=shaken, num_workers=2),
-    "ours, augmented digits": _ours(lambda: Subset(Digits(val_fraction=0.95).train, range(LENGTH))),
-    "ours, augmented digits, 2 workers": _ours(
-        lambda: Subset(Digits(val_fraction=0.95).train, range(LENGTH)), num_workers=2
-    ),
+    "ours, augmented digits": _ours(lambda: _subset(Digits(val_fraction=0.95).train)),
+    "ours, augmented digits, 2 workers": _ours(lambda: _subset(Digits(val_fraction=0.95).train), num_workers=2),
     "ours, a mixture": _ours(_mixture),
     "ours, a mixture, 2 workers": _ours(_mixture, num_workers=2),
     "ours, packed rows": _ours(_rows),
@@ -253,7 +255,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "a DistributedSampler": _theirs(sampler=lambda: DistributedSampler(Drawing(), num_replicas=1, rank=0)),
     "a loader with its own position": lambda: UserLoader(Stateful(), seed=0),
     "a list of batches": lambda: UserLoader(list(torch.arange(12).reshape(6, 2)), seed=0),
-    "a StatefulDataLoader": pytest.param(  # type: ignore[dict-item]
+    "a StatefulDataLoader": pytest.param(
         _torchdata,
         marks=[
             pytest.mark.skipif(importlib.util.find_spec("torchdata") is None, reason="torchdata is not installed"),
@@ -306,7 +308,8 @@ def read(make: Callable[[], Any], *epochs: int) -> list[list[Any]]:
 
 @every_kind
 def test_a_resume_at_any_batch_gives_what_going_on_would_have_given(make: Callable[[], Any]) -> None:
-    epochs, states = read(make, 0, 1), []
+    epochs = read(make, 0, 1)
+    states: list[tuple[int, dict[str, int], Any]] = []
     loader = make()
     for epoch, whole in enumerate(epochs):
         if epoch == 1:

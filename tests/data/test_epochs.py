@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_parts import present
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -89,7 +90,7 @@ class Batches(BatchSampler):
 
 
 def _loader(dataset: Any, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(dataset, **{"batch_size": 2, **settings})
+    return DataLoader(dataset, **settings if "batch_sampler" in settings else {"batch_size": 2, **settings})
 
 
 class Own:
@@ -112,7 +113,8 @@ class Combined:
     """As Lightning's CombinedLoader: `iter` starts anew and returns the object, which has a length only then."""
 
     def __init__(self, loaders: Any) -> None:
-        self._iterables, self._iterator = loaders, None
+        self._iterables = loaders
+        self._iterator: Iterator[Any] | None = None
 
     def __len__(self) -> int:
         if self._iterator is None:
@@ -124,7 +126,7 @@ class Combined:
         return self
 
     def __next__(self) -> Any:
-        return torch.stack(next(self._iterator)).flatten()
+        return torch.stack(next(present(self._iterator))).flatten()
 
 
 class Attribute:
@@ -159,8 +161,8 @@ KINDS: dict[str, Any] = {
     "in a Subset in a DataLoader": lambda: _loader(Subset(Rows(), [0, 1, 2, 3])),
     "iterable in a DataLoader": lambda: _loader(Stream()),
     "a sampler": lambda: _loader(range(9), sampler=Order()),
-    "a sampler in a batch sampler": lambda: DataLoader(range(9), batch_sampler=BatchSampler(Order(), 2, False)),
-    "a batch sampler": lambda: DataLoader(range(9), batch_sampler=Batches(SequentialSampler(range(4)), 2, False)),
+    "a sampler in a batch sampler": lambda: _loader(range(9), batch_sampler=BatchSampler(Order(), 2, False)),
+    "a batch sampler": lambda: _loader(range(9), batch_sampler=Batches(SequentialSampler(range(4)), 2, False)),
     "in a DataLoader with workers": lambda: _loader(Rows(), num_workers=1),
     "in a DataLoader with persistent workers": lambda: _loader(Rows(), num_workers=1, persistent_workers=True),
     "iterable, with persistent workers": lambda: _loader(Stream(), num_workers=1, persistent_workers=True),
@@ -174,7 +176,7 @@ def _seen(loader: Any, epoch: int, **place: int) -> set[int]:
 
 def _made(kind: str, num_workers: int | None) -> Any:
     data = KINDS[kind]()
-    settings = (
+    settings: dict[str, Any] = (
         {}
         if isinstance(data, DataLoader | Own | Combined | Attribute)
         else {"batch_size": 2, "num_workers": num_workers or 0}
@@ -296,8 +298,8 @@ def test_the_generators_of_loaders_inside_another_one_are_kept_for_a_resume() ->
 
 
 def test_persistent_workers_are_kept_where_no_dataset_has_set_epoch() -> None:
-    loader = as_loader(_loader(list(range(4)), num_workers=1, persistent_workers=True), shuffle=False, seed=0)
+    loader: Any = as_loader(_loader(list(range(4)), num_workers=1, persistent_workers=True), shuffle=False, seed=0)
     assert loader.persistent
     assert "restarted for each epoch" not in loader.promise
-    renewed = as_loader(_loader(Rows(), num_workers=1, persistent_workers=True), shuffle=False, seed=0)
+    renewed: Any = as_loader(_loader(Rows(), num_workers=1, persistent_workers=True), shuffle=False, seed=0)
     assert "restarted for each epoch" in renewed.promise

@@ -3,7 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ class Drawing(Dataset[torch.Tensor]):
         return torch.tensor([index, *drawn], dtype=torch.float64)
 
 
-class Plain:
+class Plain(Dataset[Any]):
     """Samples without random numbers, given by list."""
 
     deterministic = True
@@ -77,7 +77,7 @@ def shaken(samples: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(samples) + torch.rand(()) + random.random() + np.random.rand()
 
 
-def batches(loader: Loader | StreamLoader | UserLoader, epoch: int, **position: int) -> list[Any]:
+def batches(loader: Any, epoch: int, **position: int) -> list[Any]:
     return [[] if isinstance(one, PaddingBatch) else one.tolist() for one in loader.iterate(epoch, **position)]
 
 
@@ -415,18 +415,18 @@ def test_a_distributed_sampler_has_shared_the_samples_already() -> None:
 
 
 def test_an_iterable_that_every_rank_reads_is_said_to_be_so_unless_it_has_per_rank() -> None:
-    class Mine(IterableDataset):
+    class Mine(IterableDataset[int]):
         def __iter__(self) -> Any:
             return iter(range(6))
 
     data = Mine()
     for made in (data, DataLoader(data, 1)):
-        shared = as_loader(made, shuffle=False, seed=0, rank=1, world_size=2)
+        shared: Any = as_loader(made, shuffle=False, seed=0, rank=1, world_size=2)
         assert shared.promise.startswith("Each of 2 ranks reads all batches, and trains on one in 2.")
         assert "does not save its position" in shared.promise
-    data.per_rank = True  # type: ignore[attr-defined]
+    cast("Any", data).per_rank = True
     for made in (data, DataLoader(data, 1)):
-        own = as_loader(made, shuffle=False, seed=0, rank=1, world_size=2)
+        own: Any = as_loader(made, shuffle=False, seed=0, rank=1, world_size=2)
         assert "ranks" not in own.promise
         assert sum(len(batch) for batch in own.iterate(0)) == 6
 
@@ -474,12 +474,13 @@ def test_a_users_plain_dataloader_is_walked_without_loading_what_was_seen() -> N
             loaded.append(index)
             return super().__getitem__(index)
 
-    for settings in (
+    kinds: tuple[dict[str, Any], ...] = (
         {"batch_size": 4, "shuffle": True}, {"batch_size": 4, "drop_last": True},
         {"batch_size": 4, "sampler": RandomSampler(Drawing(), replacement=True)},
         {"batch_sampler": BatchSampler(range(23), 5, False)},
-    ):  # fmt: skip
-        loader = UserLoader(DataLoader(Telling(), **settings), seed=3)  # type: ignore[arg-type]
+    )  # fmt: skip
+    for settings in kinds:
+        loader = UserLoader(DataLoader(Telling(), **settings), seed=3)
         whole = batches(loader, 2)
         loaded.clear()
         assert batches(loader, 2, batch=3, samples=sum(map(len, whole[:3]))) == whole[3:]
@@ -564,7 +565,7 @@ def test_a_sampler_that_draws_at_its_start_gives_the_order_that_torch_gives_it()
 
 def test_a_distributed_sampler_hears_the_epoch() -> None:
     def made(epoch: int) -> list[Any]:
-        sampler = DistributedSampler(Drawing(), num_replicas=1, rank=0, shuffle=True)
+        sampler: DistributedSampler[Any] = DistributedSampler(Drawing(), num_replicas=1, rank=0, shuffle=True)
         return batches(UserLoader(DataLoader(Drawing(), 4, sampler=sampler), seed=0), epoch)
 
     assert [row[0] for row in made(0)[0]] != [row[0] for row in made(1)[0]]
@@ -681,15 +682,15 @@ def test_any_other_timeout_is_refused(given: Any) -> None:
 
 
 def test_the_random_state_is_kept_whatever_numpys_generator_is() -> None:
-    before = np.random.get_bit_generator()
+    before = np.random.mtrand.get_bit_generator()
     try:
-        np.random.set_bit_generator(np.random.PCG64(5))
+        np.random.mtrand.set_bit_generator(np.random.PCG64(5))
         first = np.random.get_state(legacy=False)
         with kept_random_state():
             np.random.rand(3)
         assert np.random.get_state(legacy=False) == first
     finally:
-        np.random.set_bit_generator(before)
+        np.random.mtrand.set_bit_generator(before)
 
 
 def drawn(seed: int) -> tuple[Any, ...]:

@@ -325,12 +325,12 @@ TOUCHES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("bits", [np.random.MT19937, np.random.PCG64])
 @pytest.mark.parametrize("touch", TOUCHES)
 def test_a_draw_is_noticed_and_undone(touch: str, bits: Any) -> None:
-    generator = np.random.get_bit_generator()
+    generator = np.random.mtrand.get_bit_generator()
     try:
         if bits is not np.random.MT19937:
             if touch == "numpy, seed":
                 pytest.skip("PCG64 has no legacy seed")
-            np.random.set_bit_generator(bits(5))
+            np.random.mtrand.set_bit_generator(bits(5))
             np.random.randn()
         for _ in range(2):
             before, state = plain_states_of(bits), random_state()
@@ -343,7 +343,7 @@ def test_a_draw_is_noticed_and_undone(touch: str, bits: Any) -> None:
             assert is_random_state(state) or "binomial" in touch
             assert plain_states_of(bits) == before
     finally:
-        np.random.set_bit_generator(generator)
+        np.random.mtrand.set_bit_generator(generator)
 
 
 def plain_states_of(bits: Any) -> Any:
@@ -355,7 +355,7 @@ def plain_states_of(bits: Any) -> Any:
 def test_a_state_is_read_again_after_a_draw_of_the_training() -> None:
     for draw in (random.random, random.gauss, np.random.rand, np.random.randn, lambda: torch.rand(())):
         for _ in range(3):
-            draw()  # type: ignore[operator]
+            draw()
             before, state = plain_states(), random_state()
             seed_random(5)
             np.random.randn()

@@ -26,7 +26,7 @@ def test_images_are_grey_levels_from_0_to_1_with_every_digit() -> None:
         images = torch.stack([dataset[index][0] for index in range(len(dataset))])
         assert images.shape[1:] == (1, 8, 8)
         assert images.dtype == torch.float32
-        assert (images.min(), images.max()) == (0.0, 1.0)
+        assert (float(images.min()), float(images.max())) == (0.0, 1.0)
         assert {dataset[index][1] for index in range(len(dataset))} == set(range(10))
 
 

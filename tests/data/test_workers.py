@@ -13,10 +13,12 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from small_parts import present
+from torch.utils.data import Dataset
 
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.user_loader import UserLoader
@@ -24,7 +26,7 @@ from trainer_cli.data.workers import WorkerError, WorkerProcesses
 from trainer_cli.errors import UserError
 
 
-class Numbers:
+class Numbers(Dataset[int]):
     """Plain samples; from `slow_from` on, each takes an hour."""
 
     deterministic = True
@@ -42,8 +44,8 @@ class Numbers:
         return index
 
 
-def made(**settings: object) -> Loader:
-    return Loader(Numbers(**settings), 4, shuffle=False, seed=0, num_workers=2)  # type: ignore[arg-type]
+def made(**settings: Any) -> Loader:
+    return Loader(Numbers(**settings), 4, shuffle=False, seed=0, num_workers=2)
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGXCPU)
@@ -215,7 +217,7 @@ def refuse_37(samples: list[int]) -> torch.Tensor:
     return torch.tensor(samples)
 
 
-class Ill:
+class Ill(Dataset[int]):
     """Something happens at sample 21."""
 
     def __init__(self, what: str) -> None:
@@ -313,18 +315,18 @@ def test_a_worker_that_hangs_where_another_died_is_not_left_behind(persistent: b
     for number in range(epoch):
         assert len(list(loader.iterate(number))) == 4
     assert len(children()) == (2 if persistent and epoch else 0)
-    short.sampler = range(64)  # now with the samples over which they hang and die
+    short.sampler = cast("Any", range(64))  # now with the samples over which they hang and die
     with pytest.raises(WorkerError):
         list(loader.iterate(epoch))
     assert children() == []
-    short.sampler = range(16)
+    short.sampler = cast("Any", range(16))
     assert len(list(loader.iterate(epoch + 1))) == 4  # with new workers
 
 
 @pytest.mark.parametrize("kind", ["ours", "a user's"])
 def test_a_kept_worker_that_dies_between_two_epochs_is_replaced(kind: str) -> None:
     theirs = torch.utils.data.DataLoader(Numbers(), 4, num_workers=2, persistent_workers=True)
-    loader = made() if kind == "ours" else UserLoader(theirs, seed=0)
+    loader: Any = made() if kind == "ours" else UserLoader(theirs, seed=0)
     assert len(list(loader.iterate(0))) == 16
     worker = children()[0]
     os.kill(worker, signal.SIGKILL)
@@ -409,8 +411,9 @@ def test_processes_that_a_users_own_loader_keeps_are_left_alone() -> None:
         assert list(loader.iterate(epoch)) == [0, 1, 2, 3]
         assert own.process is not None
         assert own.process.is_alive()
-    own.process.kill()
-    own.process.join()
+    process = present(own.process)
+    process.kill()
+    process.join()
 
 
 class Peculiar(Exception):

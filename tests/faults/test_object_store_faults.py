@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_copies_wait_for_a_store_that_is_away_and_the_next_start_sends_them(
     with pytest.raises(SaveError, match="could not be copied") if raises else nullcontext():
         begun(nowhere)
     copies = begun(client(store[0]))
-    copies.storage.remote.client = nowhere  # type: ignore[attr-defined]
+    cast("Any", copies.storage).remote.client = nowhere
     for step in (1, 2, 3):
         save(step)
         copies.copy(f"step{step}")
@@ -130,10 +131,10 @@ def test_repeated_requests_draw_from_no_global_generator(
     )
     schedule.begin(3, share=0.3)
     random.seed(1)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    before = random.getstate(), cast("Any", np.random.get_state())[1].tolist(), torch.get_rng_state().tolist()
     for number in range(30):
         client.put(f"object{number}", b"content")
         assert client.get(f"object{number}") == b"content"
     assert len(schedule.happened) > 10
-    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert before == (random.getstate(), cast("Any", np.random.get_state())[1].tolist(), torch.get_rng_state().tolist())
     schedule.calm = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import train
@@ -33,10 +34,10 @@ def test_each_epoch_has_every_sample_once_after_a_change(tmp_path: Path, stop: i
     more = (*SIZED, "loop.max_duration=3ep", change, f"resume_allow=[{key}]")
     last = train("fit", *more, cwd=tmp_path)
     assert last.code == 0, last.err
-    end = manifest(tmp_path / "run")
+    end: Any = manifest(tmp_path / "run")
     assert end["finished"] == "max_duration of 3 epochs reached"
-    assert end["progress"]["epoch"] == 3  # type: ignore[index]
-    assert end["progress"]["samples"] == 3 * 1438  # type: ignore[index]
+    assert end["progress"]["epoch"] == 3
+    assert end["progress"]["samples"] == 3 * 1438
     logged = records(tmp_path / "run")
     evaluated = {record["epoch"] for record in logged if "val/loss" in record and record["step"] != stop}
     assert evaluated == {1.0, 2.0, 3.0}

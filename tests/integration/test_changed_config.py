@@ -15,21 +15,6 @@ from printed import message
 from trainer_cli.commands.command_line import main
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a run called `base` was trained to step 20."""
-    folder = tmp_path_factory.mktemp("base")
-    assert train("fit", *SMALL, "name=base", cwd=folder).code == 0
-    return folder
-
-
-@pytest.fixture
-def place(base: Path, tmp_path: Path) -> Path:
-    """A copy of that folder, to go on in."""
-    shutil.copytree(base, tmp_path / "place")
-    return tmp_path / "place"
-
-
 def tree(folder: Path) -> dict[str, str]:
     """Every file below a folder with the digest of its bytes, and every folder."""
     return {

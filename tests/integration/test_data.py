@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,7 +211,7 @@ def straight(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return get
 
 
-def ran(project: Path, folder: Path, kind: str, *more: str, **env: str) -> tuple[int, str]:
+def ran(project: Path, folder: Path, kind: str, *more: str, **env: Any) -> tuple[int, str]:
     """One run of a kind in a folder of its own, in the project."""
     asked = [one for one in overrides(kind) if not one.startswith("run_dir=")]
     done = train("fit", *asked, f"run_dir={folder}/run", *more, cwd=project, **env)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,21 +37,6 @@ def assert_reported(result: Result, code: int, *parts: str) -> None:
     said = message(result.err)
     for part in parts:
         assert part in said
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a run called `base` was trained to step 20."""
-    folder = tmp_path_factory.mktemp("base")
-    trained(*SMALL, "name=base", cwd=folder)
-    return folder
-
-
-@pytest.fixture
-def place(base: Path, tmp_path: Path) -> Path:
-    """A copy of that folder, to spoil."""
-    shutil.copytree(base, tmp_path / "place")
-    return tmp_path / "place"
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +93,7 @@ class Late:
         raise FileNotFoundError(f"no file of size {size}")
 '''
 
-MISTAKES = {
+MISTAKES: dict[str, Any] = {
     "unknown verb": (["ft", "experiment=digits"], "there is no verb 'ft'", "Did you mean 'fit'?"),
     "no verb": (["experiment=digits"], "is not a verb", "train fit experiment=digits"),
     "unknown flag": (["fit", "--fast"], "--fast", "train fit --help"),
@@ -159,7 +144,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 OWN_DATA = ["~data.augment", "~data.val_fraction", "~data.seed"]
 OWN_MODEL = ["experiment=mine", "~model.width", "model._target_=mine.wrong.Model"]
-OF_THE_PROJECT = {
+OF_THE_PROJECT: dict[str, Any] = {
     "typo in a file": (
         ["experiment=typo"],
         "there is no key 'loop.max_durations' (configs/experiment/typo.yaml:3)",
@@ -307,7 +292,7 @@ def test_the_traceback_of_a_mistake_is_shown_on_demand(tmp_path: Path) -> None:
     assert message(result.err).startswith("there is no experiment called 'nope'")
 
 
-CHECKPOINTS = {
+CHECKPOINTS: dict[str, Any] = {
     "matches nothing": ("ckpt=runs/base/checkpoints/step7*", 3, "matches nothing", "holds step0, step10, step20"),
     "a file": ("ckpt=runs/base/config.yaml", 2, "is a file, but not a checkpoint", "A checkpoint is a directory, or"),
     "no such step": ("ckpt=runs/base@step99", 3, "has made 20 steps, so there is no step 99"),

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -24,12 +25,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def place(base: Path, tmp_path: Path) -> Path:
-    shutil.copytree(base, tmp_path / "place")
-    return tmp_path / "place"
-
-
 def saved(checkpoint: Path) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(checkpoint / "rank0.safetensors")
 
@@ -46,7 +41,7 @@ def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
     done = train("ckpt", "export", "runs/base@step10", *shards, "--ema", "-o", "hf", cwd=place)
     assert "no config.json is written" in done.err
     index = json.loads((place / "hf/model.safetensors.index.json").read_text())
-    averaged = {}
+    averaged: dict[str, Any] = {}
     for file in sorted(set(index["weight_map"].values())):
         averaged |= safetensors.torch.load_file(place / "hf" / file)
     tensors = saved(place / "runs/base/checkpoints/step10")

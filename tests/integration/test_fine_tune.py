@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from command import SMALL, Result, records, run_program, train, trained
+from command import SMALL, Result, records, run_program, train
 from compare import final_state
 from printed import message
 
@@ -207,14 +207,6 @@ def test_a_foreign_checkpoint_is_validated_under_an_experiment(place: Path) -> N
     rows = records(place / "out/validation.jsonl")
     assert sorted((row["checkpoint"], row["step"]) for row in rows) == [("lightning.ckpt", 3), ("torch.pt", 0)]
     assert rows[0]["val/loss"] == rows[1]["val/loss"], done
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run `base` of 20 steps with checkpoints at 0, 10 and 20."""
-    folder = tmp_path_factory.mktemp("base")
-    trained(*SMALL, "name=base", cwd=folder)
-    return folder
 
 
 @pytest.mark.slow

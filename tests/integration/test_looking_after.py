@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,9 +126,7 @@ def test_files_in_the_run_directory_ask_for_a_save_an_evaluation_and_a_stop(tmp_
         started.reach("train")
         for stop_request in ("save", "evaluate"):
             (run / stop_request).touch()
-            started.wait_for(
-                lambda stop_request=stop_request: not (run / stop_request).exists(), f"heard ({stop_request})"
-            )
+            started.wait_for(partial(lambda file: not file.exists(), run / stop_request), f"heard ({stop_request})")
         (project / "at-train").unlink()
         held.unlink()
         started.wait_for(lambda: any("val/loss" in line for line in metrics(run)), "evaluated")

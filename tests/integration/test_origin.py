@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import Result, train
@@ -85,21 +86,21 @@ def project(trained: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def _manifest(project: Path, step: int = 4) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads(
+def _manifest(project: Path, step: int = 4) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(
         (project / f"runs/mine/checkpoints/step{step}/manifest.json").read_text()
     )
     return found
 
 
-def _validate(cwd: Path, run: Path, *overrides: str, verb: str = "validate", **env: str) -> Result:
+def _validate(cwd: Path, run: Path, *overrides: str, verb: str = "validate", **env: Any) -> Result:
     return train(verb, f"ckpt={run / 'checkpoints/step4'}", *overrides, cwd=cwd, **env)
 
 
 def test_a_manifest_has_digests_of_samples_and_of_the_imported_files_of_the_project(project: Path) -> None:
     manifest = _manifest(project)
     assert sorted(manifest["source"]) == ["part.py", "shapes.py"]
-    assert {name: len(digests) for name, digests in manifest["samples"].items()} == {"train": 8, "val": 8}  # type: ignore[arg-type]
+    assert {name: len(digests) for name, digests in manifest["samples"].items()} == {"train": 8, "val": 8}
 
 
 def test_the_same_data_and_source_are_reported_by_no_word(project: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,12 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of runs, each of another kind."""
     root = tmp_path_factory.mktemp("kinds")
-    few = {"train/none": lambda n: math.nan, "train/constant": lambda n: 3.5, "train/small": lambda n: -n * 1e-8}
-    one = make_run(root / "one/run", steps=60, **{"train/odd": lambda n: math.nan if n == 7 else n}, **few)
+    few: dict[str, Callable[[int], float]] = {
+        "train/none": lambda n: math.nan,
+        "train/constant": lambda n: 3.5,
+        "train/small": lambda n: -n * 1e-8,
+    }
+    one = make_run(root / "one/run", steps=60, metrics={"train/odd": lambda n: math.nan if n == 7 else n, **few})
     add_media(one)
     machine = [{"step": n, "epoch": 0, "time": BEGAN + n, "cpu_percent": n, "gpu0_memory_bytes": 1e9} for n in range(9)]
     one.system_file.write_text("".join(f"{json.dumps(line)}\n" for line in machine))
@@ -60,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     validate(one.validation_folder, {f"checkpoints/step{step}": (step, 1 / step) for step in (20, 40)})
     make_sweep(root / "sweep", (1.0, 0.3, 0.1, 0.01))
     for at in range(3):
-        named = make_run(root / "long" / f"{LONG}{at}", lr=at + 1, steps=20, **{f"val/{LONG}{at}": float})
+        named = make_run(root / "long" / f"{LONG}{at}", lr=at + 1, steps=20, metrics={f"val/{LONG}{at}": float})
         named.config_file.write_text(f"name: {LONG}\nnotes: {'many words ' * 40}\n{LONG}: /{'deep/' * 30}{at}\n")
     # The table then has a field to find runs, and a tip shows only the first twelve.
     for at in range(14):
@@ -262,7 +266,7 @@ def test_media_have_times_brightness_names_to_find_and_histograms_over_steps(
 @pytest.mark.parametrize("logy", [False, True])
 def test_outliers_flatten_a_curve_until_they_are_trimmed(logy: bool, tmp_path: Path, chromium: Page) -> None:
     whole = 1000.0
-    run = make_run(tmp_path / "run", steps=60, **{"train/spike": lambda n: whole if n == 30 else 1 + n / 60})
+    run = make_run(tmp_path / "run", steps=60, metrics={"train/spike": lambda n: whole if n == 30 else 1 + n / 60})
     report([run.path], tmp_path / "report.html", now=BEGAN + 5000)
     page_of = (tmp_path / "report.html").as_uri()
     chromium.open(f"{page_of}#logy={int(logy)}", height=9000)
@@ -290,7 +294,7 @@ def test_outliers_flatten_a_curve_until_they_are_trimmed(logy: bool, tmp_path: P
 def test_why_a_run_ended_is_in_view_in_a_narrow_window(name: str, tmp_path: Path, chromium: Page) -> None:
     metrics = {f"val/metric_with_a_long_name_{n}": float for n in range(6)}
     for at in range(2):
-        make_run(tmp_path / f"runs/run{at}", lr=at + 1, steps=20, status=None, **metrics)
+        make_run(tmp_path / f"runs/run{at}", lr=at + 1, steps=20, status=None, metrics=metrics)
     report([tmp_path / "runs"], tmp_path / "report.html", now=BEGAN + 5000)
     with served(tmp_path / "runs") as server:
         chromium.open(server.url if name == "serve" else (tmp_path / "report.html").as_uri(), width=700)

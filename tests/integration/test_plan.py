@@ -162,7 +162,7 @@ def planned(place: Path, *overrides: str) -> dict[str, Any]:
     return message
 
 
-def did(place: Path, *overrides: str, code: int = 0, **env: str) -> dict[str, Any]:
+def did(place: Path, *overrides: str, code: int = 0, **env: Any) -> dict[str, Any]:
     """What one attempt did, by the words of the plan."""
     run, notes = place / "runs" / "mine", place / "saves.jsonl"
     notes.unlink(missing_ok=True)

@@ -126,7 +126,7 @@ def seen(folder: Path, *paths: Path) -> dict[str, Any]:
 def test_one_run_is_drawn_and_answers_hover_zoom_keys_and_settings(tmp_path: Path) -> None:
     more = {f"train/{HOSTILE}": float, f"{HOSTILE}/loss": float, "train/odd": lambda n: math.nan if n == 7 else n}
     more |= {"train/none": lambda n: math.nan}
-    run = make_run(tmp_path / "mine", steps=5000, every=500, **more)
+    run = make_run(tmp_path / "mine", steps=5000, every=500, metrics=more)
     run.config_file.write_text(json.dumps({"name": HOSTILE, HOSTILE: {"<b>": HOSTILE}}))
     validate(run.validation_folder, {f"checkpoints/step{step}": (step, 1 / step) for step in (20, 40)})
     matrix = {"columns": ["class", "a", HOSTILE], "rows": [["a", 3, 1], [HOSTILE, 0, 5]], "matrix": True}

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("served") / "runs"
     jobs = ["KEY,optimizer.lr,status,step,reason,run_dir"]
     for seed, lr in enumerate((0.1, 0.3)):
-        run = make_run(root / f"sweep/lr={lr}", lr=lr, steps=60, **{"val/accuracy": lambda n, lr=lr: 1 - lr})
+        run = make_run(
+            root / f"sweep/lr={lr}", lr=lr, steps=60, metrics={"val/accuracy": partial(lambda lr, n: 1 - lr, lr)}
+        )
         configure(run, seed=seed, lr=lr, size=1)
         jobs.append(f"lr={lr},{lr},finished,60,,{run.path}")
     (root / "sweep/sweep.csv").write_text("\n".join(jobs))
-    parent = make_run(root / LONG, lr=0.2, steps=200, **{"val/accuracy": lambda n: float("nan")})
+    parent = make_run(root / LONG, lr=0.2, steps=200, metrics={"val/accuracy": lambda n: float("nan")})
     configure(parent, seed=7, lr=0.2, size=2)
     fork = make_run(root / "a_fork", lr=0.05, steps=40)
     configure(fork, seed=7, lr=0.05, size=2)

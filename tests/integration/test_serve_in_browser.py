@@ -125,7 +125,7 @@ def test_the_page_shows_filters_groups_and_refreshes_itself(tmp_path: Path, monk
     for lr, size in ((0.1, "a"), (0.2, "a"), (0.3, "b")):
         run = make_run(tmp_path / f"runs/lr{lr}", lr=lr, steps=20)
         run.config_file.write_text(f"name: lr{lr}\ntags: [{size}]\nmodel: {{size: {size}}}\n")
-    hostile = make_run(tmp_path / "runs" / "<b onclick=boom()>x</b>", steps=20, **{f"{HOSTILE}/loss": float})
+    hostile = make_run(tmp_path / "runs" / "<b onclick=boom()>x</b>", steps=20, metrics={f"{HOSTILE}/loss": float})
     hostile.config_file.write_text(f"name: x\nnotes: {strict_json(HOSTILE)}\n")
     grows = tmp_path / "runs/lr0.1/metrics.jsonl"
 

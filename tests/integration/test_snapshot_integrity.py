@@ -230,7 +230,7 @@ def test_no_checkpoint_holds_anything_of_a_later_moment(
     tmp_path: Path, rows: int, steps: int, kills: int, rows_only: bool
 ) -> None:
     project = project_of(tmp_path, rows, rows_only=rows_only)
-    fit = (*FIT, f"loop.max_duration={steps}", "checkpoint.save_interval=1")
+    fit: tuple[str, ...] = (*FIT, f"loop.max_duration={steps}", "checkpoint.save_interval=1")
     # A few hidden rows, and nothing else that would tell a saver to distrust the optimizer's step.
     if not rows_only:
         fit = (*fit, "callbacks=ema")

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import termios
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,10 +90,10 @@ class Terminal:
                 return
 
 
-def wait_for(condition: object, process: subprocess.Popen[bytes]) -> None:
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
     """Wait until a callable is true while the process lives."""
     for _ in range(int(LIMIT_S / 0.02)):
-        if condition():  # type: ignore[operator]
+        if condition():
             return
         assert process.poll() is None, "it ended before"
         threading.Event().wait(0.02)

@@ -53,8 +53,9 @@ def test_a_gan_that_is_killed_goes_on_bit_for_bit(project: Path, precision: str)
         "+callbacks.dies._target_=dies.Dies",
         "checkpoint.save_interval=4",
         f"precision={precision}",
+        "checkpoint.save_async=false",
+        "checkpoint.pre_train_checkpoint=false",
     )
-    own = (*own, "checkpoint.save_async=false", "checkpoint.pre_train_checkpoint=false")
     straight, killed = project / f"runs/straight_{precision}", project / f"runs/killed_{precision}"
     trained(*own, f"run_dir={straight}", cwd=project)
     (project / "died").unlink()

@@ -30,13 +30,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def place(base: Path, tmp_path: Path) -> Path:
-    """A copy of that folder."""
-    shutil.copytree(base, tmp_path / "place")
-    return tmp_path / "place"
-
-
 def validated(*arguments: str, cwd: Path, code: int = 0) -> tuple[list[dict[str, Any]], str, str]:
     """The rows of this validation, its output and its messages."""
     folder = next((a.split("=", 1)[1] for a in arguments if a.startswith("validate.folder=")), "runs/base/validation")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_a_logger_takes_numbers_that_are_not_finite(logger: Logger, tmp_path: Pa
 
 
 def test_a_logger_takes_texts_images_and_histograms_or_leaves_them_out(logger: Logger, tmp_path: Path) -> None:
-    media = {
+    media: dict[str, Any] = {
         "texts": {"a": "b"}, "images": {"c": np.zeros((2, 2, 3), dtype=np.uint8)}, "histograms": {"d": np.ones(3)},
         "tables": {"e": Table(("x", "y"), ((1, "a|b"),))},
     }  # fmt: skip

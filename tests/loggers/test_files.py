@@ -467,11 +467,12 @@ def test_a_log_of_another_program_has_no_mark_and_one_that_grows_beside_us_has_n
 @pytest.mark.parametrize("make", [JsonlLogger, CsvLogger])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_rewind_by_a_mark_leaves_the_bytes_that_one_without_it_leaves(
-    make: type[FileLogger], seed: int, tmp_path: Path
+    make: Callable[[], FileLogger], seed: int, tmp_path: Path
 ) -> None:
     choose = random.Random(seed)
     path = tmp_path / "run" / make().path
-    logger, step, states = make(), 0, {0: {}}
+    logger, step = make(), 0
+    states: dict[int, dict[str, Any]] = {0: {}}
     logger.rewind(path.parent, -1)
     logger.start(RunFacts(run_dir=path.parent))
     for _ in range(60):
@@ -513,7 +514,7 @@ class Loss(nn.Module):
         super().__init__()
         self.linear = nn.Linear(2, 1)
 
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: torch.Tensor) -> Any:
         return self.linear(batch).mean()
 
 

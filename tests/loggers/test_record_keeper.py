@@ -6,9 +6,11 @@ import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from small_parts import note
 
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
@@ -111,7 +113,7 @@ def test_a_service_is_asked_again_only_after_a_pause() -> None:
     logger.failure = OSError("away")
     asked: list[int] = []
     usual = logger.log
-    logger.log = lambda record: (asked.append(record.step), usual(record))[1]  # type: ignore[method-assign]
+    cast("Any", logger).log = lambda record: (note(asked, record.step), usual(record))[1]
     for step in range(100):
         keeper.log(a_record(step))
     assert len(asked) == 1
@@ -220,7 +222,7 @@ def test_a_path_that_a_logger_cannot_write_is_an_error_that_names_the_logger(ste
     (tmp_path / "file").touch()
     for path in (tmp_path / "file/x.jsonl", tmp_path / "file/folder/x.jsonl", tmp_path):
         with pytest.raises(TrainError, match=r"the logger x cannot be started: .*'") as raised:
-            started(JsonlLogger(path), tolerant=False, step=step)
+            started(JsonlLogger(str(path)), tolerant=False, step=step)
         assert "loggers.x=null" in str(raised.value.cure)
 
 
@@ -453,11 +455,12 @@ def test_the_memory_is_bounded_with_missing_records_too(tmp_path: Path) -> None:
     facts = write_metrics(tmp_path, range(1, 3))
     for step in (3, 4):
         keeper.log(Record(step, 0.0, 0.0, {}, images={"picture": image}))
-    log, logger.log = logger.log, lambda record: (_ for _ in ()).throw(OSError("away"))  # type: ignore[method-assign]
+    log = logger.log
+    cast("Any", logger).log = lambda record: (_ for _ in ()).throw(OSError("away"))
     logger.failure = None
     keeper.start(facts, 4)
     keeper.log(Record(5, 0.0, 0.0, {}, images={"picture": image}))
-    logger.log = log  # type: ignore[method-assign]
+    cast("Any", logger).log = log
     keeper.close()
     assert logger.steps == [4, 5]
 

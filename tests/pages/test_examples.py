@@ -18,7 +18,7 @@ from trainer_cli.running.fitting import fit
 
 EXAMPLES = ROOT / "examples"
 SHORT = "loop.max_duration=3 loop.eval_steps=2"
-SHOWS = {
+SHOWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fine-tuning": (SHORT, (r"weights from runs/pretrain/checkpoints/step\d+", r"(?s)(finished at step 3.*){3}")),
     "gan": (SHORT, (r"finished at step 3", r"val/distance", r"train/lr/generator")),
     "image-classifier": (SHORT, (r"finished at step 3", r"exported: shapes\.pt")),
@@ -26,7 +26,7 @@ SHOWS = {
     "preempted-job": ("data.count=320", (r"finished at step 100\b",)),
     "sweep": (SHORT, (r"(?s)(moons.*finished.*){8}", r"moons\.html: 8 runs")),
 }
-RECIPES = {
+RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "recipes": (
         "loop.hard_stop=3 loop.eval_steps=1",
         (r"^vae +losses differ by \d\.\de-0\d, weights by \d\.\de-0\d after 60 steps$",),
@@ -100,7 +100,7 @@ def test_the_preempted_job_is_started_again_while_it_exits_with_75(
     )
     train.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    job = [EXAMPLES / "preempted-job/job.sh", "seed=1"]
+    job = [str(EXAMPLES / "preempted-job/job.sh"), "seed=1"]
     assert subprocess.run(job, cwd=tmp_path, env={"PATH": path}).returncode == code
     assert (tmp_path / "calls").read_text().splitlines() == ["fit waves seed=1"] * calls
 

@@ -235,8 +235,8 @@ def test_what_callbacks_log_is_of_all_ranks(runs: Path, how: str) -> None:
     assert {"train/norm/gradients", "train/norm/weights", "train/norm/weights/layers.1", "val/loss"} <= compared
     averages = [state(runs / who / "shown")["callbacks"] for who in ("one", how)]
     for name in ("ema", "swa", "part"):
-        for alone, both in zip(leaves(averages[0][name]), leaves(averages[1][name]), strict=True):
-            torch.testing.assert_close(both, alone, rtol=1e-4, atol=1e-5)
+        for values in zip(leaves(averages[1][name]), leaves(averages[0][name]), strict=True):
+            torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
     last = [records[-1] for records in (one, two)]
     for record, devices in zip(last, (1, 2), strict=True):
         share = record["train/throughput/tflops_per_s"] / 2 / devices

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from small_parts import note
 from torch import nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -43,10 +45,10 @@ def names(model: nn.Module, found: list[nn.Module]) -> list[str]:
     ],
 )  # fmt: skip
 def test_blocks_are_found_by_class_by_size_or_as_lists_of_modules(
-    settings: dict[str, object], expected: list[str]
+    settings: dict[str, Any], expected: list[str]
 ) -> None:
     model = gpt()
-    found = find_blocks(model, **settings)  # type: ignore[arg-type]
+    found = find_blocks(model, **settings)
     assert names(model, found) == expected
     order = {module: place for place, module in enumerate(found)}
     for outer in found:
@@ -54,7 +56,7 @@ def test_blocks_are_found_by_class_by_size_or_as_lists_of_modules(
 
 
 def test_blocks_with_a_tied_weight_are_not_sharded_by_themselves() -> None:
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(4)))
+    model: Any = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(4)))
     model[1][0].weight = model[1][1].weight
     model[2][1].weight = model[3][0].weight
     blocks = find_blocks(model, ["Sequential", "Linear"])
@@ -76,7 +78,7 @@ def test_blocks_computed_again_give_the_same_gradients_and_names() -> None:
     for model in (plain, again):
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda one, seen=sizes: (seen.append(one.numel()), one)[1], lambda one: one
+            partial(lambda seen, one: (note(seen, one.numel()), one)[1], sizes), lambda one: one
         ):
             loss = model(batch)["loss"]
         loss.backward()
@@ -180,7 +182,7 @@ def test_a_tensor_size_needs_fsdp_and_must_divide_the_processes() -> None:
     with pytest.raises(ConfigError, match="tensor_size is 2, which does not divide 1 process"):
         ALONE.divide_layers(2)
     four = ProcessGroup()
-    four.rank, four.world_size, four.tensor_size = 3, 4, 2  # type: ignore[misc]
+    four.rank, four.world_size, four.tensor_size = 3, 4, 2
     assert (four.data_rank, four.data_size) == (1, 2)
     with pytest.raises(ConfigError, match="tensor_size is 3, which does not divide 4 processes"):
         four.divide_layers(3)

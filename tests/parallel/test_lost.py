@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -105,8 +106,8 @@ def test_ranks_that_are_late_are_found_by_few_requests_of_one_rank() -> None:
         if rank not in (7, 300):
             write_host(store, rank, 600, "host")
     store.requests.clear()
-    store.store.set_timeout(lost.timedelta(seconds=1))
-    assert not wait_for_hosts(store, lost.timedelta(seconds=0.1))
+    store.store.set_timeout(timedelta(seconds=1))
+    assert not wait_for_hosts(store, timedelta(seconds=0.1))
     absent = [lost._find_absent_hosts(store, 600, phase) for phase in ("waiting", "waiting", "absent", "absent")]
     assert absent == [[7, 300], [], [7, 300], []]
     assert store.requests["check"] < 120
@@ -117,7 +118,7 @@ def test_ranks_that_meet_ask_for_a_few_keys_each() -> None:
     for rank in range(600):
         write_host(store, rank, 600, "host")
     for _ in range(600):
-        assert wait_for_hosts(store, lost.timedelta(seconds=0.1))
+        assert wait_for_hosts(store, timedelta(seconds=0.1))
     # A rank writes its host, counts itself, and waits for one key; the last says that all are here.
     assert store.requests == {"set": 601, "add": 600, "wait": 600}
     assert store.waited_for == {1}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -67,12 +67,12 @@ def test_a_closure_is_evaluated_with_gradients() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     step_lightly(optimizer)
 
-    def closure() -> Tensor:
-        loss: Tensor = model(torch.ones(1, 3)).sum()
+    def closure() -> Any:
+        loss: Any = model(torch.ones(1, 3)).sum()
         loss.backward()
         return loss
 
-    loss: Any = optimizer.step(closure)  # type: ignore[arg-type]
+    loss: Any = optimizer.step(closure)
     assert loss.requires_grad
 
 
@@ -132,7 +132,11 @@ def test_a_step_that_is_not_torchs_own_stays_as_it_is(kind: Callable[[Any], Opti
 
 def test_a_step_that_was_replaced_stays_replaced() -> None:
     optimizer = SGD(_model().parameters(), lr=0.1)
-    optimizer.step = own = lambda closure=None: None  # type: ignore[method-assign,assignment]
+
+    def own(closure: Any = None) -> None:
+        pass
+
+    cast("Any", optimizer).step = own
     step_lightly(optimizer)
     assert optimizer.step is own
 
@@ -208,7 +212,8 @@ def test_one_kernel_for_many_tensors_gives_what_one_for_each_gives(name: str, mo
 def test_overflow_flags_say_whether_a_step_is_skipped(gradient: float, overflowed: float) -> None:
     model, scaler = _model(), torch.amp.GradScaler("cpu")
     optimizer = SGD(model.parameters(), lr=0.1)
-    scaler.scale(sum(parameter.sum() for parameter in model.parameters()) * gradient).backward()
+    loss: Any = sum(parameter.sum() for parameter in model.parameters()) * gradient
+    cast("Any", scaler.scale(loss)).backward()
     scaler.unscale_(optimizer)
     assert [float(flag) for flag in overflow_flags(scaler, optimizer)] == [overflowed]
     assert overflow_flags(object(), optimizer) == []  # type: ignore[arg-type]

@@ -378,7 +378,7 @@ def test_weights_are_averaged_from_an_epoch_on(
 ) -> None:
     """The evaluated weights are the mean of those after the steps `taken`."""
     _, weights = fit_averaged(SWA(start, every), model=Norm if batch_norm else Net)
-    initial = make_trainer(model=Norm if batch_norm else Net).model.layer.weight.detach()
+    initial = make_trainer(model=Norm if batch_norm else Net).model.get_parameter("layer.weight").detach()
     expected = torch.stack([[initial, *weights.trained][step] for step in taken]).mean(0)
     assert torch.allclose(weights.evaluated[12], expected)
 
@@ -397,7 +397,7 @@ def test_weights_are_averaged_from_an_epoch_on(
 def test_exponential_averages(decay: float, every: int, start: int | str, taken: Sequence[int]) -> None:
     """The first of the steps `taken` begins the average, each of the others is added with its share."""
     _, weights = fit_averaged(EMA(decay, every, start), model=Norm)
-    initial = make_trainer(model=Norm).model.layer.weight.detach()
+    initial = make_trainer(model=Norm).model.get_parameter("layer.weight").detach()
     after = [initial, *weights.trained]
     expected = after[taken[0]]
     for step in taken[1:]:
@@ -427,5 +427,6 @@ def test_an_average_is_resumed_exactly(folder: Path, average: Any, stop: int) ->
 def test_the_trained_weights_stay_beside_the_average(average: Callback) -> None:
     run, weights = fit_averaged(average)
     plain = fit(train=rows(4, 2), val=0, loop={"max_duration": 12})
-    assert torch.equal(weights.trained[-1], plain.trainer.model.layer.weight)
-    assert torch.equal(run.trainer.model.layer.weight, plain.trainer.model.layer.weight)
+    trained = plain.trainer.model.get_parameter("layer.weight")
+    assert torch.equal(weights.trained[-1], trained)
+    assert torch.equal(run.trainer.model.get_parameter("layer.weight"), trained)

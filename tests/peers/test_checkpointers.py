@@ -10,11 +10,12 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from checkpointer_states import CLASSES, MAKERS, WAIT_S, Writer, assert_same, closing, save, state_of
+from small_parts import present
 from states import same
 from thread_ranks import ThreadGroup, on_ranks
 from torch import nn
@@ -44,13 +45,13 @@ def test_a_saved_tree_comes_back(folder: Path, kind: str) -> None:
 @pytest.mark.parametrize("argument", ["hook_arg"])
 def test_a_commit_hook_gets_the_path_alone(folder: Path, argument: str) -> None:
     with pytest.raises(TypeError, match=argument):
-        make_sync_checkpointer().save(state_of(), folder / "step1", **{argument: 3})
+        cast("Any", make_sync_checkpointer()).save(state_of(), folder / "step1", **{argument: 3})
     assert not list(folder.iterdir())
 
 
 def test_a_failed_write_is_raised_by_its_future(folder: Path) -> None:
     checkpointer = AsyncCheckpointer(writer=Writer(RuntimeError("Write failed")))
-    staged, written = checkpointer.save(state_of(), folder / "step1")
+    staged, written = present(checkpointer.save(state_of(), folder / "step1"))
     assert staged.result(WAIT_S) is None
     with pytest.raises(RuntimeError, match="Write failed"):
         written.result(WAIT_S)
@@ -63,7 +64,7 @@ def test_saves_come_one_after_another(folder: Path, count: int) -> None:
     with closing(make_async_checkpointer()) as checkpointer:
         saves = []
         for seed in range(count):
-            saves.append(checkpointer.save(state_of(seed), folder / f"step{seed}"))
+            saves.append(present(checkpointer.save(state_of(seed), folder / f"step{seed}")))
             assert all(before.written.done() for before in saves[:-1])
     for seed in range(count):
         assert_same(dict(make_sync_checkpointer().load(folder / f"step{seed}")), state_of(seed))
@@ -113,7 +114,7 @@ def test_a_module_state_dict_is_saved_as_it_is(folder: Path) -> None:
 @pytest.mark.parametrize("argument", ["config", "rank_info", "write_barrier_timeout_secs"])
 def test_options_of_torchs_own_parts_are_refused(argument: str) -> None:
     with pytest.raises(TypeError, match=argument):
-        make_sync_checkpointer(**{argument: 3})
+        cast("Any", make_sync_checkpointer)(**{argument: 3})
 
 
 def test_ranks_need_no_barrier(folder: Path) -> None:
@@ -126,13 +127,13 @@ def test_ranks_need_no_barrier(folder: Path) -> None:
 
     assert on_ranks(2, act) == [0, 1]
     with pytest.raises(TypeError, match="barrier"):
-        make_sync_checkpointer(barrier=object())  # type: ignore[call-arg]
+        cast("Any", make_sync_checkpointer)(barrier=object())
 
 
 def test_the_state_may_be_changed_once_it_is_staged(folder: Path) -> None:
     state, expected = state_of(), state_of()
     with closing(make_async_checkpointer()) as checkpointer:
-        staged, written = checkpointer.save(state, folder / "step1")
+        staged, written = present(checkpointer.save(state, folder / "step1"))
         staged.result(WAIT_S)
         state["model"]["layer.weight"].zero_()
         state["optimizer"]["param_groups"][0]["lr"] = 9.0
@@ -142,7 +143,9 @@ def test_the_state_may_be_changed_once_it_is_staged(folder: Path) -> None:
 
 def test_a_stager_may_be_given(folder: Path) -> None:
     with closing(AsyncCheckpointer(stager=LiveStager())) as checkpointer:
-        assert checkpointer.save(state_of(), folder / "step1").written.done(), "without a copy it is written at once"
+        assert present(checkpointer.save(state_of(), folder / "step1")).written.done(), (
+            "without a copy it is written at once"
+        )
     with closing(AsyncCheckpointer(stager=CopyStager(available=lambda: 1 << 30))) as checkpointer:
         save(checkpointer, state_of(), folder / "step2")
         assert checkpointer.stager.held_bytes > 0
@@ -183,7 +186,8 @@ def test_the_state_may_be_a_result_that_comes_later(folder: Path) -> None:
 
 
 def test_tensors_in_shared_memory_are_saved_and_stay_there(folder: Path) -> None:
-    tensor = torch.arange(5.0).share_memory_()
+    tensor: Any = torch.arange(5.0)
+    tensor.share_memory_()
     with closing(make_async_checkpointer()) as checkpointer:
         save(checkpointer, {"shared": tensor}, folder / "step1")
         assert tensor.is_shared()
@@ -203,7 +207,7 @@ def test_the_error_itself_is_in_the_future(folder: Path) -> None:
     """The writer is a thread: what it fails with is the exception itself, in the future."""
     error = ValueError("of the writer")
     checkpointer = AsyncCheckpointer(writer=Writer(error))
-    assert checkpointer.save(state_of(), folder / "step1").written.exception(WAIT_S) is error
+    assert present(checkpointer.save(state_of(), folder / "step1")).written.exception(WAIT_S) is error
     with pytest.raises(SaveError):
         checkpointer.close()
 

@@ -110,11 +110,12 @@ def test_a_resume_changes_no_checkpoint_and_goes_on_to_a_larger_duration() -> No
 
 @pytest.mark.parametrize("lacking", ["link", "name", "folder"])
 def test_a_resume_needs_neither_link_nor_names(folder: Path, lacking: str) -> None:
-    make = {
+    makers: dict[str, Callable[[], dict[str, Any]]] = {
         "link": lambda: {"checkpoint": saver(latest_link=False), "name": "mine"},
         "name": lambda: {"checkpoint": saver()},
         "folder": lambda: {"checkpoint": tc.CheckpointerCallback(save_async=False), "name": "mine"},
-    }[lacking]
+    }
+    make = makers[lacking]
     fit(10, None, StopAt(7), **make())
     assert make_and_resume(make) == 7
 

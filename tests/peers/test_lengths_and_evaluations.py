@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_parts import data_loader
 from small_runs import Script, StopAt, fit, make_trainer, rows, saved
 from torch import nn
 
@@ -219,7 +220,7 @@ def test_batches_tried_before_leave_no_metric() -> None:
 def test_batches_tried_before_draw_no_random_number_of_the_run() -> None:
     runs = [fit(train=rows(4, shuffle=True), loop={"eval_sanity_steps": steps}) for steps in (None, 2)]
     assert torch.equal(*(torch.cat(run.trained.data) for run in runs))
-    assert torch.equal(*(run.trainer.model.layer.weight for run in runs))
+    assert torch.equal(*(run.trainer.model.get_parameter("layer.weight") for run in runs))
 
 
 @pytest.mark.parametrize("batches", [1, 4])
@@ -260,7 +261,7 @@ def test_samplers_are_told_their_epoch(batch_sampler: bool) -> None:
 
     data = [(torch.ones(2), torch.tensor(1.0)) for _ in range(2)]
     settings: dict[str, Any] = {"batch_sampler" if batch_sampler else "sampler": Sampler()}
-    fit(train=torch.utils.data.DataLoader(data, **settings), loop={"max_duration": "2ep"})  # type: ignore[arg-type]
+    fit(train=data_loader(data, **settings), loop={"max_duration": "2ep"})
     assert sorted(set(epochs)) == [0, 1]
 
 

@@ -229,7 +229,7 @@ def test_a_csv_file_may_be_elsewhere(folder: Path, path: str) -> None:
 
 
 def test_a_second_start_continues_the_log(folder: Path) -> None:
-    settings = {"run_dir": folder, "loop": {"log_interval": 1}, "save": {}}
+    settings: dict[str, Any] = {"run_dir": folder, "loop": {"log_interval": 1}, "save": {}}
     fit(folder, loggers=[CsvLogger()], **settings)
     before = lines_of(folder)
     fit(folder, loggers=[CsvLogger()], **settings)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from small_parts import data_loader
 from small_runs import Counts, Descent, Net, Rows, Script, fit, make_trainer, rows, two_optimizers
 from torch import nn
 from torch.optim import SGD, Optimizer, lr_scheduler
@@ -254,10 +255,10 @@ def test_the_order_of_a_step(accumulate: int, expected: Sequence[str]) -> None:
     ("settings", "accumulate"),
     [({"clip_norm": 0.05}, 1), ({"clip_norm": 0.05}, 2), ({"clip_value": 1e-10}, 1), ({"clip_value": 1e-3}, 2)],
 )
-def test_gradients_are_clipped(settings: Mapping[str, float], accumulate: int) -> None:
+def test_gradients_are_clipped(settings: Mapping[str, Any], accumulate: int) -> None:
     counts = Counts()
     loop = {"max_duration": 2, "grad_accum_steps": accumulate}
-    fit(precision=Precision(**settings), callbacks=[counts], loop=loop)  # type: ignore[arg-type]
+    fit(precision=Precision(**settings), callbacks=[counts], loop=loop)
     for gradient in counts.clipped:
         if "clip_norm" in settings:
             assert float(gradient.norm()) == pytest.approx(settings["clip_norm"], rel=1e-4)
@@ -284,7 +285,7 @@ def test_a_step_of_the_users_steps_optimizers_as_it_likes() -> None:
         optimizer=two_optimizers(), step=Alternating(), loop={"log_interval": 1},
         schedulers=lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda count: 0.5**count),
     )  # fmt: skip
-    first, second = run.trainer.optimizers.values()
+    first, second = (cast("Any", optimizer) for optimizer in run.trainer.optimizers.values())
     assert (first.count, second.count, run.trainer.progress.step) == (4, 2, 4)
     assert first.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**4)
     assert second.param_groups[0]["lr"] == pytest.approx(0.2 * 0.5**2)
@@ -293,7 +294,7 @@ def test_a_step_of_the_users_steps_optimizers_as_it_likes() -> None:
 
 def test_one_loss_steps_all_optimizers() -> None:
     run = fit(optimizer=two_optimizers())
-    assert [optimizer.count for optimizer in run.trainer.optimizers.values()] == [4, 4]
+    assert [cast("Any", optimizer).count for optimizer in run.trainer.optimizers.values()] == [4, 4]
 
 
 def test_a_step_that_makes_no_backward_is_an_error() -> None:
@@ -382,7 +383,7 @@ def test_a_search_finds_a_batch_size(fits: int, start: int, most: int, samples: 
 
 def test_a_loader_whose_batches_are_made_already() -> None:
     with pytest.raises(UserError, match="map-style dataset"):
-        find_batch_size(make_trainer(), torch.utils.data.DataLoader([1, 2, 3]))
+        find_batch_size(make_trainer(), data_loader([1, 2, 3]))
 
 
 RATE = 0.1

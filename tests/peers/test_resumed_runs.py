@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_parts import present
 from small_runs import FailIn, Net, fit, make_trainer, rows, saved
 from torch import nn
 
@@ -49,7 +50,7 @@ def test_a_loader_without_a_length_is_resumed_at_an_epoch_end(folder: Path) -> N
         def forward(self, batch: Any) -> Any:
             return self.layer(batch[0]).square().mean()
 
-    settings = {"model": Sum, "save": {"save_interval": 1}, "val": 0}
+    settings: dict[str, Any] = {"model": Sum, "save": {"save_interval": 1}, "val": 0}
     for duration in (4, 8):
         train = torch.utils.data.DataLoader(Endless(), batch_size=1)
         run = fit(folder, train=train, loop={"max_duration": duration, "limit_train_batches": 2}, **settings)
@@ -84,8 +85,11 @@ def test_all_of_a_training_is_restored(folder: Path) -> None:
     """A training that goes on from a checkpoint begins with what the first one ended with."""
     first = fit(folder, batches=2, loop={"max_duration": "1ep"}, callbacks=[Mark(7)], **with_schedule()).trainer
     first.save_checkpoint(folder / "saved")
-    mark, moments = Mark(), lambda trainer: trainer.optimizer.state_dict()["state"][0]["exp_avg"]
+    mark = Mark()
     starts: list[Trainer] = []
+
+    def moments(trainer: Trainer) -> Any:
+        return present(trainer.optimizer).state_dict()["state"][0]["exp_avg"]
 
     class Start(Callback):
         def on_train_start(self, trainer: Trainer, model: nn.Module, *_: Any) -> None:
@@ -260,7 +264,7 @@ def hooks_called(wanted: Sequence[str]) -> tuple[Callback, list[str]]:
 )
 def test_hooks_come_in_their_order(hooks: Sequence[str], expected: Sequence[str], evaluates: bool) -> None:
     callback, book = hooks_called(hooks)
-    schedule = {"schedulers": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+    schedule: dict[str, Any] = {"schedulers": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)}
     fit(batches=1, val=2 if evaluates else 0, loop={"max_duration": 2}, callbacks=[callback], **schedule)
     assert book == list(expected)
 

@@ -287,7 +287,7 @@ def test_a_permanent_checkpoint_removes_the_ephemeral_one_before_it(folder: Path
     [(None, [0, 2, 4, 5, 6, 8, 10]), (2, [0, 2, 4, 5, 8, 10]), (3, [0, 4, 5, 8, 10]), (100, [0, 5, 10])],
 )
 def test_a_cooldown_leaves_out_saves(folder: Path, cooldown: int | None, steps: list[int]) -> None:
-    save = {"save_interval": 5, "ephemeral_save_interval": 2, "ephemeral_cooldown": cooldown}
+    save: dict[str, Any] = {"save_interval": 5, "ephemeral_save_interval": 2, "ephemeral_cooldown": cooldown}
     assert train(folder, pre_train_checkpoint=True, **save).steps == steps
 
 

@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(2, 3), nn.Linear(3, 1)
 
-    def forward(self, batch: list[torch.Tensor]) -> torch.Tensor:
+    def forward(self, batch: list[torch.Tensor]) -> Any:
         return self.second(self.first(batch[0])).square().mean()
 
 
@@ -68,26 +68,27 @@ class Stateful:
 def dcp_state(form: str) -> dict[str, Any]:
     weights = net().state_dict()
     optimizer = torch.optim.Adam(net().parameters())
-    return {
+    states: dict[str, dict[str, Any]] = {
         "Stateful": {"app": Stateful(net())},
         "module": {"model": net()},
         "top": dict(weights),
         "model": {"model": weights},
         "state_dict": {"state_dict": weights},
         "model and optim": {"model": weights, "optim": optimizer.state_dict()},
-    }[form]
+    }
+    return states[form]
 
 
 def save_by_dcp(path: Path, form: str) -> None:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
-    dcp.save(dcp_state(form), checkpoint_id=path, no_dist=True)
+    save(dcp_state(form), checkpoint_id=path, no_dist=True)
 
 
 def save_by_dcp_async(path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import async_save
 
-    dcp.async_save(dcp_state("model"), checkpoint_id=path, no_dist=True).result()
+    cast("Any", async_save(dcp_state("model"), checkpoint_id=path, no_dist=True)).result()
 
 
 def save_by_torch_save_to_dcp(path: Path) -> None:
@@ -98,11 +99,11 @@ def save_by_torch_save_to_dcp(path: Path) -> None:
 
 
 def save_by_hf_writer(path: Path, consolidated: bool) -> None:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     writer = HuggingFaceStorageWriter(path=str(path), save_distributed=consolidated, enable_consolidation=consolidated)
-    dcp.save(dict(net().state_dict()), storage_writer=writer, no_dist=True)
+    save(dict(net().state_dict()), storage_writer=writer, no_dist=True)
 
 
 def save_by_checkpointer(path: Path) -> None:

@@ -136,9 +136,10 @@ def test_what_differs_on_purpose_stands_in_the_docs() -> None:
     page = (Path(__file__).parents[2] / "docs/moving.md").read_text(encoding="utf-8")
     assert TrainingLoop().settings.max_duration == "10ep"
     assert "10 epochs (`loop.max_duration=10ep`)" in page
-    for kind in (Trainer, TrainingLoop):
+    kinds: tuple[Any, ...] = (Trainer, TrainingLoop)
+    for kind in kinds:
         with pytest.raises((TypeError, UserError), match=r"argument without a name|positional argument"):
-            kind(Net)  # type: ignore[arg-type]
+            kind(Net)
     assert "`Trainer` and `TrainingLoop` are given by name" in " ".join(page.split())
     with closing(make_async_checkpointer()) as checkpointer:
         checkpointer.save({"value": 1}, "step1")
@@ -148,12 +149,12 @@ def test_what_differs_on_purpose_stands_in_the_docs() -> None:
 
 
 def test_what_is_no_path_is_refused() -> None:
-    trainer = make_trainer()
+    trainer: Any = make_trainer()
     for paths in (3, [3]):
         with pytest.raises(UserError, match="expected the path of a checkpoint, got int"):
-            trainer.validate_all(rows(1), paths)  # type: ignore[arg-type]
+            trainer.validate_all(rows(1), paths)
     with pytest.raises(UserError, match="expected the path of a checkpoint, got int"):
-        trainer.fit(rows(1), ckpt_path=3)  # type: ignore[arg-type]
+        trainer.fit(rows(1), ckpt_path=3)
 
 
 def test_a_trainer_whose_loop_only_validates_does_not_fit() -> None:

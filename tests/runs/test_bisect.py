@@ -7,9 +7,11 @@ import math
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from small_parts import note
 
 from trainer_cli.addons.exact.bisect import Condition, search
 from trainer_cli.addons.exact.step_samples import find_sample
@@ -106,7 +108,7 @@ def test_one_step_of_5000_is_found_with_at_most_14_tests(interval: int) -> None:
     kept = range(0, 5001, interval)
     for bad in (1, 2, 499, 500, 501, 2500, 3333, 4999, 5000):
         tests: list[int] = []
-        found = search(0, 5000, kept, lambda step, bad=bad, tests=tests: tests.append(step) or step >= bad)
+        found = search(0, 5000, kept, partial(lambda bad, tests, step: note(tests, step) or step >= bad, bad, tests))
         assert found == bad
         assert len(tests) <= 14
         # Kept ones are read, and all others replayed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         # In parts, each of which ends after its copy: a copy that has not begun gives way to the next.
-        stops = (["loop.hard_stop=2"], ["loop.hard_stop=4"], [])
+        stops: tuple[list[str], ...] = (["loop.hard_stop=2"], ["loop.hard_stop=4"], [])
         assert [fit(composed("checkpoint.copy_to.every=2", *stop)) for stop in stops] == [0, 0, 0]
         assert [entry.step for entry in Catalog.of(place / "copies/mine").entries()] == [2, 4, 6]
     return place
@@ -52,8 +53,8 @@ def start(*more: str) -> tuple[str, int, str]:
     """The folder and the step that a fit would resume, and the reason."""
     longer = composed("checkpoint.copy_to.every=2", "loop.max_duration=9", *more)
     run = RunDir("runs/mine")
-    found = (start_existing if run.exists_as_run() else start_new)(run, longer, read_only=True)
-    return (str(found.folder), found.entry.step, found.reason)  # type: ignore[union-attr]
+    found: Any = (start_existing if run.exists_as_run() else start_new)(run, longer, read_only=True)
+    return (str(found.folder), found.entry.step, found.reason)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from compare import final_state, metrics
 from exact_project import POINTS
 
 from trainer_cli.addons.jobs.sweep import plan_jobs
-from trainer_cli.addons.jobs.sweep_jobs import text_of
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import ConfigError, ExitCode
+from trainer_cli.processes import text_of
 
 PARTS = f"""{POINTS}
 
@@ -50,9 +50,8 @@ def run(empty_folder: Path) -> Callable[..., int]:
     return lambda verb, *overrides: main([verb, *QUIET, *overrides])
 
 
-def decided(name: str = "mine") -> dict[str, Any]:
-    decisions: dict[str, Any] = json.loads(Path(f"runs/{name}/decisions.json").read_text())
-    return decisions["data.batch_size"]  # type: ignore[no-any-return]
+def decided(name: str = "mine") -> Any:
+    return json.loads(Path(f"runs/{name}/decisions.json").read_text())["data.batch_size"]
 
 
 def batch_size(name: str = "mine") -> int:

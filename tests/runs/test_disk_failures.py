@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ def disk_error(number: int) -> OSError:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A trainer whose second attempt has saved steps 2 and 4."""
     identity = RunIdentity(run_id="ours", attempt=2)
     checkpoint = CheckpointerCallback(tmp_path_factory.mktemp("checkpoints"), identity=identity, save_interval=2)

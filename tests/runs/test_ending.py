@@ -64,7 +64,7 @@ def test_the_end_names_a_better_step_that_was_not_kept(
     title = "best checkpoint " if better is None else "best of the kept"
     assert any(line.startswith(f"  {title} runs/rising/checkpoints/{best} (val/loss ") for line in lines)
     named = [line.split(maxsplit=3)[3] for line in lines if line.startswith("  better, not kept")]
-    assert [line.startswith(better) for line in named] == [True] * (better is not None)
+    assert [line.startswith(better or "") for line in named] == [True] * (better is not None)
     assert all(line.endswith("; checkpoint.keep_best.metric=val/loss keeps the best") for line in named)
 
 

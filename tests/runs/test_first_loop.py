@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import re
 import shutil
@@ -258,7 +259,7 @@ def test_a_plan_shows_that_a_run_begins_anew_and_changes_nothing(
 
 
 def make_trainer(width: int = 2, seed: int = 0, folder: str = "saved", **more: Any) -> Trainer:
-    import ours
+    ours = importlib.import_module("ours")
 
     settings = {"lr": 0.1, "weight_decay": 0.0} | {key: more.pop(key) for key in ("lr", "weight_decay") if key in more}
     loop = {"max_duration": 4} | {key: more.pop(key) for key in list(more) if hasattr(LoopConfig(), key)}
@@ -282,7 +283,7 @@ def test_in_python_a_fit_whose_folder_has_no_step_begins_anew(
     how: str,
 ) -> None:
     monkeypatch.syspath_prepend(project)
-    import ours
+    ours = importlib.import_module("ours")
 
     monkeypatch.setenv("FAILS", how)
     with pytest.raises((ValueError, RuntimeError)):
@@ -304,7 +305,7 @@ def test_in_python_the_same_trainer_continues_from_its_own_step_0(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(project)
-    import ours
+    ours = importlib.import_module("ours")
 
     trainer, loader = make_trainer(), torch.utils.data.DataLoader(ours.Points(), 4)
     monkeypatch.setenv("FAILS", "train")
@@ -346,7 +347,7 @@ def test_in_python_a_resume_with_a_changed_setting_warns_of_it(
     project: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.syspath_prepend(project)
-    import ours
+    ours = importlib.import_module("ours")
 
     before, after, warning = CHANGED[what]
     batch_size, after = after.get("batch_size", 4), {key: after[key] for key in after if key != "batch_size"}
@@ -363,7 +364,7 @@ def test_in_python_a_checkpoint_that_is_loaded_before_the_data_is_known_warns_of
     project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.syspath_prepend(project)
-    import ours
+    ours = importlib.import_module("ours")
 
     make_trainer().fit(torch.utils.data.DataLoader(ours.Points(), 4))
     caplog.clear()
@@ -376,7 +377,7 @@ def test_in_python_a_fit_of_a_finished_run_says_that_nothing_was_trained(
     project: Path, same: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.syspath_prepend(project)
-    import ours
+    ours = importlib.import_module("ours")
 
     trainer, loader = make_trainer(), torch.utils.data.DataLoader(ours.Points(), 4)
     trainer.fit(loader)

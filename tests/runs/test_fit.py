@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_parts import note
 
 from trainer_cli.addons.jobs import supervise
 from trainer_cli.config.composing import compose
@@ -29,11 +30,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         monkeypatch.delenv(name, raising=False)
     # What is set for ranks is set back.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(supervise, "supervise", lambda config, again: calls.append(("supervise", again)) or 0)
+    monkeypatch.setattr(supervise, "supervise", lambda config, again: note(calls, ("supervise", again)) or 0)
     monkeypatch.setattr(
-        supervise, "launch_ranks", lambda again, processes: calls.append(("launch", processes, again)) or 0
+        supervise, "launch_ranks", lambda again, processes: note(calls, ("launch", processes, again)) or 0
     )
-    monkeypatch.setattr(fit, "fit", lambda composed, **options: calls.append("fit") or 0)
+    monkeypatch.setattr(fit, "fit", lambda composed, **options: note(calls, "fit") or 0)
     return calls
 
 

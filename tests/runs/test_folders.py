@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -130,11 +131,11 @@ def test_a_run_and_the_jobs_of_a_sweep_of_its_name_stand_beside_each_other(here:
     ],
 )
 def test_a_folder_of_another_run_is_refused(
-    here: Path, run_ids: list[str], own: str | None, settings: dict[str, object], refused: bool
+    here: Path, run_ids: list[str], own: str | None, settings: dict[str, Any], refused: bool
 ) -> None:
     for number, run_id in enumerate(run_ids):
         save(here / f"shared/at-{number}", run_id)
-    config = CheckpointConfig(**{"folder": "shared", **settings})  # type: ignore[arg-type]
+    config = CheckpointConfig(**{"folder": "shared", **settings})
     places = [Catalog.of(here / "shared")]
     if not refused:
         refuse_other_runs(places, own, config)
@@ -215,7 +216,12 @@ def test_the_link_points_to_the_newest_checkpoint_and_is_none(tmp_path: Path, sa
             if link.is_symlink():  # In the background the first save may not be committed yet.
                 seen.append((link / "manifest.json").is_file())
 
-    rules = {"save_interval": 2, "save_async": save_async, "max_checkpoints": 1, "pre_train_checkpoint": True}
+    rules: dict[str, Any] = {
+        "save_interval": 2,
+        "save_async": save_async,
+        "max_checkpoints": 1,
+        "pre_train_checkpoint": True,
+    }
     for end in (6, 9):  # A resume goes on with the link.
         made = trainer(
             settings={"max_duration": end}, callbacks=[Look()],

@@ -17,7 +17,7 @@ from subprocess import PIPE
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from trainer_cli.addons.jobs import fork_server
 from trainer_cli.addons.jobs.fork_server import Forked, Process, ProcessStarter

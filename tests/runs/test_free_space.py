@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ class Wide(nn.Module):
 
 def trainer_with(folder: Path, free_bytes: int, **settings: Any) -> Any:
     checkpoint = CheckpointerCallback(folder, **settings)
-    checkpoint.storage.disk = Left(free_bytes)
+    cast("Any", checkpoint.storage).disk = Left(free_bytes)
     return trainer(checkpoint=checkpoint)
 
 

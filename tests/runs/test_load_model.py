@@ -6,10 +6,11 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
 from trainer_cli import CheckpointError, ConfigError, UserError, load_model, make_sync_checkpointer
 from trainer_cli.commands.command_line import main
@@ -86,7 +87,11 @@ def differ(model: torch.nn.Module, weights: dict[str, Any]) -> list[str]:
 def test_a_model_is_made_from_its_checkpoint_alone(run: Path, name: str, step: str) -> None:
     generator, threads = torch.get_rng_state(), torch.get_num_threads()
     model = load_model(name, average="none")
-    assert (type(model).__qualname__, model.training, model.layers[1].p) == ("Net", False, 0.5)
+    assert (type(model).__qualname__, model.training, cast("nn.Dropout", model.get_submodule("layers.1")).p) == (
+        "Net",
+        False,
+        0.5,
+    )
     assert differ(model, saved(run, step)["model"]) == []
     assert torch.equal(generator, torch.get_rng_state())
     assert threads == torch.get_num_threads()
@@ -98,7 +103,9 @@ def test_the_weights_are_those_that_evaluations_saw_and_arguments_of_the_model_m
     assert set(differ(load_model("runs/net"), saved(run, "step4")["model"])) == set(average)
     state = load_model("runs/net", average="mean").state_dict()
     assert all(torch.equal(state[name], value.to(state[name].dtype)) for name, value in average.items())
-    assert load_model("runs/net", overrides=["model.dropout=0.0"]).layers[1].p == 0.0
+    assert (
+        cast("nn.Dropout", load_model("runs/net", overrides=["model.dropout=0.0"]).get_submodule("layers.1")).p == 0.0
+    )
 
 
 @pytest.mark.parametrize(

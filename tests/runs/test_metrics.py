@@ -280,7 +280,7 @@ def test_a_rule_is_shared_only_where_all_runs_have_it_and_described_with_what_ti
 
 
 def test_the_summary_has_the_best_values_of_known_modes_and_the_last_ones_of_all(path: Path) -> None:
-    records = [
+    records: list[dict[str, Any]] = [
         {"train/loss": 9, "val/loss": 2.0, "val/accuracy": "nan", "val/score": 2.0},
         {"train/loss": 9, "val/loss": 1.0, "val/accuracy": 0.5, "val/score": 1.0},
         {"train/loss": 9, "val/loss": 1.0, "val/accuracy": "inf", "val/score": 3.0},

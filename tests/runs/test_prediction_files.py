@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from small_parts import note
 
 from trainer_cli.addons.predict.predict import _write_missing
 from trainer_cli.addons.predict.prediction_files import PredictionFile
@@ -142,7 +143,7 @@ def test_a_part_and_the_file_are_durable_before_they_have_their_names(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noting_fsync)
-    monkeypatch.setattr(os, "replace", lambda old, new: (calls.append("rename"), rename(old, new)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (note(calls, "rename"), rename(old, new)))
     write(file, 0)
     assert calls == ["fsync", "rename", "fsync of the folder"]
     calls.clear()

@@ -47,7 +47,7 @@ def rows(table: Mapping[str, Any]) -> list[dict[str, str]]:
 def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The report of a run with some values that are not finite, and the results of `train validate`."""
     folder = tmp_path_factory.mktemp("one")
-    run = make_run(folder / "mine", steps=100, **{"train/odd": lambda step: math.nan if step in (7, 8) else step})
+    run = make_run(folder / "mine", steps=100, metrics={"train/odd": lambda step: math.nan if step in (7, 8) else step})
     found = {f"{run.path}/checkpoints/step{step}": (step, 1 / step) for step in (40, 60, 80, 100)}
     validate(run.validation_folder, {**found, f"{run.path}/checkpoints/step60": (60, 9.0)})
     validate(run.validation_folder, {f"{run.path}/checkpoints/step60": (60, 0.001)})
@@ -113,12 +113,12 @@ def test_attempts_config_and_environment_are_tables(one: dict[str, Any]) -> None
 
 def test_each_metric_of_a_table_has_the_mode_in_which_its_best_value_comes_first(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        run = make_run(tmp_path / "runs" / name, **{"val/own": float, "val/unknown": float})
+        run = make_run(tmp_path / "runs" / name, metrics={"val/own": float, "val/unknown": float})
         run.config_file.write_text("checkpoint: {keep_best: {metric: val/own, mode: max}}\nmodel: {loss: x, step: 1}\n")
         validate(run.validation_folder, {f"{run.path}/checkpoints/step20": (20, 0.5)})
     found = data_of(tmp_path / "r.html", tmp_path / "runs")
     expected = {"val/loss": "min", "val/accuracy": "max", "val/own": "max", "val/unknown": None}
-    of_section = {
+    of_section: dict[str, Mapping[str, str | None]] = {
         "Summary": {f"best {name}": mode for name, mode in expected.items() if mode is not None},
         "Checkpoints": expected,
         "Validation of checkpoints": {"loss": "min"},
@@ -201,7 +201,7 @@ def test_importance_is_the_share_of_the_ranks_that_a_parameter_explains() -> Non
 
 def test_restarts_are_marked_only_in_charts_of_their_own_run(tmp_path: Path) -> None:
     for name, more in {"a": {"only/mine": float}, "b": {}}.items():
-        make_run(tmp_path / name, steps=20, **more)
+        make_run(tmp_path / name, steps=20, metrics=more)
     drawn = blocks(data_of(tmp_path / "r.html", tmp_path), "Metrics", "chart")
     of_title = {chart["title"]: [mark["run"] for mark in chart["restarts"]] for chart in drawn}
     assert (of_title["mine"], of_title["loss"]) == ([0], [0, 1])
@@ -253,9 +253,8 @@ def test_of_several_runs_it_shows_what_differs(tmp_path: Path) -> None:
     assert found["runs"] == ["a", "b"], "each once"
     validated = blocks(found, "Validation of checkpoints", "chart")[0]["curves"][0]
     assert (validated["run"], validated["name"], validated["y"]) == (1, "val/loss", [0.5])
-    differs, *whole = blocks(found, "Config", "table")
+    differs, whole = blocks(found, "Config", "table")
     assert rows(differs) == [{"key": "optimizer.lr", "a": "0.1", "b": "0.2"}]
-    (whole,) = whole
     sides = [row for row in rows(whole) if row["key"] in ("name", "optimizer.lr", "model.note")]
     assert sides == [
         {"key": "name", "a": "a", "b": "b"},
@@ -337,7 +336,7 @@ def test_of_checkpoints_in_an_object_store_the_record_is_told_and_the_store_not_
 
 def test_names_of_a_hostile_run_stay_texts_and_the_page_asks_no_network_for_anything(tmp_path: Path) -> None:
     more = {f"train/{HOSTILE}": float, f"{HOSTILE}/loss": float}
-    run = make_run(tmp_path / "x", steps=20, status=RunStatus.failed, **more)
+    run = make_run(tmp_path / "x", steps=20, status=RunStatus.failed, metrics=more)
     run.config_file.write_text(json.dumps({"name": HOSTILE, HOSTILE: {"<b>": HOSTILE}}))
     report = data_of(tmp_path / "r.html", run.path)
     assert f"{HOSTILE}.<b>" in [row["key"] for row in rows(*blocks(report, "Config", "table"))]

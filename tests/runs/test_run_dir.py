@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 import yaml
 from dying_disk import Died, die_at
+from small_parts import note
 
 from trainer_cli.environment import environment, git_facts, versions
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.files import durable as files
 from trainer_cli.runs import run_dir
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
+from trainer_cli.runs.run_dir import Outcome, RunDir
+from trainer_cli.runs.run_lock import RunLock
 from trainer_cli.steps.run_status import RunStatus
 
 CONFIG = "name: x\ndata:\n  path: ${oc.env:SECRET_PATH}\n"
@@ -36,7 +38,7 @@ def created(path: Path) -> RunDir:
     return run
 
 
-def ended(step: int = 10, **changes) -> Outcome:
+def ended(step: int = 10, **changes: Any) -> Outcome:
     facts = {"status": RunStatus.finished, "reason": "done", "step": step, "wall_time_s": 2.0}
     return Outcome(**{**facts, **changes})
 
@@ -118,7 +120,7 @@ def test_a_folder_that_cannot_be_made_leaves_none_above_it_that_was_not_there(ex
 
 def test_a_new_run_is_durable_with_the_entry_of_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, usual = list[Path](), files.sync
-    monkeypatch.setattr("trainer_cli.runs.run_dir.sync", lambda folder: (synced.append(folder), usual(folder)))
+    monkeypatch.setattr("trainer_cli.runs.run_dir.sync", lambda folder: (note(synced, folder), usual(folder)))
     created(tmp_path / "runs" / "x")
     assert synced == [tmp_path / "runs"]
 

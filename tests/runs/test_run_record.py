@@ -183,7 +183,7 @@ ON_DISK = {"step20": [True], "step40": [True]}
         (_pin, KEPT, {"step20": "pinned"}),
         (_save_again, {**KEPT, "step20": [False, True]}, {}),
         (_forget, ON_DISK, {}),
-        (lambda run: (_forget(run), _pin(run)), ON_DISK, {"step20": "pinned"}),
+        (lambda run: [change(run) for change in (_forget, _pin)], ON_DISK, {"step20": "pinned"}),
         # Where the folder is not known or cannot be read, the history decides.
         (_hide_folder, KEPT, {}),
         (_replace_folder, KEPT, {}),

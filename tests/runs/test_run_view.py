@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_parts import note
 from unprivileged import nobody
 
 from trainer_cli.addons.view.report_sweep import short_keys
-from trainer_cli.runs import find_runs
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
 from trainer_cli.runs.record import RunView
 from trainer_cli.runs.run import Run, RunsBelow
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
+from trainer_cli.runs.run_dir import Outcome, RunDir
+from trainer_cli.runs.run_lock import RunLock
 from trainer_cli.steps.run_status import RunStatus
 
 NOW = 1.5e9
@@ -319,7 +320,7 @@ def test_a_folder_is_listed_again_only_after_it_changed(tmp_path: Path, monkeypa
         os.utime(folder, (1e9, 1e9))
     listed: list[str] = []
     scandir = os.scandir
-    monkeypatch.setattr(find_runs.os, "scandir", lambda folder: listed.append(folder.name) or scandir(folder))
+    monkeypatch.setattr(os, "scandir", lambda folder: note(listed, folder.name) or scandir(folder))
     finder = RunFinder(tmp_path)
     assert len(finder.find()) == 1
     assert listed == [tmp_path.name, "a", "run"]

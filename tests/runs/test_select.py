@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -177,7 +178,7 @@ def saving_and_removing(folder: Path) -> Iterator[None]:
 
 
 def test_what_was_listed_is_there_until_it_is_read(tmp_path: Path) -> None:
-    seen = set()
+    seen = set[Path]()
     with saving_and_removing(tmp_path):
         while len(seen) < 5:
             with Holds() as holds:
@@ -263,13 +264,13 @@ def test_a_watch_waits_for_a_run_that_may_go_on_unless_it_is_stopped(begun: Watc
 def test_each_checkpoint_is_named_once_and_a_partial_one_when_it_is_complete(tmp_path: Path) -> None:
     """The run does not exist at first, and the last checkpoint is there only when it has ended."""
     run = Watched(tmp_path)
-    partial = run.run.checkpoints_folder / "step2"
+    folder = run.run.checkpoints_folder / "step2"
     moments: list[Callable[[], object]] = [
         run.begin,
-        lambda: (run.save(1), partial.mkdir()),
+        lambda: [act() for act in (partial(run.save, 1), folder.mkdir)],
         lambda: None,
-        lambda: (partial.rmdir(), run.save(2)),
-        lambda: (run.save(3), run.write_status("finished")),
+        lambda: [act() for act in (folder.rmdir, partial(run.save, 2))],
+        lambda: [act() for act in (partial(run.save, 3), partial(run.write_status, "finished"))],
     ]
     assert run.seen(lambda seconds: moments.pop(0)()) == [["step1"], ["step2"], ["step3"]]
     assert moments == []

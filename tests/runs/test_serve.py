@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import pytest
 from reported import HOSTILE, make_run, make_sweep, record, write_metrics
 from serving import served
+from small_parts import note
 
 from trainer_cli.addons.view.serve_http import RunServer, is_local
 from trainer_cli.addons.view.serve_runs import ServedRuns, end_of_log
@@ -135,7 +136,7 @@ def test_new_records_runs_and_removals_are_seen_and_only_new_lines_are_parsed(
     run = make_run(tmp_path / "a", steps=20)
     parsed: list[int] = []
     columns_of = curves._columns_of
-    monkeypatch.setattr(curves, "_columns_of", lambda rows: parsed.append(len(rows)) or columns_of(rows))
+    monkeypatch.setattr(curves, "_columns_of", lambda rows: note(parsed, len(rows)) or columns_of(rows))
     runs = ServedRuns(tmp_path)
 
     def steps() -> list[int]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from trainer_cli.catalog.history import CheckpointHistory, Spent
 from trainer_cli.runs.run import Run
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
+from trainer_cli.runs.run_dir import Outcome, RunDir
+from trainer_cli.runs.run_lock import RunLock
 from trainer_cli.steps.run_status import RunStatus
 
 NOW = 1.5e9

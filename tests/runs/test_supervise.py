@@ -229,7 +229,7 @@ def test_a_file_that_asks_counts_once_and_is_deleted_and_none_is_read_after_the_
         granted.append(name)
         seen.set()
 
-    with TriggerFiles(tmp_path, {name: lambda name=name: grant(name) for name in ("save", "stop")}, interval_s=0.01):
+    with TriggerFiles(tmp_path, {name: partial(grant, name) for name in ("save", "stop")}, interval_s=0.01):
         (tmp_path / "save").touch()
         assert seen.wait(500)
         seen.clear()

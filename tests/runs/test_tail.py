@@ -6,6 +6,7 @@ import json
 import os
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def record(run: Path, second: float, step: int, **metrics: float | str) -> None:
 def test_log_lines_and_records_are_merged_by_time(tmp_path: Path) -> None:
     log(tmp_path, 1, "first")
     log(tmp_path, 3, "third\nTraceback:\n  below it")
-    record(tmp_path, 2, 1000, **{"train/loss": 0.123456, "val/loss": "nan"})
+    record(tmp_path, 2, 1000, **dict[str, Any]({"train/loss": 0.123456, "val/loss": "nan"}))
     record(tmp_path, 4, 2000)
     lines = [
         f"{stamp(1)} INFO    first",

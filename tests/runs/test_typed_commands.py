@@ -14,8 +14,9 @@ import pytest
 from command import ROOT
 
 from trainer_cli.addons.exact import data_command as data
-from trainer_cli.addons.exact.divergence import Divergence, Stage, Value
+from trainer_cli.addons.exact.divergence import Divergence, Stage
 from trainer_cli.addons.exact.divergence_report import DivergenceReport
+from trainer_cli.addons.exact.trace import Value
 from trainer_cli.commands.choices import no_verb
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from faulty_disk import Fault, FaultyDisk
 from forgetful import ForgetfulDisk, PowerCut
@@ -77,7 +77,7 @@ def replace_second_by_two_renames(root: Path, disk: Disk) -> None:
     def refuse(first: Path, second: Path) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(first))
 
-    disk.exchange = refuse  # type: ignore[method-assign]
+    cast("Any", disk).exchange = refuse
     replace_second(root, disk)
 
 

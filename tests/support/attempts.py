@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from faulty_disk import FaultyDisk
@@ -62,7 +62,7 @@ class PerilousDisk(FaultyDisk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fault: str | None = None  # type: ignore[assignment]
+        self.failing: str | None = None
         self.lives: int | None = None
         self._staging = self._renamed = False
 
@@ -74,12 +74,12 @@ class PerilousDisk(FaultyDisk):
         hidden = not isinstance(on, int) and os.path.basename(on).startswith(".tmp.")
         if name == "mkdir" and hidden:
             self._staging = True
-        fails = self.fault is not None and (
-            (self._staging and name == FAULTS[self.fault] and (hidden or isinstance(on, int)))
-            or (self.fault == "rest" and self._renamed and name == "fsync_dir")
+        fails = self.failing is not None and (
+            (self._staging and name == FAULTS[self.failing] and (hidden or isinstance(on, int)))
+            or (self.failing == "rest" and self._renamed and name == "fsync_dir")
         )
         if fails:
-            self.fault, self._staging, self._renamed = None, False, False
+            self.failing, self._staging, self._renamed = None, False, False
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if name == "rename" and hidden:
             self._staging, self._renamed = False, True
@@ -117,7 +117,7 @@ class Attempts:
     def __init__(self, root: Path, *, knows_epochs: bool = True, behind: bool = False) -> None:
         self.root = root / "checkpoints"
         self.oracle = Oracle(EPOCH_STEPS if knows_epochs else None)
-        self.loop = SimpleNamespace(
+        self.loop: Any = SimpleNamespace(
             checkpoint_interval=lambda key, interval: self._interval(interval),
             step_counts=lambda *args, **kwargs: StepCounts(),
             limits=SimpleNamespace(max_duration=Interval(Duration.parse("1e9st"))),
@@ -174,7 +174,7 @@ class Attempts:
         self.callback = CheckpointerCallback(
             self.root, identity=identity, thread=InlineThread("inline"), save_async=self.behind, **settings
         )
-        self.callback.storage.disk = self.disk
+        cast("Any", self.callback.storage).disk = self.disk
         return self.callback
 
     def _source(self, callback: CheckpointerCallback, back_to: int | None, start: str) -> Folder | None:
@@ -208,48 +208,51 @@ class Attempts:
         if elsewhere and start == "all":
             for _ in range(2):
                 self._count(4)
-        self.trainer = SimpleNamespace(
-            progress=self._progress(),
-            metric_logger=SimpleNamespace(
-                last={},
-                make_durable=lambda: None,
-                write_out=lambda: None,
-                state_dict=dict,
-                time=TimeAccount(),
-                last_at=lambda step: dict(self.trainer.metric_logger.last),
+        self.trainer: Any = cast(
+            "Any",
+            SimpleNamespace(
+                progress=self._progress(),
+                metric_logger=SimpleNamespace(
+                    last={},
+                    make_durable=lambda: None,
+                    write_out=lambda: None,
+                    state_dict=dict,
+                    time=TimeAccount(),
+                    last_at=lambda step: dict(self.trainer.metric_logger.last),
+                ),
+                model=SimpleNamespace(
+                    parameters=lambda: [self._weight],
+                    modules=list,
+                    named_modules=lambda **_: [],
+                    state_dict=lambda: {"w": self._weight},
+                ),
+                modes=SimpleNamespace(evaluation_weights=dict),
+                optimizers={},
+                callbacks={},
+                schedulers=SimpleNamespace(state_dict=dict),
+                loop=SimpleNamespace(state_dict=dict, has_data=False, microbatches=None),
+                step=SimpleNamespace(state_dict=dict),
+                module_modes=SimpleNamespace(state_dict=dict, continues=True),
+                trained=_Trained([self._weight]),
+                loading=SimpleNamespace(kept_generators=lambda: {"seed": 0}),
+                scaler=None,
+                interrupt_requested=False,
+                name="run",
+                run_dir=None,
+                hooks=SimpleNamespace(call=lambda *args: None),
+                strategy=Single(),
+                agreement=None,
+                loaded_from=self.root / source.name if source else ELSEWHERE if elsewhere else None,
+                resumed=source is not None or (elsewhere and start == "all"),
+                stop_reason=None,
+                interrupt=self._interrupt,
             ),
-            model=SimpleNamespace(
-                parameters=lambda: [self._weight],
-                modules=list,
-                named_modules=lambda **_: [],
-                state_dict=lambda: {"w": self._weight},
-            ),
-            modes=SimpleNamespace(evaluation_weights=dict),
-            optimizers={},
-            callbacks={},
-            schedulers=SimpleNamespace(state_dict=dict),
-            loop=SimpleNamespace(state_dict=dict, has_data=False, microbatches=None),
-            step=SimpleNamespace(state_dict=dict),
-            module_modes=SimpleNamespace(state_dict=dict, continues=True),
-            trained=_Trained([self._weight]),
-            loading=SimpleNamespace(kept_generators=lambda: {"seed": 0}),
-            scaler=None,
-            interrupt_requested=False,
-            name="run",
-            run_dir=None,
-            hooks=SimpleNamespace(call=lambda *args: None),
-            strategy=Single(),
-            agreement=None,
-            loaded_from=self.root / source.name if source else ELSEWHERE if elsewhere else None,
-            resumed=source is not None or (elsewhere and start == "all"),
-            stop_reason=None,
-            interrupt=self._interrupt,
         )
         self.trainer.checkpoint_state = partial(checkpoint_state, self.trainer)
         if source is not None:
             manifest = json.loads((self.root / source.name / "manifest.json").read_text())
             assert manifest["progress"] == self.trainer.progress.state_dict(), "the checkpoint says what was counted"
-        self.callback.setup(self.trainer)  # type: ignore[arg-type]
+        self.callback.setup(self.trainer)
         before = self._everything()
         try:
             self.oracle.begin(settings, self.now["st"], source)
@@ -257,7 +260,7 @@ class Attempts:
         except RefusedError:
             refused = True
         try:
-            self.callback.on_fit_start(self.trainer, None, {}, self.loop)  # type: ignore[arg-type]
+            self.callback.on_fit_start(self.trainer, None, {}, self.loop)
         except UserError:
             assert refused, "the callback refuses what it should not"
             assert self._everything() == before, "a refusal touches nothing"
@@ -277,8 +280,8 @@ class Attempts:
             self._moment("final")
             self.alive = False
         else:
-            self.callback.on_train_start(self.trainer, None, None, self.loop, 0)  # type: ignore[arg-type]
-        self.due = self.callback.next_step(self.trainer)  # type: ignore[arg-type]
+            self.callback.on_train_start(self.trainer, cast("Any", None), None, self.loop, 0)
+        self.due = self.callback.next_step(self.trainer)
 
     def step(self, step: Step) -> bool:
         """One step with all that happens at it; False where the attempt is over."""
@@ -308,7 +311,7 @@ class Attempts:
                 self._moment(
                     occasion, fault=step.fault, called=bool(step.end or step.asks or self.trainer.metric_logger.last)
                 )
-                self.due = self.callback.next_step(self.trainer)  # type: ignore[arg-type]
+                self.due = self.callback.next_step(self.trainer)
         except KilledError:
             self._after_kill()
         else:
@@ -339,13 +342,13 @@ class Attempts:
         self.story.append(f"  {occasion} at {self.now['st']}: {result}, {sorted(self.oracle.folders)}")
         if not called and (self.due is None or self.now["st"] < self.due):
             return
-        self.disk.fault = fault  # type: ignore[assignment]
+        self.disk.failing = fault
         try:
-            self.callback.on_save_opportunity(self.trainer, Occasion(occasion))  # type: ignore[arg-type]
+            self.callback.on_save_opportunity(self.trainer, Occasion(occasion))
             if self.trainer.interrupt_requested:
                 # As the loop does: the save that was written behind it is taken up before the next step.
                 self.trainer.interrupt_requested = False
-                self.callback.on_save_opportunity(self.trainer, Occasion.step)  # type: ignore[arg-type]
+                self.callback.on_save_opportunity(self.trainer, Occasion.step)
             self.callback.drain()
         except SaveError:
             assert result == "raised", f"the callback gives up, but {result} is right"
@@ -353,12 +356,12 @@ class Attempts:
         else:
             assert result != "raised", "the callback should give up"
         finally:
-            self.disk.fault = None  # type: ignore[assignment]
+            self.disk.failing = None
         assert self.callback.save_requested == self.oracle.save_requested
 
     def _crash(self) -> bool:
         self.oracle.failed(self.now["st"])
-        self.callback.on_fit_exception(self.trainer, ArithmeticError("out of luck"))  # type: ignore[arg-type]
+        self.callback.on_fit_exception(self.trainer, ArithmeticError("out of luck"))
         self._compare()
         apart = self.root / AFTER_EXCEPTION
         assert ([path.name for path in apart.iterdir()] if apart.exists() else []) == (

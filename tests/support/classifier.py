@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from trainer_cli import (
     Callback,
@@ -24,7 +25,7 @@ STEPS = 5
 """Steps of an epoch of `train_loader()`."""
 
 
-class Words:
+class Words(Dataset[Any]):
     """Samples of three classes; each has as many tokens as `length` says, and noise of its own."""
 
     def __init__(self, size: int, length: int = 4) -> None:

@@ -74,7 +74,7 @@ class FileFaults:
             return opened(path, flags, *arguments, **named)
 
         os.open = open_descriptor
-        builtins.open = io.open = self._open(io.open)  # type: ignore[assignment]
+        builtins.open = io.open = self._open(io.open)
 
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(on: Any, *arguments: Any, **named: Any) -> Any:

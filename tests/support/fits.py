@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from errno import ENOSPC
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ class FullDisk(Callback):
         if trainer.strategy.group.rank == self.rank and trainer.progress.step in (self.step, self.step + 2):
             full = trainer.progress.step == self.step
             trainer.checkpoint.drain()
-            trainer.checkpoint.storage.disk = FaultyDisk(*([1] if full else []), number=ENOSPC, persistent=True)
+            trainer.checkpoint.storage.disk = FaultyDisk(1 if full else None, number=ENOSPC, persistent=True)
 
 
 class UnsavedState(Callback):
@@ -196,21 +197,28 @@ class UnsavedState(Callback):
             raise ZeroDivisionError("the callback's own")
 
 
-class Lengths(DistributedSampler):
+def _own(epoch: int, rank: int) -> list[int]:
+    """The samples of a rank, of 18 + 24 for each other rank."""
+    order = torch.randperm(
+        18 + 24 * (torch.distributed.get_world_size() - 1), generator=torch.Generator().manual_seed(epoch)
+    ).tolist()
+    return order[:18] if rank == 0 else order[24 * rank - 6 :][:24]
+
+
+class Lengths(DistributedSampler[int]):
     """Rank 0 has 18 samples, each other rank 24."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset, shuffle=True)
 
     def __iter__(self) -> Iterator[int]:
-        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.epoch)).tolist()
-        return iter(order[:18] if self.rank == 0 else order[24 * self.rank - 6 :][:24])
+        return iter(_own(self.epoch, self.rank))
 
     def __len__(self) -> int:
         return 24 if self.rank else 18
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset[torch.Tensor]):
     """As `Lengths`, of a length that is not known."""
 
     per_rank = True
@@ -222,16 +230,8 @@ class Stream(IterableDataset):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        for index in Lengths.__iter__(self):
+        for index in _own(self.epoch, torch.distributed.get_rank()):
             yield self.samples[index] + torch.rand(()) / 10
-
-    @property
-    def rank(self) -> int:
-        return torch.distributed.get_rank()
-
-    @property
-    def dataset(self) -> torch.Tensor:
-        return self.samples
 
 
 class OwnParts:
@@ -287,7 +287,7 @@ class Square(torch.nn.Module):
     def tensor_parallel_plan(self, tensor_size: int) -> dict[str, str]:
         return {"linear": "colwise_gather_output"}
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def forward(self, batch: Any) -> Any:
         (batch,) = batch if isinstance(batch, list) else (batch,)
         return self.linear(batch).square().mean()
 
@@ -296,7 +296,7 @@ class Counting:
     """Tokens that count on, and are their own labels."""
 
     def __init__(self) -> None:
-        self.train = [{"input_ids": row, "labels": row} for row in (torch.arange(64 * 8) % 48).split(8)]
+        self.train = [{"input_ids": row, "labels": row} for row in (torch.arange(64 * 8) % 48).reshape(64, 8)]
 
 
 class OwnStep(TrainStep):
@@ -360,7 +360,7 @@ def main(jobs: list[list[str]]) -> None:
     for overrides in jobs:
         try:
             if overrides[0] == "damage":
-                group.on_main(lambda own=overrides: _damage(Path(own[1])))
+                group.on_main(partial(_damage, Path(overrides[1])))
                 ends.append("damaged")
                 continue
             if overrides[0] == "apart":
@@ -371,7 +371,7 @@ def main(jobs: list[list[str]]) -> None:
                     os.chdir("apart")
                 overrides = overrides[1:]
             if overrides[0] == "lose":
-                group.on_main(lambda own=overrides: shutil.rmtree(own[1]))
+                group.on_main(partial(shutil.rmtree, overrides[1]))
                 ends.append("lost")
                 continue
             if overrides[0] == "machines":
@@ -380,7 +380,7 @@ def main(jobs: list[list[str]]) -> None:
                 Path(f"machine{group.rank}").mkdir(exist_ok=True)
                 os.chdir(f"machine{group.rank}")
                 overrides = overrides[1:]
-            ends.append(str(int(fit(group.on_main(lambda own=overrides: compose_fit(own)), group=group))))
+            ends.append(str(int(fit(group.on_main(partial(compose_fit, overrides)), group=group))))
         except Exception as error:
             ends.append(f"{type(error).__name__}: {error}")
         if group.machines > 1:

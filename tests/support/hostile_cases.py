@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -351,7 +352,7 @@ def foreign_cases() -> dict[str, Case]:
         **object_cases(),
         **{f"torch zip: {name}": case for name, case in ARCHIVES.items()},
         **{
-            f"safetensors: {name}": lambda folder, parts=parts: safetensors(folder / "x.safetensors", *parts)
+            f"safetensors: {name}": partial(lambda parts, folder: safetensors(folder / "x.safetensors", *parts), parts)
             for name, parts in HEADERS.items()
         },
         **{f"Hugging Face index: {name}": case for name, case in INDEXES.items()},

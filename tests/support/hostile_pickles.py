@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,14 @@ def _code(marker: Path) -> dict[str, bytes]:
     }
 
 
+def _torch_zip(data: bytes, folder: Path) -> Path:
+    return torch_zip(folder / "x.pt", data)
+
+
+def _torch_old(data: bytes, folder: Path, keys: Any = None) -> Path:
+    return torch_old(folder / "x.pt", data, keys)
+
+
 def _in_folder(folder: Path, make: Callable[[Path], Path]) -> Path:
     make(folder / "pytorch_model.bin")
     return folder
@@ -67,15 +76,15 @@ def _in_folder(folder: Path, make: Callable[[Path], Path]) -> Path:
 def code_cases() -> dict[str, Case]:
     """Pickles that run code, in each kind of file that holds pickles."""
     kinds: dict[str, Callable[[Path, bytes], Path]] = {
-        "torch zip": lambda folder, data: torch_zip(folder / "x.pt", data),
-        "old torch file": lambda folder, data: torch_old(folder / "x.pt", data),
+        "torch zip": lambda folder, data: _torch_zip(data, folder),
+        "old torch file": lambda folder, data: _torch_old(data, folder),
         "pytorch_model.bin": lambda folder, data: _in_folder(folder, lambda path: torch_zip(path, data)),
         "DCP metadata": lambda folder, data: written(dcp(folder), ".metadata", data),
-        "DCP part": lambda folder, data: dcp(folder, content=torch_zip(folder / "x.pt", data).read_bytes()),
+        "DCP part": lambda folder, data: dcp(folder, content=_torch_zip(data, folder).read_bytes()),
     }
     second = "a second pickle"  # Where only the first is read, it holds the weights.
     return {
-        f"{kind}: {way}": lambda folder, make=make, way=way: make(folder, _code(_marker(folder))[way])
+        f"{kind}: {way}": partial(lambda make, way, folder: make(folder, _code(_marker(folder))[way]), make, way)
         for kind, make in kinds.items()
         for way in _code(Path(MARKER))
         if way != second or kind in ("old torch file", "DCP part")
@@ -185,28 +194,24 @@ def object_cases() -> dict[str, Case]:
     """Pickles without code, in both kinds of torch files."""
     cases: dict[str, Case] = {}
     for name, value in TENSORS.items():
-        cases[f"torch zip: {name}"] = lambda folder, value=value: torch_zip(folder / "x.pt", pickled({"w": value}))
+        cases[f"torch zip: {name}"] = partial(_torch_zip, pickled({"w": value}))
     for name, value in BOMBS.items():
-        cases[f"torch zip: {name}"] = lambda folder, value=value: torch_zip(folder / "x.pt", pickled(value))
-        cases[f"old torch file: {name}"] = lambda folder, value=value: torch_old(
-            folder / "x.pt", pickled(value), keys=[]
-        )
-    for name, more in {
+        cases[f"torch zip: {name}"] = partial(_torch_zip, pickled(value))
+        cases[f"old torch file: {name}"] = partial(_torch_old, pickled(value), keys=[])
+    settings: dict[str, dict[str, Any]] = {
         "a storage smaller than its tensor": {"size": (100,)},
         "a storage larger than the file": {"numel": 2**29, "size": (2**29,)},
         "a huge size with stride 0": {"size": (2**40,), "stride": (0,)},
         "a negative offset": {"offset": -1},
         "a negative stride": {"stride": (-1,)},
-    }.items():
-        value = {"w": tensor(old=True, **more)}
-        cases[f"old torch file: {name}"] = lambda folder, value=value: torch_old(folder / "x.pt", pickled(value))
+    }
+    for name, more in settings.items():
+        cases[f"old torch file: {name}"] = partial(_torch_old, pickled({"w": tensor(old=True, **more)}))
     good = pickled({"w": tensor(old=True)})
-    cases["old torch file: storage keys of nothing"] = lambda folder: torch_old(folder / "x.pt", good, keys=["1"])
-    cases["old torch file: storage keys that take years"] = lambda folder: torch_old(
-        folder / "x.pt", good, keys=[doubled(60)]
-    )
-    cases["old torch file: no end of the object"] = lambda folder: torch_old(folder / "x.pt", good[:-1])
-    cases["old torch file: cut off"] = lambda folder: cut(torch_old(folder / "x.pt", good))
+    cases["old torch file: storage keys of nothing"] = partial(_torch_old, good, keys=["1"])
+    cases["old torch file: storage keys that take years"] = partial(_torch_old, good, keys=[doubled(60)])
+    cases["old torch file: no end of the object"] = partial(_torch_old, good[:-1])
+    cases["old torch file: cut off"] = lambda folder: cut(_torch_old(good, folder))
     return cases
 
 

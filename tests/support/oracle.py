@@ -123,7 +123,7 @@ class Oracle:
         """The one to go on from: the newest whose bytes and weights are good. Newer ones no longer stand in its way."""
         self.past = []
         self._note()
-        unfit = []
+        unfit: list[str] = []
         for folder in reversed(self.by_age()):
             if folder.sound and folder.whole and folder.finite:
                 for name in unfit:
@@ -266,7 +266,7 @@ class Oracle:
                     better += 1
                 if best["mode"] == "min" and other < metrics[best["metric"]]:
                     better += 1
-        return better < best.get("count", 1)
+        return better < int(best.get("count", 1))
 
     # What may stay.
 

@@ -20,6 +20,8 @@ class Net(nn.Module):
         late: from this forward on, the output is another.
     """
 
+    calls: Tensor
+
     def __init__(
         self, dropout: float = 0.0, momentum: float = 0.1, gain: float = 1.0, draws: bool = False, late: int = 0
     ) -> None:

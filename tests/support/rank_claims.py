@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from faulty_disk import FaultyDisk
+from small_parts import present
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
@@ -53,7 +54,7 @@ class Tiny(nn.Module):
         self.head = nn.Linear(5, 9, bias=False)
         self.head.weight = self.embed.weight
 
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: torch.Tensor) -> Any:
         hidden = self.layers(self.norm(self.embed(batch)))
         return (hidden - self.head(batch)).square().mean()
 
@@ -62,8 +63,8 @@ class Training:
     """A sharded model and its optimizer."""
 
     def __init__(self, seed: int) -> None:
-        self.model = Tiny(seed)
-        fully_shard(self.model.layers)
+        self.model: nn.Module = Tiny(seed)
+        fully_shard(self.model.get_submodule("layers"))
         fully_shard(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
 
@@ -253,7 +254,7 @@ def saves(folder: Path, group: ProcessGroup) -> dict[str, Any]:
     gathered = whole(training.state(group))
     if group.is_main:
         torch.save(gathered, folder / "gathered.pt")
-    saving = background.save(training.state(group), folder / "async", metadata=facts, trained=training.trained)
+    saving = present(background.save(training.state(group), folder / "async", metadata=facts, trained=training.trained))
     on = training.train(2, group, 2)
     saving.raise_failure()
     background.close()
@@ -333,7 +334,7 @@ def default_group(folder: Path, group: ProcessGroup) -> dict[str, Any]:
             state = {"same": torch.full((3,), 5.0), "own": torch.full((2,), float(group.rank)), "number": number}
             checkpointer.save({**state, "rank": group.rank}, path)
         checkpointer.close()
-        target = {"own": torch.zeros(2), "rank": -1}
+        target: dict[str, Any] = {"own": torch.zeros(2), "rank": -1}
         checkpointer.load(path, target, strict=True)
         state = checkpointer.load(path)
         loaded[name] = [state["rank"], state["own"].tolist(), state["same"].tolist(), state["number"], sorted(state)]
@@ -353,7 +354,7 @@ class Halves(nn.Module):
         super().__init__()
         self.body, self.head = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8)), nn.Linear(8, 1)
 
-    def forward(self, batch: list[torch.Tensor]) -> torch.Tensor:
+    def forward(self, batch: list[torch.Tensor]) -> Any:
         return self.head(self.body(batch[0])).square().mean()
 
 
@@ -376,12 +377,13 @@ def frozen_at_first(group: ProcessGroup, max_lr: float | None) -> list[list[floa
 def memory(folder: Path, group: ProcessGroup) -> dict[str, int]:
     """What a save and a load add to the peak of this rank's memory, in bytes."""
     layer = nn.Linear(LARGE // 4 // 1024, 1024, bias=False)
-    model = fully_shard(nn.Sequential(layer))
+    model = nn.Sequential(layer)
+    fully_shard(model)
     checkpointer = AsyncCheckpointer()
     checkpointer.join(group)
     state = {"model": capture_model(model)}
-    saving = lambda: checkpointer.save(state, folder / "large", metadata=CheckpointMetadata(step=5)).raise_failure()  # noqa: E731
-    saved = most_bytes(saving)
+    facts = CheckpointMetadata(step=5)
+    saved = most_bytes(lambda: present(checkpointer.save(state, folder / "large", metadata=facts)).raise_failure())
     checkpointer.close()
     return {
         "save": saved,
@@ -394,7 +396,7 @@ def death(folder: Path, group: ProcessGroup) -> dict[str, Any]:
     training = Training(0)
     checkpointer = AsyncCheckpointer(storage=lambda root: LocalStorage(root, run_id="run"))
     checkpointer.join(group)
-    saving = checkpointer.save(training.state(group), folder / "step6", metadata=CheckpointMetadata(step=6))
+    saving = present(checkpointer.save(training.state(group), folder / "step6", metadata=CheckpointMetadata(step=6)))
     checkpointer.drain()
     group.barrier()
     if group.rank == 1:

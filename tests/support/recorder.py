@@ -88,10 +88,11 @@ def add_calls(source: bytes, module: str) -> ast.Module:
 
     def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            name = f"{prefix}{child.name}" if isinstance(child, ast.ClassDef) or is_function else prefix
-            visit(child, f"{name}.<locals>." if is_function else f"{name}." if name != prefix else prefix)
-            if is_function:
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                visit(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
+            else:
+                name = f"{prefix}{child.name}"
+                visit(child, f"{name}.<locals>.")
                 text = f"__reached__[{f'{module}:{name}'!r}]"
                 statement = ast.parse(text).body[0]
                 first = int(ast.get_docstring(child, clean=False) is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,16 +53,16 @@ class Own:
     """A DataLoader of the project, which shuffles by itself."""
 
     def __init__(self, kind: str = "shuffle", size: int = 23, workers: int = 0) -> None:
-        dataset, settings = Identity(size), {"batch_size": 4, "num_workers": workers}
+        loader = partial(DataLoader[Tensor], Identity(size), batch_size=4, num_workers=workers)
         if kind == "shuffle":
-            self.train: Any = DataLoader(dataset, shuffle=True, **settings)
+            self.train = loader(shuffle=True)
         elif kind == "generator":
-            self.train = DataLoader(dataset, shuffle=True, generator=torch.Generator().manual_seed(5), **settings)
+            self.train = loader(shuffle=True, generator=torch.Generator().manual_seed(5))
         elif kind == "drop_last":
-            self.train = DataLoader(dataset, shuffle=True, drop_last=True, **settings)
+            self.train = loader(shuffle=True, drop_last=True)
         else:
             weights = [1.0 + index % 3 for index in range(size)]
-            self.train = DataLoader(dataset, sampler=WeightedRandomSampler(weights, size), **settings)
+            self.train = loader(sampler=WeightedRandomSampler(weights, size))
 
 
 class Counting(IterableDataset[Tensor]):
@@ -99,7 +100,7 @@ class Line(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Any) -> Any:
         first = batch["tokens"] if isinstance(batch, dict) else batch[0] if isinstance(batch, list) else batch
         return (first.float().mean() * self.weight * 1e-3).square().sum()
 

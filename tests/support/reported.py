@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,13 @@ def make_run(
     steps: int = 100,
     every: int = 10,
     status: RunStatus | None = RunStatus.finished,
-    **more: Any,
+    metrics: Mapping[str, Callable[[int], float]] | None = None,
 ) -> RunDir:
     """A run with a record every step, an evaluation every tenth, a save every so many steps, and two attempts.
 
     Args:
         status: how it ended; None: it is as if killed.
-        more: metrics, each a function of the step.
+        metrics: further ones, each a function of the step.
     """
     run = RunDir(path)
     config = f"name: {path.name}\noptimizer: {{lr: {lr}}}\nmodel: {{hidden: [8], note: null}}\n"
@@ -50,7 +50,7 @@ def make_run(
     again = {**facts, "device": "cuda:0"}
     run.begin_attempt(name=path.name, start_step=half, now=BEGAN + 1000 + half, environment=again)
     run.record_total_steps(steps)
-    write_metrics(run, (record(step, half, lr, more) for step in range(1, steps + 1)))
+    write_metrics(run, (record(step, half, lr, metrics or {}) for step in range(1, steps + 1)))
     for step in range(every, steps + 1, every):
         save(run, step, CheckpointKind.regular if step % (2 * every) == 0 else CheckpointKind.ephemeral)
     if status is not None:

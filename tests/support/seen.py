@@ -7,7 +7,7 @@ import torchmetrics
 from torch import Tensor
 
 
-class Seen(torchmetrics.Metric):
+class Seen(torchmetrics.Metric):  # type: ignore[misc]
     """The sum over all ranks: a sample that two ranks have counted is in it twice."""
 
     count: Tensor

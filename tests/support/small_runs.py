@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from trainer_cli import (
     Callback,
@@ -26,7 +27,7 @@ CLOCK = ("_per_s", "/time/", "/memory/")
 """Parts of the names of metrics that depend on the machine."""
 
 
-class Rows:
+class Rows(Dataset[tuple[Tensor, Tensor]]):
     """Samples `(x, y)` that depend on their index alone."""
 
     deterministic = True
@@ -186,7 +187,7 @@ def make_trainer(
     *,
     loop: Mapping[str, Any] | None = None,
     save: Mapping[str, Any] | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] | Mapping[str, Callback] = (),
     model: Any = Net,
     **more: Any,
 ) -> Trainer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from trainer_cli.parallel.process_group import ProcessGroup
 
@@ -57,7 +57,7 @@ def on_ranks(world_size: int, act: Callable[[ThreadGroup], T]) -> list[T | Excep
             return act(group)
         except Exception as error:
             if not isinstance(error, threading.BrokenBarrierError):
-                group.error = error  # type: ignore[attr-defined]
+                cast("Any", group).error = error
             return error
 
     with ThreadPoolExecutor(world_size) as pool:

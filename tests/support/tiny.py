@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from trainer_cli.data.loader import Loader
 from trainer_cli.loggers.base import Logger, Record, RunFacts
@@ -18,7 +19,7 @@ from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 
 
-class Points:
+class Points(Dataset[tuple[Tensor, Tensor]]):
     """Samples of a noisy line; the noise comes from the sample's own random numbers."""
 
     def __init__(self, length: int = 10, noise: float = 0.1) -> None:
@@ -210,17 +211,19 @@ def trainer(
     )
 
 
-def same(one: Any, other: Any, path: str = "") -> list[str]:
+def same(one: Any, other: Any, *, path: str = "") -> list[str]:
     """Where two state trees differ, bit for bit; empty where they are the same."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if set(one) != set(other):
             return [f"{path}: keys {sorted(map(str, set(one) ^ set(other)))}"]
-        return [row for key in one for row in same(one[key], other[key], f"{path}/{key}")]
+        return [row for key in one for row in same(one[key], other[key], path=f"{path}/{key}")]
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         if len(one) != len(other):
             return [f"{path}: {len(one)} and {len(other)} items"]
         return [
-            row for index, pair in enumerate(zip(one, other, strict=True)) for row in same(*pair, f"{path}/{index}")
+            row
+            for index, pair in enumerate(zip(one, other, strict=True))
+            for row in same(*pair, path=f"{path}/{index}")
         ]
     if hasattr(one, "shape") and hasattr(other, "shape"):
         one, other = torch.as_tensor(one), torch.as_tensor(other)

@@ -72,7 +72,7 @@ def batches(length: int = 10, batch_size: int = 2, width: int = 4) -> DataLoader
 
 def make_trainer(max_duration: int | str = "1ep", *callbacks: Callback, **settings: Any) -> Trainer:
     """A trainer of SGD; the settings are the loop's where it has one of this name, and else the trainer's."""
-    loop = {"eval_interval": None, "log_interval": None, "max_duration": max_duration}
+    loop: dict[str, Any] = {"eval_interval": None, "log_interval": None, "max_duration": max_duration}
     loop |= {name: settings.pop(name) for name in list(settings) if name in _OF_LOOP}
     model = settings.pop("model", Sum)
     optimizer = settings.pop("optimizer", lambda model: torch.optim.SGD(model.parameters(), lr=0.01))

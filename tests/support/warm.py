@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 _READ_AT_THE_START = (
     "PYTHON",
@@ -165,7 +165,7 @@ class WarmProcess:
     def communicate(self, timeout: float) -> tuple[str, str]:
         """What it writes until its end."""
         until = time.monotonic() + timeout
-        texts = {stream: b"" for stream in (self.stdout, self.stderr) if stream is not None}
+        texts: dict[Any, bytes] = {stream: b"" for stream in (self.stdout, self.stderr) if stream is not None}
         with selectors.DefaultSelector() as open_streams:
             for stream in texts:
                 open_streams.register(stream, selectors.EVENT_READ)
@@ -175,7 +175,7 @@ class WarmProcess:
                     raise subprocess.TimeoutExpired(self.args, timeout)
                 for key, _ in ready:
                     stream = cast("Any", key.fileobj)
-                    if data := cast("BinaryIO", stream.buffer).read1(1 << 16):
+                    if data := stream.buffer.read1(1 << 16):
                         texts[stream] += data
                     else:
                         open_streams.unregister(stream)

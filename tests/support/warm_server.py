@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy
 
@@ -65,11 +65,11 @@ class Server:
     def serve(self) -> tuple[dict[str, Any], list[int]] | None:
         """The request and its streams, in each fork; None in this process, when nobody will ask any more."""
         while True:
-            ready, _, _ = select.select([self._control, self._ended], [], [])
+            ready, _, _ = select.select([self._control.fileno(), self._ended], [], [])
             if self._ended in ready:
                 os.read(self._ended, 4096)
                 self._report()
-            if self._control in ready:
+            if self._control.fileno() in ready:
                 request, streams = receive(self._control)
                 if request is None:
                     return None
@@ -160,7 +160,7 @@ def become(request: Mapping[str, Any], streams: list[int], base_path: list[str])
     numpy.random.seed()
     if request["composed"] is not None:
         composed = compose_once(tuple(request["composed"]))
-        sys.modules["trainer_cli.processes.fit"].compose_fit = lambda *_, **__: composed  # type: ignore[attr-defined]
+        cast("Any", sys.modules["trainer_cli.processes.fit"]).compose_fit = lambda *_, **__: composed
     if request["program"] is not None:
         sys.argv = [request["program"], *request["arguments"]]
         sys.path.insert(0, os.path.dirname(request["program"]))
@@ -234,7 +234,7 @@ def put_in(arguments: Mapping[str, Any]) -> Any:
     if arguments.pop("one_thread_at_a_time", False):
         take_turns()
     disk = FaultyDisk(**arguments)
-    local.Disk = lambda: disk  # type: ignore[assignment, misc]
+    cast("Any", local).Disk = lambda: disk
 
     class Marks(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -259,7 +259,7 @@ def take_turns() -> None:
         wait([done])
         return done
 
-    WriterThread.submit = submit_and_wait  # type: ignore[method-assign]
+    cast("Any", WriterThread).submit = submit_and_wait
 
 
 if __name__ == "__main__":

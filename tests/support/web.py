@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 
@@ -30,9 +31,9 @@ class Habits:
 class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, *args: object, habits: Habits, **settings: object) -> None:
+    def __init__(self, *args: Any, habits: Habits, **settings: Any) -> None:
         self.habits = habits
-        super().__init__(*args, **settings)  # type: ignore[arg-type]
+        super().__init__(*args, **settings)
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -101,11 +101,11 @@ def use(missing: Sequence[str], root: Path) -> Iterator[str]:
     if "resuming at step 4" not in Path("runs/digits_mlp/train.log").read_text():
         yield "the second fit has not resumed"
     for addon in missing:
-        for words in NEEDS.get(addon, ()):
-            code, out, err = run(*words)
+        for needing in NEEDS.get(addon, ()):
+            code, out, err = run(*needing)
             # An add-on that another one would have asked for may be named.
             if code != 2 or not any(f"the add-on '{name}'" in err for name in missing):
-                yield f"without {addon}, train {' '.join(words)}: exit code {code}\n{out}{err}"
+                yield f"without {addon}, train {' '.join(needing)}: exit code {code}\n{out}{err}"
     yield from find_wrong_pages(missing, gone)
     for path in sorted((root / "trainer_cli").rglob("*.py")):
         module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
@@ -152,7 +152,8 @@ def main() -> None:
     waiting, running = list(cases.items()), set[int]()
     while waiting or running:
         while waiting and len(running) < 2:
-            running.add(start(*waiting.pop(0), folder))
+            name, missing = waiting.pop(0)
+            running.add(start(name, missing, folder))
         pid, _ = os.wait()
         running.remove(pid)
     json.dump({name: json.loads((folder / f"{name}.json").read_text()) for name in cases}, sys.stdout)

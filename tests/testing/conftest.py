@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exact_project import EXPERIMENT, PARTS, Check
@@ -30,7 +31,7 @@ class In:
 
 
 @pytest.fixture(scope="session")
-def run_in() -> Iterator[Callable[..., Probes]]:
+def run_in() -> Iterator[Callable[..., Any]]:
     """For a folder and the heavy modules that are needed, what runs a probe there."""
     forked = Probes(Path.cwd())
     yield partial(In, forked)
@@ -52,7 +53,7 @@ def project(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def check(
-    project: Callable[[str], Path], run_in: Callable[..., Probes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Callable[[str], Path], run_in: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Check]:
     """The check of that project; nothing of it may be left in the temporary folder, nor in the project's runs."""
     scratch = tmp_path / "scratch"

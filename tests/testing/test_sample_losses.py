@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from small_parts import data_loader
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.addons.exact.sample_losses import read_numbers
@@ -43,7 +43,7 @@ class Mean(nn.Module):
 
 def test_a_batch_that_is_time_first_has_as_many_samples_as_its_loader_states() -> None:
     trace = StepTrace(range(1, 2), per_sample=True)
-    data = DataLoader([torch.ones(7) for _ in range(4)], 4, collate_fn=_time_first)  # type: ignore[arg-type]
+    data = data_loader([torch.ones(7) for _ in range(4)], 4, collate_fn=_time_first)
     loop = TrainingLoop(config=LoopConfig(max_duration=1))
     Trainer(model=Mean(), optimizer=_sgd, loop=loop, callbacks=[trace]).fit(data)
     [entry] = trace.rows[0].batches

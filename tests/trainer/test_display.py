@@ -6,7 +6,7 @@ import io
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tiny
@@ -25,7 +25,7 @@ from trainer_cli.trainer.training_loop import FitResult
 def as_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process look like the kernel of a notebook."""
     ipython = ModuleType("IPython")
-    ipython.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    cast("Any", ipython).get_ipython = lambda: SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tiny import Line, ListLogger, StopAt, loader, on, trainer
@@ -140,7 +140,7 @@ def test_a_service_is_told_of_a_rollback_that_fails(tmp_path: Path, monkeypatch:
 
 
 def _fit_with_ctrl_c(folder: Path | None, times: int, at: int = 3) -> Any:
-    def press(made: Any, *_: Any) -> None:
+    def press(made: Any, *_event: Any) -> None:
         if made.progress.step == at - 1:
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
@@ -242,14 +242,14 @@ def seen(requests: Requests, saver: Any) -> dict[str, bool]:
 def test_a_request_of_rank_1_reaches_rank_0_and_only_once(request_of_rank_1: str) -> None:
     asked: list[str] = []
     agreement: Any = SimpleNamespace(request=lambda: asked.append("interrupt"))
-    savers = [SimpleNamespace(save_requested=False) for _ in range(2)]
+    savers: list[Any] = [SimpleNamespace(save_requested=False) for _ in range(2)]
     group = Ranks(1)
-    first: Any = Requests(group, agreement, savers[1], may_hold=False)  # type: ignore[arg-type]
+    first: Any = Requests(cast("Any", group), agreement, savers[1], may_hold=False)
     REQUESTS[request_of_rank_1](first)
     assert asked == ["interrupt"]
     assert not any(seen(first, savers[1]).values()), "no rank acts before all know"
     first.share(0.0)
-    main = Requests(Ranks(0, group.sent), agreement, savers[0], may_hold=False)  # type: ignore[arg-type]
+    main = Requests(cast("Any", Ranks(0, group.sent)), agreement, savers[0], may_hold=False)
     main.share(0.0)
     assert [name for name, value in seen(main, savers[0]).items() if value] == [request_of_rank_1]
     first.share(0.0)
@@ -273,7 +273,7 @@ def test_a_request_to_finish_and_a_signal_of_one_step_both_count_in_any_order(
     def make(*, may_hold: bool) -> Requests:
         group = Ranks(0, stops=stops[1:] if rank == 1 else ())
         agreement: Any = None if rank is None else SimpleNamespace(request=lambda: None)
-        requests = Requests(group, agreement, None, may_hold=may_hold)  # type: ignore[arg-type]
+        requests = Requests(cast("Any", group), agreement, None, may_hold=may_hold)
         for stop in stops[:1] if rank == 1 else stops:
             requests.stop(stop)
         requests.share(0.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_parts import data_loader
 from tiny import Line, ListLogger, assert_resumes_exactly, loader, trainer
 from torch import Tensor, nn
 from torch.optim import lr_scheduler, lr_scheduler as lr
@@ -86,7 +87,7 @@ DATA: dict[str, Callable[[], Any]] = {
     "a DataLoader with workers": lambda: DataLoader(ByEpoch(), batch_size=4, num_workers=1),
     "a DataLoader that shuffles": lambda: DataLoader(ByEpoch(), batch_size=4, shuffle=True),
     "a DataLoader that drops the last": lambda: DataLoader(Growing(), batch_size=2, drop_last=True),
-    "a batch sampler": lambda: DataLoader(_points(), batch_sampler=Buckets()),  # type: ignore[arg-type]
+    "a batch sampler": lambda: data_loader(_points(), batch_sampler=Buckets()),
     "a dataset": ByEpoch,
     "a growing dataset": Growing,
 }
@@ -113,7 +114,7 @@ def test_a_run_trains_on_what_a_plain_loop_trains_on(kind: str) -> None:
     result = made.fit(data, DATA["a DataLoader"]())
     plain_model = trainer().model
     optimizer = torch.optim.SGD(plain_model.parameters(), lr=0.1)
-    loader = DATA[kind]() if is_loader else DataLoader(DATA[kind](), batch_size=32)
+    loader: Any = DATA[kind]() if is_loader else DataLoader(DATA[kind](), batch_size=32)
     epochs: dict[int, list[float]] = {}
     losses, ends = list[float](), list[int]()
     for epoch in range(EPOCHS):
@@ -208,7 +209,7 @@ def test_samples_that_a_callback_adds_are_trained_on_in_the_next_epoch(
 def test_epochs_that_stay_as_they_are_are_no_reason_for_a_word(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     made = trainer(Line, settings={"max_duration": "3ep"})
-    made.fit(DataLoader(_points(), batch_size=4))  # type: ignore[arg-type]
+    made.fit(data_loader(_points(), batch_size=4))
     assert made.progress.step == 9
     assert not [message for message in caplog.messages if "follow" in message]
 

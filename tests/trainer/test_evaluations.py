@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_parts import data_loader
 from tiny import ListLogger, Points, StopInEvaluation, assert_resumes_exactly, everything, loader, on, same, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -18,6 +19,7 @@ from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
 from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.marks import loader_of
+from trainer_cli.metric_names import Mode
 from trainer_cli.optim.scheduler_intervals import Scheduled
 from trainer_cli.outputs.model_call import ForwardState
 from trainer_cli.schema.checkpoint_config import KeepBestConfig
@@ -28,10 +30,14 @@ from trainer_cli.trainer.validation_loop import Due
 class Following(nn.Module):
     """Its forward changes all that a forward can, in training and in evaluation."""
 
+    mean: Tensor
+    replaced: Tensor
+    not_saved: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.words = nn.Linear(2, 1), nn.Embedding(3, 2, max_norm=0.1)
-        self.frozen = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.frozen: Tensor = nn.Parameter(torch.zeros(()), requires_grad=False)
         self.register_buffer("mean", torch.zeros(2))
         self.register_buffer("replaced", torch.zeros(()))
         self.register_buffer("not_saved", torch.zeros(()), persistent=False)
@@ -98,7 +104,7 @@ def _fit(folder: Path, option: str, *callbacks: Any, max_duration: int = 9) -> A
         checkpoint=CheckpointerCallback(folder, **{"save_interval": None, **saver}), **more,
     )  # fmt: skip
     train: Any = Points(12)
-    made.fit(DataLoader(train, 4), DataLoader(Points(6), 2))  # type: ignore[arg-type]
+    made.fit(data_loader(train, 4), DataLoader(Points(6), 2))
     return made
 
 
@@ -128,6 +134,10 @@ def test_a_resume_after_an_interrupted_evaluation_is_exact(tmp_path: Path) -> No
 class Observed(nn.Module):
     """Its forward writes buffers in evaluation mode, as observers of quantization-aware training do."""
 
+    range: Tensor
+    late: Tensor | None
+    channels: Tensor
+
     def __init__(self, write: str) -> None:
         super().__init__()
         self.layer, self.write = nn.Linear(2, 1), WRITES[write]
@@ -149,6 +159,7 @@ def _in_training_mode(model: Observed, peak: Tensor) -> None:
     model.norm.train()
 
 
+EXTREME = (torch.full((2, 2), 9.0), torch.zeros(2))
 WRITES: dict[str, Callable[[Observed, Tensor], Any]] = {
     "in place": lambda model, peak: model.range.lerp_(peak, 0.5),
     "the data": lambda model, peak: model.range.data.copy_(peak),
@@ -166,7 +177,6 @@ EVALUATES: dict[str, Any] = {
     "validate": lambda: on(on_train_batch_start=lambda made, *_: made.validate(loader(6, 2))),
     "predict": lambda: on(on_train_batch_start=lambda made, *_: made.predict(loader(6, 2))),
 }
-EXTREME = (torch.full((2, 2), 9.0), torch.zeros(2))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +206,7 @@ def test_what_a_callback_writes_after_an_evaluation_stays() -> None:
     calibrates = on(on_after_evaluation=lambda made, metrics: made.model.range.fill_(7.0))
     made = trainer(lambda: Observed("in place"), callbacks=[calibrates])
     made.fit(loader(), loader(5, 2))
-    assert made.model.range.tolist() == [7.0, 7.0]
+    assert made.model.get_buffer("range").tolist() == [7.0, 7.0]
 
 
 def test_what_was_restored_is_in_the_same_tensors() -> None:
@@ -245,7 +255,8 @@ class Holder(nn.Module):
         kind, place = METRICS[name]
         self.layer, self.in_training = nn.Linear(1, 1), in_training
         held: Any = {"count": kind()}
-        self.held = {"submodule": nn.ModuleDict, "dict": dict, "list": lambda held: [held["count"]]}[place](held)
+        places: dict[str, Any] = {"submodule": nn.ModuleDict, "dict": dict, "list": lambda held: [held["count"]]}
+        self.held = places[place](held)
 
     def forward(self, batch: Any) -> Any:
         outputs = {"loss": self.layer(batch[0]).square().mean()}
@@ -322,7 +333,7 @@ def _detect(folder: Path, *callbacks: Any, **more: Any) -> Any:
     made = trainer(
         Detector,
         callbacks=[_boxes(), *callbacks],
-        checkpoint=CheckpointerCallback(folder, keep_best=KeepBestConfig(metric="val/box", mode="max")),
+        checkpoint=CheckpointerCallback(folder, keep_best=KeepBestConfig(metric="val/box", mode=Mode.max)),
         settings={"eval_interval": 2, "log_interval": 2},
         **more,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +264,7 @@ def test_one_context_is_around_all_checkpoints_and_one_around_each(tmp_path: Pat
     assert entered == ["on_enter_validate_all", *each, *each, *each]
 
 
-_PARTS = {
+_PARTS: dict[str, Callable[[Any], Any]] = {
     "loop": lambda kind: trainer(loop=kind(TrainingLoop)(max_duration=1)),
     "validation loop": lambda kind: Trainer(model=Line, loop=kind(ValidationLoop)(), device="cpu"),
     "loop of an evaluation": lambda kind: trainer().validate(loader(), loop=kind(ValidationLoop)()),

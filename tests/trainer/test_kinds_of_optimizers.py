@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -57,16 +57,16 @@ def test_lbfgs_takes_the_steps_of_a_plain_loop_with_a_closure(accumulated: int, 
     for step in range(3):
         part = batches[step * accumulated : (step + 1) * accumulated]
 
-        def closure(part: Any = part) -> Tensor:
+        def closure(part: Any = part) -> Any:
             optimizer.zero_grad()
-            loss = sum(model(batch)["loss"] for batch in part) / len(part)
+            loss: Any = sum(model(batch)["loss"] for batch in part) / len(part)
             loss.backward()
             return loss
 
-        optimizer.step(closure)
+        optimizer.step(cast("Any", closure))
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(made.model.get_parameter(name), parameter)
-    assert made.model.calls > 3 * accumulated, "the loss is evaluated again"
+    assert cast("Line", made.model).calls > 3 * accumulated, "the loss is evaluated again"
 
 
 class TwoLosses(SGD):
@@ -86,7 +86,7 @@ def test_a_closure_returns_first_the_loss_that_the_step_was_trained_on(accumulat
         if made.model.calls == 5:
             raise ZeroDivisionError
 
-    make = type("Noting", (TwoLosses,), {"losses": []})
+    make: Any = type("Noting", (TwoLosses,), {"losses": []})
     made = trainer(
         optimizer=lambda model: make(model.parameters(), lr=0.01),
         callbacks=[on(on_after_backward=fail_once)],
@@ -142,7 +142,7 @@ PLANS = ("move clear call back", "data clear call back", "move call back", "data
 def test_a_closure_computes_the_gradients_of_the_present_weights_in_any_order_of_calls(
     plan: str, accumulated: int
 ) -> None:
-    kind = type("Planned", (Sharp,), {"plan": plan})
+    kind: Any = type("Planned", (Sharp,), {"plan": plan})
     made = trainer(
         optimizer=lambda model: kind(model.parameters()),
         settings={"max_duration": 4, "grad_accum_steps": accumulated},
@@ -153,9 +153,9 @@ def test_a_closure_computes_the_gradients_of_the_present_weights_in_any_order_of
     made.fit(loader(8, 8 // accumulated, noise=0, shuffle=False))
     (batch,) = loader(8, 8, noise=0, shuffle=False).iterate(0)
 
-    def closure() -> Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
-        loss: Tensor = model(batch)["loss"]
+        loss: Any = model(batch)["loss"]
         loss.backward()
         return loss
 
@@ -164,12 +164,12 @@ def test_a_closure_computes_the_gradients_of_the_present_weights_in_any_order_of
         optimizer.step(closure)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(made.model.get_parameter(name), parameter)
-    assert made.optimizer.losses == pytest.approx(optimizer.losses)
+    assert cast("Any", made.optimizer).losses == pytest.approx(optimizer.losses)
 
 
 def test_a_closure_that_an_optimizer_needs_but_does_not_require_is_named() -> None:
     class Optional(SGD):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        def step(self, closure: Any = None) -> Any:
             assert closure is not None, "sharpness-aware minimization requires a closure"
 
     class Required(Optional):
@@ -205,7 +205,8 @@ def test_what_a_closure_cannot_do_is_refused(more: dict[str, Any], reason: str) 
 @pytest.mark.parametrize("kind", [Adam, AdamW, SGD, Adagrad])
 def test_without_the_fused_kernel_the_weights_are_those_of_a_plain_loop_bit_for_bit(kind: Any) -> None:
     for fused in (None, False):
-        make = optimizer_factory(kind, lr=0.05, **({} if fused is None else {"fused": fused}))
+        settings: dict[str, Any] = {} if fused is None else {"fused": fused}
+        make = optimizer_factory(kind, lr=0.05, **settings)
         made = trainer(optimizer=make, settings={"max_duration": 6})
         assert made.optimizer is not None
         assert bool(made.optimizer.defaults["fused"]) is (fused is None)
@@ -230,7 +231,7 @@ class Rateless(SGD):
             if absent:
                 del group["lr"]
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         groups = [group.copy() for group in self.param_groups]
         for group in self.param_groups:
             group["lr"] = 0.1
@@ -288,7 +289,7 @@ class Averaging(torch.optim.Optimizer):
         self._switch(False)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         assert self.param_groups[0].get("train_mode", self.is_training), "step in the mode of an evaluation"
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -369,7 +370,7 @@ def test_a_search_for_a_rate_leaves_an_optimizer_of_two_modes_as_it_was(averagin
     before = copy.deepcopy(everything(made)["model"])
     pytest.importorskip("trainer_cli.addons.auto.find").find_learning_rate(made, loader(), steps=4)
     assert same(before, everything(made)["model"]) == []
-    assert not made.optimizer.is_training
+    assert not cast("Any", made.optimizer).is_training
 
 
 def test_a_setting_is_compared_with_the_configured_one_however_often_a_checkpoint_is_loaded(

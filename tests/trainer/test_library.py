@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Steps(Callback):
     """Counts steps, and notes its calls."""
 
     def __init__(self) -> None:
-        self.book, self.steps = [], 0
+        self.book, self.steps = list[str](), 0
 
     def setup(self, trainer: Trainer) -> None:
         self.book.append("setup")
@@ -49,12 +50,13 @@ class Steps(Callback):
 
 def test_a_callback_is_global_inside_its_block_for_trainers_old_and_new() -> None:
     old = trainer(settings={"max_duration": 2})
+    own = Steps()
     with Steps() as outer, Steps() as inner:
-        new = trainer(callbacks=[Steps()], settings={"max_duration": 2})
+        new = trainer(callbacks=[own], settings={"max_duration": 2})
         assert list(new.callbacks) == ["Steps", "Steps_2", "Steps_3"]
         old.fit(loader())
         new.fit(loader())
-    assert (outer.steps, inner.steps, new.callbacks["Steps"].steps) == (4, 4, 2)
+    assert (outer.steps, inner.steps, own.steps) == (4, 4, 2)
     assert outer.book == ["setup", "setup", "fit", "fit"]
     new.fit(loader(), ckpt_path=None)
     assert outer.steps == 4
@@ -299,7 +301,7 @@ def test_checkpoints_are_evaluated_by_a_glob_in_the_order_of_steps(tmp_path: Pat
     trainer(checkpoint=saver, settings={"max_duration": 12}).fit(loader())
     only = trainer(optimizer=None)
     assert [row.step for row in only.validate_all(loader(4), f"{tmp_path}/step*")] == [0, 3, 6, 9, 12]
-    several = [f"{tmp_path}/step{{12,3}}", tmp_path / "step6", None]
+    several: list[str | Path | None] = [f"{tmp_path}/step{{12,3}}", tmp_path / "step6", None]
     assert [row.path and row.path.name for row in only.validate_all(loader(4), several)] == [
         "step3", "step12", "step6", None,
     ]  # fmt: skip
@@ -363,7 +365,8 @@ def test_wrong_settings_of_a_loader_are_refused(given: Any, message: str) -> Non
 @pytest.mark.parametrize("name", ["step", "epoch", "time"])
 def test_a_records_own_fields_cannot_be_logged_over(name: str) -> None:
     made = trainer()
-    for log in (lambda: made.log_metrics({name: 1.0, "other": 2.0}), lambda: made.log_metrics(**{name: 1.0})):
+    metrics: dict[str, Any] = {name: 1.0}
+    for log in (partial(made.log_metrics, {name: 1.0, "other": 2.0}), partial(made.log_metrics, **metrics)):
         with pytest.raises(UserError, match=f"'{name}' cannot be logged"):
             log()
     with made.name_scope("mine"):

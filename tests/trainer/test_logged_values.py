@@ -218,7 +218,8 @@ def test_records_that_wait_behind_a_wrong_one_are_logged_later(monkeypatch: pyte
     monkeypatch.setattr(metric_logger, "_is_on_device", lambda value: True)
     log = ListLogger()
     logger = metric_logger.MetricLogger({"list": log})
-    for step, value in enumerate([1.0, torch.ones(2), 3.0, 4.0]):
+    values: list[Any] = [1.0, torch.ones(2), 3.0, 4.0]
+    for step, value in enumerate(values):
         logger.add({"x": value})
         logger.flush(Progress(step), 0.0, wait=False)
     with pytest.raises(UserError, match="'x' is a tensor of shape"):

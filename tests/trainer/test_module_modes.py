@@ -28,7 +28,7 @@ class Net(nn.Module):
         self.backbone = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
         self.head = nn.Linear(8, 1)
 
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Any:
         x, y = batch
         return (self.head(self.backbone(x)).squeeze(-1) - y).square().mean()
 
@@ -65,7 +65,7 @@ class Merging(Net):
                 self.head.weight += self.adapter.round(decimals=1) if self.merged else -self.adapter.round(decimals=1)
         return self
 
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Any:
         loss = super().forward(batch)
         return loss if self.merged else loss + self.adapter.square().sum()
 

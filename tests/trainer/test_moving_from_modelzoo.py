@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_parts import present
 from tiny import Line, loader, make_sgd, on, same, trainer
 
 from trainer_cli import (
@@ -82,12 +83,12 @@ def test_what_is_saved_loaded_and_evaluated_without_arguments_is_of_the_run(tmp_
         trained.save_checkpoint()
     trained.fit(loader(12, 4), {"a": VAL, "b": loader(4)})
     assert trained.save_checkpoint() == tmp_path / "step2"
-    assert Catalog.of(tmp_path).entry("step2").manifest.reason == "end of training"  # type: ignore[union-attr]
+    assert present(Catalog.of(tmp_path).entry("step2").manifest).reason == "end of training"
     assert [(row.step, row.loader) for row in trained.validate_all()] == [
         (step, name) for step in (0, 2) for name in "ab"
     ]
     weights = copy.deepcopy(trained.model.state_dict())
-    trained.model.linear.weight.data.zero_()
+    trained.model.get_parameter("linear.weight").data.zero_()
     trained.load_checkpoint()
     assert same(trained.model.state_dict(), weights) == []
     with pytest.raises(UserError, match="this trainer has no folder of checkpoints"):

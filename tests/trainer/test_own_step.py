@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from small_parts import present
 from tiny import ListLogger, assert_resumes_exactly, loader, recorder, same, trainer
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
@@ -48,7 +49,7 @@ class Both(TrainStep):
     def train_batch(self, batch: Any) -> Any:
         one, two = _losses(self, batch)
         self.backward(two, "two", weight=self.batch_size)
-        self.backward(self.model.losses(batch)[0], "one")
+        self.backward(_losses(self, batch)[0], "one")
         return {"loss": one + two, "own": one}
 
 
@@ -137,7 +138,7 @@ def _by_hand(accum: int = 1, clip: float | None = None) -> nn.Module:
 def test_each_loss_changes_its_own_parameters_as_by_hand(accum: int, clip: float | None, dtype: str) -> None:
     precision = {"clip_norm": clip, "dtype": dtype} | ({"loss_scale": 1024.0} if dtype == "fp16" else {})
     made = _fit(Both(), precision, settings={"grad_accum_steps": accum})
-    tolerance = {"rtol": 1e-4, "atol": 1e-6} if dtype == "fp32" else {"rtol": 2e-2, "atol": 2e-2}
+    tolerance: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6} if dtype == "fp32" else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(made.model.state_dict(), _by_hand(accum, clip).state_dict(), **tolerance)
 
 
@@ -148,11 +149,11 @@ class Several(TrainStep):
         self.parts, self.name, self.shares_graph = parts, name, shares_graph
 
     def train_batch(self, batch: Any) -> Any:
-        losses = [*_losses(self, batch), self.model.one.weight.square().sum()][: self.parts]  # type: ignore[union-attr]
+        losses = [*_losses(self, batch), self.model.get_parameter("one.weight").square().sum()][: self.parts]
         for index, loss in enumerate(losses):
             again = loss if self.shares_graph else [*_losses(self, batch), loss][index]
             self.backward(again, self.name, retain_graph=self.shares_graph)
-        return sum(losses).detach()  # type: ignore[union-attr]
+        return torch.stack(losses).sum().detach()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
@@ -177,14 +178,14 @@ def test_several_losses_of_a_batch_add_up_as_in_a_loop_by_hand(
             torch.autograd.backward(loss, retain_graph=True)
         optimizer.step()
         optimizer.zero_grad()
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == "fp32" else {"rtol": 2e-2, "atol": 2e-2}
+    tolerance: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6} if dtype == "fp32" else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(made.model.state_dict(), by_hand.state_dict(), **tolerance)
 
 
 class Hessian(SGD):
     """Divides gradients by an estimate of the Hessian's diagonal, as AdaHessian does, which needs their graph."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         parameters = self.param_groups[0]["params"]
         gradients = [parameter.grad for parameter in parameters]
         with torch.enable_grad():
@@ -223,13 +224,16 @@ def test_second_order_steps_are_those_of_a_loop_by_hand(accum: int) -> None:
     for step in range(3):
         optimizer.zero_grad()
         for batch in batches[step * accum : (step + 1) * accum]:
-            (_penalized(model(batch), model) / accum).backward(create_graph=True)
+            torch.autograd.backward(_penalized(model(batch), model) / accum, create_graph=True)
         optimizer.step()
     torch.testing.assert_close(made.model.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 class Centers(nn.Module):
     """A loss with parameters, a buffer that it changes, and a mode."""
+
+    seen: Tensor
+    weight: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,9 +257,10 @@ class Holding(TrainStep):
         for parameter in self.teacher.parameters():
             parameter.fill_(0.3)
 
-    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+    def loss(self, outputs: Tensor, batch: Any) -> Any:
         assert not self.teacher[1].training
-        return outputs + self.criterion(self.model.one(batch[0])) * self.temperature + self.teacher(batch[0]).mean()
+        values = self.criterion(self.model.get_submodule("one")(batch[0])) * self.temperature
+        return outputs + values + self.teacher(batch[0]).mean()
 
     def train_batch(self, batch: Any) -> Any:
         loss = self.loss(self.forward(batch), batch)
@@ -283,7 +288,7 @@ def test_what_a_step_holds_is_trained_as_in_a_loop_by_hand_and_resumed(accum: in
     for number in range(6):
         optimizer.zero_grad()
         for batch in batches[number * accum : (number + 1) * accum]:
-            (step.loss(model(batch), batch) / accum).backward()
+            torch.autograd.backward(step.loss(model(batch), batch) / accum)
         optimizer.step()
     expected = {**model.state_dict(), "train_step.temperature": step.temperature}
     expected |= {f"train_step.criterion.{name}": value for name, value in step.criterion.state_dict().items()}
@@ -313,15 +318,16 @@ def test_a_teacher_of_a_step_is_in_optimizer_and_averages_unless_it_is_frozen(fr
     made.fit(loader())
     names = {"train_step.teacher.weight", "train_step.teacher.bias"}
     parameters = dict(made.model.named_parameters())
-    trained = {id(parameter) for group in made.optimizer.param_groups for parameter in group["params"]}
+    trained = {id(parameter) for group in present(made.optimizer).param_groups for parameter in group["params"]}
     assert {name for name in names if id(parameters[name]) in trained} == (set() if frozen else names)
     assert names & set(made.callbacks["ema"].state_dict()["average"]) == (set() if frozen else names)
 
 
 def test_what_a_step_holds_is_moved_and_stays_with_its_step(caplog: pytest.LogCaptureFixture) -> None:
-    model = Two()
-    made = Trainer(model=model, step=Holding(), device="meta")
-    assert {value.device.type for value in made.step.criterion.buffers()} == {"meta"}
+    model: nn.Module = Two()
+    step = Holding()
+    Trainer(model=model, step=step, device="meta")
+    assert {value.device.type for value in step.criterion.buffers()} == {"meta"}
     # Another trainer of the same model has a step without modules, and one of an earlier step has others.
     plain = trainer(Two())
     model = plain.model
@@ -345,7 +351,7 @@ class Weighted(TrainStep):
 def test_a_checkpoint_without_what_the_step_holds_is_resumed_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ends = []
+    ends: list[Any] = []
     for weights in ((None, 2.0), (2.0, None)):
         folder = tmp_path / str(len(ends))
         for weight, length in zip(weights, (3, 6), strict=True):
@@ -353,7 +359,7 @@ def test_a_checkpoint_without_what_the_step_holds_is_resumed_with_a_warning(
             made = trainer(step=Weighted(weight), settings={"max_duration": length}, checkpoint=saver)
             made.fit(loader())
         assert (made.loaded_step, made.progress.step) == (3, 6)
-        ends.append(made.model.linear.state_dict())
+        ends.append(made.model.get_submodule("linear").state_dict())
     assert same(*ends) == []
     assert [each for each in caplog.messages if "has no" in each] == [
         "the checkpoint has no train_step.criterion.weight: as they were made"
@@ -439,12 +445,12 @@ def test_the_weight_of_a_batch_weighs_gradients_and_means_or_is_refused(how: str
                 made.fit(torch.utils.data.DataLoader(data, batch_size=size))
             continue
         result = made.fit(torch.utils.data.DataLoader(data, batch_size=size))
-        ends.append([made.model.w.item(), result.metrics["train/loss"]])
+        ends.append([made.model.get_parameter("w").item(), result.metrics["train/loss"]])
     model = Masked()
     loss = model(data[:])["loss"]
     loss.backward()
     if factor is not None:
-        assert ends[0][0] == pytest.approx(1 - 0.1 * factor * model.w.grad.item(), rel=1e-5)
+        assert ends[0][0] == pytest.approx(1 - 0.1 * factor * present(model.w.grad).item(), rel=1e-5)
         assert [loss for _, loss in ends] == pytest.approx([loss.item()] * 3, rel=1e-5)
     assert ends == [pytest.approx(ends[0], rel=1e-5)] * len(ends)
 
@@ -572,7 +578,7 @@ class InBackward(TrainStep):
         if not self.hooked:
             self.hooked = True
             for parameter in self.model.parameters():
-                parameter.register_post_accumulate_grad_hook(self.step_one)
+                cast("Any", parameter).register_post_accumulate_grad_hook(self.step_one)
         return super().train_batch(batch)
 
     def update(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_parts import data_loader
 from tiny import Points, StopAt, Unsized, assert_resumes_exactly, everything, loader, on, recorder, same, trainer
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -54,10 +55,10 @@ def test_the_next_batch_is_on_its_way_before_this_one_has_made_its_step(book: li
     assert kept == ["send", "receive", *a_step, *a_step, "on_after_optimizer_step"]
 
 
-LOADERS = {
+LOADERS: dict[str, Callable[[], Any]] = {
     "ours": loader,
     "without length": lambda: Unsized(3),
-    "a DataLoader": lambda: DataLoader(Points(10), batch_size=4),  # type: ignore[arg-type]
+    "a DataLoader": lambda: data_loader(Points(10), batch_size=4),
 }
 
 

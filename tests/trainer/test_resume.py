@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_parts import data_loader
 from tiny import (
     Line,
     ListLogger,
@@ -119,7 +120,7 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     ),
     "batches of other leading sizes": ({"train": lambda: loader(22, 4, collate_fn=twice)}, (3,)),
     "the same in a DataLoader": (
-        {"train": lambda: DataLoader(Points(22), 4, shuffle=True, collate_fn=twice)}, (3,),  # type: ignore[arg-type]
+        {"train": lambda: data_loader(Points(22), 4, shuffle=True, collate_fn=twice)}, (3,),
     ),
     "a stream with a position": ({"train": Counting, "model": Line, "settings": _TO_9}, (1, 3, 5, 7)),
     "a loader without length": ({"train": lambda: Unsized(5), "model": Line, "settings": _TO_9}, (1, 3, 5, 7)),

@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_a_stop_in_an_evaluation_is_not_kept_for_the_next_one() -> None:
     one = trainer(Line, callbacks=[StopInEvaluation(0)])
     with pytest.raises(EvaluationInterruptedError):
         one.validate(loader(9, 2))
-    one.callbacks["StopInEvaluation"].step = -1  # type: ignore[attr-defined]
+    cast("Any", one.callbacks["StopInEvaluation"]).step = -1
     assert one.validate(loader(9, 2))["val"]["loss"] > 0
 
 
@@ -185,7 +185,8 @@ def test_a_finished_run_returns_again_what_it_reported_and_makes_no_step(
         results.append(trained.fit(loader(12, 4), loader(4, 4, shuffle=False)))
     assert (results[1].finished, results[1].step, results[1].metrics) == (True, 5, results[0].metrics)
     assert "val/loss" in results[1].metrics
-    assert (trained.model.calls, loggers[1].records) == (0, [])
+    assert trained.model.calls == 0
+    assert loggers[1].records == []
 
 
 def test_a_run_that_goes_on_returns_what_it_measured_itself(tmp_path: Path) -> None:
@@ -290,7 +291,6 @@ class Adding(TrainStep):
 
 def drawing(*callbacks: Callback, **parts: Any) -> Trainer:
     """A trainer whose callbacks, step and model draw numbers or keep state. `parts` may be those of an earlier one."""
-    settings = {"max_duration": 9, "eval_interval": 3, "log_interval": 2}
     return Trainer(
         model=Drawing,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
@@ -298,7 +298,7 @@ def drawing(*callbacks: Callback, **parts: Any) -> Trainer:
         callbacks=[Draws(), *(callbacks or [EMA(decay=0.5)])],
         seed=0,
         device="cpu",
-        **{"loop": TrainingLoop(**settings), "step": Adding(), **parts},
+        **{"loop": TrainingLoop(max_duration=9, eval_interval=3, log_interval=2), "step": Adding(), **parts},
     )
 
 

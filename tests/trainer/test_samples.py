@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import transformers
+from small_parts import data_loader, present
 from tiny import ListLogger, on, trainer
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
@@ -27,7 +28,7 @@ from trainer_cli.trainer.train_step import TrainStep
 COUNT = 10
 
 
-class Items:
+class Items(Dataset[Any]):
     """Samples 0 to 9, as a form makes them of their number."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
@@ -108,7 +109,7 @@ class Stream(IterableDataset[Any]):
         return map(self.items.make, range(COUNT))
 
 
-def _fit(form: str, loader: Any, **settings: Any) -> tuple[Any, dict[str, float], list[float]]:
+def _fit(form: str, loader: Any, **settings: Any) -> tuple[Any, Mapping[str, float], list[float]]:
     logger, gradients = ListLogger(), []
     keep = on(on_before_optimizer_step=lambda trainer, model, _: gradients.append(float(model.factor.grad)))
     made = trainer(
@@ -199,9 +200,9 @@ CONTRADICTIONS: dict[str, tuple[Any, list[int], str | None]] = {
     "an iterable of lists of mappings": (
         Batches([{"x": torch.ones(3, 2)}, {"x": torch.ones(3, 2)}]), [3], "it is a list of 2 mappings"
     ),
-    "without a batch size": (DataLoader([WIDE, WIDE], batch_size=None), [6, 6], None),  # type: ignore[arg-type]
+    "without a batch size": (data_loader([WIDE, WIDE], batch_size=None), [6, 6], None),
     "a loader of another class": (
-        Subclass(Items(lambda index: torch.ones(3, 2)), 4, collate_fn=list), [3, 3, 3], "batch_size=4"  # type: ignore[arg-type]
+        Subclass(Items(lambda index: torch.ones(3, 2)), 4, collate_fn=list), [3, 3, 3], "batch_size=4"
     ),
 }  # fmt: skip
 
@@ -245,11 +246,11 @@ def test_the_number_that_a_loader_names_counts() -> None:
 # Models of transformers on padded and masked data: what a batch weighs is what its loss is a mean over.
 
 
-transformers.logging.set_verbosity_error()
+cast("Any", transformers.logging).set_verbosity_error()
 
 SMALL = {"vocab_size": 20, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-GPT = {**SMALL, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
-       "attn_pdrop": 0.0}  # fmt: skip
+GPT: dict[str, Any] = {**SMALL, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0,
+                       "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
 BERT = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
         "max_position_embeddings": 16, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
 T5 = {**SMALL, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0,
@@ -263,7 +264,7 @@ LLAMA = {**SMALL, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_head
 
 def _make(name: str, settings: dict[str, Any]) -> Callable[[], nn.Module]:
     kind = getattr(transformers, name)
-    return lambda: kind(kind.config_class(**settings))  # type: ignore[no-any-return]
+    return lambda: kind(kind.config_class(**settings))
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
@@ -331,16 +332,16 @@ def test_a_batch_of_padded_samples_weighs_as_many_labels_as_its_loss_is_a_mean_o
         assert val_loss == pytest.approx(loss, rel=1e-5), (size, accum)
 
 
-class Own(transformers.GPT2LMHeadModel):
+class Own(transformers.GPT2LMHeadModel):  # type: ignore[misc]
     """Computes a loss of its own."""
 
-    def forward(self, input_ids: Tensor, **batch: Any) -> Any:  # type: ignore[override]
+    def forward(self, input_ids: Tensor, **batch: Any) -> Any:
         return super().forward(input_ids).logits.mean()
 
 
 def _with_own_loss() -> nn.Module:
     model = MODELS["GPT2LMHeadModel"][0]()
-    model.loss_function = lambda logits, **_: logits.mean()
+    cast("Any", model).loss_function = lambda logits, **_: logits.mean()
     return model
 
 
@@ -387,7 +388,7 @@ def test_what_counts_is_what_the_loss_of_a_causal_model_is_of(arguments: dict[st
 VOID = -1.0
 
 
-class Targets:
+class Targets(Dataset[Any]):
     """Samples of a position and a target; VOID stands for none, in all samples of some batches of two."""
 
     def __init__(self, *void_batches: int, length: int = 12) -> None:
@@ -400,7 +401,11 @@ class Targets:
         return torch.tensor([index / 12, 1.0]), torch.tensor(VOID if index // 2 in self.void_batches else float(index))
 
 
-KINDS = {"number": int, "int tensor": torch.tensor, "float tensor": lambda count: torch.tensor(float(count))}
+KINDS: dict[str, Callable[[float], Any]] = {
+    "number": int,
+    "int tensor": torch.tensor,
+    "float tensor": lambda count: torch.tensor(float(count)),
+}
 
 
 class Masked(nn.Module):
@@ -430,7 +435,7 @@ def _fit_masked(
         settings={"max_duration": "1ep", "log_interval": 1, "eval_interval": "1ep", **settings},
         precision=precision,
     )  # fmt: skip
-    data = torch.utils.data.DataLoader(Targets(*void), 2)  # type: ignore[arg-type]
+    data = data_loader(Targets(*void), 2)
     made.fit(data, data)
     return made, logger.records, gradients
 
@@ -446,7 +451,7 @@ def test_a_step_of_weight_zero_gives_frozen_parameters_no_gradient() -> None:
 
     keep = on(on_before_optimizer_step=lambda trainer, model, _: gradients.append(model.line.bias.grad))
     made = trainer(make, callbacks=[keep], settings={"max_duration": 2})
-    made.fit(torch.utils.data.DataLoader(Targets(0, 1), 2))  # type: ignore[arg-type]
+    made.fit(data_loader(Targets(0, 1), 2))
     assert gradients == [None, None]
 
 
@@ -458,8 +463,8 @@ def test_a_batch_of_weight_zero_adds_nothing_to_an_accumulated_step(kind: str, d
     model = made.model
     torch.manual_seed(0)
     fresh = Masked(kind, divides)
-    fresh(next(iter(torch.utils.data.DataLoader(Targets(), 2))))["loss"].backward()  # type: ignore[arg-type]
-    assert torch.allclose(gradients[0], fresh.line.weight.grad)
+    fresh(next(iter(data_loader(Targets(), 2))))["loss"].backward()
+    assert torch.allclose(gradients[0], present(fresh.line.weight.grad))
     assert all(torch.isfinite(value).all() for value in (*gradients, *model.parameters()))
     assert all(math.isfinite(value) for record in records for value in record.metrics.values())
 
@@ -476,8 +481,8 @@ def test_weights_of_one_step_are_no_measure_for_those_of_the_next(scale: float) 
         made = trainer(lambda make=make: make("number", False), lr=0.01, settings={
             "max_duration": 3, "grad_accum_steps": 2,
         })  # fmt: skip
-        made.fit(torch.utils.data.DataLoader(Targets(), 2))  # type: ignore[arg-type]
-        trained.append(made.model.line.weight)
+        made.fit(data_loader(Targets(), 2))
+        trained.append(made.model.get_parameter("line.weight"))
     torch.testing.assert_close(*trained)
 
 
@@ -531,7 +536,7 @@ def test_a_step_of_ones_own_may_give_weight_zero(accum: int, tmp_path: Path) -> 
         Masked("number", False), step=Twice(), callbacks=[CheckFinite()], lr=0.01,
         settings={"max_duration": 2, "grad_accum_steps": accum}, checkpoint=CheckpointerCallback(tmp_path),
     )  # fmt: skip
-    made.fit(torch.utils.data.DataLoader(Targets(), 2))  # type: ignore[arg-type]
+    made.fit(data_loader(Targets(), 2))
     assert all(torch.isfinite(value).all() for value in made.model.parameters())
 
 
@@ -544,6 +549,6 @@ def test_means_leave_out_values_of_weight_zero(kind: str, bad: float) -> None:
         meter.add(loss, {"number": value, "tensor": loss}, KINDS[kind](weight))
     assert meter.means() == {"loss": 2.0, "number": 2.0, "tensor": 2.0}
     assert meter.loss_is_finite
-    for value in (bad, torch.tensor(bad)):
-        assert float(weighted(value, KINDS[kind](0))) == 0
-        assert not math.isfinite(float(weighted(value, KINDS[kind](2))))
+    for other in (bad, torch.tensor(bad)):
+        assert float(weighted(other, KINDS[kind](0))) == 0
+        assert not math.isfinite(float(weighted(other, KINDS[kind](2))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import Line, ListLogger, StopAt, assert_resumes_exactly, loader, make_sgd, on, same, trainer
+from torch import nn
 from torch.optim import lr_scheduler as lr
 
 from trainer_cli import TrainingLoop, TrainStep, WarmupCosine, scheduler_factory
@@ -366,9 +368,9 @@ def test_the_optimizer_whose_rate_is_lost_is_named_with_its_own_schedules(caplog
     ]
 
 
-OF_TWO = {
-    "weight": lambda model: torch.optim.SGD([model.linear.weight], lr=0.1),
-    "bias": lambda model: torch.optim.SGD([model.linear.bias], lr=0.2),
+OF_TWO: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "weight": lambda model: torch.optim.SGD([model.get_parameter("linear.weight")], lr=0.1),
+    "bias": lambda model: torch.optim.SGD([model.get_parameter("linear.bias")], lr=0.2),
 }
 
 
@@ -466,7 +468,7 @@ class OfTimm:
 class ByEpoch(OfTimm):
     """Has no `step_update`."""
 
-    step_update = property()  # type: ignore[assignment]
+    step_update = property()
 
 
 class ByUpdates(ByEpoch):

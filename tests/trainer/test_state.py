@@ -8,11 +8,12 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import safetensors.torch
 import torch
+from small_parts import compiled, present
 from tiny import Counts, Noisy, Points, assert_resumes_exactly, everything, loader, same, trainer
 from torch import Tensor, nn
 
@@ -214,6 +215,9 @@ def test_the_prefixes_of_wrappers_are_understood_in_every_part(tmp_path: Path, p
 class Remembering(Noisy):
     """A queue that grows up to 20 rows, buffers that are None at first, and one in a part of the model."""
 
+    queue: Tensor
+    first: Tensor | None
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("queue", torch.zeros(0, 2))
@@ -227,8 +231,9 @@ class Remembering(Noisy):
             self.first = batch[0][:1].clone() if self.first is None else self.first
             self.queue = torch.cat([self.queue, batch[0]])[-20:]
             self.body[0].counts = torch.arange(len(self.queue))
-        terms = [self.queue.mean(), self.first.mean(), self.body[0].counts.float().mean()]
-        return loss + sum(terms) * self.body[0].bias.mean(), outputs
+        counts = self.body.get_buffer("0.counts").float()
+        terms = [self.queue.mean(), present(self.first).mean(), counts.mean()]
+        return loss + sum(terms) * self.body.get_parameter("0.bias").mean(), outputs
 
 
 def test_buffers_have_the_shape_of_the_checkpoint_on_a_resume_and_in_an_evaluation(tmp_path: Path) -> None:
@@ -289,7 +294,7 @@ class Late(nn.Module):
 
 def _compiled() -> nn.Module:
     model = nn.Module()
-    model.part = torch.compile(Late(), backend="eager")
+    model.part = compiled(Late())
     return model
 
 
@@ -335,10 +340,11 @@ def test_loaded_weights_are_logged_and_other_weights_are_refused_with_what_can_b
         made = trainer(Noisy, optimizer=_adamw)
         made.load_checkpoint(path, load=LoadOptions(states=["model"]))
     assert f"weights from {path} step 2 ({len(made.model.state_dict())} tensors)" in caplog.text
-    for load in (
+    loads: tuple[Callable[[Trainer], object], ...] = (
         lambda other: other.load_checkpoint(path, load=LoadOptions(states=["model"])),
         lambda other: other.validate(loader(), path),
-    ):
+    )
+    for load in loads:
         with pytest.raises(UserError) as caught:
             load(trainer())
         assert "linear.weight: missing in the checkpoint" in str(caught.value)
@@ -474,20 +480,25 @@ def test_what_a_subclass_of_the_trainer_adds_is_in_every_checkpoint(tmp_path: Pa
 class Scripted(Noisy):
     """A body of TorchScript, with a buffer that its forward replaces."""
 
+    body: Any
+
     def __init__(self, how: str = "script") -> None:
         super().__init__()
         self.body.append(_Counted())
         if how == "script":
             self.body = torch.jit.script(self.body)
         if how == "trace":
-            self.body = torch.jit.trace(self.body, torch.zeros(2, 2), check_trace=False)
+            self.body = cast("Any", torch.jit).trace(self.body, torch.zeros(2, 2), check_trace=False)
         if how == "load":
             file = io.BytesIO()
             torch.jit.save(torch.jit.script(self.body), file)
-            self.body = torch.jit.load(io.BytesIO(file.getvalue()))
+            self.body = cast("Any", torch.jit).load(io.BytesIO(file.getvalue()))
 
 
 class _Counted(nn.Module):
+    if TYPE_CHECKING:
+        count: Tensor  # TorchScript cannot read it as a text.
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
@@ -536,20 +547,24 @@ CREATED = 3
 class LateParts(nn.Module):
     """Creates a buffer in a later forward, replaces it in each one, and lets it grow."""
 
+    count: Tensor
+    seen: Tensor | None
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(2, 1)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("seen", None)
 
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Any:
         x, y = batch
         if self.training:
             self.count += 1
             if self.count >= CREATED:
                 self.seen = x.mean(0) if self.seen is None else self.seen * 0.9 + x.mean(0)
             if self.count == CREATED + 2:
-                self.seen = torch.cat([self.seen, self.seen])[:2] if len(self.seen) != 2 else self.seen.clone()
+                seen = present(self.seen)
+                self.seen = torch.cat([seen, seen])[:2] if len(seen) != 2 else seen.clone()
         shift = 0 if self.seen is None else self.seen.mean()
         return (self.linear(x).squeeze(-1) - y + shift).square().mean()
 
@@ -577,7 +592,7 @@ def assert_same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
         assert torch.equal(value, second[name]), name
 
 
-AVERAGES = {
+AVERAGES: dict[str, Callable[[], Callback]] = {
     "swa before": lambda: SWA(1, every=1),
     "swa after": lambda: SWA(5, every=1),
     "ema": lambda: EMA(0.5),
@@ -656,7 +671,7 @@ def test_a_group_with_a_parameter_that_was_added_to_the_model_is_trained(hook: s
 def test_two_trainers_made_first_train_as_each_alone(tmp_path: Path) -> None:
     def weights(made: Trainer) -> Tensor:
         made.fit(Points(16))
-        return made.model.linear.weight.detach().clone()
+        return made.model.get_parameter("linear.weight").detach().clone()
 
     alone = [weights(late_trainer(tmp_path / f"alone{number}", 4, EMA())) for number in range(2)]
     both = [late_trainer(tmp_path / f"both{number}", 4, EMA()) for number in range(2)]

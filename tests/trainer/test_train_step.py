@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_parts import data_loader, present
 from tiny import Line, assert_resumes_exactly, everything, loader, on, recorder, same, trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
 
 from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.batches.contents import describe_batch, tensors_of, to_device
@@ -216,11 +216,11 @@ def test_metrics_are_the_numbers_without_dimensions(value: Any, mean: float | No
     assert meter.means() == ({"loss": 1.0} if mean is None else {"loss": 1.0, "value": mean})
 
 
-class TensorsMade(TorchDispatchMode):
+class TensorsMade(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Names the operations that put a number of the host into a tensor, or read one back."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -360,7 +360,7 @@ class Narrow(nn.Module):
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
         self.dropout = nn.Dropout(dropout)
-        self.most, self.in_backward, self.sizes = most, in_backward, []  # type: ignore[var-annotated]
+        self.most, self.in_backward, self.sizes = most, in_backward, list[int]()
 
     def forward(self, batch: Any) -> Any:
         x, y = batch
@@ -368,7 +368,7 @@ class Narrow(nn.Module):
         hidden = self.first(x)
         if self.training:
             self.norm.eval()  # Its statistics would depend on the parts.
-            self.norm.num_batches_tracked += 1
+            present(self.norm.num_batches_tracked).add_(1)
         hidden = self.dropout(self.norm(hidden))
         if self.training and len(x) > self.most:
             if not self.in_backward:
@@ -577,7 +577,7 @@ class Unwritten(nn.Module):
 
 
 class Lightning(Unwritten):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.net(batch[0]).sum()
 
 
@@ -608,7 +608,7 @@ def test_a_model_without_a_forward_is_refused_with_the_way_to_write_it(how: str,
     data = [NAMED] if how == "kwargs" else [PAIR]
     for call in (trainer.fit, trainer.validate):
         with pytest.raises(UserError, match=f"{model.__name__} has no forward") as caught:
-            call(torch.utils.data.DataLoader(data, batch_size=None))
+            call(data_loader(data, batch_size=None))
         assert cure in str(caught.value)
 
 
@@ -665,7 +665,7 @@ def test_an_error_of_the_models_own_stays_as_it_is() -> None:
 def test_training_and_evaluation_call_the_model_alike(how: str, data: str) -> None:
     x, y = torch.randn(8, 3), torch.randint(0, 2, (8,))
     samples = [({"x": a, "y": b} if data == "mappings" else (a, b)) for a, b in zip(x, y, strict=True)]
-    loader = torch.utils.data.DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
+    loader = data_loader(samples, batch_size=4)
     trainer = Trainer(
         model=Parts,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
@@ -745,11 +745,11 @@ class Nothing(nn.Linear):
 
 def test_the_error_of_a_step_has_the_help_as_a_note() -> None:
     with pytest.raises(RuntimeError, match="same dtype") as raised:
-        trainer(Sum(4, 1)).fit(DataLoader([torch.zeros(4).double()] * 4, batch_size=2))
+        trainer(Sum(4, 1)).fit(data_loader([torch.zeros(4).double()] * 4, batch_size=2))
     assert any(note.startswith("help: the model is float32, and batch is float64.") for note in raised.value.__notes__)
 
 
 def test_a_forward_that_returns_nothing_is_named_with_its_place() -> None:
     line = Nothing.forward.__code__.co_firstlineno
     with pytest.raises(UserError, match=rf"Nothing\.forward, .*test_train_step\.py:{line}, returns nothing"):
-        trainer(Nothing(4, 1)).fit(DataLoader([torch.zeros(4)] * 4, batch_size=2))
+        trainer(Nothing(4, 1)).fit(data_loader([torch.zeros(4)] * 4, batch_size=2))

@@ -24,6 +24,8 @@ from trainer_cli.steps.intervals import Duration, Interval, StepCounts
 class Scripted(nn.Module):
     """Its losses are given, step by step; the step is counted in a buffer."""
 
+    step: torch.Tensor
+
     def __init__(self, *losses: float) -> None:
         super().__init__()
         self.weight, self.losses = nn.Parameter(torch.zeros(())), losses
@@ -147,7 +149,7 @@ NEEDS: dict[str, Any] = {
 def test_a_training_metric_that_is_not_reported_is_refused_before_the_first_step(
     name: str, metric: str, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    needs, book = NEEDS[name](metric), []
+    needs, book = NEEDS[name](metric), list[str]()
     callbacks = [needs.pop("callback")] if "callback" in needs else []
     with pytest.raises(UserError, match=message):
         _fit(tmp_path, *callbacks, recorder(book), settings=settings, **needs)

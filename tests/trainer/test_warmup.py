@@ -73,7 +73,7 @@ def test_lengths_that_make_no_schedule_are_refused(kind: Any, settings: Any, mes
         _rates(kind, 1, **settings)
 
 
-GROUPS = {"*bias": {"tag": "bias", "lr": 0.5}, "*weight": {"tag": "weight"}}
+GROUPS: dict[str, dict[str, Any]] = {"*bias": {"tag": "bias", "lr": 0.5}, "*weight": {"tag": "weight"}}
 
 
 def _tagged(folder: Path, *callbacks: Any) -> Any:

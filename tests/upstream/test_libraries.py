@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -22,6 +21,8 @@ from hydra.utils import instantiate
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_saver import save
 
 
 class Payload:
@@ -38,7 +39,7 @@ def save_by_dcp(folder: Path, value: float = 1.0) -> None:
     with warnings.catch_warnings():
         # One process: DCP says that it is not distributed.
         warnings.simplefilter("ignore")
-        dcp.save({"weight": torch.full((4,), value)}, checkpoint_id=folder)
+        save({"weight": torch.full((4,), value)}, checkpoint_id=folder)
 
 
 def test_torch_load_refuses_a_file_with_a_changed_byte(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_dcp_runs_no_code_of_a_checkpoint_that_it_reads(tmp_path: Path) -> None:
     (tmp_path / "x" / ".metadata").write_bytes(pickle.dumps(Payload(tmp_path / "created")))
     # What it reads is no metadata, which it reports only after the code has run.
     with suppress(AttributeError):
-        dcp.FileSystemReader(tmp_path / "x").read_metadata()
+        FileSystemReader(tmp_path / "x").read_metadata()
     assert not (tmp_path / "created").exists()
 
 
@@ -180,16 +181,16 @@ def test_a_background_save_holds_no_value_of_the_next_step(tmp_path: Path) -> No
     manager, model = config.build(), Normed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     later = set()
-    for save in range(SAVES):
+    for number in range(SAVES):
         at_save = {name: value.clone() for name, value in model.state_dict().items()}
-        written = manager.save(str(tmp_path / f"{save}"), {"model": model.state_dict()})
-        model(torch.randn(4, WIDTH) + save).square().mean().backward()
+        written = manager.save(str(tmp_path / f"{number}"), {"model": model.state_dict()})
+        model(torch.randn(4, WIDTH) + number).square().mean().backward()
         with manager.lock():
             optimizer.step()
         optimizer.zero_grad()
         written.result()
         loaded = {name: torch.zeros_like(value) for name, value in at_save.items()}
-        manager.load(str(tmp_path / f"{save}"), into={"model": loaded})
+        manager.load(str(tmp_path / f"{number}"), into={"model": loaded})
         later |= {name for name, value in loaded.items() if not torch.equal(value, at_save[name])}
     manager.close()
     assert later == set()
@@ -239,7 +240,7 @@ def test_safetensors_keeps_the_permissions_that_the_umask_gives(tmp_path: Path) 
 # fsspec: files of object stores.
 
 
-class Store(AbstractFileSystem):
+class Store(AbstractFileSystem):  # type: ignore[misc]
     """An object store that keeps which uploads were completed."""
 
     cachable = False
@@ -252,7 +253,7 @@ class Store(AbstractFileSystem):
         return Upload(self, path, mode)
 
 
-class Upload(AbstractBufferedFile):
+class Upload(AbstractBufferedFile):  # type: ignore[misc]
     def _initiate_upload(self) -> None:
         self.parts = b""
 
@@ -299,7 +300,7 @@ def test_hydra_refuses_targets_that_write_files(target: str, tmp_path: Path) -> 
     only the packages that are trusted."""
     source, path = tmp_path / "source", tmp_path / "written"
     source.write_text("text")
-    arguments = {
+    arguments: Any = {
         "pathlib.Path.touch": [path],
         "builtins.open": [str(path), "w"],
         "shutil.copyfile": [str(source), str(path)],

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ class Hungry(nn.Module):
         self.linear, self.most = nn.Linear(2, 1), most
         self.seen: list[int] = []
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Any) -> Any:
         self.seen.append(len(batch[0]))
         if len(batch[0]) > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -174,7 +174,7 @@ class Budget(TrialMemory):
 
 def test_on_the_cpu_a_size_that_would_not_fit_is_not_tried() -> None:
     made = trainer(Hungry)
-    made.model.most = 1000
+    cast("Hungry", made.model).most = 1000
     source = Loader(Points(100), 1, shuffle=False, seed=0)
     trials = try_batch_sizes(made, source, [2, 4, 8, 16, 32, 64], Budget(), steps=1)
     assert made.model.seen == [2, 4, 8, 16], "the system would kill the process"
@@ -224,7 +224,7 @@ class Sees(nn.Module):
         self.body, self.norm, self.head = nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
         self.trained: set[tuple[bool, bool]] = set()
 
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Any:
         x, y = batch
         self.trained.add((self.body.weight.requires_grad, self.norm.training))
         return (self.head(self.norm(self.body(x))).squeeze(-1) - y).square().mean()
@@ -240,7 +240,7 @@ def test_a_range_test_freezes_what_is_frozen_at_the_beginning() -> None:
     )
     find_learning_rate(made, Points(16), steps=20)
     assert made.model.trained == {(False, False)}
-    assert made.model.body.weight.requires_grad
+    assert made.model.get_parameter("body.weight").requires_grad
 
 
 # Values that are `auto`: how they are written, what contradicts them, and what is tried.

@@ -240,8 +240,8 @@ def _composer_archive(path: Path, *, in_folder: bool, states: dict[str, Any] | N
     """An archive as Composer writes it: by tarfile, with extended headers, and the folder that was packed."""
     torch.save(states or COMPOSER_STATES, path.parent / "s.pt")
     name, _, kind = path.name.partition(".tar")
-    mode = {"": "w", ".gz": "w:gz", ".bz2": "w:bz2", ".lzma": "w:xz"}[kind]
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+    mode: Any = {"": "w", ".gz": "w:gz", ".bz2": "w:bz2", ".lzma": "w:xz"}[kind]
+    with tarfile.open(path, mode) as archive:
         if in_folder:
             folder = path.parent / name
             folder.mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import safetensors.torch
@@ -12,10 +13,11 @@ import torch
 from command import run_program
 from states import same_tensors
 
-from trainer_cli.addons.formats.export import Average, ExportFormat, export, renamed, replacing
+from trainer_cli.addons.formats.export import Average, ExportFormat, export, renamed
 from trainer_cli.addons.formats.export_run import export_one, strip
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.state.weights import select_weights
+from trainer_cli.storage import replacing
 from trainer_cli.trainer.state import model_files
 from trainer_cli.trainer.trainer import Trainer
 
@@ -209,20 +211,22 @@ def test_what_cannot_be_averaged_is_one_table() -> None:
 
 @pytest.mark.slow
 def test_transformers_and_dcp_load_an_export(tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=2, n_head=2)
-    model = GPT2LMHeadModel(config).eval()
+    model: Any = GPT2LMHeadModel(config)
+    model.eval()
     trained = {f"net.{name}": value for name, value in model.state_dict().items()}
     trained["net.lm_head.weight"] = trained["net.transformer.wte.weight"]
     own = renamed(trained, {"net.*": "*"})
     tokens = torch.arange(6)[None]
     for name, limit in (("whole", 10**9), ("shards", 2000)):
         export(own, tmp_path / name, ExportFormat.huggingface, shard_bytes=limit, extra=model_files(model))
-        loaded = GPT2LMHeadModel.from_pretrained(tmp_path / name).eval()
+        loaded: Any = GPT2LMHeadModel.from_pretrained(tmp_path / name)
+        loaded.eval()
         assert torch.equal(loaded(tokens).logits, model(tokens).logits)
     export(own, tmp_path / "x.pt", ExportFormat.torch)
     torch_save_to_dcp(tmp_path / "x.pt", tmp_path / "dcp")
@@ -234,13 +238,15 @@ def test_transformers_and_dcp_load_an_export(tmp_path: Path) -> None:
 def test_a_model_of_transformers_is_exported_with_its_own_config(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2)).eval()
+    model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    model.eval()
     tokens = torch.arange(6)[None]
     Trainer(model=model).save_checkpoint(tmp_path / "step0")
     strip(tmp_path / "step0", tmp_path / "slim")
     export_one(tmp_path / "slim", ExportFormat.huggingface, tmp_path / "hf")
     export_one(tmp_path / "hf", ExportFormat.huggingface, tmp_path / "again", dtype="float64")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32).eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
+    loaded.eval()
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
     assert json.loads((tmp_path / "again/config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
     export_one(tmp_path / "slim", ExportFormat.torch, tmp_path / "weights.pt")
@@ -250,5 +256,5 @@ def test_a_model_of_transformers_is_exported_with_its_own_config(tmp_path: Path)
 def test_a_model_of_another_kind_has_no_files_of_its_own() -> None:
     model = torch.nn.Linear(2, 2)
     assert model_files(model) == {}
-    model.config = {"width": 2}
+    cast("Any", model).config = {"width": 2}
     assert model_files(model) == {}

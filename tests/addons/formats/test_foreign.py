@@ -9,6 +9,7 @@ import pickle
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,18 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
 from ranks import on_ranks
 from states import same_tensors
 from torch import nn
 from torch.distributed.checkpoint._experimental.checkpoint_writer import CheckpointWriter, CheckpointWriterConfig
 from torch.distributed.checkpoint._experimental.types import RankInfo
-from torch.distributed.checkpoint.filesystem import SerializationFormat
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from trainer_cli.addons.formats.read import read_foreign
 from trainer_cli.catalog.foreign_kind import ForeignKind
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import CheckpointError
-from trainer_cli.trainer.metric_logger import Kind
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -114,7 +114,7 @@ def _sharded(path: Path, save: Callable[[dict[str, torch.Tensor], Path], object]
     path.mkdir()
     tensors = _tensors()
     names = sorted(tensors)
-    table = {}
+    table: dict[str, str] = {}
     for number, own in enumerate((names[:3], names[3:]), 1):
         file = f"{stem}-{number:05}-of-00002.{suffix}"
         save({name: tensors[name] for name in own}, path / file)
@@ -128,10 +128,10 @@ def _in_folder(path: Path, save: Callable[[dict[str, torch.Tensor], Path], objec
 
 
 def _dcp(path: Path, tree: dict[str, Any], form: str = "TORCH_SAVE") -> None:
-    writer = dcp.FileSystemWriter(path, serialization_format=getattr(SerializationFormat, form))
+    writer = FileSystemWriter(path, serialization_format=getattr(SerializationFormat, form))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of a save without a process group.
-        dcp.save(tree, storage_writer=writer, no_dist=True)
+        save(tree, storage_writer=writer, no_dist=True)
 
 
 def _by_torchs_checkpointer(path: Path) -> None:
@@ -141,10 +141,10 @@ def _by_torchs_checkpointer(path: Path) -> None:
 
 save_file = safetensors.torch.save_file
 MOMENTS = {"state": {0: {"exp_avg": torch.ones(4, 3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
-WRITERS: dict[str, tuple[Callable[[Path], object], Kind, str, int | None]] = {
+WRITERS: dict[str, tuple[Callable[[Path], object], ForeignKind, str, int | None]] = {
     **{
         f"{name}, {form}": (
-            lambda path, saved=saved, form=form: torch.save(saved, path, _use_new_zipfile_serialization=form == "zip"),
+            partial(torch.save, saved, _use_new_zipfile_serialization=form == "zip"),
             *(ForeignKind.torch_file, program, step),
         )
         for name, (saved, program, step) in OBJECTS.items()

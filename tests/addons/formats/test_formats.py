@@ -8,6 +8,7 @@ import math
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -98,12 +99,14 @@ def test_transformers_reads_a_checkpoint(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2)
-    model = GPT2LMHeadModel(config).eval()
+    model: Any = GPT2LMHeadModel(config)
+    model.eval()
     files = {"config.json": config.to_json_string().encode()}
     SyncCheckpointer(format="huggingface").save(
         {"model": model.state_dict(), "x": 1}, tmp_path / "step3", metadata=CheckpointMetadata(step=3, files=files)
     )
-    loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "step3").eval()
+    loaded: Any = GPT2LMHeadModel.from_pretrained(tmp_path / "step3")
+    loaded.eval()
     tokens = torch.arange(6)[None]
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -104,7 +104,7 @@ def test_metrics_of_torchmetrics_are_computed_over_all_samples_and_not_averaged_
     made.fit(Loader(points, 5, shuffle=True, seed=0), Loader(points, 4, shuffle=False, seed=0))
     made.model.eval()
     with torch.no_grad():
-        scores = made.model.linear(points.tensors[0])
+        scores = made.model.get_submodule("linear")(points.tensors[0])
     expected = float(MulticlassF1Score(num_classes=3, average="macro")(scores, points.tensors[1]))
     last = logger.records[-1]
     assert last.metrics["val/f1"] == pytest.approx(expected)
@@ -162,11 +162,11 @@ DTYPES = (
 
 
 def count(predicted: Any, targets: Any) -> ConfusionMatrix:
-    matrix, trainer = ConfusionMatrix(), SimpleNamespace()
-    loop: Any = SimpleNamespace(counts=True)
-    matrix.on_validate_start(trainer, torch.nn.Identity(), None, loop)  # type: ignore[arg-type]
+    matrix = ConfusionMatrix()
+    trainer, loop = cast("Any", SimpleNamespace()), cast("Any", SimpleNamespace(counts=True))
+    matrix.on_validate_start(trainer, torch.nn.Identity(), None, loop)
     outputs = {"logits": predicted, "labels": targets}
-    matrix.on_validate_batch_end(trainer, torch.nn.Identity(), outputs, None, 0)  # type: ignore[arg-type]
+    matrix.on_validate_batch_end(trainer, torch.nn.Identity(), outputs, None, 0)
     return matrix
 
 

@@ -6,6 +6,8 @@ import itertools
 import json
 import logging
 import math
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,7 @@ class Truth(Callback):
             self.hooks[trainer.progress.step + 1] = sum(len(one._forward_hooks) for one in model.modules())
 
 
-MONITORS = {
+MONITORS: dict[str, Callable[[], Callback]] = {
     "norms": lambda: Norms(weights=True, per_layer=True),
     "throughput": lambda: Throughput(flops=True, peak_tflops=0.001),
     "memory": MemoryMonitor,
@@ -72,7 +74,8 @@ MONITORS = {
 def _fit(folder: Path | None, callbacks: dict[str, Callback], logger: ListLogger) -> Any:
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         trained = [one for one in model.parameters() if one.requires_grad]
-        return torch.optim.SGD([{"params": trained[:2], "lr": 0.02}, {"params": trained[2:]}], lr=0.01, momentum=0.5)
+        groups: list[dict[str, Any]] = [{"params": trained[:2], "lr": 0.02}, {"params": trained[2:]}]
+        return torch.optim.SGD(groups, lr=0.01, momentum=0.5)
 
     made = trainer(
         Observed, callbacks=callbacks, loggers=[logger], run_dir=folder, optimizer=optimizer,
@@ -86,7 +89,7 @@ def _fit(folder: Path | None, callbacks: dict[str, Callback], logger: ListLogger
 def test_durations_of_a_run_without_logs_are_summed_up_on_the_way(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "_MOST_MARKS", most)
     # Each mark a second after the one before.
-    monkeypatch.setattr(profiling.time, "perf_counter", itertools.count().__next__)
+    monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
     logger, durations = ListLogger(), DurationProfiler()
     kept: list[int] = []
     watch = on(on_train_batch_end=lambda *arguments: kept.append(len(durations._marks)))
@@ -105,7 +108,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ListLogger, Trut
     return _fit(folder, {**callbacks, "truth": truth}, logger), logger, truth, folder
 
 
-def _at(logger: ListLogger, step: int) -> dict[str, float]:
+def _at(logger: ListLogger, step: int) -> Mapping[str, float]:
     return next(record.metrics for record in logger.records if record.step == step)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from trainer_cli.addons.jobs.sweep_jobs import LONGEST_KEY, jobs, key_of, text_of
+from trainer_cli.addons.jobs.sweep_jobs import LONGEST_KEY, jobs, key_of
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import ConfigError
+from trainer_cli.processes import text_of
 
 GROUPS = {"model": ["cnn", "gpt/large", "gpt/small", "mlp"], "experiment": ["digits", "digits_mlp", "text"]}
 

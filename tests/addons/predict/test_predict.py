@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from small_parts import data_loader
 from thread_ranks import ThreadGroup, on_ranks
 from tiny import everything, loader, on, same, trainer
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ class Batches:
     """An iterable without a length."""
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(numbers(11).split(3))
+        return iter(torch.split(numbers(11), 3))
 
 
 def numbers(length: int) -> Tensor:
@@ -72,7 +73,7 @@ def values(rows: Any) -> list[float]:
     return [row["value"].item() for row in rows]
 
 
-LOADERS = {
+LOADERS: dict[str, Callable[[int], Any]] = {
     "dataset": lambda length: numbers(length),
     "dataloader": lambda length: DataLoader(TensorDataset(numbers(length)), batch_size=3),
     "loader": lambda length: batched(numbers(length)),
@@ -148,10 +149,10 @@ def test_a_prediction_within_a_fit_changes_nothing_of_it() -> None:
 def test_a_prediction_keeps_the_mode_of_each_module_and_the_random_state() -> None:
     made = trainer(Errors)
     made.model.train()
-    made.model.body[2].eval()
+    made.model.get_submodule("body.2").eval()
     before = torch.get_rng_state()
     made.predict(loader(5))
-    assert [module.training for module in made.model.body] == [True, True, False, True]
+    assert [module.training for module in made.model.get_submodule("body").children()] == [True, True, False, True]
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -171,7 +172,7 @@ class Changing(Numbers):
         (OnlyLoss, numbers(4), {}, "the model returned a mapping of loss for 4 samples"),
         (Numbers, numbers(4), {"outputs": "logitz"}, "no output is called so: logitz .* Available: value, half"),
         (Changing, batched(numbers(4)), {}, "first: only some batches have a value"),
-        (Numbers, [DataLoader(numbers(4))] * 2, {}, "a list of 2 where one loader or dataset"),
+        (Numbers, [data_loader(numbers(4))] * 2, {}, "a list of 2 where one loader or dataset"),
         (Numbers, numbers(4), {"ckpt_path": "none/step1"}, "none/step1"),
     ],
     ids=["loss", "no-output", "changing", "several", "no-checkpoint"],
@@ -182,7 +183,7 @@ def test_what_cannot_be_predicted_is_refused(model: Any, data: Any, more: dict[s
 
 
 def test_a_sampler_that_divides_the_samples_itself_is_refused() -> None:
-    data = DataLoader(numbers(4), sampler=DistributedSampler(range(4), 2, 0, shuffle=False))  # type: ignore[arg-type]
+    data = data_loader(numbers(4), sampler=DistributedSampler(cast("Any", range(4)), 2, 0, shuffle=False))
     strategy = Single()
     strategy.group, strategy.world_size = ThreadGroup(0, 2, None), 2  # type: ignore[arg-type]
     with pytest.raises(UserError, match="divides among the ranks itself"):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ class Wide(nn.Module):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 1))
 
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Any:
         return (self.net(batch[0]).squeeze(-1) - batch[1]).square().mean()
 
 
@@ -70,7 +70,7 @@ def _fit(sparsity: Sparsity | None, *callbacks: Callback, folder: Path | None = 
 
 
 SIZES = {"net.0.weight": 20, "net.2.weight": 200, "net.4.weight": 20}
-KINDS = {
+KINDS: dict[str, Callable[[], Sparsity]] = {
     "static": lambda: Static(0.8),
     "magnitude": lambda: Static(0.8, init="magnitude", distribution="erk"),
     "gmp": lambda: GMP(0.8, start=2, stop=16, every=3, initial=0.2),
@@ -164,12 +164,14 @@ def test_weights_that_are_written_behind_a_mask_are_reported_and_a_resume_is_exa
 class Alternating(Wide):
     """Has no gradient of the second matrix at every third step, at which masks of `every=3` are due."""
 
+    calls: Tensor
+
     def __init__(self, never: bool = False) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.never = never
 
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Any:
         self.calls += self.training
         if int(self.calls) % 3 and not self.never:
             return super().forward(batch)
@@ -178,7 +180,7 @@ class Alternating(Wide):
 
 @pytest.mark.parametrize("kind", ["gmp", "set", "rigl"])
 def test_a_mask_without_a_gradient_when_it_is_due_changes_at_the_next_chance(kind: str, tmp_path: Path) -> None:
-    make = {"gmp": lambda: GMP(0.8, start=3, stop=15, every=3), "set": KINDS["set"], "rigl": KINDS["rigl"]}[kind]
+    make = partial(GMP, 0.8, start=3, stop=15, every=3) if kind == "gmp" else KINDS[kind]
     watch = Watch()
     whole = _fit(make(), watch, folder=tmp_path / "whole", model=Alternating)
     changes = [step + 1 for step in range(1, 24) if same(*(watch.masks[at]["net.2.weight"] for at in (step - 1, step)))]
@@ -253,12 +255,12 @@ def test_a_sparse_model_is_fine_tuned_as_it_is() -> None:
         def __init__(self) -> None:
             super().__init__()
             with torch.no_grad():
-                self.net[2].weight[:, 3:] = 0
+                self.net.get_parameter("2.weight")[:, 3:] = 0
 
     watch = Watch()
     made = trainer(Sparse, sparsity=Static(0.0, init="zeros"), callbacks=[watch])
     made.fit(loader(12))
-    assert not made.model.net[2].weight[:, 3:].any()
+    assert not made.model.get_parameter("net.2.weight")[:, 3:].any()
     assert watch.zeros[-1] == {"net.0.weight": 0, "net.2.weight": 140, "net.4.weight": 0}
 
 
@@ -301,7 +303,7 @@ def test_a_checkpoint_of_other_masks_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_step_holds_is_not_sparse() -> None:
     step, watch = TrainStep(), Watch()
-    step.criterion = nn.Linear(4, 4)  # type: ignore[attr-defined]
+    cast("Any", step).criterion = nn.Linear(4, 4)
     _fit(Static(0.5), watch, step=step)
     assert "train_step.criterion.weight" in watch.weights[-1]
     assert watch.masks[-1].keys() == SIZES.keys()

@@ -14,12 +14,13 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from faulty_disk import FaultyDisk
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from small_parts import present
 from tiny import ListLogger, StopAt, loader, trainer
 
 from trainer_cli.addons.stores.copies import Copies
@@ -47,9 +48,8 @@ class Patient(Callback):
 
     def on_train_step_start(self, trainer: Trainer, *arguments: object) -> None:
         assert isinstance(trainer.checkpoint, CheckpointerCallback)
-        assert trainer.checkpoint.copies is not None
         trainer.checkpoint.drain()
-        trainer.checkpoint.copies.mirror.wait(600)
+        cast("Any", trainer.checkpoint.copies).mirror.wait(600)
 
 
 class Run:
@@ -188,8 +188,8 @@ def test_a_resume_from_a_copy_is_exact_and_says_so(run: Run, tmp_path: Path, cap
     shutil.rmtree(run.own)
     made = run.fit(9)
     assert made.loaded_from == run.copies / "step6"
-    ends = [Catalog.of(place.copies).entry("step9").manifest for place in (run, straight)]
-    assert {one.files["rank0.safetensors"] for one in ends if one is not None} == {ends[0].files["rank0.safetensors"]}  # type: ignore[union-attr]
+    ends = [present(Catalog.of(place.copies).entry("step9").manifest) for place in (run, straight)]
+    assert ends[0].files["rank0.safetensors"] == ends[1].files["rank0.safetensors"]
     assert caplog.text.count(f"step6 is taken from the copies in {run.copies}: {run.own} holds no valid") == 1
     assert [entry.step for entry in Catalog.of(run.own).entries()] == [7, 8, 9]
     assert run.copied == straight.copied == [3, 6, 9]
@@ -257,11 +257,11 @@ def test_nothing_is_removed_while_it_is_copied_and_a_slow_folder_gets_the_newest
 
 def test_a_copy_gets_the_metrics_of_an_evaluation_that_came_later(run: Run) -> None:
     run.fit(4, every=2)
-    assert Catalog.of(run.copies).entry("step4").manifest.finished  # type: ignore[union-attr]
+    assert present(Catalog.of(run.copies).entry("step4").manifest).finished
     run.fit(6, every=2, val=loader(4))
     catalogs = [Catalog.of(folder).entry("step6").manifest for folder in (run.own, run.copies)]
     assert catalogs[0] == catalogs[1]
-    assert "val/loss" in catalogs[0].metrics  # type: ignore[union-attr]
+    assert "val/loss" in present(catalogs[0]).metrics
 
 
 def test_copies_that_the_training_leaves_behind_are_refused_or_removed(run: Run) -> None:
@@ -427,7 +427,7 @@ def test_a_failure_after_a_failure_does_not_end_the_thread(
     if reports:
         monkeypatch.setattr(copies.retention, "own", refuse)
     else:
-        copies.on_failure = refuse  # type: ignore[assignment]
+        cast("Any", copies).on_failure = refuse
     copies.copy("step3")
     assert copies.mirror.wait(600) == ["step3"]
     assert copies.close(20)

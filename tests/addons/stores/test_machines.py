@@ -8,11 +8,12 @@ import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from object_store_proxy import Schedule, proxy
+from small_parts import present
 from states import same
 from thread_ranks import ThreadGroup, on_ranks
 
@@ -67,7 +68,7 @@ class Machines:
             self.url, cache=self.caches[rank], run_id="run", attempt=attempt, client=self.clients[rank]
         )
 
-    def together(self, act: Callable[[SyncCheckpointer, int], Any], *, background: bool = False) -> list[Any]:
+    def together(self, act: Callable[[Any, int], Any], *, background: bool = False) -> list[Any]:
         """What each rank returns or raises."""
 
         def act_on_rank(group: ThreadGroup) -> Any:
@@ -112,7 +113,7 @@ def machines(url: str, tmp_path: Path) -> Machines:
 @pytest.mark.parametrize("background", [False, True])
 def test_each_rank_sends_its_own_files_and_rank_0_the_manifest_after_all(machines: Machines, background: bool) -> None:
     assert machines.save(2, background=background) == [None, None]
-    sent = [f"step2/{file}" for file in Catalog(machines.storage(0)).entry("step2").manifest.files]  # type: ignore[union-attr]
+    sent = [f"step2/{file}" for file in present(Catalog(machines.storage(0)).entry("step2").manifest).files]
     assert machines.objects() == sorted([*sent, "step2/manifest.json"])
     assert machines.writes[0] == "rank 0 put step2/.writing"
     assert machines.writes[-2:] == ["rank 0 put step2/manifest.json", "rank 0 delete step2/.writing"]
@@ -306,7 +307,7 @@ def test_under_seeded_faults_a_save_of_two_machines_is_all_or_nothing(
 def test_an_upload_whose_reply_is_lost_is_recognised_by_its_content(endpoint: str, url: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     schedule = Schedule(seed=0, share=1.0)
-    schedule.random.choice = lambda faults: "lost reply"  # type: ignore[method-assign]
+    cast("Any", schedule.random).choice = lambda faults: "lost reply"
     with proxy(endpoint, schedule) as address:
         client = ObjectClient(
             url, wait=lambda seconds: setattr(schedule, "calm", True), options={"endpoint_url": address}

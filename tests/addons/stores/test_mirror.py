@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ class Place:
 
 
 def mirror_to(send: Callable[[str], object]) -> Mirror:
-    return Mirror(Storage(), Place(send), on_sent=lambda *sent: None)  # type: ignore[arg-type]
+    return Mirror(cast("Any", Storage()), cast("Any", Place(send)), on_sent=lambda *sent: None)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_store_that_knows_no_conditional_writes_gets_checkpoints_and_replaces_
         def request(*args: Any, mode: str = "overwrite", **settings: Any) -> Any:
             if mode == "create":
                 cause = RuntimeError("a header implies functionality that is not implemented")
-                cause.response = {  # type: ignore[attr-defined]
+                cast("Any", cause).response = {
                     "Error": {"Code": "NotImplemented"}, "ResponseMetadata": {"HTTPStatusCode": 501}
                 }  # fmt: skip
                 raise OSError(errno.ENOSYS, str(cause)) from cause

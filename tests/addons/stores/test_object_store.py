@@ -14,12 +14,13 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from command import run_program
 from fsspec.implementations.memory import MemoryFileSystem
+from small_parts import note
 from states import same, small_state
 from storage_contract import StorageContract
 from torch import nn
@@ -62,7 +63,7 @@ class Waiting(ObjectStorage):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.mirror.add = lambda name, **how: []  # type: ignore[method-assign]
+        cast("Any", self.mirror).add = lambda name, **how: []
 
 
 class TestObjectStorage(StorageContract):
@@ -128,7 +129,7 @@ def test_a_store_that_is_opened_again_reads_only_new_manifests(
     storage.remove("step1")
     read: list[str] = []
     usual = ObjectClient.get
-    monkeypatch.setattr(ObjectClient, "get", lambda self, key: read.append(key) or usual(self, key))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(ObjectClient, "get", lambda self, key: note(read, key) or usual(self, key))
     assert ObjectStorage(url, cache=tmp_path / "second").names() == ["step2", "step3", "step4"]
     # Of the removed one it is asked whether the listing only lacks it.
     assert sorted(read) == ["step1/manifest.json", "step4/manifest.json"]
@@ -155,7 +156,7 @@ def test_a_checkpoint_that_is_sent_during_a_listing_is_listed(tmp_path: Path, ur
         assert writer.finish_uploads() == []
         return objects_then
 
-    reader.client.list = listed_before_it_was_sent  # type: ignore[method-assign]
+    cast("Any", reader.client).list = listed_before_it_was_sent
     assert reader.names() == ["step3"]
     assert same(load(reader, 3), small_state(3))
 
@@ -221,7 +222,7 @@ def test_while_the_store_is_away_or_refuses_saves_go_on_and_are_sent_later(
         storage.sweep()
         save(storage, 1)
         assert storage.finish_uploads() == []
-        schedule.share, schedule.random.choice = 1.0, lambda faults: fault  # type: ignore[method-assign]
+        schedule.share, cast("Any", schedule.random).choice = 1.0, lambda faults: fault
         for step in (2, 3):
             save(storage, step)
         assert storage.finish_uploads() == ["step2", "step3"]
@@ -238,7 +239,7 @@ def test_a_request_without_an_answer_is_repeated(tmp_path: Path, endpoint: str, 
     from object_store_proxy import Schedule, proxy
 
     schedule = Schedule(seed=0, share=1.0)
-    schedule.random.choice = lambda faults: "hang"  # type: ignore[method-assign]
+    cast("Any", schedule.random).choice = lambda faults: "hang"
     with proxy(endpoint, schedule) as address:
         options = {"endpoint_url": address, "config_kwargs": {"read_timeout": 0.3}}
         client = ObjectClient(url, wait=lambda seconds: setattr(schedule, "calm", True), options=options)
@@ -272,11 +273,11 @@ def test_a_checkpoint_that_a_later_attempt_has_swept_is_sent_again_before_its_lo
 
     def put_after_the_sweep(key: str, content: bytes) -> bool:
         if key == "step3/manifest.json":
-            earlier.client.put_new = usual  # type: ignore[method-assign]
+            cast("Any", earlier.client).put_new = usual
             assert later.sweep() == ["step3"]
         return usual(key, content)
 
-    earlier.client.put_new = put_after_the_sweep  # type: ignore[method-assign]
+    cast("Any", earlier.client).put_new = put_after_the_sweep
     save(earlier, 3)
     assert earlier.mirror.wait() == ["step3"]
     assert "step3/manifest.json" not in objects(url), "no reader takes what is left for a checkpoint"
@@ -298,7 +299,7 @@ def hold_manifest(storage: ObjectStorage, key: str) -> tuple[threading.Event, th
             assert may_send.wait(500)
         return usual_put(name, content)
 
-    storage.client.put_new = put_held  # type: ignore[method-assign]
+    cast("Any", storage.client).put_new = put_held
     return sends, may_send
 
 
@@ -318,7 +319,7 @@ def test_a_checkpoint_that_is_sent_while_a_later_attempt_sweeps_is_not_lost(tmp_
 
     save(earlier, 3)
     assert sends.wait(500)
-    later.client.get = get_before_the_manifest  # type: ignore[method-assign]
+    cast("Any", later.client).get = get_before_the_manifest
     assert later.sweep() == ["step3"]
     assert objects(url) == []
     assert earlier.finish_uploads() == []
@@ -341,7 +342,7 @@ def test_a_sweep_leaves_a_checkpoint_whose_manifest_came_after_the_listing(tmp_p
 
     save(earlier, 3)
     assert sends.wait(500)
-    later.client.put = mark_after_the_manifest  # type: ignore[method-assign]
+    cast("Any", later.client).put = mark_after_the_manifest
     assert later.sweep() == []
     assert objects(url) == ["step3/manifest.json", "step3/rank0.json", "step3/rank0.safetensors"]
     assert later.names() == ["step3"]
@@ -361,7 +362,7 @@ def test_a_checkpoint_of_another_run_is_never_replaced_in_the_store(
 ) -> None:
     ours, theirs = (Waiting(url, cache=tmp_path / name, run_id=name) for name in ("ours", "theirs"))
     for storage in (ours, theirs):
-        make_sync_checkpointer(storage=lambda root, storage=storage: storage).save(
+        make_sync_checkpointer(storage=partial(lambda storage, root: storage, storage)).save(
             {"who": storage.run_id}, f"{url}/step1"
         )
     Mirror.add(ours.mirror, "step1")
@@ -418,7 +419,7 @@ def _client_of_failing_store(endpoint: str, url: str, fault: str, pauses: list[f
     from object_store_proxy import Schedule, proxy
 
     schedule = Schedule(seed=0, share=1.0)
-    schedule.random.choice = lambda faults: fault  # type: ignore[method-assign]
+    cast("Any", schedule.random).choice = lambda faults: fault
     with proxy(endpoint, schedule) as address:
         yield ObjectClient(url, wait=pauses.append, attempts=2, options={"endpoint_url": address})
 
@@ -478,7 +479,7 @@ def test_a_request_that_may_succeed_later_is_repeated(endpoint: str, url: str, f
 def test_an_error_of_a_client_with_another_kind_of_response_is_no_refusal(response: Any) -> None:
     error = OSError("busy")
     error.__cause__ = cause = RuntimeError("busy")
-    cause.response = response  # type: ignore[attr-defined]
+    cast("Any", cause).response = response
     assert explain_refusal(error) is None
 
 

@@ -69,7 +69,7 @@ def state_of(storage: ObjectStorage) -> str:
 
 def remove_until(store: Store, run_id: str, at: int) -> None:
     """Remove the checkpoint in a process that is killed before request number `at` of the removal."""
-    storage = store.open("remover", run_id, attempt=2)
+    storage: Any = store.open("remover", run_id, attempt=2)
     assert storage.names() == ["step3"]
     begin = storage.client.count
 
@@ -117,7 +117,7 @@ def test_a_name_whose_removal_was_killed_is_saved_again(at: int, store: Store) -
 def test_a_removal_that_goes_on_between_the_requests_of_a_reader_is_no_partial_checkpoint(
     at: int, store: Store
 ) -> None:
-    reader = store.open("reader", "reader")
+    reader: Any = store.open("reader", "reader")
     is_listed = False
 
     def go_on(number: int) -> None:

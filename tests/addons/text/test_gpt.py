@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ import torch
 from trainer_cli.addons.text.gpt import GPT
 
 
-def gpt(**settings: float) -> GPT:
+def gpt(**settings: Any) -> GPT:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return GPT(vocab_size=11, context=8, layers=2, heads=2, width=16, **settings)  # type: ignore[arg-type]
+        return GPT(vocab_size=11, context=8, layers=2, heads=2, width=16, **settings)
 
 
 def text_batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,8 +43,8 @@ def test_a_gpt_never_looks_ahead() -> None:
 def test_a_gpt_ties_its_head_and_scales_residual_layers() -> None:
     model = GPT(vocab_size=300, context=8, layers=8, heads=4, width=128)
     assert model.head.weight is model.tokens.weight
-    assert model.blocks[0].attention.out.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
-    assert model.blocks[0].mlp.hidden.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.get_parameter("blocks.0.attention.out.weight").std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    assert model.get_parameter("blocks.0.mlp.hidden.weight").std().item() == pytest.approx(0.02, rel=0.05)
     assert model.tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
@@ -70,6 +71,6 @@ def test_a_gpt_learns_a_batch_by_heart() -> None:
         torch.manual_seed(0)
         for _ in range(150):
             optimizer.zero_grad()
-            model(text_batch())["loss"].backward()  # type: ignore[union-attr]
+            model(text_batch())["loss"].backward()
             optimizer.step()
     assert torch.as_tensor(model.eval()(text_batch())["loss"]).item() < 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ class Two(nn.Module):
         super().__init__()
         from transformers.pytorch_utils import Conv1D
 
-        self.first, self.second, self.head = nn.Linear(3, 4), Conv1D(4, 4), nn.Linear(4, 1)
+        self.first, self.second, self.head = nn.Linear(3, 4), cast("Any", Conv1D)(4, 4), nn.Linear(4, 1)
 
     def guess(self, x: Tensor) -> Any:
         return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
@@ -78,7 +78,7 @@ def test_a_merged_export_is_the_model_without_adapters(tmp_path: Path) -> None:
     plain.load_state_dict(load_file(written.path), strict=True)
     made.model.eval()
     x = torch.randn(5, 3)
-    torch.testing.assert_close(plain.guess(x), made.model.guess(x))
+    torch.testing.assert_close(plain.guess(x), cast("Two", made.model).guess(x))
     with pytest.raises(CheckpointError, match="no LoRA adapters"):
         export_one(written.path, ExportFormat.torch, tmp_path / "again.pt", merge_lora=True)
 
@@ -87,24 +87,22 @@ def _classifier() -> Any:
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
     torch.manual_seed(7)
-    sizes = {"vocab_size": 9, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
-    return GPT2ForSequenceClassification(
-        GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, pad_token_id=8, num_labels=3)
-    )
+    sizes: dict[str, Any] = {"num_labels": 3, "vocab_size": 9, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    return GPT2ForSequenceClassification(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, pad_token_id=8))
 
 
 def _by_us() -> nn.Module:
     return lora(_classifier(), targets=["*.c_attn"], r=2, train=["score.*"])
 
 
-def _by_peft(**settings: Any) -> nn.Module:
+def _by_peft(**settings: Any) -> Any:
     import peft
 
     config = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "task_type": "SEQ_CLS", **settings}
     return peft.get_peft_model(_classifier(), peft.LoraConfig(**config))
 
 
-def _by_transformers() -> nn.Module:
+def _by_transformers() -> Any:
     import peft
 
     model = _classifier()
@@ -144,7 +142,8 @@ def test_an_export_with_adapters_is_loaded_whole_by_transformers_or_refused(
             export_one(checkpoint, ExportFormat.huggingface, tmp_path / "merged", merge_lora=True)
         return
     written = export_one(checkpoint, ExportFormat.huggingface, tmp_path / "merged", merge_lora=True)
-    loaded, report = GPT2ForSequenceClassification.from_pretrained(written.path, output_loading_info=True)
+    load: Any = GPT2ForSequenceClassification.from_pretrained
+    loaded, report = load(written.path, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     tokens = torch.arange(6).reshape(2, 3)
