@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 TABLE = "tests/reached.json"
 
@@ -171,8 +172,8 @@ class Source:
                 self.outer = before
                 return child
 
-            def visit_FunctionDef(self, child: ast.FunctionDef) -> ast.AST:
-                inside.append((self.outer, child))
+            def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+                inside.append((self.outer, node))
                 return ast.Pass()
 
             visit_AsyncFunctionDef = visit_FunctionDef
@@ -207,7 +208,8 @@ def _names_defined(node: ast.stmt) -> set[str]:
 def _identifiers(nodes: Iterable[ast.AST | str]) -> Iterator[str]:
     pending = [node for node in nodes if isinstance(node, ast.AST)]
     while pending:
-        node = pending.pop()
+        # Of the type that `kind` is: `isinstance` takes longer.
+        node: Any = pending.pop()
         kind = type(node)
         if kind is ast.Name:
             yield node.id
@@ -315,12 +317,14 @@ class Reach:
             functions = set()
             seen |= names
             found: set[Name] = set()
-            for name in names:
+            for changed in names:
                 functions |= {
-                    each for each in self._in_functions[name.name] if self._sees(each.partition(":")[0], name)
+                    each for each in self._in_functions[changed.name] if self._sees(each.partition(":")[0], changed)
                 }
                 found |= {
-                    Name(top, module) for module, top in self._in_definitions[name.name] if self._sees(module, name)
+                    Name(top, module)
+                    for module, top in self._in_definitions[changed.name]
+                    if self._sees(module, changed)
                 }
             names, functions = found - seen, functions - followed
         return tests, seen

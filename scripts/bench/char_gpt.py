@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 from timing import environment
 
@@ -38,7 +39,7 @@ def by_hand(text: str, seed: int, steps: int, folder: Path) -> float:
     model = GPT(len(table), context, layers=4, heads=4, width=128, bias=False)
     decay = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decay}, {"params": plain, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decay}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
 
     def evaluate() -> float:
@@ -68,7 +69,7 @@ def by_hand(text: str, seed: int, steps: int, folder: Path) -> float:
         x = torch.stack([train[start : start + context] for start in starts])
         y = torch.stack([train[start + 1 : start + context + 1] for start in starts])
         loss = functional.cross_entropy(model.logits(x).flatten(0, 1), y.flatten())
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -80,7 +81,7 @@ def by_hand(text: str, seed: int, steps: int, folder: Path) -> float:
     return loss_value
 
 
-def timed(kind: str, text: str, seed: int, steps: int) -> dict[str, object]:
+def timed(kind: str, text: str, seed: int, steps: int) -> dict[str, Any]:
     """Wall time of a whole process in seconds, and its last validation loss."""
     with tempfile.TemporaryDirectory() as folder:
         if kind == "train":
@@ -113,7 +114,7 @@ def main() -> None:
     if args.by_hand is not None:
         print(by_hand(args.text, args.by_hand, args.steps, Path.cwd()))
         return
-    rows = []
+    rows: list[dict[str, Any]] = []
     for turn, seed in enumerate(args.seeds):
         kinds = ("train", "by hand") if turn % 2 == 0 else ("by hand", "train")
         for kind in kinds:

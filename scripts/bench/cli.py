@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 from timing import environment
 
@@ -63,7 +64,7 @@ def main() -> None:
                 if number:  # The first round reads files that are not cached yet.
                     times[name].append(wall_s)
     load = os.getloadavg()[0]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, (_, goal_s) in COMMANDS.items():
         low, _, high = quantiles(times[name], n=4)
         pairs = [one / empty for one, empty in zip(times[name], times[EMPTY], strict=True)]

@@ -19,7 +19,7 @@ FIT = (
 OURS: Mapping[str, tuple[str, ...]] = {
     "train fit": (),
     "train fit, not fused": ("optimizer.fused=false",),
-    "train fit, own loader": ("data._target_=tiny.SampleData", "+data.batch_size=32"),
+    "train fit, own loader": ("data._target_=loop_parts.SampleData", "+data.batch_size=32"),
 }
 """`train fit` with the shipped configuration: checkpointer, console, metrics.jsonl and TensorBoard are on."""
 

@@ -18,10 +18,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from hashlib import blake2b
 from math import isqrt
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -53,9 +54,9 @@ def ours_at(place: int) -> Iterable[Any]:
     return Loader(Numbers(LENGTH), BATCH, shuffle=True, seed=SEED).iterate(EPOCH, samples=place)
 
 
-def torchs_at(place: int) -> Iterable[Any]:
+def torchs_at(place: int) -> Any:
     """A plain DataLoader has no place to go to: its sampler is walked there, without loading samples."""
-    loader = DataLoader(Numbers(LENGTH), BATCH, shuffle=True)  # type: ignore[arg-type]
+    loader: Any = DataLoader(cast("Any", Numbers(LENGTH)), BATCH, shuffle=True)
     iterator: Any = iter(loader)
     for _ in range(place // BATCH):
         iterator._next_index()
@@ -65,7 +66,7 @@ def torchs_at(place: int) -> Iterable[Any]:
 def resume_in_this_process(kind: str) -> dict[str, float]:
     """Time from nothing to the first batch, and how much the peak of memory grew."""
     make = {"train": ours_at, "torch": torchs_at}[kind]
-    for warm in make(0) if kind == "train" else DataLoader(Numbers(640), BATCH):  # type: ignore[arg-type]
+    for warm in make(0) if kind == "train" else DataLoader(cast("Any", Numbers(640)), BATCH):
         del warm
         break
     before, begun = peak_mb(), time.perf_counter()
@@ -99,7 +100,7 @@ def whole_order(chunk: int = 1 << 20) -> np.ndarray:
     columns = np.uint64(-(-LENGTH // int(rows)))
     first, second = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
-    def mixed(values: np.ndarray) -> np.ndarray:
+    def mixed(values: np.ndarray) -> Any:
         values = values * first
         return ((values ^ (values >> np.uint64(32))) * second) >> np.uint64(24)
 
@@ -161,17 +162,19 @@ def seeding(turns: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def _epoch_of_ours(data: Any, workers: int) -> Iterable[Any]:
+    return Loader(data, 32, shuffle=True, seed=SEED, num_workers=workers).iterate(0)
+
+
 def throughput(turns: int) -> list[dict[str, Any]]:
     """Batches per second, ours and a plain DataLoader's in turn; the first batch, with the workers' start, apart."""
     rows = []
     for size in (32, 12_288):
         for workers in (0, 2):
             data = Noise(3200 if workers else 1600, size)
-            makers: dict[str, Callable[[], Iterable[Any]]] = {
-                "train": lambda data=data, workers=workers: Loader(
-                    data, 32, shuffle=True, seed=SEED, num_workers=workers
-                ).iterate(0),
-                "torch": lambda data=data, workers=workers: DataLoader(data, 32, shuffle=True, num_workers=workers),
+            makers: dict[str, Callable[..., Iterable[Any]]] = {
+                "train": partial(_epoch_of_ours, data, workers),
+                "torch": partial(DataLoader, cast("Any", data), 32, shuffle=True, num_workers=workers),
             }
             times: dict[str, list[float]] = {kind: [] for kind in makers}
             for turn in range(turns):

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,7 +40,12 @@ def measure(settings: Settings) -> list[Table]:
     return [Table("files", title, COPY, columns, rows, {"bytes": size}, skipped, notes)]
 
 
-def _contenders(tree: dict, folder: Path) -> dict[str, Callable[[Path], object]]:
+def _synced(path: Path, write: Callable[[], object]) -> None:
+    write()
+    disk.sync(path)
+
+
+def _contenders(tree: dict[str, Any], folder: Path) -> dict[str, Callable[[Path], object]]:
     import safetensors.torch
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -51,11 +57,11 @@ def _contenders(tree: dict, folder: Path) -> dict[str, Callable[[Path], object]]
     keeper.save(tree, checkpoint)
     file = checkpoint / "rank0.safetensors"
     return {
-        COPY: lambda out: (shutil.copyfile(file, out), disk.sync(out)),
-        "torch.save": lambda out: (torch.save(tensors, out), disk.sync(out)),
-        "safetensors": lambda out: (safetensors.torch.save_file(tensors, out), disk.sync(out)),
+        COPY: lambda out: _synced(out, lambda: shutil.copyfile(file, out)),
+        "torch.save": lambda out: _synced(out, lambda: torch.save(tensors, out)),
+        "safetensors": lambda out: _synced(out, lambda: safetensors.torch.save_file(tensors, out)),
         "DCP": lambda out: dcp_save(tree, checkpoint_id=out, no_dist=True),
-        "tar": lambda out: (subprocess.run(["tar", "-cf", out, "-C", folder, "step1"], check=True), disk.sync(out)),
+        "tar": lambda out: _synced(out, lambda: subprocess.run(["tar", "-cf", out, "-C", folder, "step1"], check=True)),
         "train, verify": lambda out: keeper.verify(checkpoint),
         "train, archive": lambda out: write_archive(checkpoint, out.with_suffix(".tar")),
         "train, export torch": lambda out: export(tensors, out, ExportFormat.torch),

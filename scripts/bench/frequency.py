@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from savers import DCP, META, TORCH, TRAIN, TRAIN_SYNC
 from settings import Settings
 from stall import trainings
@@ -13,7 +15,7 @@ SAVERS = (TORCH, DCP, META, TRAIN_SYNC, TRAIN)
 
 def measure(settings: Settings) -> list[Table]:
     """One table with a plot; each contender has a process for itself."""
-    plan = {
+    plan: dict[str, Any] = {
         "size": settings.pick(smoke="smoke", quick="quick", whole="quick"),
         "steps": settings.pick(smoke=4, quick=40, whole=40),
         "every": settings.pick(smoke=[1, 2], quick=[1, 10, 50], whole=[1, 5, 10, 25, 50, 100]),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import own_checkpointers
 from killed import Stamp, fit
@@ -175,7 +175,7 @@ def tensors(count: int, folder: Path) -> dict[str, dict[str, float]]:
         model.load_state_dict(read["model"])
         optimizer.load_state_dict(read["optimizer"])
 
-    batches: Any = DataLoader(torch.ones(2, 64), batch_size=None)  # type: ignore[arg-type]
+    batches: Any = DataLoader(cast("Any", torch.ones(2, 64)), batch_size=None)
     first = trainer(1)
     first.fit(batches, ckpt_path=None)
     optimizer = next(iter(first.optimizers.values()))

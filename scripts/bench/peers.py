@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).parent / "project"))
 
 def by_hand(*, fused: bool = False, collate: bool = False) -> None:
     """A plain loop."""
-    import tiny
+    import loop_parts
     import torch
 
-    model = tiny.Model()
+    model = loop_parts.Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused or None)
-    for batch in tiny.collating_loader() if collate else tiny.loader():
+    for batch in loop_parts.collating_loader() if collate else loop_parts.loader():
         optimizer.zero_grad(set_to_none=True)
         model(batch).backward()
         optimizer.step()
@@ -33,15 +33,15 @@ def by_hand(*, fused: bool = False, collate: bool = False) -> None:
 def lightning(**settings: Any) -> None:
     """Lightning; with `log`, the loss is logged as its users do."""
     import lightning as pl
-    import tiny
+    import loop_parts
     import torch
 
     logs = not settings
 
-    class Module(pl.LightningModule):
+    class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.model = tiny.Model()
+            self.model = loop_parts.Model()
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             loss: torch.Tensor = self.model(batch)
@@ -54,32 +54,34 @@ def lightning(**settings: Any) -> None:
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = pl.Trainer(max_steps=tiny.STEPS, accelerator="cpu", default_root_dir=folder, **settings)
-        trainer.fit(Module(), tiny.loader())
+        trainer = pl.Trainer(max_steps=loop_parts.STEPS, accelerator="cpu", default_root_dir=folder, **settings)
+        trainer.fit(Module(), loop_parts.loader())
 
 
 def fabric() -> None:
-    import tiny
+    import loop_parts
     import torch
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
-    model = tiny.Model()
+    model = loop_parts.Model()
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
-    for batch in fabric.setup_dataloaders(tiny.loader()):
+    for batch in fabric.setup_dataloaders(loop_parts.loader()):
         optimizer.zero_grad(set_to_none=True)
         fabric.backward(model(batch))
         optimizer.step()
 
 
 def accelerate() -> None:
-    import tiny
+    import loop_parts
     import torch
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    model = tiny.Model()
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3), tiny.loader())
+    model = loop_parts.Model()
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters(), lr=1e-3), loop_parts.loader()
+    )
     for batch in loader:
         with accelerator.accumulate(model):
             accelerator.backward(model(batch))
@@ -89,15 +91,15 @@ def accelerate() -> None:
 
 def transformers(**settings: Any) -> None:
     """The Hugging Face Trainer."""
-    import tiny
+    import loop_parts
     import torch
     from transformers import Trainer, TrainingArguments
 
-    class Model(tiny.Model):
+    class Model(loop_parts.Model):
         def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
             return {"loss": super().forward((x, labels))}
 
-    class Batches(tiny.Batches):
+    class Batches(loop_parts.Batches):
         def __getitem__(self, index: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
             x, y = super().__getitem__(index)
             return {"x": x, "labels": y}
@@ -109,7 +111,7 @@ def transformers(**settings: Any) -> None:
     model = Model()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder, max_steps=tiny.STEPS, per_device_train_batch_size=tiny.BATCH, use_cpu=True,
+            output_dir=folder, max_steps=loop_parts.STEPS, per_device_train_batch_size=loop_parts.BATCH, use_cpu=True,
             **{"report_to": "tensorboard", "logging_steps": 50, **settings},
         )  # fmt: skip
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -117,13 +119,13 @@ def transformers(**settings: Any) -> None:
 
 
 def ignite() -> None:
-    import tiny
+    import loop_parts
     import torch
     from ignite.engine import create_supervised_trainer
 
-    net = tiny.Net()
+    net = loop_parts.Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    create_supervised_trainer(net, optimizer, torch.nn.functional.cross_entropy).run(tiny.loader(), max_epochs=1)
+    create_supervised_trainer(net, optimizer, torch.nn.functional.cross_entropy).run(loop_parts.loader(), max_epochs=1)
 
 
 PEERS: Mapping[str, tuple[str | None, Callable[[], None]]] = {

@@ -70,10 +70,9 @@ def raw() -> Saver:
 def dcp(kind: str) -> Saver:
     """torch.distributed.checkpoint, asynchronous: by a thread, or by a process of its own."""
     import torch.distributed as dist
-    import torch.distributed.checkpoint as checkpoint
-    from torch.distributed.checkpoint import DefaultSavePlanner
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 
     warnings.filterwarnings("ignore", module="torch")
     with socket.socket() as probe:
@@ -87,7 +86,7 @@ def dcp(kind: str) -> Saver:
     planner = DefaultSavePlanner(enable_plan_caching=True)
 
     def save(state: Any, path: Path) -> Handed:
-        answer: Any = checkpoint.async_save(
+        answer: Any = async_save(
             state, checkpoint_id=path, async_checkpointer_type=by, async_stager=stager, planner=planner
         )
         staged = getattr(answer, "staging_completion", None)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -224,7 +224,7 @@ def _steps(
 def _by_hand(tensors: int, steps: int) -> dict[str, float]:
     model, batch = _model(tensors)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    batches: Any = DataLoader([batch] * steps, batch_size=None)  # type: ignore[arg-type]
+    batches: Any = DataLoader(cast("Any", [batch] * steps), batch_size=None)
 
     for one in batches:
         optimizer.zero_grad(set_to_none=True)
@@ -241,7 +241,7 @@ def _by_trainer(tensors: int, steps: int, callbacks: list[Callback]) -> dict[str
         loop=TrainingLoop(max_duration=steps, eval_interval=None),
         callbacks={f"callback{number}": one for number, one in enumerate(callbacks)},
     )  # fmt: skip
-    batches: Any = DataLoader([batch] * steps, batch_size=None)  # type: ignore[arg-type]
+    batches: Any = DataLoader(cast("Any", [batch] * steps), batch_size=None)
     trainer.fit(batches, ckpt_path=None)
     return {"step": model.step_us()}
 

@@ -9,9 +9,10 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from settings import Settings
 from table import Column, Row, Table
@@ -64,7 +65,7 @@ def _answers(folder: str, runs: int, records: int) -> dict[str, dict[str, float]
         }
         numbers = ",".join(overview["runs"])
         assert len(overview["runs"]) == runs
-        requests = {
+        requests: dict[str, tuple[str, Callable[[Any], bool]]] = {
             "all records read": (f"api/page?runs={numbers}", lambda page: len(page["runs"]) == runs),
             "table of the runs": ("api/runs", lambda table: len(table["runs"]) == runs),
             "page of a run": ("api/page?runs=0", lambda page: len(page["runs"]) == 1),
@@ -101,7 +102,8 @@ def _server(folder: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def _write_run(path: Path, number: int, records: int) -> None:
     """A finished run with a record for each of its steps."""
-    from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+    from trainer_cli.runs.run_dir import Outcome, RunDir
+    from trainer_cli.steps import RunStatus
 
     run = RunDir(path)
     config = _CONFIG.format(number=number, lr=0.1 if number % 2 else 0.01)

@@ -52,8 +52,8 @@ def trainings(settings: Settings, plan: dict[str, Any], names: Sequence[str]) ->
     """A process of training.py for each name; in the smallest form one for all, as each imports torch."""
     if settings.size is Size.smoke:
         together = cache(partial(_measured, settings, plan, names))
-        return {name: lambda name=name: _samples(together(), name) for name in names}
-    return {name: lambda name=name: _samples(_measured(settings, plan, [name]), name) for name in names}
+        return {name: partial(lambda name: _samples(together(), name), name) for name in names}
+    return {name: partial(lambda name: _samples(_measured(settings, plan, [name]), name), name) for name in names}
 
 
 def _measured(settings: Settings, plan: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

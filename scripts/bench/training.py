@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -30,7 +30,7 @@ from state import CONTEXT, VOCABULARY, Tree
 from timing import Skipped, seconds
 from trainer_cli.addons.text.gpt import GPT
 
-Gate = Callable[[], None]
+Gate = Callable[[], object]
 WARM = 12
 """Steps before those that count where saves are made after every few. Two saves are made in them, after the fifth and
 the tenth: the first gets the memory for all, and the second is the first that is made with it."""
@@ -144,7 +144,8 @@ def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
 def _by_hand(training: Training, steps: int, every: int, folder: Path, save: Saver) -> list[float]:
     """A plain loop that keeps the newest checkpoint. When each step began, and when all was durable."""
     times: list[float] = []
-    last, newest = done(), None
+    newest: Path | None = None
+    last: Any = done()
     for step in range(1, steps + 1):
         times.append(time.perf_counter())
         training.step()
@@ -184,7 +185,7 @@ def _by_trainer(training: Training, steps: int, every: int, folder: Path, saver:
         loop=TrainingLoop(max_duration=steps, eval_interval=None),
         logging=Logging(level="error", console="off"),
     )  # fmt: skip
-    batches: Any = DataLoader([training.batch] * steps, batch_size=None)  # type: ignore[arg-type]
+    batches: Any = DataLoader(cast("Any", [training.batch] * steps), batch_size=None)
     trainer.fit(batches, ckpt_path=None)
     return times
 

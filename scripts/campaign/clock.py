@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from command import Result, train
 
@@ -56,7 +57,7 @@ def jump_and_go_on(trial: Path, reference: Reference, number: int) -> Outcome:
 
 def _fit(trial: Path, chance: Random, stop_at: str) -> Result:
     jumps = [chance.choice((-3, 3, 0, chance.uniform(-1, 1))) * YEAR_S for _ in range(3)]
-    env = {"JUMPS": " ".join(map(str, jumps)), "STOP_AT": stop_at}
+    env: dict[str, Any] = {"JUMPS": " ".join(map(str, jumps)), "STOP_AT": stop_at}
     return train("fit", *TRAINING, cwd=trial, limit_s=HANG_S, **env)
 
 

@@ -89,7 +89,7 @@ def draw_interruptions(seed: int, steps: int) -> list[dict[str, Any]]:
     ]
 
 
-def interrupt(folder: Path, interruption: dict[str, Any], fit: Any) -> Result:
+def interrupt(folder: Path, interruption: dict[str, Any], fit: Any) -> Any:
     """Start, or go on, until the interruption comes or the run ends."""
     if "hard_stop" in interruption:
         return fit(folder.name, f"loop.hard_stop={interruption['hard_stop']}")

@@ -69,7 +69,8 @@ def prepare(folder: Path, count: int, _size: Size, *, stage: str) -> Iterator[Tr
     template.mkdir()
     changes = run_mortal(0, *training, cwd=template).operations
     assert {line.split()[0] for line in changes} >= {"mkdir", "open", "pwrite", "fsync", "rename", "remove", "rmdir"}
-    points, fault = range(1, count_changes(changes) + 1), "kill"
+    points: Sequence[int] = range(1, count_changes(changes) + 1)
+    fault = "kill"
     shutil.rmtree(template / "run")
     if stage == "tear":
         only_changes = [line for line in changes if not line.startswith("committed")]

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import peers_environment
 from campaign import ROOT, SCRIPTS
@@ -68,14 +69,13 @@ class Worker:
         verdict, detail, announced = self._answer()
         return Outcome(Verdict(verdict), detail, announced)
 
-    def _answer(self) -> list[str]:
+    def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self._errors.seek(0)
             raise RuntimeError(f"the worker has ended: {self._errors.read()[-2000:]}")
-        answer: list[str] = json.loads(line)
-        return answer
+        return json.loads(line)
 
     def close(self) -> None:
         """End the process, and delete what it has written."""

@@ -14,10 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from campaign.peers import task
 from campaign.peers.task import EVERY, STEPS, announce, report_resume
@@ -149,7 +150,7 @@ class Dcp(Loop):
     def run(self, folder: Path) -> None:
         import torch.distributed as dist
 
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         super().run(folder)
         dist.destroy_process_group()
 
@@ -161,17 +162,17 @@ class Dcp(Loop):
         return steps[max(steps)] if steps else None
 
     def save(self, path: Path, step: int, model: Any, optimizer: Any) -> None:
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import save
 
-        dcp.save(self.states(step, model, optimizer), checkpoint_id=path)
+        save(self.states(step, model, optimizer), checkpoint_id=path)
         announce(step)
 
     def load(self, path: Path, model: Any, optimizer: Any) -> int:
-        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import set_state_dict
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         states = self.states(0, model, optimizer)
-        dcp.load(states, checkpoint_id=path)
+        load(states, checkpoint_id=path)
         set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
         return int(states["step"])
 
@@ -189,10 +190,10 @@ class AsyncDcp(Dcp):
     saving: tuple[int, Future[Any]] | None = None
 
     def save(self, path: Path, step: int, model: Any, optimizer: Any) -> None:
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import async_save
 
         self.finish()
-        answer = dcp.async_save(self.states(step, model, optimizer), checkpoint_id=path)
+        answer: Any = async_save(self.states(step, model, optimizer), checkpoint_id=path)
         self.saving = step, getattr(answer, "upload_completion", answer)
         self.saving[1].add_done_callback(lambda future: None if future.exception() else announce(step))
 
@@ -243,13 +244,13 @@ class Lightning(Contender):
         from lightning.pytorch.callbacks import ModelCheckpoint
         from torch.utils.data import DataLoader
 
-        class Module(pl.LightningModule):
+        class Module(pl.LightningModule):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
                 self.model = task.Model()
                 self.announced = 0
 
-            def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+            def training_step(self, batch: dict[str, Tensor]) -> Any:
                 return self.model(**batch)["loss"]
 
             def configure_optimizers(self) -> Any:
@@ -289,14 +290,12 @@ class HuggingFace(Contender):
 
     def prepare(self) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
-        from transformers import Trainer, TrainerCallback, TrainingArguments
-
-        self.parts = Trainer, TrainerCallback, TrainingArguments
+        importlib.import_module("transformers.trainer")
 
     def run(self, folder: Path) -> None:
-        Trainer, TrainerCallback, TrainingArguments = self.parts
+        from transformers import Trainer, TrainerCallback, TrainingArguments
 
-        class Announcing(TrainerCallback):
+        class Announcing(TrainerCallback):  # type: ignore[misc]
             def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 report_resume(state.global_step)
 
@@ -316,7 +315,7 @@ class HuggingFace(Contender):
     def newest(self, folder: Path) -> Path | None:
         from transformers.trainer_utils import get_last_checkpoint
 
-        newest = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        newest = cast("Any", get_last_checkpoint)(str(folder)) if folder.is_dir() else None
         return None if newest is None else Path(newest)
 
 
