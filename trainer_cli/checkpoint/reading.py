@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer_cli.catalog import ForeignKind, examine
+from trainer_cli.catalog import Catalog, ForeignKind, examine
 from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.storage import Storage
@@ -26,9 +26,12 @@ def errors_of_reading(storage: Storage, name: str) -> Iterator[None]:
                 where=where,
                 cure="load_checkpoint(path, model, finetune=True) loads its weights.",
             ) from None
-        if name in storage.names():
+        # Listed first: a listing that is older than the removal would show the checkpoint.
+        exists, entry = name in storage.names(), Catalog(storage).entry(name)
+        if exists and not entry.removed:
             raise DamagedCheckpoint("the checkpoint has no manifest, so it is partial", where=where) from None
-        raise NoCheckpointError("there is no checkpoint", where=where) from None
+        why = "the checkpoint is being removed" if exists else "there is no checkpoint"
+        raise NoCheckpointError(why, where=where) from None
     except OSError as error:
         raise DamagedCheckpoint(f"the checkpoint cannot be read: {error}", where=where) from error
     except (TrainError, MemoryError):

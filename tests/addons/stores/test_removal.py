@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from trainer_cli.addons.stores.object_client import ObjectClient
 from trainer_cli.addons.stores.object_store import ObjectStorage
 from trainer_cli.catalog.catalog import REMOVING, Catalog
-from trainer_cli.checkpoint.checkpointer import Checkpointer
+from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.save import CheckpointMetadata
+from trainer_cli.errors import NoCheckpointError
 
 WHOLE, GONE = "whole", "gone"
 REQUESTS = 9
@@ -130,3 +132,28 @@ def test_a_removal_that_goes_on_between_the_requests_of_a_reader_is_no_partial_c
     reader.client.before = go_on
     assert state_of(reader) in ((WHOLE,) if at <= 3 else (REMOVING, GONE))
     assert is_listed
+
+
+@pytest.mark.parametrize("at", range(4, REQUESTS + 1))
+@pytest.mark.parametrize("before", range(1, 6))
+def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_not_called_damaged(
+    before: int, at: int, store: Store
+) -> None:
+    reader = store.open("reader", "reader")
+    loader = make_sync_checkpointer(storage=lambda root: reader)
+    is_removed = False
+
+    def remove(number: int) -> None:
+        nonlocal is_removed
+        # A listing, the manifest, the manifest as it is now, and two files.
+        if number == before and not is_removed:
+            is_removed = True
+            remove_until(store, "r", at)
+
+    reader.client.before = remove
+    # The files may have been read before they were deleted.
+    with suppress(NoCheckpointError):
+        loader.load(f"{store.url}/step3")
+    assert is_removed
+    with pytest.raises(NoCheckpointError, match="is being removed" if at < REQUESTS else "there is no checkpoint"):
+        loader.load(f"{store.url}/step3")

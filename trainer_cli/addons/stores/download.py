@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from trainer_cli.addons.stores.object_client import ObjectClient, ObjectInfo
 from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.files import locked_file
+from trainer_cli.layout import MANIFEST_FILE
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.storage import DOWNLOADS, Disk, LocalStorage, delete_tree, write_copy
 from trainer_cli.terminal import COLOURS, format_count, is_terminal
@@ -33,7 +34,8 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
 
     Raises:
         DamagedCheckpoint: the manifest cannot be read, or a file differs from it.
-        OSError: the store does not answer, or the disk is full; no copy is left.
+        FileNotFoundError: the checkpoint was removed meanwhile.
+        OSError: the store does not answer, or the disk is full. No copy is left.
     """
     entries = Manifest.parse(manifest).files
     with _progress(where, sum(entry.size_bytes for entry in entries.values())) as advance:
@@ -44,6 +46,9 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
                     yield block
                     advance(len(block))
             except FileNotFoundError:
+                # A removal deletes the manifest first.
+                if client.get(f"{name}/{MANIFEST_FILE}") is None:
+                    raise
                 why = f"a file of the checkpoint is damaged: {file} is missing"
                 raise DamagedCheckpoint(why, where=where) from None
 
