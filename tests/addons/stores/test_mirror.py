@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,10 +26,12 @@ from trainer_cli.addons.stores.object_store import ObjectStorage
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.save import CheckpointMetadata
+from trainer_cli.errors import StoreAwayError
 from trainer_cli.manifest import Manifest
 from trainer_cli.storage import Disk, LocalReadableFolder
 
 WAIT_S = 600.0
+FILE = Path(__file__)
 
 
 class Storage:
@@ -389,3 +392,40 @@ def test_a_checkpoint_that_was_committed_since_the_listing_is_not_quarantined(ur
     with pytest.raises(FileExistsError, match="exists"):
         second.remote._take("step3")
     assert load(url, tmp_path / "there") == 1
+
+
+@pytest.mark.parametrize("request_name", ["put_new", "upload_new"])
+def test_a_conditional_write_asks_a_store_that_is_away_as_often_as_other_requests_and_none_once_it_is_ended(
+    request_name: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[str] = []
+
+    def away(name: str) -> Callable[..., Any]:
+        def request(*args: Any, callback: Any = None, **settings: Any) -> Any:
+            if callback is not None:
+                callback.set_size(1)
+            requests.append(name)
+            raise OSError("no answer")
+
+        return request
+
+    for name in ("pipe_file", "put_file", "cat_file", "info"):
+        monkeypatch.setattr(MemoryFileSystem, name, away(name))
+    client = ObjectClient(url, attempts=5)
+    write = partial(client.put_new, "a", b"") if request_name == "put_new" else partial(client.upload_new, "a", FILE)
+    with pytest.raises(StoreAwayError, match=r"failed 5 times: OSError: no answer"):
+        write()
+    assert len(requests) == 1 + 5
+    if request_name == "upload_new":
+        requests.clear()
+        with pytest.raises(InterruptedError):
+            write(on_part=fail(InterruptedError(errno.EINTR, "it is abandoned")))
+        assert requests == []
+
+
+def test_a_checkpoint_that_is_saved_after_uploads_were_abandoned_is_sent(url: str, tmp_path: Path) -> None:
+    storage = ObjectStorage(url, cache=tmp_path / "here", run_id="r")
+    storage.abandon_uploads()
+    save(storage)
+    assert storage.finish_uploads() == []
+    assert offered(url, tmp_path / "there") == ["step3"]

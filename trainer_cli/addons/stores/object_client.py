@@ -304,6 +304,9 @@ class ObjectClient:
                     write(condition)
                 except FileExistsError:
                     return is_written()
+                # Not followed by further requests.
+                except (InterruptedError, StoreAwayError):
+                    raise
                 except OSError as error:
                     # The reply may have been lost, or a rejected condition may have raised another error.
                     if is_written():
@@ -353,7 +356,8 @@ class ObjectClient:
         for attempt in range(1, self._attempts + 1):
             try:
                 return request()
-            except (*_FINAL, UserError, StoreRefusedError):
+            # One that is away was asked often enough by a request within this one.
+            except (*_FINAL, UserError, StoreAwayError):
                 raise
             except Exception as error:  # The classes differ between stores.
                 if (refusal := explain_refusal(error)) is not None:

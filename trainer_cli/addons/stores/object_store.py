@@ -81,6 +81,8 @@ class ObjectStorage:
     ) -> Iterator[StagedFolder]:
         if self.client.read_only:
             raise UserError(f"{self.url} can only be read", cure="Save to a local folder, or to an object store.")
+        # A save by hand after an interrupted training.
+        self.mirror.is_abandoned = False
         exists = self._is_unsent(name) or self.remote.exists(name)
         if exists and replace:
             # A store cannot replace several objects atomically: the old checkpoint would be lost before the new exists.
