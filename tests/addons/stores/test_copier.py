@@ -157,6 +157,17 @@ def test_a_checkpoint_that_waits_for_its_copy_when_the_process_is_killed_is_copi
     assert sorted(seen) == copied
 
 
+def test_a_start_begins_no_copy_that_would_be_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        save_large(tmp_path / "own", step, count=1)
+    copies = copies_of(tmp_path, Disk())
+    own, added = Retention(tmp_path / "own", copies.source, "ours"), list[str]()
+    own.rules = RetentionRules(max_checkpoints=2)
+    monkeypatch.setattr(copies.mirror, "add", added.append)
+    copies.start(own, 3, Newer.refuse)
+    assert added == ["step2", "step3"]
+
+
 def test_a_start_whose_copies_cannot_be_reached_removes_none_that_waits(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -669,6 +680,8 @@ def test_while_copies_fail_none_waits_that_would_be_removed_at_once(
         assert copies.mirror.wait(500) == [f"step{step}"]
         copies.raise_failure()
     assert caplog.text.count("could not be copied") == (fail is not be_away)
+    # Of one that stops waiting it would not be true that it is sent again.
+    assert caplog.text.count("is sent again later") == (fail is be_away)
 
 
 @pytest.mark.parametrize("operation", ["open", "read"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer_cli.addons.stores.mirror import Mirror
 from trainer_cli.callbacks import Retention
-from trainer_cli.catalog import Catalog
+from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.checkpoint import CheckpointMetadata
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, StoreAwayError, TrainError, disk_cure
 from trainer_cli.files import as_path
@@ -98,24 +98,24 @@ class Copies:
         """
         self.retention.rules, self._begun_at = source_retention.rules, step
         self._opened = self._reported = self.mirror.is_abandoned = False
-        # Numbering continues from the resumed checkpoint, and from copies whose originals were removed.
-        own = [(entry, _number(entry.manifest)) for entry in source_retention.own() if entry.step <= step]
-        self._number = max((number for _, number in own), default=0)
-        newest = 0
+        own = [entry for entry in source_retention.own() if entry.step <= step]
+        copied: list[Entry] = []
         try:
             self._open()
             self.retention.leave_branch(step, newer)
             copied = self.retention.own()
-            self._number = max([self._number, *(_number(entry.manifest) for entry in copied)])
-            newest = max((entry.step for entry in copied), default=0)
         except OSError as error:
-            self._failure = self._failed(self.folder, error)
+            self._keep(self.folder, error)
             self.raise_failure()
-        for entry, number in own:
-            is_due = newest <= entry.step and number and number % self.every == 0
-            if is_due and self._own.entry(entry.name).valid:
-                self.mirror.add(entry.name)
-        self._drop_removable()
+        # Numbering continues from the resumed checkpoint, and from copies whose originals were removed.
+        self._number = max(map(_number_of, own + copied), default=0)
+        newest = max((entry.step for entry in copied), default=0)
+        numbered = ((entry.name, _number_of(entry)) for entry in own if newest <= entry.step)
+        due = [name for name, number in numbered if number and number % self.every == 0]
+        removable = self._find_removable(due, copied)
+        for name in due:
+            if name not in removable:
+                self.mirror.add(name)
 
     def on_committed(self, name: str, metadata: CheckpointMetadata) -> None:
         """Copy this checkpoint if it is due; called in the thread that committed it, before any removal."""
@@ -135,7 +135,7 @@ class Copies:
         try:
             hold.enter_context(self.source.reading(name))
         except OSError as error:
-            self._keep(name, error)
+            self._keep(self.folder / name, error)
             return
         for other in self.mirror.add(name, hold, gives_way=True):
             log.warning("%s is not copied: %s is due before an earlier copy has ended", other, name)
@@ -176,9 +176,8 @@ class Copies:
         # Also those that an earlier version of this program copied for a store, and has not sent.
         waiting += self.storage.finish_uploads()
         if waiting:
-            message = f"the copies {', '.join(waiting)} could not be sent"
             self._failure = SaveError(
-                message,
+                f"the copies {', '.join(waiting)} could not be sent",
                 where=str(self.folder),
                 cure="Run the same command again to send what is still on this machine.",
             )
@@ -208,39 +207,37 @@ class Copies:
 
     def _on_failed(self, name: str, error: BaseException, is_first: bool) -> None:
         """Keep a failure for `raise_failure`; of a store that does not answer only that at the end counts."""
-        if isinstance(error, StoreAwayError):
-            self.mirror.warn(name, error, is_first)
-        elif is_first:
-            self._keep(name, error)
-        self._drop_removable()
-
-    def _drop_removable(self) -> None:
-        """Let those go that wait, and that are not valid or would be removed at once: they take space until then."""
-        waiting = {name: self._own.entry(name) for name in self.mirror.waiting()}
+        is_away = isinstance(error, StoreAwayError)
+        if is_first and not is_away:
+            self._keep(self.folder / name, error)
         try:
-            copied = [entry for entry in self.retention.own() if entry.name not in waiting]
+            copied = self.retention.own()
         except (OSError, TrainError):
             copied = []
-        rules, facts = self.retention.rules, [entry.facts for entry in (*copied, *waiting.values()) if entry.facts]
-        removable = {} if rules.keeps_all else rules.plan_removal(facts)[0]
-        for name, entry in waiting.items():
-            if name in removable or not entry.valid:
-                self.mirror.drop(name)
+        # They take space while they wait.
+        for other in self._find_removable(self.mirror.waiting(), copied):
+            self.mirror.drop(other)
+        if is_away and name in self.mirror.waiting():
+            self.mirror.warn(name, error, is_first)
 
-    def _keep(self, name: str, error: BaseException) -> None:
-        self._failure = self._failed(self.folder / name, error)
-        self.on_failure()
+    def _find_removable(self, names: list[str], copied: list[Entry]) -> list[str]:
+        """Those of the checkpoints that are not valid, or whose copies would be removed at once."""
+        waiting = {name: self._own.entry(name) for name in names}
+        entries = {entry.name: entry for entry in copied} | waiting
+        facts = [entry.facts for entry in entries.values() if entry.facts]
+        removable = self.retention.rules.why_remove(facts)
+        return [name for name, entry in waiting.items() if name in removable or not entry.valid]
 
-    @staticmethod
-    def _failed(path: Path, error: BaseException) -> SaveError:
+    def _keep(self, path: Path, error: BaseException) -> None:
+        """Keep a failure for `raise_failure`."""
         why, cure = str(error) or type(error).__name__, "The checkpoint itself is not changed."
         if isinstance(error, TrainError):
             why, cure = error.what, error.cure or ""
         elif isinstance(error, OSError) and error.errno is not None:
             why, cure = str(error.strerror), f"{cure} {disk_cure(error)}"
-        failure = SaveError(f"the checkpoint could not be copied: {why}", where=str(path), cure=cure)
-        failure.__cause__ = error
-        return failure
+        self._failure = SaveError(f"the checkpoint could not be copied: {why}", where=str(path), cure=cure)
+        self._failure.__cause__ = error
+        self.on_failure()
 
 
 def open_copies(
@@ -263,9 +260,8 @@ def open_copies(
             hint="Name one on another disk or in an object store.",
         )
     storage = open_storage(copies, cache=cache, run_id=run_id, attempt=attempt)
-    every, raises = config.copy_to.every, not config.tolerates_errors
-    return Copies(source, storage, copies, run_id, every=every, raises=raises)
+    return Copies(source, storage, copies, run_id, every=config.copy_to.every, raises=not config.tolerates_errors)
 
 
-def _number(manifest: Manifest | None) -> int:
-    return 0 if manifest is None or manifest.number is None else manifest.number
+def _number_of(entry: Entry) -> int:
+    return entry.manifest.number or 0 if entry.manifest else 0

@@ -426,7 +426,7 @@ class ObjectFolders:
             if MANIFEST_FILE in sizes:
                 # It was removed since the listing, which may lack the marker of the removal.
                 sizes = {file: info.size_bytes or 0 for file, info in self.client.list(name).items()}
-            sizes = {file: size for file, size in sizes.items() if file != MANIFEST_FILE}
+            sizes.pop(MANIFEST_FILE, None)
             return _Folder(sizes, None, "") if sizes else None
         sizes = {**sizes, MANIFEST_FILE: len(manifest)}
         with suppress(ManifestError):
