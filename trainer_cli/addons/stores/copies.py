@@ -224,8 +224,7 @@ class Copies:
         """Those of the checkpoints that are not valid, or whose copies would be removed at once."""
         waiting = {name: self._own.entry(name) for name in names}
         entries = {entry.name: entry for entry in copied} | waiting
-        facts = [entry.facts for entry in entries.values() if entry.facts]
-        removable = self.retention.rules.why_remove(facts)
+        removable = self.retention.rules.why_remove([entry.facts for entry in entries.values() if entry.facts])
         return [name for name, entry in waiting.items() if name in removable or not entry.valid]
 
     def _keep(self, path: Path, error: BaseException) -> None:

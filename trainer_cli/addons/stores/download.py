@@ -144,8 +144,7 @@ def _files_at(client: ObjectClient, name: str, marks: Collection[str]) -> dict[s
         return {}  # Otherwise a wrong name would copy a whole bucket or web site.
     if client.read_only:
         # The index pages of a web server have no sizes.
-        infos = {key: client.info(key) for key in files}
-        files = {key: info for key, info in infos.items() if info is not None}
+        files = {key: info for key in files if (info := client.info(key)) is not None}
     return files
 
 

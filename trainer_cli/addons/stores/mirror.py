@@ -57,7 +57,7 @@ class _Source:
 
     @contextmanager
     def open(self, file: str) -> Iterator[_SourceFile]:
-        # Inside the block only reads fail so, and stores, whose errors are others.
+        # A local place is written outside of this block, and a store that fails raises StoreAwayError.
         with _noting_source(), self._folder.open(file) as opened:
 
             def read_at(buffers: Sequence[memoryview], offset: int) -> None:
@@ -127,7 +127,7 @@ class Mirror:
             for other in others:
                 self.drop(other)
             last = self._queue.get(name)
-            if last is not None and not is_amended:
+            if last and not is_amended:
                 last.hold.close()
                 last = None
             # One that waits, and is amended, is still to be sent whole; as another object, since it may be being sent.
@@ -140,7 +140,7 @@ class Mirror:
         with self._changed:
             waiting = self._queue.pop(name, None)
             self._failed.discard(name)
-        if waiting is not None:
+        if waiting:
             waiting.hold.close()
 
     def retry(self) -> None:

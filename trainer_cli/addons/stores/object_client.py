@@ -109,7 +109,7 @@ class ObjectClient:
         self.scheme = url.partition("://")[0]
         self.read_only = self.scheme in _WEB
         self.is_training = False
-        """Whether the store has been reached by a run, which then tolerates that it refuses a request."""
+        """Whether the store has been reached by a run, which then tolerates that it does not answer, or refuses."""
         self._wait, self._attempts = wait, attempts
         self._files = _file_system(self.scheme, options or {})
         # Some file systems cache listings even with `use_listings_cache=False`.

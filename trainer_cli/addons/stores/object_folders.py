@@ -86,16 +86,12 @@ class ObjectFolders:
 
     Args:
         run_id, attempt: of the process that sends and removes.
-
-    Attributes:
-        is_training: whether a run owns the folders; it then tolerates a store that does not answer.
     """
 
     def __init__(self, client: ObjectClient, run_id: str, attempt: int) -> None:
         self.client = client
         self._claim = _Claim(run_id, attempt, secrets.token_hex(8))
         self._markers = (f"{REMOVED_PREFIX}{run_id}", f"{REMOVED_PREFIX}{_NO_RUN}")
-        self.is_training = False
         self._known: dict[str, _Folder] = {}
         self._is_listed = False
         self._away_until: float | None = None
@@ -145,7 +141,7 @@ class ObjectFolders:
         # The first access of a run: a missing bucket or credential ends it now, not after the first save.
         self.client.check_writable(self._claim.run_id)
         self._refresh()
-        self.is_training = self.client.is_training = True
+        self.client.is_training = True
         return [
             name
             for name, folder in list(self._known.items())
@@ -364,8 +360,9 @@ class ObjectFolders:
 
     def _is_left_behind(self, name: str, files: Collection[str]) -> bool:
         """Whether this run has sent or removed a folder in part."""
-        is_marked = any(marker in files for marker in self._markers)
-        return is_marked or (CLAIM_FILE in files and self._is_own(self._claim_of(name)))
+        return any(marker in files for marker in self._markers) or (
+            CLAIM_FILE in files and self._is_own(self._claim_of(name))
+        )
 
     def _is_own(self, claim: _Claim | None) -> bool:
         """Whether this run has made a claim, or a command, which has no run."""
@@ -413,7 +410,7 @@ class ObjectFolders:
             self._known, self._is_listed, self._away_until = known, True, None
             _last_listing = self.client.url, dict(known)
         except StoreAwayError as error:
-            if not self.is_training:
+            if not self.client.is_training:
                 raise
             if self._away_until is None:
                 logger.warning("%s cannot be listed, so its checkpoints stay as they are: %s", self.client.url, error)
@@ -446,7 +443,7 @@ class ObjectFolders:
             try:
                 folder = self._read_folder(name, {}, "")
             except StoreAwayError:
-                if not self.is_training:
+                if not self.client.is_training:
                     raise
                 folder = None
             if folder is not None:

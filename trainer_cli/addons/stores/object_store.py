@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from operator import call
 from pathlib import Path
@@ -71,9 +71,8 @@ class ObjectStorage:
         """Rank of this process in a save by several machines; None: one machine saves."""
 
     def names(self, earlier: Collection[str] = ()) -> list[str]:
-        # Before the listing: one that is sent meanwhile would be neither unsent nor in a listing made before.
-        unsent = self._unsent()
-        return sorted({*unsent, *self.remote.names()})
+        # In this order: one that is sent meanwhile would be neither in an earlier listing nor unsent any more.
+        return sorted({*self._unsent(), *self.remote.names()})
 
     @contextmanager
     def writing(
@@ -121,11 +120,7 @@ class ObjectStorage:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
-        with ExitStack() as stack:
-            yield self._open_copy(name, stack)
-
-    def _open_copy(self, name: str, stack: ExitStack) -> LocalReadableFolder:
-        """A local copy of a checkpoint, downloaded if needed and locked against removal until `stack` ends.
+        """A local copy of a checkpoint, downloaded if needed and locked against removal.
 
         Raises:
             FileNotFoundError: the checkpoint is not in the store.
@@ -133,20 +128,22 @@ class ObjectStorage:
         """
         # First: the name becomes that of a local file.
         self.location(name)
-        for _ in range(_TRIES):
-            with locking_copy(self.cache, name):
-                if not self._is_pending(name):
-                    self._refresh_copy(name)
-                try:
-                    folder = stack.enter_context(self.local.reading(name))
-                except FileNotFoundError:
-                    # It was sent and trimmed since, or a removal began. Only the store knows whether it still exists.
-                    continue
+        with ExitStack() as stack:
+            for _ in range(_TRIES):
+                with locking_copy(self.cache, name):
+                    if not self._is_pending(name):
+                        self._refresh_copy(name)
+                    # It may have been sent and trimmed since, or its removal began: only the store knows whether it
+                    # still exists.
+                    with suppress(FileNotFoundError):
+                        folder = stack.enter_context(self.local.reading(name))
+                        break
+            else:
+                raise OSError(errno.EBUSY, "its local copy is being removed", str(self.cache / name))
             self._trim(name)
             # Each machine has a cache of its own.
             folder.is_shared = False
-            return folder
-        raise OSError(errno.EBUSY, "its local copy is being removed", str(self.cache / name))
+            yield folder
 
     def peek(self, name: str, file: str) -> bytes | None:
         if not is_plain(file):
@@ -166,7 +163,8 @@ class ObjectStorage:
         # at again: one that was removed while it was listed was listed in part.
         local = self.local.sizes(name)
         sizes = local if _is_unsent(local) and self._is_unsent(name) else self.remote.sizes(name)
-        return {file: size for file, size in sizes.items() if file != _SENT_FILE}
+        sizes.pop(_SENT_FILE, None)
+        return sizes
 
     def is_pinned(self, name: str) -> bool:
         return PINNED_FILE in self.sizes(name)
