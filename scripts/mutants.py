@@ -2,8 +2,8 @@
 
     python scripts/mutants.py [policy | trainer | saver | replay | NAME …]
 
-Each mutant is one text of a file put in the place of another, in a copy of the project. The tests named for it are run
-against it, one file after another. Prints which mutants were killed, and by what; exit 1 if one survives. Not part of
+Each mutant is a change of one function, in a copy of the project (`mutant.py`). The tests named for it are run against
+it, one file after another. Prints which mutants were killed, and by what; exit 1 if one survives. Not part of
 the suite.
 """
 
@@ -18,267 +18,384 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
+from mutant import Mutant
 from replay_mutants import OF_REPLAY
 from saver_mutants import OF_SAVER
 
 ROOT = Path(__file__).resolve().parents[1]
-POLICY = "trainer_cli/policy/rules.py"
 HISTORIES = "300"
 
 
-class Mutant(NamedTuple):
-    """A text that is once in a file, what is put in its place, and the tests (or files of tests) that must notice."""
-
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-
-# Name: old text, new text.
+# Name: function, old code, new code.
 OF_POLICY = {
-    "a saved step is saved again": ("        if facts.last_saved_step == now.step:\n            return None\n", ""),
+    "a saved step is saved again": (
+        "SaveRules.why_save",
+        "if facts.last_saved_step == now.step:\n    return None",
+        "",
+    ),
     "a step after the saved one counts as saved": (
-        "facts.last_saved_step == now.step:",
-        "facts.last_saved_step == now.step - 1:",
+        "SaveRules.why_save",
+        "facts.last_saved_step == now.step",
+        "facts.last_saved_step == now.step - 1",
     ),
     "any later step counts as saved": (
-        "if facts.last_saved_step == now.step:",
-        "if facts.last_saved_step is not None and facts.last_saved_step >= now.step - 1:",
+        "SaveRules.why_save",
+        "facts.last_saved_step == now.step",
+        "facts.last_saved_step is not None and facts.last_saved_step >= now.step - 1",
     ),
-    "fixed steps are not saved": ("if now.step in self.fixed_steps:", "if False:"),
-    "fixed steps one late": ("if now.step in self.fixed_steps:", "if now.step - 1 in self.fixed_steps:"),
+    "fixed steps are not saved": ("SaveRules.why_save", "now.step in self.fixed_steps", "False"),
+    "fixed steps one late": ("SaveRules.why_save", "now.step in self.fixed_steps", "now.step - 1 in self.fixed_steps"),
     "fixed steps are ephemeral": (
-        'Decision(CheckpointKind.regular, f"fixed step {now.step}")',
-        'Decision(CheckpointKind.ephemeral, f"fixed step {now.step}")',
+        "SaveRules.why_save",
+        "Decision(CheckpointKind.regular, f'fixed step {now.step}')",
+        "Decision(CheckpointKind.ephemeral, f'fixed step {now.step}')",
     ),
     "fixed steps wait for training": (
-        "if now.step in self.fixed_steps:",
-        "if now.step in self.fixed_steps and occasion is not Occasion.pre_train:",
+        "SaveRules.why_save",
+        "now.step in self.fixed_steps",
+        "now.step in self.fixed_steps and occasion is not Occasion.pre_train",
     ),
-    "the first moment is like any other": ("if occasion is Occasion.pre_train:", "if False:"),
-    "null saves after a load": ("is_due = not facts.loaded if", "is_due = True if"),
-    "null never saves before the first step": ("is_due = not facts.loaded if", "is_due = False if"),
-    "null is turned round": ("is_due = not facts.loaded if", "is_due = facts.loaded if"),
+    "the first moment is like any other": ("SaveRules.why_save", "occasion is Occasion.pre_train", "False"),
+    "null saves after a load": ("SaveRules.why_save", "not facts.loaded", "True"),
+    "null never saves before the first step": ("SaveRules.why_save", "not facts.loaded", "False"),
+    "null is turned round": ("SaveRules.why_save", "not facts.loaded", "facts.loaded"),
     "pre_train counts only where nothing was loaded": (
-        "else self.pre_train\n",
-        "else self.pre_train and not facts.loaded\n",
+        "SaveRules.why_save",
+        "not facts.loaded if self.pre_train is None else self.pre_train",
+        "not facts.loaded if self.pre_train is None else self.pre_train and (not facts.loaded)",
     ),
     "the first checkpoint is ephemeral": (
-        'Decision(CheckpointKind.regular, "before the first step")',
-        'Decision(CheckpointKind.ephemeral, "before the first step")',
+        "SaveRules.why_save",
+        "Decision(CheckpointKind.regular, 'before the first step')",
+        "Decision(CheckpointKind.ephemeral, 'before the first step')",
     ),
-    "intervals are not saved": ("if self.save_interval is not None and self.save_interval.due(now):", "if False:"),
+    "intervals are not saved": (
+        "SaveRules.why_save",
+        "self.save_interval is not None and self.save_interval.due(now)",
+        "False",
+    ),
     "intervals are ephemeral": (
-        "return Decision(CheckpointKind.regular, str(self.save_interval))",
-        "return Decision(CheckpointKind.ephemeral, str(self.save_interval))",
+        "SaveRules.why_save",
+        "Decision(CheckpointKind.regular, str(self.save_interval))",
+        "Decision(CheckpointKind.ephemeral, str(self.save_interval))",
     ),
     "intervals count at ordinary steps alone": (
-        "self.save_interval.due(now):\n            return",
-        "self.save_interval.due(now) and occasion is Occasion.step:\n            return",
+        "SaveRules.why_save",
+        "self.save_interval is not None and self.save_interval.due(now)",
+        "self.save_interval is not None and self.save_interval.due(now) and (occasion is Occasion.step)",
     ),
-    "the end is not saved": ("if occasion in (Occasion.final, Occasion.last_stop) and self.save_final:", "if False:"),
+    "the end is not saved": (
+        "SaveRules.why_save",
+        "occasion in (Occasion.final, Occasion.last_stop) and self.save_final",
+        "False",
+    ),
     "the end is saved always": (
-        "(Occasion.final, Occasion.last_stop) and self.save_final:",
-        "(Occasion.final, Occasion.last_stop):",
+        "SaveRules.why_save",
+        "occasion in (Occasion.final, Occasion.last_stop) and self.save_final",
+        "occasion in (Occasion.final, Occasion.last_stop)",
     ),
     "every stop is an end": (
-        "(Occasion.final, Occasion.last_stop) and",
-        "(Occasion.final, Occasion.stop, Occasion.last_stop) and",
+        "SaveRules.why_save",
+        "(Occasion.final, Occasion.last_stop)",
+        "(Occasion.final, Occasion.stop, Occasion.last_stop)",
     ),
-    "a stop at the very end is no end": ("(Occasion.final, Occasion.last_stop) and", "(Occasion.final,) and"),
+    "a stop at the very end is no end": (
+        "SaveRules.why_save",
+        "(Occasion.final, Occasion.last_stop)",
+        "(Occasion.final,)",
+    ),
     "the end is ephemeral": (
-        'Decision(CheckpointKind.regular, "end of training")',
-        'Decision(CheckpointKind.ephemeral, "end of training")',
+        "SaveRules.why_save",
+        "Decision(CheckpointKind.regular, 'end of training')",
+        "Decision(CheckpointKind.ephemeral, 'end of training')",
     ),
-    "a requested save is not made": ("if facts.save_requested:", "if False:"),
+    "a requested save is not made": ("SaveRules.why_save", "facts.save_requested", "False"),
     "a requested save waits for a release": (
-        "if facts.save_requested:",
-        "if facts.save_requested and not facts.on_hold:",
+        "SaveRules.why_save",
+        "facts.save_requested",
+        "facts.save_requested and (not facts.on_hold)",
     ),
     "a requested save is ephemeral": (
-        'Decision(CheckpointKind.regular, "requested")',
-        'Decision(CheckpointKind.ephemeral, "requested")',
+        "SaveRules.why_save",
+        "Decision(CheckpointKind.regular, 'requested')",
+        "Decision(CheckpointKind.ephemeral, 'requested')",
     ),
-    "the best are not saved": ("if self.keep_best is not None and (merit", "if False and (merit"),
+    "the best are not saved": ("SaveRules.why_save", "self.keep_best is not None", "False"),
     "the best are regular": (
-        "return Decision(CheckpointKind.ephemeral, merit)",
-        "return Decision(CheckpointKind.regular, merit)",
+        "SaveRules.why_save",
+        "Decision(CheckpointKind.ephemeral, merit)",
+        "Decision(CheckpointKind.regular, merit)",
     ),
     "a stop is not saved": (
-        "(Occasion.stop, Occasion.last_stop) and self.save_on_stop:",
-        "() and self.save_on_stop:",
+        "SaveRules.why_save",
+        "(Occasion.stop, Occasion.last_stop)",
+        "()",
     ),
     "a stop is saved always": (
-        "(Occasion.stop, Occasion.last_stop) and self.save_on_stop:",
-        "(Occasion.stop, Occasion.last_stop):",
+        "SaveRules.why_save",
+        "occasion in (Occasion.stop, Occasion.last_stop) and self.save_on_stop",
+        "occasion in (Occasion.stop, Occasion.last_stop)",
     ),
     "a stop at the very end is no stop": (
-        "(Occasion.stop, Occasion.last_stop) and",
-        "(Occasion.stop,) and",
+        "SaveRules.why_save",
+        "(Occasion.stop, Occasion.last_stop)",
+        "(Occasion.stop,)",
     ),
     "a stop is regular": (
-        'Decision(CheckpointKind.ephemeral, "training was stopped")',
-        'Decision(CheckpointKind.regular, "training was stopped")',
+        "SaveRules.why_save",
+        "Decision(CheckpointKind.ephemeral, 'training was stopped')",
+        "Decision(CheckpointKind.regular, 'training was stopped')",
     ),
-    "a hold is not heeded": ("due(now) and not facts.on_hold and not self._cool", "due(now) and not self._cool"),
-    "a hold is turned round": ("due(now) and not facts.on_hold and", "due(now) and facts.on_hold and"),
+    "a hold is not heeded": (
+        "SaveRules.why_save",
+        "often is not None and often.due(now) and (not facts.on_hold) and (not self._cools_down(facts))",
+        "often is not None and often.due(now) and (not self._cools_down(facts))",
+    ),
+    "a hold is turned round": (
+        "SaveRules.why_save",
+        "often is not None and often.due(now) and (not facts.on_hold) and (not self._cools_down(facts))",
+        "often is not None and often.due(now) and facts.on_hold and (not self._cools_down(facts))",
+    ),
     "there is no cooldown": (
-        "due(now) and not facts.on_hold and not self._cools_down(facts)",
-        "due(now) and not facts.on_hold",
+        "SaveRules.why_save",
+        "often is not None and often.due(now) and (not facts.on_hold) and (not self._cools_down(facts))",
+        "often is not None and often.due(now) and (not facts.on_hold)",
     ),
     "ephemeral intervals are regular": (
-        'Decision(CheckpointKind.ephemeral, f"{often}, ephemeral")',
-        'Decision(CheckpointKind.regular, f"{often}, ephemeral")',
+        "SaveRules.why_save",
+        "Decision(CheckpointKind.ephemeral, f'{often}, ephemeral')",
+        "Decision(CheckpointKind.regular, f'{often}, ephemeral')",
     ),
-    "ephemeral intervals are not saved": ("if often is not None and often.due(now)", "if False and often.due(now)"),
+    "ephemeral intervals are not saved": ("SaveRules.why_save", "often is not None", "False"),
     "the cooldown is one step longer": (
+        "SaveRules._cools_down",
         "facts.now.step - facts.last_saved_step < cooldown",
         "facts.now.step - facts.last_saved_step <= cooldown",
     ),
-    "the cooldown is one step shorter": ("facts.last_saved_step < cooldown", "facts.last_saved_step < cooldown - 1"),
+    "the cooldown is one step shorter": (
+        "SaveRules._cools_down",
+        "facts.now.step - facts.last_saved_step < cooldown",
+        "facts.now.step - facts.last_saved_step < cooldown - 1",
+    ),
     "the first ephemeral cools down too": (
-        "if self.ephemeral_cooldown is None or facts.last_saved_step is None:\n            return False\n"
-        "        cooldown = self.ephemeral_cooldown.steps(None)\n"
-        "        return cooldown is not None and facts.now.step - facts.last_saved_step < cooldown",
-        "if self.ephemeral_cooldown is None:\n            return False\n"
-        "        cooldown = self.ephemeral_cooldown.steps(None)\n"
-        "        return cooldown is not None and facts.now.step - (facts.last_saved_step or 0) < cooldown",
+        "SaveRules._cools_down",
+        (
+            "if self.ephemeral_cooldown is None or facts.last_saved_step is None:\n"
+            "    return False\n"
+            "cooldown = self.ephemeral_cooldown.steps(None)\n"
+            "return cooldown is not None and facts.now.step - facts.last_saved_step < cooldown"
+        ),
+        (
+            "if self.ephemeral_cooldown is None:\n"
+            "    return False\n"
+            "cooldown = self.ephemeral_cooldown.steps(None)\n"
+            "return cooldown is not None and facts.now.step - (facts.last_saved_step or 0) < cooldown"
+        ),
     ),
     "a stop goes before a requested save": (
-        "        if facts.save_requested:\n",
-        "        if occasion is Occasion.stop and self.save_on_stop:\n"
-        '            return Decision(CheckpointKind.ephemeral, "training was stopped")\n'
-        "        if facts.save_requested:\n",
+        "SaveRules.why_save",
+        "if facts.save_requested:\n    return Decision(CheckpointKind.regular, 'requested')",
+        (
+            "if occasion is Occasion.stop and self.save_on_stop:\n"
+            "    return Decision(CheckpointKind.ephemeral, 'training was stopped')\n"
+            "if facts.save_requested:\n"
+            "    return Decision(CheckpointKind.regular, 'requested')"
+        ),
     ),
     "the best go before a requested save": (
-        "        if facts.save_requested:\n",
-        "        if self.keep_best is not None and (merit := self.keep_best.why_enter(facts.metrics, facts.saved)):\n"
-        "            return Decision(CheckpointKind.ephemeral, merit)\n        if facts.save_requested:\n",
+        "SaveRules.why_save",
+        "if facts.save_requested:\n    return Decision(CheckpointKind.regular, 'requested')",
+        (
+            "if self.keep_best is not None and (merit := self.keep_best.why_enter(facts.metrics, "
+            "facts.saved)):\n"
+            "    return Decision(CheckpointKind.ephemeral, merit)\n"
+            "if facts.save_requested:\n"
+            "    return Decision(CheckpointKind.regular, 'requested')"
+        ),
     ),
     "the ephemeral interval goes before the end": (
-        "        if occasion in (Occasion.final, Occasion.last_stop) and self.save_final:\n",
-        "        if self.ephemeral_save_interval is not None and self.ephemeral_save_interval.due(now):\n"
-        '            return Decision(CheckpointKind.ephemeral, "often")\n'
-        "        if occasion in (Occasion.final, Occasion.last_stop) and self.save_final:\n",
+        "SaveRules.why_save",
+        (
+            "if self.save_interval is not None and self.save_interval.due(now):\n"
+            "    return Decision(CheckpointKind.regular, str(self.save_interval))"
+        ),
+        (
+            "if self.save_interval is not None and self.save_interval.due(now):\n"
+            "    return Decision(CheckpointKind.regular, str(self.save_interval))\n"
+            "if self.ephemeral_save_interval is not None and self.ephemeral_save_interval.due(now):\n"
+            "    return Decision(CheckpointKind.ephemeral, 'often')"
+        ),
     ),
     "the first moment goes before fixed steps": (
-        "        if now.step in self.fixed_steps:\n",
-        "        if occasion is Occasion.pre_train and self.pre_train is False:\n            return None\n"
-        "        if now.step in self.fixed_steps:\n",
+        "SaveRules.why_save",
+        "if facts.last_saved_step == now.step:\n    return None",
+        (
+            "if facts.last_saved_step == now.step:\n"
+            "    return None\n"
+            "if occasion is Occasion.pre_train and self.pre_train is False:\n"
+            "    return None"
+        ),
     ),
     "the next save forgets fixed steps": (
-        "steps = [step for step in self.fixed_steps if step > now.step]",
-        "steps = []",
+        "SaveRules.next_step",
+        "[step for step in self.fixed_steps if step > now.step]",
+        "[]",
     ),
-    "the next save is one fixed step late": ("if step > now.step]", "if step > now.step + 1]"),
-    "the next save may be now": ("if step > now.step]", "if step >= now.step]"),
+    "the next save is one fixed step late": ("SaveRules.next_step", "step > now.step", "step > now.step + 1"),
+    "the next save may be now": ("SaveRules.next_step", "step > now.step", "step >= now.step"),
     "the next save forgets the ephemeral interval": (
-        "intervals = (self.save_interval, self.ephemeral_save_interval)",
-        "intervals = (self.save_interval,)",
+        "SaveRules.next_step",
+        "(self.save_interval, self.ephemeral_save_interval)",
+        "(self.save_interval,)",
     ),
-    "the next save is the latest": ("return min(steps, default=None)", "return max(steps, default=None)"),
-    "weights with NaN rank": ("if checkpoint.finite and self.value", "if self.value"),
+    "the next save is the latest": ("SaveRules.next_step", "min", "max"),
+    "weights with NaN rank": (
+        "BestRule.ranked",
+        "checkpoint.finite and self.value(checkpoint.metrics) is not None",
+        "self.value(checkpoint.metrics) is not None",
+    ),
     "ties go to the older": (
-        "(self.loss(checkpoint.metrics), -checkpoint.step)",
-        "(self.loss(checkpoint.metrics), checkpoint.step)",
+        "BestRule.ranked",
+        "-checkpoint.step",
+        "checkpoint.step",
     ),
-    "one more than count rank": ("[: self.count]", "[: self.count + 1]"),
-    "NaN is no obstacle": ("value is not None and math.isfinite(value)", "value is not None"),
-    "only NaN is an obstacle": ("math.isfinite(value) else", "not math.isnan(value) else"),
-    "the worst is best": ("if self.mode is Mode.min", "if self.mode is Mode.max"),
-    "a tie does not enter": ("> self.loss(best[-1].metrics)", ">= self.loss(best[-1].metrics)"),
-    "only the first of all enters": ("> self.loss(best[-1].metrics)", "> self.loss(best[0].metrics)"),
-    "all enter": ("if len(best) == self.count and", "if False and"),
-    "the oldest are the newest": ('key=attrgetter("step", "name"), reverse=True', 'key=attrgetter("step", "name")'),
+    "one more than count rank": ("BestRule.ranked", "self.count", "self.count + 1"),
+    "NaN is no obstacle": ("BestRule.value", "value is not None and math.isfinite(value)", "value is not None"),
+    "only NaN is an obstacle": ("BestRule.value", "math.isfinite(value)", "not math.isnan(value)"),
+    "the worst is best": ("BestRule.loss", "self.mode is Mode.min", "self.mode is Mode.max"),
+    "a tie does not enter": (
+        "BestRule.why_enter",
+        "self.loss(metrics) > self.loss(best[-1].metrics)",
+        "self.loss(metrics) >= self.loss(best[-1].metrics)",
+    ),
+    "only the first of all enters": ("BestRule.why_enter", "-1", "0"),
+    "all enter": ("BestRule.why_enter", "len(best) == self.count", "False"),
+    "the oldest are the newest": (
+        "_newest_first",
+        "sorted(saved, key=attrgetter('step', 'name'), reverse=True)",
+        "sorted(saved, key=attrgetter('step', 'name'))",
+    ),
     "weights with NaN are counted": (
-        " if checkpoint.finite and checkpoint.kind is CheckpointKind.regular\n",
-        " if checkpoint.kind is CheckpointKind.regular\n",
+        "RetentionRules._rank_names",
+        "checkpoint.finite and checkpoint.kind is CheckpointKind.regular",
+        "checkpoint.kind is CheckpointKind.regular",
     ),
     "ephemerals are counted": (
-        " if checkpoint.finite and checkpoint.kind is CheckpointKind.regular\n",
-        " if checkpoint.finite\n",
+        "RetentionRules._rank_names",
+        "checkpoint.finite and checkpoint.kind is CheckpointKind.regular",
+        "checkpoint.finite",
     ),
     "one more is counted": (
-        "regulars[: self.max_checkpoints or 0]",
-        "regulars[: (self.max_checkpoints or 0) + 1]",
+        "RetentionRules._rank_names",
+        "self.max_checkpoints or 0",
+        "(self.max_checkpoints or 0) + 1",
     ),
-    "the newest of all may go": ("checkpoint in (*ordered[:1], *islice(finite, 1))", "checkpoint in islice(finite, 1)"),
-    "the newest good one may go": ("checkpoint in (*ordered[:1], *islice(finite, 1))", "checkpoint in ordered[:1]"),
-    "never removes": ("return self.remove is Removal.never", "return False"),
-    "pins are not heeded": ("        if checkpoint.pinned:\n", "        if False:\n"),
-    "fixed steps go": ("        if checkpoint.step in self.fixed_steps:\n", "        if False:\n"),
+    "the newest of all may go": (
+        "RetentionRules._rank_names",
+        "(*ordered[:1], *islice(finite, 1))",
+        "islice(finite, 1)",
+    ),
+    "the newest good one may go": ("RetentionRules._rank_names", "(*ordered[:1], *islice(finite, 1))", "ordered[:1]"),
+    "never removes": ("RetentionRules.keeps_all", "self.remove is Removal.never", "False"),
+    "pins are not heeded": ("RetentionRules._why_stays", "checkpoint.pinned", "False"),
+    "fixed steps go": ("RetentionRules._why_stays", "checkpoint.step in self.fixed_steps", "False"),
     "the best go": (
-        "if self.keep_best is not None and checkpoint.name in ranked_names.best:",
-        "if False and checkpoint.name in ranked_names.best:",
+        "RetentionRules._why_stays",
+        "self.keep_best is not None",
+        "False",
     ),
     "finished ones stay": (
-        "        if checkpoint.name in ranked_names.newest:\n",
-        "        if checkpoint.name in ranked_names.newest or checkpoint.finished:\n",
+        "RetentionRules._why_stays",
+        "checkpoint.name in ranked_names.newest",
+        "checkpoint.name in ranked_names.newest or checkpoint.finished",
     ),
     "ephemerals are regular": (
-        "if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None",
-        "if not checkpoint.finite:\n            return None",
+        "RetentionRules._why_stays",
+        "checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite",
+        "not checkpoint.finite",
     ),
     "weights with NaN stay": (
-        "if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None",
-        "if checkpoint.kind is CheckpointKind.ephemeral:\n            return None",
+        "RetentionRules._why_stays",
+        "checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite",
+        "checkpoint.kind is CheckpointKind.ephemeral",
     ),
     "the best ephemerals go": (
-        "        if self.keep_best is not None and checkpoint.name in ranked_names.best:\n",
-        "        if checkpoint.kind is CheckpointKind.ephemeral:\n            return None\n"
-        "        if self.keep_best is not None and checkpoint.name in ranked_names.best:\n",
+        "RetentionRules._why_stays",
+        "if checkpoint.name in ranked_names.newest:\n    return 'final' if checkpoint.finished else 'newest'",
+        (
+            "if checkpoint.name in ranked_names.newest:\n"
+            "    return 'final' if checkpoint.finished else 'newest'\n"
+            "if checkpoint.kind is CheckpointKind.ephemeral:\n"
+            "    return None"
+        ),
     ),
-    "keep_every keeps nothing": ("if self.keep_every is not None and (named", "if False and (named"),
+    "keep_every keeps nothing": ("RetentionRules._why_stays", "self.keep_every is not None", "False"),
     "keep_every keeps ephemerals": (
-        "        if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None\n",
-        "        if self.keep_every is not None and _describe_if_due(self.keep_every, checkpoint):\n"
-        "            return 'kept'\n"
-        "        if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n            return None\n",
+        "RetentionRules._why_stays",
+        "if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n    return None",
+        (
+            "if self.keep_every is not None and _describe_if_due(self.keep_every, checkpoint):\n"
+            "    return 'kept'\n"
+            "if checkpoint.kind is CheckpointKind.ephemeral or not checkpoint.finite:\n"
+            "    return None"
+        ),
     ),
-    "ephemeral_only is all_without_rule": ("if self.remove is Removal.ephemeral_only:", "if False:"),
-    "all_without_rule is ephemeral_only": ("if self.remove is Removal.ephemeral_only:", "if True:"),
+    "ephemeral_only is all_without_rule": (
+        "RetentionRules._why_stays",
+        "self.remove is Removal.ephemeral_only",
+        "False",
+    ),
+    "all_without_rule is ephemeral_only": (
+        "RetentionRules._why_stays",
+        "self.remove is Removal.ephemeral_only",
+        "True",
+    ),
     "max_checkpoints keeps all": (
-        "return _describe_newest_rank(self.max_checkpoints) if checkpoint.name in ranked_names.counted else None",
-        'return "all"',
+        "RetentionRules._why_stays",
+        "_describe_newest_rank(self.max_checkpoints) if checkpoint.name in ranked_names.counted else None",
+        "'all'",
     ),
-    "null keeps none": ('                return "regular"\n', "                return None\n"),
-    "step 0 may go": ("        if checkpoint.step == 0:\n", "        if False:\n"),
+    "null keeps none": ("RetentionRules._why_stays", "return 'regular'", "return None"),
+    "step 0 may go": ("RetentionRules._why_stays", "checkpoint.step == 0", "False"),
     "interval steps may go": (
-        "if self.save_interval is not None and (named := _describe_if_due(self.save",
-        "if False and (named := _describe_if_due(self.save",
+        "RetentionRules._why_stays",
+        "self.save_interval is not None",
+        "False",
     ),
     "max_checkpoints is not for all_without_rule": (
-        "        if self.max_checkpoints is not None and checkpoint.name in ranked_names.counted:\n",
-        "        if False:\n",
+        "RetentionRules._why_stays",
+        "self.max_checkpoints is not None and checkpoint.name in ranked_names.counted",
+        "False",
     ),
     "all_without_rule without a number keeps all": (
-        "        if self.max_checkpoints is not None and checkpoint.name in ranked_names.counted:\n"
-        "            return _describe_newest_rank(self.max_checkpoints)\n        return None\n",
-        '        return "all"\n',
+        "RetentionRules._why_stays",
+        (
+            "if self.max_checkpoints is not None and checkpoint.name in ranked_names.counted:\n"
+            "    return _describe_newest_rank(self.max_checkpoints)\n"
+            "return None"
+        ),
+        "return 'all'",
     ),
     "what steps cannot tell goes": (
-        "    if checkpoint.progress is None and interval.steps is None:\n",
-        "    if False:\n",
+        "_describe_if_due",
+        "checkpoint.progress is None and interval.steps is None",
+        "False",
     ),
     "other units are read from the step": (
+        "_describe_if_due",
         "checkpoint.progress or Progress(step=checkpoint.step)",
         "Progress(step=checkpoint.step)",
     ),
-    "removal begins with the newest": ("for checkpoint in reversed(may_go)", "for checkpoint in may_go"),
+    "removal begins with the newest": ("RetentionRules.plan_removal", "reversed(may_go)", "may_go"),
     "removal takes what is kept": (
-        "if self._why_stays(checkpoint, ranked_names) is None\n        }",
-        "if self._why_stays(checkpoint, ranked_names) is not None\n        }",
+        "RetentionRules.plan_removal",
+        "self._why_stays(checkpoint, ranked_names) is None",
+        "self._why_stays(checkpoint, ranked_names) is not None",
     ),
 }
 
 
-LOOP, STEP = "trainer_cli/trainer/training_loop.py", "trainer_cli/trainer/train_step.py"
-PRECISION, MEANS = "trainer_cli/trainer/precision.py", "trainer_cli/outputs/metrics.py"
-LOG = "trainer_cli/trainer/training_log.py"
-COUNTED = "trainer_cli/callbacks/validation_callback.py"
 HOOKS = ("tests/trainer/test_hooks.py::test_an_exception_is_reported_once_to_the_hook_of_its_part",)
 OF_SCALE = (
     "tests/trainer/test_precision.py::test_a_dynamic_scale_stays_between_its_bounds",
@@ -302,116 +419,121 @@ OF_SPARSITY = (
     "tests/addons/sparsity/test_sparsity.py::test_gmp_has_its_sparsity_at_the_step_at_which_it_stops",
     "tests/addons/sparsity/test_sparsity.py::test_a_mask_without_a_gradient_when_it_is_due_changes_at_the_next_chance",
 )
-ENTERS_TRAIN = 'trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)\n'
-MODES_BEGIN = """\
-            try:
-                with trainer.module_modes.beginning(trainer):
-"""
 OF_TRAINER = {
     "KeyboardInterrupt is no exception of a training": Mutant(
-        LOOP,
-        "            except BaseException as error:\n                with second_to(error):\n",
-        "            except Exception as error:\n                with second_to(error):\n",
+        "TrainingLoop._run_until_eval",
+        "BaseException",
+        "Exception",
         HOOKS,
     ),
     "KeyboardInterrupt is no exception of a fit": Mutant(
-        "trainer_cli/trainer/trainer.py",
-        "except BaseException as error:",
-        "except Exception as error:",
+        "Trainer.fit",
+        "BaseException",
+        "Exception",
         HOOKS,
     ),
     "KeyboardInterrupt is no exception of an evaluation": Mutant(
-        "trainer_cli/trainer/validation_loop.py", "except BaseException as error:", "except Exception as error:", HOOKS
+        "exceptions_reported", "BaseException", "Exception", HOOKS
     ),
     "an exception of a hook that enters a training is not reported": Mutant(
-        LOOP,
-        MODES_BEGIN + " " * 20 + ENTERS_TRAIN,
-        " " * 12 + ENTERS_TRAIN + MODES_BEGIN,
+        "TrainingLoop._run_until_eval",
+        "trainer.hooks.call('on_enter_train', trainer, stack, self._train_loader, self, loop_idx)",
+        (
+            "try:\n"
+            "    trainer.hooks.call('on_enter_train', trainer, stack, self._train_loader, self, loop_idx)\n"
+            "except BaseException:\n"
+            "    trainer = None\n"
+            "    raise"
+        ),
         HOOKS,
     ),
     "the count of a ValidationCallback is not restored": Mutant(
-        COUNTED,
-        'self._count, self._evaluated_step = int(state["evaluations"]), None',
-        "self._count, self._evaluated_step = 0, None",
+        "ValidationCallback.load_state_dict",
+        "int(state['evaluations'])",
+        "0",
         OF_COUNT,
     ),
     "the last call of a ValidationCallback is left out": Mutant(
-        COUNTED, "is_due = is_last or trainer", "is_due = trainer", OF_COUNT
+        "ValidationCallback.run_validation",
+        "is_last or trainer.sanity_checking or self._count % self.every == 0",
+        "trainer.sanity_checking or self._count % self.every == 0",
+        OF_COUNT,
     ),
-    "the loss scale has no bounds": Mutant(PRECISION, "if self._bounds != (None, None):", "if False:", OF_SCALE),
+    "the loss scale has no bounds": Mutant("LossScaler.update", "self._bounds != (None, None)", "False", OF_SCALE),
     "the first loss scale has no bounds": Mutant(
-        PRECISION, "min(max(_FIRST_SCALE, min_scale or 0.0), max_scale or math.inf)", "_FIRST_SCALE", OF_SCALE
+        "LossScaler.__init__",
+        "min(max(_FIRST_SCALE, min_scale or 0.0), max_scale or math.inf)",
+        "_FIRST_SCALE",
+        OF_SCALE,
     ),
     "the steps since the loss scale grew are not restored": Mutant(
-        PRECISION, '"_growth_tracker": state["steps_held"]', '"_growth_tracker": 0', OF_SCALE
+        "LossScaler.load_state_dict", "state['steps_held']", "0", OF_SCALE
     ),
     "gradients are not clipped to a norm": Mutant(
-        PRECISION,
-        "        if self.clip_norm is not None:\n",
-        "        if False:\n",
+        "Precision._clip",
+        "self.clip_norm is not None",
+        "False",
         ("tests/trainer/test_train_step.py::test_clipping_is_of_the_whole_gradients_of_what_is_optimized",),
     ),
     "GMP misses its last step": Mutant(
-        "trainer_cli/addons/sparsity/sparse_training.py", "every, at_stop=True)", "every)", OF_SPARSITY
+        "GMP.__init__", "Schedule(start, stop, every, at_stop=True)", "Schedule(start, stop, every)", OF_SPARSITY
     ),
     "the masks of a schedule are not restored": Mutant(
-        "trainer_cli/addons/sparsity/sparse_training.py",
-        'self._changed = dict(state.get("changed", {}))',
-        "self._changed = {}",
+        "ChangingSparsity.load_state_dict",
+        "dict(state.get('changed', {}))",
+        "{}",
         OF_SPARSITY,
     ),
     "means are of batches, not of samples": Mutant(
-        MEANS, "total.add_(value, alpha=weight)", "total.add_(value, alpha=1)", OF_MEANS
+        "WeightedMeans._count", "total.add_(value, alpha=weight)", "total.add_(value, alpha=1)", OF_MEANS
     ),
     "a mean begins anew on a resume": Mutant(
-        LOG, "            self._means.load_state_dict(state)\n", "            pass\n", OF_MEANS
+        "TrainingLog.load_state_dict", "self._means.load_state_dict(state)", "", OF_MEANS
     ),
-    "a mean keeps what was logged": Mutant(LOG, "            self.means.reset()\n", "            pass\n", OF_MEANS),
-    "accumulated batches weigh the same": Mutant(
-        STEP, "relative_weight = weight / self._unit", "relative_weight = 1.0", OF_ACCUMULATION
-    ),
+    "a mean keeps what was logged": Mutant("TrainingLog.write", "self.means.reset()", "", OF_MEANS),
+    "accumulated batches weigh the same": Mutant("TrainStep.backward", "weight / self._unit", "1.0", OF_ACCUMULATION),
     "an accumulated gradient is not divided": Mutant(
-        STEP, "            foreach_div_(gradients, divisor)\n", "            pass\n", OF_ACCUMULATION
+        "TrainStep._divide", "foreach_div_(gradients, divisor)", "", OF_ACCUMULATION
     ),
     "the rest of an epoch makes no step": Mutant(
-        LOOP,
-        "                if batch_number == batches_per_step or is_epoch_end:\n",
-        "                if batch_number == batches_per_step:\n",
+        "TrainingLoop._steps",
+        "batch_number == batches_per_step or is_epoch_end",
+        "batch_number == batches_per_step",
         OF_ACCUMULATION,
     ),
     "schedules by epochs do not step": Mutant(
-        LOOP,
-        "progress.epoch + 1, 0, 0\n        trainer.schedulers.step(trainer, SchedulerInterval.epoch)\n",
-        "progress.epoch + 1, 0, 0\n",
+        "TrainingLoop._end_epoch",
+        "trainer.schedulers.step(trainer, SchedulerInterval.epoch)",
+        "",
         OF_SCHEDULES,
     ),
     "schedules by evaluations do not step": Mutant(
-        "trainer_cli/trainer/evaluate.py",
+        "evaluate",
         "trainer.schedulers.step(trainer, SchedulerInterval.evaluation, counted, all_metrics=is_all)",
-        "pass",
+        "",
         OF_SCHEDULES,
     ),
     "the patience of early stopping begins anew on a resume": Mutant(
-        "trainer_cli/callbacks/early_stopping.py",
-        'state.get("waited", 0)',
+        "EarlyStopping.load_state_dict",
+        "state.get('waited', 0)",
         "0",
         ("tests/callbacks/test_exact_resume.py::test_a_resume_ends_where_going_through_ends",),
     ),
     "the number of averaged weights begins anew on a resume": Mutant(
-        "trainer_cli/callbacks/ema.py",
-        'self._count = int(state.get("count", 1))',
-        "self._count = 1",
+        "SWA.load_state_dict",
+        "int(state.get('count', 1))",
+        "1",
         ("tests/callbacks/test_exact_resume.py::test_a_resume_ends_where_going_through_ends",),
     ),
     "random numbers are not restored": Mutant(
-        LOOP,
-        "        trainer.loading.restore_rng()\n",
+        "TrainingLoop.run",
+        "trainer.loading.restore_rng()",
         "",
         ("tests/trainer/test_resume.py::test_a_resume_ends_bit_for_bit_where_going_through_ends",),
     ),
     "frozen norms are trained": Mutant(
-        "trainer_cli/optim/freezing.py",
-        "        for norm in self._kept:\n            norm.eval()\n",
+        "Freezing.keep_norms",
+        "for norm in self._kept:\n    norm.eval()",
         "",
         (
             "tests/trainer/test_freeze_and_compile.py::test_a_model_given_in_evaluation_mode_trains_but_for_its_frozen_norms",
@@ -420,7 +542,7 @@ OF_TRAINER = {
 }
 POLICY_TESTS = ("tests/core/test_policy.py", "tests/checkpoint/test_histories.py")
 MUTANTS = {
-    **{name: Mutant(POLICY, old, new, POLICY_TESTS) for name, (old, new) in OF_POLICY.items()},
+    **{name: Mutant(*fields, POLICY_TESTS) for name, fields in OF_POLICY.items()},
     **OF_TRAINER,
     **{name: Mutant(*fields) for name, fields in (OF_SAVER | OF_REPLAY).items()},
 }
@@ -449,13 +571,12 @@ def main(names: list[str]) -> int:
             return 2
         for name in chosen:
             mutant = MUTANTS[name]
-            source = (copy / mutant.file).read_text()
-            count = source.count(mutant.old)
-            assert count == 1, f"{name}: its old text is in {mutant.file} {count} times"
-            (copy / mutant.file).write_text(source.replace(mutant.old, mutant.new))
+            file, changed = mutant.change(copy)
+            source = file.read_text(encoding="utf-8")
+            file.write_text(changed, encoding="utf-8")
             began = time.monotonic()
             killer = _killer(copy, mutant.tests)
-            (copy / mutant.file).write_text(source)
+            file.write_text(source, encoding="utf-8")
             print(f"{name:70}  {killer or 'SURVIVED'} ({time.monotonic() - began:.0f} s)", flush=True)
             if killer is None:
                 survivors.append(name)
