@@ -6,12 +6,13 @@ import ast
 import graphlib
 import importlib
 import io
+import itertools
 import re
 import subprocess
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
+TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
 
 
 def _face(package: str) -> dict[str, str]:
@@ -100,9 +102,25 @@ PURE = [name for name in MODULES if name != ROOT and name.split(".")[1] in PURE_
 PURE.append(f"{ROOT}.data.order")
 
 
+def _place(name: str, line: int = 1) -> str:
+    """The file of a module, with a line, as terminals make it a link."""
+    return f"{MODULES[name].relative_to(PACKAGE.parent)}:{line}"
+
+
+def _refuse(places: Iterable[str], rule: str) -> None:
+    """Fail with each place that breaks a rule, and the rule with its usual cure in one sentence."""
+    if listed := "\n".join(places):
+        pytest.fail(f"{listed}\n{rule}", pytrace=False)
+
+
 @cache
 def _imports(name: str) -> Sequence[tuple[str, int]]:
     """Every module that a file imports, also inside functions, with the line; type checking left out."""
+    relative = (node for node in ast.walk(TREES[name]) if isinstance(node, ast.ImportFrom) and node.level)
+    _refuse(
+        (f"{_place(name, node.lineno)} imports from {'.' * node.level}{node.module or ''}" for node in relative),
+        f"imports name the whole path: write `from {ROOT}. …`",
+    )
     return list(_imported(TREES[name]))
 
 
@@ -126,7 +144,6 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
     if isinstance(node, ast.Import):
         yield from ((alias.name, node.lineno) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        assert node.level == 0, f"line {node.lineno}: imports name the whole path"
         for alias in node.names:
             inner = f"{node.module}.{alias.name}"
             behind_face = FACES.get(node.module or "", {}).get(alias.name)
@@ -148,59 +165,78 @@ def _ours(name: str) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("name", [name for name in MODULES if name != ROOT])
 def test_a_file_imports_only_from_its_own_folder_or_a_lower_floor(name: str) -> None:
     folder = name.split(".")[1]
-    upward = [
-        f"line {line}: {imported}"
-        for imported, line in _ours(name)
-        if imported.split(".")[1] != folder and _floor(imported) >= _floor(name)
-    ]
-    assert not upward, f"{name} is of floor {_floor(name)}"
+    _refuse(
+        (
+            f"{_place(name, line)} imports {imported}, of floor {_floor(imported)}"
+            for imported, line in _ours(name)
+            if imported.split(".")[1] != folder and _floor(imported) >= _floor(name)
+        ),
+        f"a module of floor {_floor(name)} imports from lower floors alone (FLOORS): move what is needed down, "
+        "or take it as an argument",
+    )
 
 
 def test_an_add_on_is_imported_by_its_own_modules_alone() -> None:
-    imports = [
-        f"{MODULES[name].relative_to(PACKAGE.parent)}:{line} imports {imported}"
-        for name in MODULES
-        for imported, line in (_ours(name) if name != ROOT else ())
-        if imported.startswith(f"{ROOT}.addons.") and _package_of(imported) != _package_of(name)
-    ]
-    assert not imports, (
-        "its folder can be deleted: ask for a part (trainer_cli/parts.py), or move the name into the core"
+    _refuse(
+        (
+            f"{_place(name, line)} imports {imported}"
+            for name in MODULES
+            for imported, line in (_ours(name) if name != ROOT else ())
+            if imported.startswith(f"{ROOT}.addons.") and _package_of(imported) != _package_of(name)
+        ),
+        "the folder of an add-on can be deleted: ask for a part (trainer_cli/parts.py), or move the name into the core",
     )
 
 
 def test_there_is_no_import_cycle() -> None:
     graph = {name: {found for found, _ in _ours(name) if found != name} for name in MODULES if name != ROOT}
-    assert list(graphlib.TopologicalSorter(graph).static_order())
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        # Each module is imported by the one after it.
+        pairs = itertools.pairwise(error.args[1])
+        lines = ((user, used, dict(_ours(user)).get(used, 1)) for used, user in pairs)
+        _refuse(
+            (f"{_place(user, line)} imports {used}" for user, used, line in lines),
+            "imports form no circle: move what both need into a module below them, or pass it as an argument",
+        )
 
 
 @pytest.mark.parametrize("port", PORTS)
 def test_storage_and_format_never_import_one_another(port: str) -> None:
     others = tuple(other for other in PORTS if other != port)
-    sideways = [
-        f"{name}:{line} {found}"
-        for name in MODULES
-        if name.startswith(port)
-        for found, line in _ours(name)
-        if found.startswith(others)
-    ]
-    assert not sideways
+    _refuse(
+        (
+            f"{_place(name, line)} imports {found}"
+            for name in MODULES
+            if name.startswith(port)
+            for found, line in _ours(name)
+            if found.startswith(others)
+        ),
+        "storage and format know nothing of each other: let the checkpoint package pass what is needed",
+    )
 
 
 @pytest.mark.parametrize("name", sorted(name for name in MODULES if name in PURE))
 def test_a_pure_module_has_no_torch_clock_disk_or_chance(name: str) -> None:
-    impure = [f"line {line}: {found}" for found, line in _imports(name) if found.split(".")[0] in IMPURE]
-    assert not impure
+    _refuse(
+        (f"{_place(name, line)} imports {found}" for found, line in _imports(name) if found.split(".")[0] in IMPURE),
+        "a pure module (PURE_PACKAGES) decides from plain values: let its caller read the clock, the disk or a tensor, "
+        "and pass what it read",
+    )
 
 
 def test_trainer_knows_hooks_but_not_callbacks_nor_hydra() -> None:
-    unknown = [
-        f"{name}:{line} {found}"
-        for name in MODULES
-        if name.startswith(f"{ROOT}.trainer")
-        for found, line in _imports(name)
-        if found.startswith((f"{ROOT}.callbacks", "hydra", "omegaconf"))
-    ]
-    assert not unknown
+    _refuse(
+        (
+            f"{_place(name, line)} imports {found}"
+            for name in MODULES
+            if name.startswith(f"{ROOT}.trainer.")
+            for found, line in _imports(name)
+            if found.startswith((f"{ROOT}.callbacks", "hydra", "omegaconf"))
+        ),
+        "the trainer calls hooks, and knows neither callbacks nor configs: add or use a hook (trainer/hooks.py)",
+    )
 
 
 def _takes(module: str, *wanted: str) -> list[str]:
@@ -211,16 +247,30 @@ def _takes(module: str, *wanted: str) -> list[str]:
 def test_only_arguments_build_and_plan_get_the_objects_that_targets_name() -> None:
     """`import_target` and `resolve` are where trust is asked for; nothing else makes an object of a `_target_`."""
     users = _takes(f"{ROOT}.components.targets", "import_target", "resolve")
-    assert users == [f"{ROOT}.{name}" for name in ("components.bind", "running.build", "running.planning")]
-    assert _takes("hydra.utils", "instantiate", "call", "get_object") == []
+    trusted = [f"{ROOT}.{name}" for name in ("components.bind", "running.build", "running.planning")]
+    users = [
+        *(user for user in users if user not in trusted),
+        *_takes("hydra.utils", "instantiate", "call", "get_object"),
+    ]
+    _refuse(
+        map(_place, users),
+        "only these ask for trust before they import what a config names: call bind of components/bind.py",
+    )
 
 
 _OWN_PLURAL = re.compile(r"""\} [\w ]+\{['"]e?s['"](\[| \*)|['"]e?s['"]\[|(['"])(\w+)\2 if \w+ == 1 else \2\3s\2""")
 
 
 def test_counts_are_written_by_format_count_alone() -> None:
-    texts = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
-    assert not {name: match[0] for name, text in texts.items() if (match := _OWN_PLURAL.search(text))}
+    _refuse(
+        (
+            f"{_place(name, line)} writes {match[0]}"
+            for name, lines in TEXTS.items()
+            for line, text in enumerate(lines.splitlines(), 1)
+            if (match := _OWN_PLURAL.search(text))
+        ),
+        "counts are written alike: call format_count",
+    )
 
 
 PICKLES = ("dcp", "torch_file")
@@ -228,29 +278,49 @@ PICKLES = ("dcp", "torch_file")
 
 
 def test_only_restricted_readers_import_pickle() -> None:
-    users = {name for name in MODULES if any(found == "pickle" for found, _ in _imports(name))}
-    assert users == {f"{ROOT}.addons.formats.{name}" for name in PICKLES}
+    readers = {f"{ROOT}.addons.formats.{name}" for name in PICKLES}
+    users = {name: line for name in MODULES for found, line in _imports(name) if found == "pickle"}
+    _refuse(
+        (f"{_place(name, line)} imports pickle" for name, line in users.items() if name not in readers),
+        "a pickle can run any code: read tensors by the restricted readers of addons/formats (PICKLES)",
+    )
+    assert users.keys() == readers, "a reader imports pickle no more: take it out of PICKLES"
 
 
 @pytest.mark.parametrize("name", list(MODULES))
 def test_the_first_line_says_why_the_file_exists(name: str) -> None:
-    assert ast.get_docstring(TREES[name])
+    _refuse(
+        [] if ast.get_docstring(TREES[name]) else [_place(name)],
+        "the first line of a module says why it exists: begin with a docstring of one sentence",
+    )
 
 
 @pytest.mark.parametrize("name", [ROOT, *FACES])
 def test_a_package_init_holds_a_docstring_and_lazy_names(name: str) -> None:
     tree = TREES[name]
-    assert ast.get_docstring(tree)
     statements = [ast.unparse(node) for node in tree.body[1:]]
     lazy = [
         "from trainer_cli.lazy import add_lazy_names",
         "add_lazy_names(globals(), of_addons=True)" if name == ROOT else "add_lazy_names(globals())",
     ]
-    assert statements in ([], lazy)
+    _refuse(
+        [] if statements in ([], lazy) else [f"{_place(name, tree.body[1].lineno)} has more than its names"],
+        f"an __init__.py is a docstring and `{lazy[-1]}`: move code into a module, and names into __init__.pyi",
+    )
     # The names are read from the stub by words, here as Python reads them.
     face = _face(name)
-    assert not [f"{each} from {module}" for each, module in face.items() if not module.startswith(f"{name}.")]
-    assert face.keys() <= set(dir(importlib.import_module(name)))
+    _refuse(
+        (
+            f"{_place(name)}i imports {each} from {module}"
+            for each, module in face.items()
+            if not module.startswith(f"{name}.")
+        ),
+        "a package offers names of its own modules: import others from where they are",
+    )
+    _refuse(
+        (f"{_place(name)}i: {each} is not read" for each in face.keys() - set(dir(importlib.import_module(name)))),
+        "a stub has nothing but `from module import name as name`",
+    )
 
 
 MOST_NAMES = 20
@@ -259,13 +329,23 @@ MOST_NAMES = 20
 
 @pytest.mark.parametrize("name", FACES)
 def test_a_package_offers_few_names(name: str) -> None:
-    assert len(FACES[name]) <= MOST_NAMES
+    _refuse(
+        [f"{_place(name)}i has {len(FACES[name])} names"] if len(FACES[name]) > MOST_NAMES else [],
+        f"a package offers at most {MOST_NAMES} names: take out what only its own modules use, or make two packages",
+    )
 
 
 @pytest.mark.parametrize("name", FACES)
 def test_no_module_hides_a_name_of_its_package(name: str) -> None:
     """An import of a module makes it an attribute of its package, in the place of a name that is spelt like it."""
-    assert not {each for each in FACES[name] if f"{name}.{each}" in MODULES}
+    _refuse(
+        (
+            f"{_place(f'{name}.{each}')} has the name {each} of its package"
+            for each in FACES[name]
+            if f"{name}.{each}" in MODULES
+        ),
+        "an import of the module would replace the name: rename the module",
+    )
 
 
 _OF_EVERYBODY = (f"{ROOT}.__main__", f"{ROOT}.errors", f"{ROOT}.terminal")
@@ -276,7 +356,10 @@ BESIDE = [name for name in MODULES if name.count(".") == 1 and name not in FACES
 @pytest.mark.parametrize("name", BESIDE)
 def test_a_module_beside_the_packages_offers_few_names(name: str) -> None:
     taken = {alias for user, module, alias in _from_imports() if user != ROOT and module == name}
-    assert len(taken) <= MOST_NAMES
+    _refuse(
+        [f"{_place(name)} is asked for {len(taken)} names"] if len(taken) > MOST_NAMES else [],
+        f"a module beside the packages offers at most {MOST_NAMES} names: make it a package, or move some to users",
+    )
 
 
 GATES = {
@@ -291,8 +374,14 @@ figure says in its commit what a user gains."""
 
 @pytest.mark.parametrize("figure", GATES)
 def test_the_package_becomes_no_harder_to_read(figure: str, figures: dict[str, int]) -> None:
-    assert figures[figure] <= GATES[figure], f"{figure}: {figures[figure]}"
-    assert figures[figure] >= 0.98 * GATES[figure], f"write {figures[figure]} for {figure!r} into GATES"
+    gate = f"tests/test_architecture.py: {figures[figure]} {figure}, where GATES has {GATES[figure]}"
+    _refuse(
+        [gate] if figures[figure] > GATES[figure] else [],
+        "figures only go down: make the change smaller, or say in GATES' place what a user gains by it",
+    )
+    _refuse(
+        [gate] if figures[figure] < 0.98 * GATES[figure] else [], "a figure went down: write the lower one into GATES"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -367,13 +456,15 @@ MOST_LINES = 70
 
 
 def test_no_function_is_longer_than_one_screen() -> None:
-    long = [
-        f"{name}:{node.lineno} {node.name} has {size} lines"
-        for name, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (size := _size(node)) > MOST_LINES
-    ]
-    assert not long
+    _refuse(
+        (
+            f"{_place(name, node.lineno)} {node.name} has {size} lines"
+            for name, tree in TREES.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (size := _size(node)) > MOST_LINES
+        ),
+        f"a function has at most {MOST_LINES} lines without its docstring: give some of them a name of their own",
+    )
 
 
 def _size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -412,13 +503,16 @@ def test_a_short_limit_and_a_measured_time_are_found(code: str, is_short: bool) 
 
 def test_no_test_fails_because_the_machine_is_busy() -> None:
     root = PACKAGE.parent
-    short = [
-        f"{path.relative_to(root)}:{line}"
-        for folder in ("tests", "scripts/campaign")
-        for path in sorted((root / folder).rglob("*.py"))
-        for line in _short_limits(ast.parse(path.read_text(encoding="utf-8")))
-    ]
-    assert not short, f"a limit is at least {SHORTEST_LIMIT_S} s, and no test compares a measured time"
+    _refuse(
+        (
+            f"{path.relative_to(root)}:{line}"
+            for folder in ("tests", "scripts/campaign")
+            for path in sorted((root / folder).rglob("*.py"))
+            for line in _short_limits(ast.parse(path.read_text(encoding="utf-8")))
+        ),
+        f"a limit is a guard against hanging, of at least {SHORTEST_LIMIT_S} s, and no test compares a measured time: "
+        "wait for an event, or count calls",
+    )
 
 
 def _short_limits(tree: ast.AST) -> Iterator[int]:
@@ -462,6 +556,14 @@ def _loaded_after(code: str, cwd: Path) -> set[str]:
     return set(done.stdout.rpartition("::")[2].split())
 
 
+def _refuse_loaded(modules: set[str], what: str) -> None:
+    _refuse(
+        (f"{what} loads {module}" for module in sorted(modules)),
+        "answers are fast because they load little: import it in the function that needs it, which "
+        "`python -X importtime` shows",
+    )
+
+
 def _verb(*arguments: str) -> str:
     return (
         "from trainer_cli.commands.command_line import main\n"
@@ -474,27 +576,29 @@ def _verb(*arguments: str) -> str:
 def test_importing_the_package_and_its_pure_modules_loads_no_torch(tmp_path: Path) -> None:
     modules = [name for name in PURE if name in MODULES] + [f"{ROOT}.runs.run_dir", f"{ROOT}.loggers.base"]
     loaded = _loaded_after("\n".join(f"import {name}" for name in [ROOT, *modules]), tmp_path)
-    assert not loaded & {"torch", "numpy", "tensorboard", "rich"}
+    _refuse_loaded(loaded & {"torch", "numpy", "tensorboard", "rich"}, f"import {ROOT}")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]], ids=" ".join)
 def test_help_and_version_load_neither_torch_nor_hydra(arguments: list[str], tmp_path: Path) -> None:
-    assert not _loaded_after(_verb(*arguments), tmp_path) & {"torch", "hydra", "omegaconf"}
+    loaded = _loaded_after(_verb(*arguments), tmp_path)
+    _refuse_loaded(loaded & {"torch", "hydra", "omegaconf"}, f"train {arguments[0]}")
 
 
 @pytest.mark.parametrize("arguments", [["config", "+experiment=digits_mlp"], ["list"]], ids=" ".join)
 def test_a_fast_verb_loads_no_torch(arguments: list[str], tmp_path: Path) -> None:
-    assert "torch" not in _loaded_after(_verb(*arguments), tmp_path)
+    _refuse_loaded(_loaded_after(_verb(*arguments), tmp_path) & {"torch"}, f"train {arguments[0]}")
 
 
 def test_composing_the_config_of_a_fit_loads_no_torch(tmp_path: Path) -> None:
     code = f"from {ROOT}.processes import compose_fit\ncompose_fit(['+experiment=digits_mlp'])"
-    assert not _loaded_after(code, tmp_path) & {"torch", "numpy"}
+    _refuse_loaded(_loaded_after(code, tmp_path) & {"torch", "numpy"}, "compose_fit of trainer_cli/processes/fit.py")
 
 
 def test_a_report_loads_neither_torch_nor_hydra(tmp_path: Path) -> None:
     made = f"from {ROOT}.runs.run_dir import RunDir\nRunDir('x').create('name: x', [], {{}}).release()\n"
-    assert not _loaded_after(made + _verb("report", "x"), tmp_path) & {"torch", "hydra", "omegaconf"}
+    loaded = _loaded_after(made + _verb("report", "x"), tmp_path)
+    _refuse_loaded(loaded & {"torch", "hydra", "omegaconf"}, "train report")
 
 
 LONGEST = {"step": 8, "save": 10, "command": 10, "resume": 10, "evaluation": 8, "stop": 6}
@@ -544,10 +648,15 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Walk, set
 @pytest.mark.parametrize("name", LONGEST)
 def test_a_walk_passes_the_modules_of_the_page(name: str, walks: dict[str, tuple[Walk, set[str]]]) -> None:
     walk, modules = walks[name]
-    assert not set(walk.stations) - walk.reached
-    extra = [f"{module}, called by {caller}" for module, caller in walk.callers.items() if module not in modules]
-    assert not extra
-    assert not modules - set(walk.callers)
+    page = f"docs/architecture.md, walk {name!r}"
+    stations = set(walk.stations) - walk.reached
+    _refuse((f"{page}: {station} is not reached" for station in stations), "name the function where this is done now")
+    extra = {module: caller for module, caller in walk.callers.items() if module not in modules}
+    _refuse(
+        (f"{ROOT}/{module} is called by {caller}, and not in {page}" for module, caller in extra.items()),
+        f"a reader opens at most {LONGEST[name]} modules: call the next module directly, or name this one on the page",
+    )
+    _refuse((f"{page}: {each} is not passed" for each in modules - set(walk.callers)), "take it out of the page")
 
 
 _OWN_GENERATORS = {"Random", "SystemRandom", "RandomState", "Generator", "default_rng", "MT19937", "PCG64", "mtrand"}
@@ -568,12 +677,12 @@ _MAY_DRAW = {
 """Modules that change the global generators -> what for. A training with the same seed does it at the same place."""
 
 
-def _global_draws(tree: ast.AST) -> Iterator[str]:
-    """The calls that draw from, seed or set a global generator of Python, NumPy or torch."""
+def _global_draws(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The lines with the calls that draw from, seed or set a global generator of Python, NumPy or torch."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in ("random", "numpy.random"):
             yield from (
-                f"line {node.lineno}: from {node.module} import {alias.name}"
+                (node.lineno, f"{node.module}.{alias.name}")
                 for alias in node.names
                 if alias.name not in _OWN_GENERATORS
             )
@@ -590,11 +699,107 @@ def _global_draws(tree: ast.AST) -> Iterator[str]:
         else:
             draws = name in _DRAWS_OF_TORCH and not is_own and "generator" not in owner.lower()
         if draws:
-            yield f"line {node.lineno}: {owner}.{name}"
+            yield node.lineno, f"{owner}.{name}"
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_nothing_draws_from_the_global_generators(name: str) -> None:
     draws = list(_global_draws(TREES[name]))
-    may_draw = name.removeprefix(f"{ROOT}.") in _MAY_DRAW
-    assert bool(draws) == may_draw, f"{draws}: a training draws from the same generators"
+    if name.removeprefix(f"{ROOT}.") in _MAY_DRAW:
+        assert draws, f"{_place(name)} draws no more: take it out of _MAY_DRAW"
+    else:
+        _refuse(
+            (f"{_place(name, line)} calls {call}" for line, call in draws),
+            "a training draws from the global generators, so nothing else does: use a generator of your own",
+        )
+
+
+WRONG = f"{ROOT}.values.wrong"
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "check", "message"),
+    [
+        (WRONG, "from .kinds import a", lambda: _imports(WRONG), "1 imports from .kinds\nimports name the whole path"),
+        (
+            WRONG,
+            "def f():\n    from trainer_cli.trainer import Trainer",
+            lambda: test_a_file_imports_only_from_its_own_folder_or_a_lower_floor(WRONG),
+            "2 imports trainer_cli.trainer.trainer, of floor",
+        ),
+        (
+            WRONG,
+            "import trainer_cli.addons.view.serve",
+            lambda: test_an_add_on_is_imported_by_its_own_modules_alone(),
+            "1 imports trainer_cli.addons.view.serve\nthe folder of an add-on can be deleted: ask for a part",
+        ),
+        (
+            f"{ROOT}.storage.wrong",
+            "import trainer_cli.format.base",
+            lambda: test_storage_and_format_never_import_one_another(f"{ROOT}.storage"),
+            "1 imports trainer_cli.format.base\nstorage and format know nothing of each other: let",
+        ),
+        (
+            WRONG,
+            "import trainer_cli\nimport time",
+            lambda: test_a_pure_module_has_no_torch_clock_disk_or_chance(WRONG),
+            "2 imports time\na pure module (PURE_PACKAGES) decides from plain values: let its caller read",
+        ),
+        (
+            f"{ROOT}.trainer.wrong",
+            "import omegaconf",
+            lambda: test_trainer_knows_hooks_but_not_callbacks_nor_hydra(),
+            "1 imports omegaconf\nthe trainer calls hooks, and knows neither callbacks nor configs: add or use a hook",
+        ),
+        (
+            WRONG,
+            "from hydra.utils import instantiate",
+            lambda: test_only_arguments_build_and_plan_get_the_objects_that_targets_name(),
+            "1\nonly these ask for trust before they import what a config names: call bind",
+        ),
+        (
+            WRONG,
+            "a = 1\nb = f\"{a} step{'s'[a == 1:]}\"",
+            lambda: test_counts_are_written_by_format_count_alone(),
+            "2 writes } step{'s'[\ncounts are written alike: call format_count",
+        ),
+        (
+            WRONG,
+            "import pickle",
+            lambda: test_only_restricted_readers_import_pickle(),
+            "1 imports pickle\na pickle can run any code: read tensors by the restricted readers",
+        ),
+        (
+            WRONG,
+            "import json",
+            lambda: test_the_first_line_says_why_the_file_exists(WRONG),
+            "1\nthe first line of a module says why it exists: begin with a docstring",
+        ),
+        (
+            WRONG,
+            "def f():\n" + "    f()\n" * 80,
+            lambda: test_no_function_is_longer_than_one_screen(),
+            "1 f has 81 lines\na function has at most 70 lines without its docstring: give some of them a name",
+        ),
+        (
+            WRONG,
+            "import random\nrandom.random()",
+            lambda: test_nothing_draws_from_the_global_generators(WRONG),
+            "2 calls random.random\na training draws from the global generators, so nothing else does: use a generator",
+        ),
+    ],
+)
+def test_a_broken_rule_is_printed_with_its_place_and_its_cure(
+    module: str, code: str, check: Callable[[], None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = PACKAGE.parent / f"{module.replace('.', '/')}.py"
+    for table, value in ((MODULES, path), (TEXTS, code), (TREES, ast.parse(code))):
+        monkeypatch.setitem(table, module, value)
+    _imports.cache_clear()
+    _from_imports.cache_clear()
+    try:
+        with pytest.raises(pytest.fail.Exception, match=re.escape(f"{path.relative_to(PACKAGE.parent)}:{message}")):
+            check()
+    finally:
+        _imports.cache_clear()
+        _from_imports.cache_clear()
