@@ -699,3 +699,17 @@ def test_a_checkpoint_that_cannot_be_read_keeps_no_other_from_being_copied(
     assert copies.mirror.wait(500) in ([], ["step1"])
     assert disk.struck
     assert {"step2", "step3"} <= set(os.listdir(tmp_path / "copies"))
+
+
+def test_a_copy_that_fails_for_another_reason_than_before_is_a_failure_too(tmp_path: Path) -> None:
+    reasons = [be_away, spoil]
+    copies = copies_of(tmp_path, Strikes(lambda path: reasons.pop(0)(path), tmp_path / "own"))
+    save(tmp_path / "own")
+    copies.raises = True
+    copies.copy("step3")
+    assert copies.mirror.wait(500) == ["step3"]
+    copies.raise_failure()
+    copies.mirror.retry()
+    assert copies.mirror.wait(500) == ["step3"]
+    with pytest.raises(SaveError, match="could not be copied"):
+        copies.raise_failure()

@@ -139,7 +139,7 @@ def test_a_removal_that_goes_on_between_the_requests_of_a_reader_is_no_partial_c
 def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_not_called_damaged(
     before: int, at: int, store: Store
 ) -> None:
-    reader = store.open("reader", "reader")
+    reader: Any = store.open("reader", "reader")
     loader = make_sync_checkpointer(storage=lambda root: reader)
     is_removed = False
 

@@ -110,8 +110,11 @@ class Copies:
         # Numbering continues from the resumed checkpoint, and from copies whose originals were removed.
         self._number = max(map(_number_of, own + copied), default=0)
         newest = max((entry.step for entry in copied), default=0)
-        numbered = ((entry.name, _number_of(entry)) for entry in own if newest <= entry.step)
-        due = [name for name, number in numbered if number and number % self.every == 0]
+        due = [
+            entry.name
+            for entry in own
+            if newest <= entry.step and (number := _number_of(entry)) and number % self.every == 0
+        ]
         removable = self._find_removable(due, copied)
         for name in due:
             if name not in removable:

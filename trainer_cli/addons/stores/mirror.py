@@ -88,7 +88,7 @@ class Mirror:
     Args:
         on_sent: called with a name, the manifest that the place has from now on, and whether it had none of these
             files before.
-        on_failed: called with a name, an error, and whether it is the first of this checkpoint.
+        on_failed: called with a name, an error, and whether the last error of this checkpoint was of another kind.
         prepare: called before each checkpoint is sent.
 
     Attributes:
@@ -110,7 +110,8 @@ class Mirror:
         self._queue: dict[str, _Waiting] = {}
         self._changed = threading.Condition()
         self._running = self.is_abandoned = False
-        self._failed: set[str] = set()
+        self._failed: dict[str, type[BaseException]] = {}
+        """Kind of the last error of each checkpoint that has failed."""
         self._locked: set[str] = set()
         """Checkpoints that are being sent, removed or changed."""
 
@@ -139,7 +140,7 @@ class Mirror:
         """Take a checkpoint out of the queue."""
         with self._changed:
             waiting = self._queue.pop(name, None)
-            self._failed.discard(name)
+            self._failed.pop(name, None)
         if waiting:
             waiting.hold.close()
 
@@ -236,8 +237,8 @@ class Mirror:
                     each.gives_way = False
                     # Its name is enough from now on: many may fail, and each hold takes a descriptor.
                     each.hold.close()
-                is_first = name not in self._failed
-                self._failed.add(name)
+                is_first = self._failed.get(name) is not type(error)
+                self._failed[name] = type(error)
                 try:
                     self._on_failed(name, error, is_first)
                 # It must not end the thread: `wait` would wait for ever.

@@ -124,7 +124,7 @@ class ObjectFolders:
         """The content of a small file, of a manifest as last known; None if it does not exist."""
         if file == MANIFEST_FILE:
             folder = self._folder(name)
-            return None if folder is None else folder.manifest
+            return folder and folder.manifest
         return self.client.get(f"{_check_plain(name)}/{file}")
 
     def read_manifest(self, name: str) -> bytes | None:
