@@ -563,7 +563,7 @@ def main(names: list[str]) -> int:
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for part in ("trainer_cli", "tests", "configs"):
+        for part in ("trainer_cli", "tests", "configs", "docs"):
             shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         if not _passes(copy, *dict.fromkeys(test for name in chosen for test in MUTANTS[name].tests)):
