@@ -14,6 +14,7 @@ import yaml
 
 from trainer_cli.addons.exact.replay import compose_replay, replay
 from trainer_cli.addons.exact.replay_plan import bytes_of_config, config_of, find_step, plan_replay
+from trainer_cli.addons.exact.replay_saver import find_differences
 from trainer_cli.catalog.catalog import Catalog
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
@@ -128,6 +129,23 @@ def test_a_state_that_differs_from_a_kept_checkpoint_is_named(run: Path) -> None
     replayed = replay(plan, compose_replay(plan, ["optimizer.weight_decay=0.5"]))
     assert replayed.states[FIXED[1]] is not None
     assert not replayed.equal
+
+
+@pytest.mark.parametrize(
+    ("key", "saved", "live", "differing"),
+    [
+        ("callbacks", {"log": {"losses": [1, 2]}}, {"log": {"losses": []}}, []),
+        ("callbacks", {"log": {"best": {"loss": 1}}}, {"log": {"best": {}}}, []),
+        ("callbacks", {"log": {"best": None}}, {"log": {"best": {"loss": 1}}}, []),
+        ("data", {"buffer": [1, 2]}, {"buffer": [1]}, ["data.buffer[1]"]),
+    ],
+    ids=["a list", "a mapping", "nothing yet", "a state that each rank saves"],
+)
+def test_a_rank_is_not_held_against_what_rank_0_alone_has(
+    key: str, saved: object, live: object, differing: list[str]
+) -> None:
+    assert list(find_differences(saved, live, key, rank=1)) == differing
+    assert list(find_differences(saved, live, key, rank=0)) != []
 
 
 @pytest.mark.parametrize(

@@ -151,14 +151,11 @@ def find_differences(expected: Any, value: Any, key: str, *, rank: int = 0) -> I
     """
     leaves, other_leaves = dict(walk(expected, key)), dict(walk(value, key))
     compares_all = rank == 0 or key in PER_RANK
-    for name in {**leaves, **other_leaves}:
-        if name.startswith(_NOT_COMPARED):
+    for name, leaf in {**leaves, **other_leaves}.items():
+        if name.startswith(_NOT_COMPARED) or not (compares_all or is_dtensor(leaf)):
             continue
-        if name in leaves and name in other_leaves:
-            leaf = other_leaves[name]
-            if not (compares_all or is_dtensor(leaf)) or _is_equal_leaf(leaves[name], leaf):
-                continue
-        yield name
+        if not (name in leaves and name in other_leaves and _is_equal_leaf(leaves[name], leaf)):
+            yield name
 
 
 def _is_equal_leaf(expected: Any, value: Any) -> bool:
