@@ -1,15 +1,17 @@
-"""Write what the shipped add-ons bring, for type checkers and for the errors about an add-on that is missing.
+"""Write what the shipped add-ons bring, for type checkers, the docs and the errors about an add-on that is missing.
 
     python scripts/addons.py
 
 `trainer_cli/addons/shipped.json` has the names of all verbs, public names, parts and configs of each add-on. It stays
 when an add-on's folder is deleted, so that an error can name it. `trainer_cli/addons/__init__.pyi` imports the public
-names; a type checker takes those of a missing add-on for `Any`.
+names; a type checker takes those of a missing add-on for `Any`. From the pages in `docs`, entries that link to a page
+that was deleted with its add-on are removed.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -59,8 +61,24 @@ def stub() -> str:
     return '"""The public names that add-ons bring. Written by scripts/addons.py."""\n\n' + "".join(sorted(imports()))
 
 
+ENTRY = re.compile(r"^(?:- .*\n(?:  .*\n)*|\| .*\n|\*\*(?:.+\n)+\n?)", re.MULTILINE)
+"""What a page lists: an item, a row of a table, or a question with its answer."""
+
+
+def prune(page: Path) -> str:
+    """The text of a page without the entries that link to a page that was deleted with its add-on."""
+
+    def keep(entry: re.Match[str]) -> str:
+        links = re.findall(r"\]\(([\w./-]+\.md)[)#]", entry[0])
+        return entry[0] if all((page.parent / link).exists() for link in links) else ""
+
+    return ENTRY.sub(keep, page.read_text(encoding="utf-8"))
+
+
 FILES = {FOLDER / "shipped.json": shipped, FOLDER / "__init__.pyi": stub}
 
 if __name__ == "__main__":
     for file, text in FILES.items():
         file.write_text(text(), encoding="utf-8")
+    for page in (ROOT / "docs").rglob("*.md"):
+        page.write_text(prune(page), encoding="utf-8")

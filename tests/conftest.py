@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 
 _LONG = (
+    "tests/addons/predict/test_predict_command",
     "tests/integration",
     "tests/testing",
     "tests/faults",
@@ -47,7 +48,7 @@ _PROCESSES = (
     "tests/runs/test_bisect",
     "tests/runs/test_copies",
     "tests/runs/test_cost_of_a_run",
-    "tests/runs/test_decide",
+    "tests/addons/auto/test_decide",
     "tests/runs/test_data_command",
     "tests/runs/test_not_finite",
     "tests/runs/test_typed_commands",
@@ -111,6 +112,8 @@ _HEAVY = (
 """Files that take more than two and a half seconds of a processor."""
 _LEFT_OUT = {"not slow": _LONG + _PROCESSES, "not (slow or heavy)": _LONG + _PROCESSES + _HEAVY}
 """Files of which no test is selected, for each selection of scripts/test and scripts/versions."""
+
+_ADDONS = Path(__file__).parents[1] / "trainer_cli/addons"
 
 # Helpers of the tests, and the scripts. Last: no name there hides another module.
 sys.path += [str(Path(__file__).parent / "support"), str(Path(__file__).parents[1] / "scripts")]
@@ -225,6 +228,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if is_in(item, _HEAVY):
             item.add_marker(pytest.mark.heavy)
+        for name in {mark.args[0] for mark in item.iter_markers("addon")}:
+            if not (_ADDONS / name).is_dir():
+                item.add_marker(pytest.mark.skip(reason=f"the add-on {name} was deleted"))
     needs = {
         "gpu": (_has_gpu, "needs a CUDA device"),
         "root": (lambda: os.geteuid() == 0, "needs the superuser"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import EXPERIMENTS
 
 from trainer_cli.components.nodes import EVALUATED, SECTIONS
 from trainer_cli.components.targets import Trust
@@ -216,7 +217,7 @@ def test_what_a_command_does_not_make_does_not_stop_it(project: Path) -> None:
 def test_the_shipped_experiments_are_right_and_need_no_torch_to_know_it(empty_folder: Path) -> None:
     code = (
         "import sys\nfrom trainer_cli.config.composing import compose\n"
-        "for experiment in ('digits', 'text', 'char_gpt', 'digits_mlp'):\n"
+        f"for experiment in {EXPERIMENTS}:\n"
         "    compose([f'experiment={experiment}'], missing_ok=True)\n"
         "assert not {'torch', 'numpy', 'trainer_cli.models.cnn'} & set(sys.modules)\n"
     )

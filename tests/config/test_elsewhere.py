@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -36,7 +37,15 @@ GROUPS = ["scheduler=warmup_cosine", "loop.max_duration=9000", "checkpoint.keep_
 SETTINGS = [ours for ours in _ELSEWHERE if "=" in ours and not ours.endswith(".")]
 
 
-@pytest.mark.parametrize("ours", [one for ours in SETTINGS for one in ours.split(" | ")])
+def list_with_marks(settings: Iterable[str]) -> list[Any]:
+    """Each, skipped if its add-on was deleted."""
+    trackers = re.compile("wandb|mlflow")
+    return [
+        pytest.param(one, marks=[pytest.mark.addon("trackers")] if trackers.search(one) else []) for one in settings
+    ]
+
+
+@pytest.mark.parametrize("ours", list_with_marks(one for ours in SETTINGS for one in ours.split(" | ")))
 def test_what_a_word_is_written_as_here_composes(ours: str) -> None:
     if ours.startswith("+"):
         candidates = [[ours]]
@@ -92,7 +101,7 @@ def test_the_pages_on_moving_name_the_same_keys(page: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
+    list_with_marks([
         "max_epochs=5", "trainer.max_epochs=5", "+trainer.max_epochs=5", "loop.num_train_epochs=5", "training.lr=0.1",
         "optim.weight_decay=0.1", "val_check_interval=0.25", "save_steps=500", "fp16=true", "precision=16-mixed",
         "wandb=true", "wandb.project=a", "logger=csv", "report_to=none", "patience=3", "lr_scheduler_type=cosine",
@@ -101,7 +110,7 @@ def test_the_pages_on_moving_name_the_same_keys(page: str) -> None:
         "overfit_batches=2", "run_name=a", "output_dir=out", "checkpoint.monitor=val/loss", "greater_is_better=true",
         "save_weights_only=true", "enable_progress_bar=false", "verbose=1", "ema_decay=0.99", "hydra.run.dir=out",
         "warmup_steps=100", "warmup_ratio=0.1", "datamodule.batch_size=16", "model.batch_size=16",
-    ],
+    ]),
 )  # fmt: skip
 def test_the_command_that_an_error_suggests_composes(line: str) -> None:
     with pytest.raises(ConfigError) as caught:

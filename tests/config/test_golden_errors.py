@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command import EXPERIMENTS
 
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import Code
@@ -15,13 +16,14 @@ from trainer_cli.errors import Code
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT / "configs", *ROOT.glob("trainer_cli/addons/*/configs")]
 GROUPS = ", ".join(sorted({group.name for folder in FOLDERS for group in folder.iterdir() if group.is_dir()}))
+OPTIONS = ", ".join([*EXPERIMENTS, "x"])
 EXPERIMENT = "configs/experiment/x.yaml"
 GOLDEN: dict[Code, tuple[list[str], str, str]] = {
     Code.unknown_key: (["config", "loop.max_step=3"], "", (
         "error: there is no key 'loop.max_step'\n  --> command line\nhelp: Did you mean 'loop.max_duration=3'?\n")),
     Code.unknown_option: (["config", "+experiment=digit"], "", (
         "error: there is no experiment called 'digit'\n  --> command line\n"
-        "help: Did you mean '+experiment=digits'? Available: char_gpt, digits, digits_mlp, text, x.\n")),
+        f"help: Did you mean '+experiment=digits'? Available: {OPTIONS}.\n")),
     Code.wrong_type: (["config", "name=1.5"], "", (
         "error: name is 1.5, but it must be a string or null\n  --> command line\n"
         "help: Write name='\"1.5\"' if a string is meant.\n")),
@@ -52,7 +54,9 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("code", GOLDEN)
+@pytest.mark.parametrize(
+    "code", [pytest.param(code, marks=pytest.mark.addon("text") if code is Code.not_given else ()) for code in GOLDEN]
+)
 def test_an_error_of_each_kind_is_printed_whole(
     code: Code, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,7 +70,7 @@ ROWS = [
     typed("+experiment=[]", LINE, "chooses no experiment", "Leave it out, or choose one: "),
     typed("experiment=None", OPTION, "no experiment called 'None'", left_out),
     typed("scheduler=None", OPTION, "no scheduler called 'None'", shown()),
-    typed("experiment={seed: 3}", TYPE, "takes the name of an option", "Choose one of: char_gpt"),
+    typed("experiment={seed: 3}", TYPE, "takes the name of an option", "Choose one of: "),
     typed("model=configs/model/cnn.yaml", OPTION, "no model called", shown()),
     typed("experiment=away", OPTION, "conf/experiment/away.yaml is not read", "Rename conf to configs",
           **{"../conf/experiment/away": HEADER}),

@@ -240,7 +240,14 @@ def test_a_relative_import_outside_a_package_says_what_to_do(mine: Path) -> None
     )
 
 
-@pytest.mark.parametrize("path", ["models.gpt.GPT", "callbacks.sparse_training.RigL", "trainer.warmup.WarmupCosine"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("models.gpt.GPT", marks=pytest.mark.addon("text")),
+        pytest.param("callbacks.sparse_training.RigL", marks=pytest.mark.addon("sparsity")),
+        "trainer.warmup.WarmupCosine",
+    ],
+)
 @pytest.mark.parametrize("trust", [targets.Trust(), targets.Trust.recovered(Path("/nowhere"), [])], ids=["any", "disk"])
 def test_a_public_class_is_found_by_the_module_in_which_it_once_was(path: str, trust: targets.Trust) -> None:
     assert targets.import_target(f"trainer_cli.{path}", WHERE, trust) is getattr(trainer_cli, path.rpartition(".")[2])
@@ -423,7 +430,7 @@ def test_the_function_that_joins_batches_is_judged_too(target: str, project: Pat
 ADMITTED = {
     "": """mine_hole.Net mine_hole.plain torch.nn.Linear torch.optim.SGD torch.optim.lr_scheduler.StepLR
         torch.nn.modules.linear.Linear torch.optim.swa_utils.AveragedModel trainer_cli.models.mlp.MLP
-        trainer_cli.addons.text.text.Text trainer_cli.loggers.console.ConsoleLogger trainer_cli.CheckpointerCallback
+        trainer_cli.data.datasets.Digits trainer_cli.loggers.console.ConsoleLogger trainer_cli.CheckpointerCallback
         trainer_cli.optim.warmup.WarmupCosine""",
     "torch": "torch.nn.Linear torch.optim.SGD torch.utils.data.TensorDataset",
     "transformers": "transformers.GPT2LMHeadModel transformers.GPT2Config",

@@ -98,7 +98,7 @@ def read(path: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("name", ["digits", "digits_mlp", "text", "char_gpt"])
+@pytest.mark.parametrize("name", [path.split("/")[1][:-5] for path in FILES if path.startswith("experiment/")])
 def test_an_experiment_is_global_and_described_in_its_first_lines(name: str) -> None:
     lines = FILES[f"experiment/{name}.yaml"].read_text().splitlines()
     assert lines[0] == "# @package _global_"
@@ -113,6 +113,7 @@ def test_a_part_is_described_in_its_first_line_and_names_what_exists(path: str) 
     assert hasattr(__import__(module, fromlist=["_"]), attribute)
 
 
+@pytest.mark.addon("text")
 def test_char_gpt_has_nanogpts_cpu_settings() -> None:
     experiment = read("experiment/char_gpt.yaml")
     assert experiment["model"] == {"layers": 4, "heads": 4, "width": 128, "dropout": 0.0, "bias": False}

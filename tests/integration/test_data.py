@@ -223,7 +223,17 @@ IN_CAMPAIGNS = {"map-style in workers of one epoch", "stream in workers", "strea
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.campaign) if kind in IN_CAMPAIGNS else kind for kind in EACH_KIND]
+    "kind",
+    [
+        pytest.param(
+            kind,
+            marks=[
+                *([pytest.mark.campaign] if kind in IN_CAMPAIGNS else []),
+                *([pytest.mark.addon("text")] if kind in ("mixture", "packed", "tokens") else []),
+            ],
+        )
+        for kind in EACH_KIND
+    ],
 )
 def test_a_killed_run_ends_as_if_nothing_had_happened(
     kind: str, straight: Callable[..., Path], project: Path, tmp_path: Path
@@ -247,6 +257,7 @@ def test_a_mixture_evaluates_every_source_and_refuses_another_mixture(project: P
     assert "fingerprint was" in said
 
 
+@pytest.mark.addon("text")
 def test_a_resume_refuses_a_file_of_tokens_that_has_grown(project: Path, tmp_path: Path) -> None:
     tokens = (*EACH_KIND["tokens"][1:], f"data.path={tmp_path}/ids.bin")
     ids = (project / "ids_0.bin").read_bytes()

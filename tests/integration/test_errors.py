@@ -125,7 +125,9 @@ MISTAKES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("case", MISTAKES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.addon("text") if case == "no data" else ()) for case in MISTAKES]
+)
 def test_a_mistake_is_reported_before_anything_is_written(case: str, tmp_path: Path) -> None:
     arguments, *parts = MISTAKES[case]
     result = train(*arguments, cwd=tmp_path)

@@ -90,7 +90,7 @@ def test_a_mistake_is_one_message(base: Path, arguments: list[str], code: int, s
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("verb", ["validate", "predict"])
+@pytest.mark.parametrize("verb", ["validate", pytest.param("predict", marks=pytest.mark.addon("predict"))])
 def test_the_trained_weights_are_evaluated_without_the_average(verb: str, place: Path) -> None:
     results = []
     for override in ((), ("load.average=false",), ("callbacks.ema=null",)):
@@ -113,7 +113,11 @@ def test_the_trained_weights_are_evaluated_without_the_average(verb: str, place:
         (("ckpt", "export", "runs/base@latest", "--format", "torch", "load.average=false"), "Write --ema none"),
         (("ckpt", "strip", "runs/base@latest", "-o", "s", "load.average=false"), "Write --ema none"),
         (("validate", "ckpt=runs/base@latest", "--ema", "none"), "load.average=false takes the trained weights"),
-        (("predict", "ckpt=runs/base@latest", "--ema", "none"), "load.average=false takes the trained weights"),
+        pytest.param(
+            ("predict", "ckpt=runs/base@latest", "--ema", "none"),
+            "load.average=false takes the trained weights",
+            marks=pytest.mark.addon("predict"),
+        ),
         (("fit", "name=b", "ckpt=runs/base@latest", "--ema", "none"), "load.average=false takes the trained weights"),
     ],
 )

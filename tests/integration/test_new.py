@@ -100,6 +100,7 @@ def test_it_trains_finds_itself_done_and_is_validated(project: Path) -> None:
     assert (result.code, "val" in result.out) == (0, True), result.err
 
 
+@pytest.mark.addon("predict")
 def test_it_is_predicted_from_as_it_is(project: Path) -> None:
     train("fit", "+experiment=shapes", "name=predicted", "loop.max_duration=2", cwd=project)
     done = train("predict", "ckpt=runs/predicted@latest", cwd=project)

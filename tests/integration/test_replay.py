@@ -55,6 +55,7 @@ TRAININGS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
+OF_TEXT = ("char_gpt", "a mixture with packing")
 IN_CAMPAIGNS = ("char_gpt", "a loader that shuffles")
 """Another row has the same model, and test_data.py each kind of data."""
 
@@ -72,7 +73,17 @@ def small_state(checkpoint: Path) -> object:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.campaign if kind in IN_CAMPAIGNS else ()) for kind in TRAININGS]
+    "kind",
+    [
+        pytest.param(
+            kind,
+            marks=[
+                *([pytest.mark.campaign] if kind in IN_CAMPAIGNS else []),
+                *([pytest.mark.addon("text")] if kind in OF_TEXT else []),
+            ],
+        )
+        for kind in TRAININGS
+    ],
 )
 def test_every_step_is_that_of_the_run(kind: str, empty_folder: Path) -> None:
     write_texts()

@@ -185,7 +185,7 @@ data: {val_fraction: "${vars.part}"}
 """
 
 
-@pytest.mark.parametrize("verb", ["validate", "predict"])
+@pytest.mark.parametrize("verb", ["validate", pytest.param("predict", marks=pytest.mark.addon("predict"))])
 @pytest.mark.parametrize(
     ("more", "dropped"),
     [

@@ -162,6 +162,7 @@ def test_one_process_reads_what_the_ranks_gathered(folder: Path) -> None:
     assert loaded["model"]["head.weight"] is loaded["model"]["embed.weight"]
 
 
+@pytest.mark.addon("text")
 def test_divided_layers_come_back_in_any_layout(folder: Path, answers: list[dict[str, Any]]) -> None:
     assert [one["layouts"] for one in answers] == [[], []]
     compared = 0
@@ -199,6 +200,7 @@ def test_other_values_beside_shared_tensors_are_refused(answers: list[dict[str, 
         assert "the ranks have different values under 'all', which also holds tensors" in one["default group"]["mixed"]
 
 
+@pytest.mark.addon("text")
 def test_what_a_tensor_group_does_not_divide_is_written_once(folder: Path) -> None:
     manifest = make_sync_checkpointer().verify(folder / "layouts" / "0")
     assert (manifest.world_size, manifest.tensor_size) == (2, 2)
@@ -219,6 +221,7 @@ def test_a_failed_write_on_rank_1_is_reported_on_both_and_leaves_no_manifest(
     assert list((folder / f"failed-{kind}").iterdir()) == []
 
 
+@pytest.mark.addon("auto")
 def test_ranks_find_a_rate_while_parameters_are_frozen_and_train_as_without_it(answers: list[dict[str, Any]]) -> None:
     (_, without), (losses, after_whole), (losses_of_cut, after_cut) = answers[0]["frozen at first"]
     assert without == after_whole == after_cut

@@ -20,6 +20,7 @@ from compare import checkpoints, final_state, metrics
 from ranks import HERE, Fits, fit_on_ranks, new_folder
 from small_parts import present
 
+import trainer_cli
 from trainer_cli.catalog.history import Life
 from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.commands.command_line import main
@@ -28,6 +29,9 @@ from trainer_cli.manifest import Manifest
 
 pytestmark = pytest.mark.slow
 
+# Add-ons, which may have been deleted.
+HAS_AUTO = "find_batch_size" in trainer_cli.__all__
+HAS_TEXT = "GPT" in trainer_cli.__all__
 RANKS = int(os.environ.get("RANKS", "2"))
 SHORT = ["loop.log_interval=1", "loggers.tensorboard=null", "logging.console=off"]
 # 321 samples: the 11th and last batch of an epoch has one, and rank 1 none.
@@ -71,6 +75,9 @@ DIVIDED = {
     "digits": [*DIGITS, *TENSOR, f"data.batch_size={32 // DATA}", "parallel.wrap_min_parameters=1000"],
     "gpt": [*GPT, *TENSOR, f"data.batch_size={4 // DATA}", "data.global_batch_size=8"],
 }
+if not HAS_TEXT:
+    for jobs in (ONE, TWO, SHARDED, DIVIDED):
+        del jobs["gpt"]
 NOISY = [
     "experiment=digits", "parallel=ddp", "model.channels=[8,32,1024,8]", "data.batch_size=16", "loop.max_duration=25",
     *SHORT,
@@ -131,15 +138,20 @@ def ask(rank: int, step: int, what: str) -> list[str]:
 @pytest.fixture(scope="module")
 def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
     """All runs of this file: ONE in this process, TWO and what follows on one start of two ranks."""
-    noisy = [*DIVIDED["gpt"], "model.dropout=0.1", "loop.max_duration=20"]
     spare = [*PARTS["sampler"], "+model.spare=true"]
     jobs = [[*job, f"run_dir=two/{name}", "parallel=ddp"] for name, job in TWO.items()]
     jobs += [[*job, f"run_dir=sharded/{name}"] for name, job in SHARDED.items()]
     jobs += [[*job, f"run_dir=divided/{name}"] for name, job in DIVIDED.items()]
+    if HAS_TEXT:
+        noisy = [*DIVIDED["gpt"], "model.dropout=0.1", "loop.max_duration=20"]
+        jobs += [
+            [*noisy, *ask(1, 99, "stop"), "run_dir=divided/whole"],
+            [*noisy, *ask(1, 12, "stop"), "run_dir=divided/cut"],
+            [*noisy, *ask(1, 12, "stop"), "run_dir=divided/cut"],
+        ]
+    if HAS_AUTO:
+        jobs.append([*AUTO, "run_dir=auto"])
     jobs += [
-        [*noisy, *ask(1, 99, "stop"), "run_dir=divided/whole"],
-        [*noisy, *ask(1, 12, "stop"), "run_dir=divided/cut"],
-        [*noisy, *ask(1, 12, "stop"), "run_dir=divided/cut"],
         [*WEIGHTED, *TENSOR, "run_dir=divided/weighted"],
         [*PARTS["stream"], *TENSOR, "run_dir=divided/stream"],
         [*NOISY, *ask(1, 99, "stop"), "run_dir=whole"],
@@ -169,7 +181,6 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         [*HELD, f"data.batch_size={8 // RANKS}", *FSDP, "run_dir=held/refused"],
         [*spare, "run_dir=spare/refused"],
         [*spare, "parallel.find_unused_parameters=true", "run_dir=spare/found"],
-        [*AUTO, "run_dir=auto"],
         [*NOISY, *ask(1, 13, "nudge"), "run_dir=nudged"],
         ["apart", *NOISY, "run_dir=unseen"],
     ]
@@ -199,9 +210,11 @@ def test_each_run_ends_the_same_on_all_ranks(fits: Fits) -> None:
         "(run_dir, command line). Choose a run_dir= on a file system that all machines share."
     )
     others = {
-        "divided/cut": "75", "cut": "75", "thawed/cut": "75", "divided/stream": OWN_SAMPLES, "own_step": OWN_STEP,
+        "cut": "75", "thawed/cut": "75", "divided/stream": OWN_SAMPLES, "own_step": OWN_STEP,
         "apart_step": APART, "unseen": unseen, "spare/refused": NO_GRADIENT,
     }  # fmt: skip
+    if HAS_TEXT:
+        others["divided/cut"] = "75"
     for ends in fits.ends:
         no_plan, not_sharded = ends["divided/weighted"], ends["held/refused"]
         assert NOT_SHARDED in not_sharded
@@ -312,6 +325,7 @@ def test_a_resume_on_two_ranks_is_bit_identical(runs: Path) -> None:
     assert metrics(runs / "cut") == metrics(runs / "whole")
 
 
+@pytest.mark.addon("text")
 def test_a_resume_of_divided_layers_is_bit_identical(runs: Path) -> None:
     cut, whole = (
         {path.name: path.read_bytes() for path in (runs / "divided" / name / "checkpoints" / "step20").glob("rank*")}
@@ -325,6 +339,7 @@ def test_a_resume_of_divided_layers_is_bit_identical(runs: Path) -> None:
     assert metrics(runs / "divided" / "cut") == metrics(runs / "divided" / "whole")
 
 
+@pytest.mark.addon("text")
 def test_each_rank_writes_its_part_of_divided_layers(runs: Path) -> None:
     folder = runs / "divided" / "gpt" / "checkpoints" / "step24"
     manifest = Manifest.parse((folder / "manifest.json").read_bytes())
@@ -401,6 +416,7 @@ def test_one_process_evaluates_the_checkpoint_as_the_ranks_did(runs: Path, name:
     assert row["val/accuracy"] == pytest.approx(logged["val/accuracy"], rel=1e-6)
 
 
+@pytest.mark.addon("auto")
 def test_ranks_agree_on_a_batch_size_that_fits_on_each_and_on_a_rate(fits: Fits) -> None:
     assert [ends["auto"] for ends in fits.ends] == ["0"] * RANKS
     decisions = json.loads(Path("auto/decisions.json").read_text())

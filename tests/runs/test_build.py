@@ -163,6 +163,7 @@ def test_a_wrong_model_node_is_one_readable_mistake(node: Any, message: str) -> 
         made.model(made.data().source)
 
 
+@pytest.mark.addon("text")
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_argument_is_taken_from_the_data_at_any_depth(tmp_path: Path, nested: bool) -> None:
     text = tmp_path / "text.txt"

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from command import EXPERIMENTS
 from printed import message
 
 from trainer_cli.commands.command_line import main
@@ -117,7 +118,7 @@ def test_of_many_experiments_some_are_listed(empty_folder: Path) -> None:
         compose_fit([])
 
 
-SHIPPED_ONES = "Choose a shipped one: char_gpt, digits, digits_mlp, text (train fit digits)"
+SHIPPED_ONES = f"Choose a shipped one: {', '.join(EXPERIMENTS)} (train fit digits)"
 COMMANDS = ["fit", "fit optimizer.lr=0.1", "fit -m seed=1,2", "plan", "check resume", "validate ckpt=none"]
 
 

@@ -168,6 +168,7 @@ def test_without_checkpoints_the_data_is_built(runs: Path, capsys: pytest.Captur
     assert data(capsys, "bare", "20") == expected
 
 
+@pytest.mark.addon("text")
 def test_missing_data_is_one_message(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 9)
     text = "data={_target_: trainer_cli.Text, path: text.txt, context: 8, batch_size: 4}"

@@ -89,7 +89,7 @@ def test_validate_prints_its_table_and_names_the_folder_for_results_before_it_ev
     [
         (["ckpt", "export", "{run}@latest", "--format", "safetensors"], 1, "--output PATH"),
         (["check", "run", "{run}"], 1, "--output FILE"),
-        (["predict", "ckpt={run}@latest"], 2, "predict.folder"),
+        pytest.param(["predict", "ckpt={run}@latest"], 2, "predict.folder", marks=pytest.mark.addon("predict")),
         (["ckpt", "pin", "{run}@latest"], 1, "Check who may read and write the file"),
         (["ckpt", "rm", "{run}@step0", "--yes"], 1, "Check who may read and write the file"),
         (["fit", "+experiment=digits_mlp", "loop.max_duration=3", "run_dir={run}"], 4, "run_dir="),

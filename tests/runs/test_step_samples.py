@@ -96,6 +96,7 @@ def test_the_order_of_a_plain_dataset_needs_no_data(empty_folder: Path) -> None:
     assert told(read_step_samples(Path("run"), 1, 14)) == {key: indices_of(value) for key, value in seen().items()}
 
 
+@pytest.mark.addon("text")
 def test_the_windows_of_a_text_are_those_that_each_step_trained_on(empty_folder: Path) -> None:
     Path("text.txt").write_text("It was a dark and stormy night. " * 4)
     data = "data={_target_: trainer_cli.Text, path: text.txt, context: 8, val_fraction: 0.2, batch_size: 24}"
@@ -108,6 +109,7 @@ def test_the_windows_of_a_text_are_those_that_each_step_trained_on(empty_folder:
         assert opened.dataset.describe(batch.samples[0].key) == "".join(map(chr, tokens[0]))
 
 
+@pytest.mark.addon("text")
 def test_the_documents_of_a_packed_mixture_are_those_that_each_step_trained_on(empty_folder: Path) -> None:
     for name in "ab":
         Path(f"{name}.txt").write_text("".join(f"{name}{number:03}{'x' * (number % 7)}\n" for number in range(20)))

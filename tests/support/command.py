@@ -23,6 +23,12 @@ import trainer_cli
 from trainer_cli.processes.child import own_command
 
 ROOT = Path(trainer_cli.__file__).resolve().parents[1]
+EXPERIMENTS = sorted(
+    file.stem
+    for folder in (ROOT / "configs", *ROOT.glob("trainer_cli/addons/*/configs"))
+    for file in folder.glob("experiment/*.yaml")
+)
+"""The names of the experiments that ship."""
 LIMIT_S = 600.0
 """A guard against hanging. It holds on a machine that is busy with other things, and measures nothing."""
 SMALL = (

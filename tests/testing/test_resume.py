@@ -49,6 +49,7 @@ def test_sound_code_passes_in_every_place(accumulated: int, check: Check) -> Non
         assert batches[2] % accumulated, "inside an accumulation"
 
 
+@pytest.mark.addon("auto")
 @pytest.mark.campaign
 def test_a_value_that_the_run_finds_is_found_once(check: Check) -> None:
     # Another process than the first would find 2: there no 4 samples fit at once.

@@ -358,8 +358,7 @@ class PredictConfig:
     outputs: list[str] = checked(check_patterns, [])
     """Globs of the names of outputs to write; empty: all that have a value for each sample."""
     writer: Any = checked(_check_writer)
-    """What writes them: null (JSON lines), or a node with `_target_`: trainer_cli.ParquetWriter, or a subclass of
-    PredictionWriter."""
+    """What writes them: null (JSON lines), or a node with `_target_`."""
 
     def __post_init__(self) -> None:
         check_fields(self, "predict")
@@ -510,7 +509,7 @@ class TrainConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     sparsity: Any = None
-    """Which weights are held at zero: null, or a node with `_target_`, such as trainer_cli.GMP."""
+    """Which weights are held at zero: null, or a node with `_target_`."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)

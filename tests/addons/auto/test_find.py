@@ -320,3 +320,36 @@ def test_a_global_batch_that_ranks_cannot_divide_is_refused_before_anything_is_t
     check_processes(composed.config, 3)
     with pytest.raises(ConfigError, match="cannot be divided between 2 ranks"):
         check_processes(composed.config, 2)
+
+
+@pytest.mark.gpu
+def test_the_batch_size_that_is_found_leaves_a_tenth_of_the_memory() -> None:
+    class Wide:
+        def __len__(self) -> int:
+            return 2**20
+
+        def __getitem__(self, index: int) -> Tensor:
+            return torch.ones(2**16)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, batch: Tensor) -> Tensor:
+            # Sixteen activations of 256 KiB for each sample are kept for the backward.
+            for _ in range(16):
+                batch = (batch * self.weight).sin()
+            return batch.mean()
+
+    trainer = Trainer(model=Model, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), device="cuda")
+    memory = TrialMemory(trainer.device)
+    assert memory.limit_bytes is not None
+    # Of a known share of the memory, so that the search is short.
+    memory.limit_bytes = min(memory.limit_bytes, 2**30)
+    trials = try_batch_sizes(
+        trainer, Loader(Wide(), 1, shuffle=False, seed=0), [2**power for power in range(1, 14)], memory
+    )
+    peaks = [trial.peak_bytes for trial in trials]
+    assert [trial.fits for trial in trials] == [*[True] * (len(trials) - 1), False]
+    assert all(peak is not None and peak <= memory.limit_bytes for peak in peaks[:-1])

@@ -19,8 +19,6 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 import trainer_cli as t
 from trainer_cli.addons.inspect.metrics import ConfusionMatrix, Metrics
 from trainer_cli.addons.inspect.samples import TextSamples
-from trainer_cli.addons.text.gpt import GPT
-from trainer_cli.addons.text.text import Windows
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.models.classification import classification
@@ -28,13 +26,16 @@ from trainer_cli.models.classification import classification
 F1_OF_ONE_EPOCH = {"max_duration": 4, "eval_interval": 2}
 
 
-def _gpt(vocabulary: int) -> GPT:
+def _gpt(vocabulary: int) -> Any:
     torch.manual_seed(0)
-    return GPT(vocab_size=vocabulary, context=8, layers=1, heads=1, width=8)
+    make = pytest.importorskip("trainer_cli.addons.text.gpt").GPT
+    return make(vocab_size=vocabulary, context=8, layers=1, heads=1, width=8)
 
 
 def test_a_language_model_continues_prompts_by_the_tokens_of_its_data() -> None:
-    windows = Windows(torch.arange(40) % 5, 8, stride=8, characters="abcd\n")
+    windows = pytest.importorskip("trainer_cli.addons.text.text").Windows(
+        torch.arange(40) % 5, 8, stride=8, characters="abcd\n"
+    )
     logger, samples = ListLogger(), TextSamples(["ab", "c"], length=12, every=1)
 
     def fit() -> list[dict[str, str]]:

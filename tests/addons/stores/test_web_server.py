@@ -190,7 +190,7 @@ def test_large_files_come_in_parts_where_the_server_sends_parts(
             assert (requests > size // 100) is ranges
 
 
-@pytest.mark.parametrize("command", ["plan", "validate", "predict"])
+@pytest.mark.parametrize("command", ["plan", "validate", pytest.param("predict", marks=pytest.mark.addon("predict"))])
 def test_the_size_of_requests_and_the_progress_have_keys(
     command: str, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

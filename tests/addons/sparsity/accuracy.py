@@ -1,4 +1,6 @@
-"""Accuracy of sparse trainings beside the dense one, on an experiment that ships: `python scripts/sparsity.py`.
+"""Accuracy of sparse trainings beside the dense one, on an experiment that ships.
+
+    python tests/addons/sparsity/accuracy.py
 
 Prints a Markdown table: the validation accuracy at the end of each run, its mean over the seeds, and the mean's
 difference from the dense one in percent points.
