@@ -273,7 +273,7 @@ class _Validation:
             if isinstance(name, bool) or not isinstance(name, str | int)
         )
         for path, name in odd_keys:
-            odd = to_yaml_line(name)
+            odd = "null" if name is None else str(name).lower()
             message = f"{'.'.join(path)} has the key {odd}, but keys are strings"
             typed = self._tree.source(path) == COMMAND_LINE
             cure = f"Say it in a YAML file: '{odd}'." if typed else f"Put it in quotes: '{odd}'."
@@ -307,15 +307,16 @@ class _Validation:
     def _add(self, path: KeyPath, error: ConfigError, value: Any = None) -> None:
         """Report an error that a check of a value raised, with a hint that can be typed where the value was written."""
         hint, key, source = error.hint or "", ".".join(path), self._tree.source(path)
+        # In a list or mapping the hint is about one of several values.
+        is_typed = source == COMMAND_LINE and not isinstance(value, list | Mapping)
         if error.code is Code.wrong_type:
             if not hint.startswith("Did you mean"):
                 hint = hint_on_setting(key, to_yaml_line(value), source=source, below=False) or hint
             if path == ("resume",):
                 self._refuse(path, value, f"{', '.join(RESUME_WORDS)} or a path", hint)
-            if hint == IN_QUOTES and source == COMMAND_LINE:
+            if hint == IN_QUOTES and is_typed:
                 hint = f"Write {key}={as_text(self._tree.written(path, value))} if a string is meant."
-        # The hint names one value: of a list it replaces one item.
-        elif source == COMMAND_LINE and not isinstance(value, list) and re.fullmatch(r"Did you mean '[^'=]*'\?", hint):
+        elif is_typed and re.fullmatch(r"Did you mean '[^'=]*'\?", hint):
             hint = hint.replace("'", f"'{key}=", 1)
         self._report(path, error.message, hint, code=error.code)
 

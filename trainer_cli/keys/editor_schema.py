@@ -21,7 +21,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 INTERPOLATION: Schema = {"$ref": "#/$defs/interpolation"}
 NODE: Schema = {"$ref": "#/$defs/node"}
 NULL: Schema = {"type": "null"}
-_MAPPING_OF_NODES: Schema = {"type": "object", "additionalProperties": {"anyOf": [NODE, NULL, INTERPOLATION]}}
 _TEXT: Schema = {"type": "string"}
 
 
