@@ -756,3 +756,24 @@ def test_a_shared_loader_counts_the_batches_of_all_ranks(rank: int) -> None:
     assert loader.state_dict(2, batch=2) == {"epoch": 2, "batch": 6}
     counts = [(loader.batch_samples, len(batch)) for batch in loader.iterate(0) if not isinstance(batch, PaddingBatch)]
     assert counts == [(number + 1, number + 1) for number in range(rank, 7, 3)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_shared_stream_has_a_state_after_fewer_last_batches_than_ranks(rank: int) -> None:
+    class Counting(IterableDataset[int]):
+        next = 0
+
+        def __iter__(self) -> Iterator[int]:
+            while self.next < 5:
+                self.next += 1
+                yield self.next
+
+        def state_dict(self) -> dict[str, int]:
+            return {"next": self.next}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.next = state["next"]
+
+    loader = SharedLoader(StreamLoader(Counting(), 1, seed=3), rank=rank, world_size=2)
+    states = [loader.state_dict(0, batch=number) for number, _ in enumerate(loader.iterate(0), 1)]
+    assert [state["batch"] for state in states] == [2, 4, 5]

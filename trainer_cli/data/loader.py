@@ -145,6 +145,8 @@ class SharedLoader:
         """Number of samples by which a batch advances the position, over all ranks; None if they are not counted."""
         self.batch_samples: int | None = None
         """Number of samples in the last batch; None if the loader does not state it."""
+        self.epoch_end: dict[int, int] = {}
+        """Epoch -> number of its batches, where the last ones were fewer than the ranks."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
@@ -164,26 +166,25 @@ class SharedLoader:
 
     def batches_after(self, samples: int) -> int:
         """Number of batches of each rank after the first `samples` samples of an epoch."""
-        remaining: int = self.loader.batches_after(samples)
-        return -(-remaining // self.world_size)
+        return -(-int(self.loader.batches_after(samples)) // self.world_size)
 
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Batches:
         """Yield the batches of this rank after the first `batch` batches of each rank."""
         batches = self.loader.iterate(epoch, batch=batch * self.world_size, samples=samples)
         try:
             round_batches: list[Any] = []
-            for next_batch in batches:
+            for count, next_batch in enumerate(batches, batch * self.world_size + 1):
                 if len(round_batches) == self.rank:
                     self.batch_samples = self.loader.batch_samples
                 round_batches.append(next_batch)
-                if len(round_batches) == self.world_size:
+                if count % self.world_size == 0:
                     rank_batch = round_batches[self.rank]
                     # Before the yield, so that the batches of other ranks are freed.
                     round_batches.clear()
                     yield rank_batch
             if round_batches:
-                has_batch = self.rank < len(round_batches)
-                yield round_batches[self.rank] if has_batch else PaddingBatch(round_batches[0])
+                self.epoch_end[epoch] = count
+                yield round_batches[self.rank] if self.rank < len(round_batches) else PaddingBatch(round_batches[0])
         finally:
             # Not left to the garbage collector: workers must end when the epoch is left, also after an error.
             if (close := getattr(batches, "close", None)) is not None:
@@ -191,7 +192,8 @@ class SharedLoader:
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
         """The position of the loader after the batches of all ranks."""
-        state: dict[str, Any] = self.loader.state_dict(epoch, samples=samples, batch=batch * self.world_size)
+        batch = min(batch * self.world_size, self.epoch_end.get(epoch, batch * self.world_size))
+        state: dict[str, Any] = self.loader.state_dict(epoch, samples=samples, batch=batch)
         return state
 
     def check_state(self, state: Mapping[str, Any]) -> None:

@@ -31,12 +31,13 @@ class _Rounds(SharedLoader):
         batches = self.loader.iterate(epoch, batch=batch * self.world_size, samples=samples)
         rank_batches: Round = []
         try:
-            for rank_batch in batches:
+            for count, rank_batch in enumerate(batches, batch * self.world_size + 1):
                 rank_batches.append((rank_batch, sample_count(rank_batch, self.loader.batch_samples)))
-                if len(rank_batches) == self.world_size:
+                if count % self.world_size == 0:
                     yield rank_batches
                     rank_batches = []
             if rank_batches:
+                self.epoch_end[epoch] = count
                 yield rank_batches
         finally:
             batches.close()
