@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -300,3 +301,26 @@ def test_the_recorder_and_the_table_name_functions_alike() -> None:
     recorded = {ast.literal_eval(node.slice) for node in subscripts if ast.unparse(node.value) == "__reached__"}
     assert recorded == {f"m:{name}" for name in reached.Source(source).functions}
     assert "m:A.B.f.<locals>.C.g" in recorded
+
+
+def test_the_tests_that_are_about_a_package_run_nearly_all_of_it_and_little_else() -> None:
+    table = reached.Table()
+    table.add_functions(f"trainer_cli.{name}" for name in ("state.a:f", "state.b:g", "files.io:read", "files.io:write"))
+    for test, names, seconds in (
+        ("tests/state/test_state.py", ("state.a:f", "state.b:g", "files.io:read"), 2.0),
+        ("tests/core/test_files.py", ("files.io:read",), 1.0),
+        ("tests/integration/test_all.py", ("state.a:f", "state.b:g", "files.io:read", "files.io:write"), 40.0),
+    ):
+        table.put(test, [f"trainer_cli.{name}" for name in names], seconds=seconds, starts_processes=False)
+    assert reached.advise(table) == [
+        ("trainer_cli.files", ["tests/core", "tests/integration"], 1.0, 41.0),
+        ("trainer_cli.state", ["tests/state"], 1.0, 2.0),
+    ]
+
+
+def test_the_page_for_contributors_names_tests_that_exist() -> None:
+    rows = re.findall(r"^\| `trainer_cli[\w.]*` \| (.*?) \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
+    folders = {folder for row in rows for folder in re.findall(r"`(.*?)`", row)}
+    # An add-on can be deleted with its tests.
+    assert [folder for folder in sorted(folders) if "/addons/" not in folder and not (ROOT / folder).exists()] == []
+    assert len(rows) > 30, "scripts/test --record writes the table"

@@ -51,7 +51,7 @@ def auto_keys(config: TrainConfig) -> tuple[str, ...]:
 
 
 def replace_auto(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values of a config, with a number for each value that is `auto`."""
+    """The plain values of a config, with a number for each value that is `auto`, for checks before these are found."""
     replaced, data, optimizer = dict(values), values.get("data"), values.get("optimizer")
     numbers = numbers_instead(data if isinstance(data, Mapping) else {})
     if isinstance(data, Mapping) and is_auto_batch_size(data.get("batch_size")):

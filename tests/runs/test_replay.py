@@ -98,6 +98,16 @@ def test_a_replay_begins_with_the_newest_checkpoint_before_the_step(run: Path) -
     assert plan_replay(run, last + 1).start_step == FIXED[0]
 
 
+def test_the_time_of_a_replay_is_estimated_from_the_pace_near_its_steps(run: Path) -> None:
+    slow_from, seconds, records = 34, 0, []
+    for step in range(1, STEPS + 1):
+        seconds += 10 if step >= slow_from else 1
+        records.append(json.dumps({"step": step, "time": seconds}))
+    (run / "metrics.jsonl").write_text("\n".join(records) + "\n")
+    plan = plan_replay(run, STEPS, first=STEPS)
+    assert plan.seconds == 10 * (STEPS - plan.start_step)
+
+
 def test_a_damaged_checkpoint_is_passed_over(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = run / "checkpoints" / f"step{FIXED[1]}" / "rank0.safetensors"
     content = bytearray(file.read_bytes())

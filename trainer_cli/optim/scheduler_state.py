@@ -70,7 +70,7 @@ def read_position(state: Any) -> int | None:
 
 
 def copy_rates(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Copy the settings of each parameter group that schedules change."""
+    """Copy what schedules change in each parameter group: `lr`, and the momentum if a schedule cycles it."""
     rates = []
     for group in optimizer.param_groups:
         keys = ("lr", "momentum", "betas") if _CYCLED in group else ("lr",)

@@ -152,7 +152,11 @@ def fit(
 
 
 def _find_auto(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Composed, dict[str, AutoDecision]]:
-    """The config without `auto`: with the values that the run has found before, or else with those found now."""
+    """Replace each `auto` of the config: by the value that the run has found before, or else by one found now.
+
+    Returns:
+        The config, and for each key whose value was found now the value and how it was measured.
+    """
     for key, value in start.stored_values.items():
         log.info("%s=%s, as in earlier attempts of the run", key, value)
     composed = composed.with_values(start.stored_values)

@@ -17,11 +17,11 @@ def status_after(error: BaseException, trainer: Trainer) -> RunStatus:
 
 
 def stopped_step(error: BaseException, trainer: Trainer) -> int | None:
-    """The step of the checkpoint from which a run that a full disk has stopped is resumed.
+    """The step from which a run that a full disk has ended can be resumed; None if the run counts as failed.
 
-    None if another error has ended the run, or if the full disk fails it: because this attempt has committed no
-    checkpoint, so that the run would be started for ever while the disk stays full. Always None on ranks other than 0,
-    which do not know the checkpoints.
+    It counts as failed if another error has ended it, or if this attempt has committed no checkpoint: a scheduler would
+    start the run again and again while the disk stays full. None on ranks other than 0, which do not know the
+    checkpoints.
     """
     is_no_space = isinstance(error, NoSpaceError) or (isinstance(error, OSError) and error.errno in NO_SPACE)
     retention = getattr(trainer.checkpoint, "retention", None)

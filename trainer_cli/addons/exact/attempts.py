@@ -244,7 +244,7 @@ class ProbeAttempt:
     stop: ProbeStop | None
     """Where it should stop; None: nowhere."""
     after: ProbeStop | None
-    """The stop with steps before it, after which it was started; None: it is the first of its run."""
+    """The stop of the process before it, which had made steps; None: this process begins the run."""
     code: int
     trace: Trace
     output: str

@@ -273,10 +273,11 @@ def _estimate_s(records: Sequence[Mapping[str, Any]], start: int, last: int) -> 
         for record in records
         if isinstance(record.get("step"), int) and (at := read_number(record.get("time"))) is not None
     )
+    nearest = sorted(pairwise(points), key=lambda pair: abs(pair[1][0] - last))[:50]
     # The median, because evaluations, saves and pauses between two attempts lie between some of them.
     rates = [
         (at - before_at) / (step - before)
-        for (before, before_at), (step, at) in pairwise(points)
+        for (before, before_at), (step, at) in nearest
         if step > before and at > before_at
     ]
     return statistics.median(rates) * (last - start) if rates else None

@@ -63,11 +63,12 @@ class Children:
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start a process in this process group, so that the terminal's Ctrl-C and Ctrl-Z reach it too."""
-        # The child ends once the pipe to its stdin is closed, by this process or by its end.
+        # The starter gives the child a pipe as stdin. It closes when this process ends, however that happens, and then
+        # the child saves and stops, which may take a while.
         if self._log_of is None:
             self._processes[name] = self._starter.start(command, env)
             return
-        # Not by a pipe: a child that outlives this process can still write.
+        # A file, not a second pipe: a child that saves after the end of this process can still write.
         with open(self._log_of(name), "ab") as log_file:
             self._processes[name] = self._starter.start(command, env, output=log_file.fileno())
 

@@ -292,6 +292,7 @@ class ObjectFolders:
         """Whether a folder that had no manifest when it was listed has one by now."""
         if self.read_manifest(name) is None:
             return False
+        # The listing in memory is out of date: the next reader lists the folder again.
         self.forget(name)
         return True
 
