@@ -10,29 +10,13 @@ from __future__ import annotations
 
 import ast
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 TABLE = "tests/reached.json"
-
-
-class Times(NamedTuple):
-    """What is known of a recorded test file."""
-
-    seconds: float
-    """Of a processor; of the clock if it starts processes."""
-    starts_processes: bool
-
-
-def read_times(path: Path) -> dict[str, Times]:
-    """Each recorded test file and its times; empty without a table."""
-    if not path.is_file():
-        return {}
-    stored = json.loads(path.read_text(encoding="utf-8"))["seconds"]
-    return {test: Times(abs(seconds), starts_processes=seconds < 0) for test, seconds in stored.items()}
 
 
 @dataclass
@@ -42,7 +26,7 @@ class Table:
     ran: dict[str, set[str]] = field(default_factory=dict)
     """`trainer_cli.module:Class.method` -> the test files that ran it, none for what no test ran."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """See `Times`."""
+    """Each recorded test file -> seconds of a processor; of the clock if it starts processes."""
     starts_processes: set[str] = field(default_factory=set)
 
     @classmethod
@@ -50,9 +34,8 @@ class Table:
         table = cls()
         if path.is_file():
             stored = json.loads(path.read_text(encoding="utf-8"))
-            times = read_times(path)
-            table.seconds = {test: found.seconds for test, found in times.items()}
-            table.starts_processes = {test for test, found in times.items() if found.starts_processes}
+            table.seconds = {test: abs(seconds) for test, seconds in stored["seconds"].items()}
+            table.starts_processes = {test for test, seconds in stored["seconds"].items() if seconds < 0}
             tests = sorted(table.seconds)
             groups = [{test for n, test in enumerate(tests) if int(text, 36) >> n & 1} for text in stored["groups"]]
             for module, functions in stored["functions"].items():
@@ -352,81 +335,3 @@ class Reach:
             return True
         imported = self.sources[module].imported
         return name.name in imported or name.module.rpartition(".")[2] in imported
-
-
-class Advice(NamedTuple):
-    """The folders of tests for a package."""
-
-    package: str
-    folders: list[str]
-    share: float
-    """The share of the package's functions that these tests run, of those that any test runs."""
-    seconds: float
-
-
-_ENOUGH, _MOST_FOLDERS = 0.95, 3
-
-
-def advise(table: Table) -> list[Advice]:
-    """For each package the folders of tests that are about it, until they run nearly all of its functions.
-
-    A test file is about a package as far as the functions that it runs are of this package.
-    """
-    ran_by: dict[str, set[str]] = defaultdict(set)
-    for name, tests in table.ran.items():
-        for test in tests:
-            ran_by[test].add(name)
-    focus: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for test, names in ran_by.items():
-        for package, count in Counter(map(_package_of, names)).items():
-            focus[package][_folder_of(test)] += count / len(names)
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for test, each in table.seconds.items():
-        seconds[_folder_of(test)] += each
-    files_in = Counter(map(_folder_of, ran_by))
-    advice = []
-    for package, ranking in sorted(focus.items()):
-        left = {name for name, tests in table.ran.items() if tests and _package_of(name) == package}
-        count, folders = len(left), list[str]()
-        for folder in sorted(ranking, key=lambda folder: ranking[folder] / files_in[folder], reverse=True):
-            run_here = {name for name in left if any(_folder_of(test) == folder for test in table.ran[name])}
-            # A file in `tests` itself is about all packages.
-            is_folder = not folder.endswith(".py")
-            if is_folder and len(folders) < _MOST_FOLDERS and len(left) > (1 - _ENOUGH) * count and run_here:
-                folders.append(folder)
-                left -= run_here
-        advice.append(Advice(package, folders, 1 - len(left) / count, sum(seconds[folder] for folder in folders)))
-    return advice
-
-
-_BEGIN, _END = "<!-- by scripts/record.py -->", "<!-- end -->"
-
-
-def write_advice(page: Path, table: Table) -> None:
-    """Write the table of packages, their tests and how long these take between the two marks of a page."""
-    rows = ["| package | tests | of its functions | takes |", "|---|---|--:|--:|"]
-    for advice in advise(table):
-        folders = " ".join(f"`{folder}`" for folder in advice.folders)
-        rows.append(f"| `{advice.package}` | {folders} | {advice.share:.0%} | {_about(advice.seconds)} |")
-    before, begin, rest = page.read_text(encoding="utf-8").partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    page.write_text("\n".join([before + begin, *rows, end + after]), encoding="utf-8")
-
-
-def _about(seconds: float) -> str:
-    """A duration that the next recording does not change: seconds are rounded to 1, 2, 5, 10, 20, 50 and so on."""
-    step = next(n * 10**power for power in range(6) for n in (1, 2, 5) if seconds <= n * 10**power)
-    return f"{step} s" if step < 100 else f"{step // 60} min"
-
-
-def _folder_of(test: str) -> str:
-    """The folder of a test file; the file itself, if it lies in `tests`."""
-    folder = test.rpartition("/")[0]
-    return test if folder == "tests" else folder
-
-
-def _package_of(function: str) -> str:
-    """The folder of the package that holds a function; `trainer_cli` for a module beside the folders."""
-    parts = function.partition(":")[0].split(".")
-    depth = 3 if parts[1] == "addons" else 2
-    return ".".join(parts[:depth] if len(parts) > depth else parts[:1])

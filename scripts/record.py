@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 import recorder  # noqa: E402
 
+import advice  # noqa: E402
 import reached  # noqa: E402
 
 LOADED = ("torch", "torch.utils.tensorboard", "numpy", "pytest")
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
             # 5: no test was selected, as where all are for a GPU.
             if code not in (0, 5):
                 failed.append(test)
-        reached.write_advice(ROOT / "CONTRIBUTING.md", table)
+        advice.write_advice(ROOT / "CONTRIBUTING.md", table)
         if failed:
             print((folder / "log").read_text(errors="replace"))
             print("failed, and recorded as far as they went:", *failed)

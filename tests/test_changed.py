@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import recorder
 
+import advice
 import changed
 import reached
 from trainer_cli.commands.command_line import listed_verbs
@@ -312,7 +313,7 @@ def test_the_tests_that_are_about_a_package_run_nearly_all_of_it_and_little_else
         ("tests/integration/test_all.py", ("state.a:f", "state.b:g", "files.io:read", "files.io:write"), 40.0),
     ):
         table.put(test, [f"trainer_cli.{name}" for name in names], seconds=seconds, starts_processes=False)
-    assert reached.advise(table) == [
+    assert advice.advise(table) == [
         ("trainer_cli.files", ["tests/core", "tests/integration"], 1.0, 41.0),
         ("trainer_cli.state", ["tests/state"], 1.0, 2.0),
     ]

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+_MOST_RATES = 50
+"""Pairs of records whose times are used to estimate the duration of a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
     """Which steps are computed again, and from which state."""
@@ -267,13 +271,13 @@ def _check_step(history: Run, step: int) -> None:
 
 
 def _estimate_s(records: Sequence[Mapping[str, Any]], start: int, last: int) -> float | None:
-    """Seconds that the steps after `start` up to `last` took, by the times of the records around them."""
+    """Seconds that the steps after `start` up to `last` took, by the times of the records nearest to `last`."""
     points = sorted(
         (int(record["step"]), at)
         for record in records
         if isinstance(record.get("step"), int) and (at := read_number(record.get("time"))) is not None
     )
-    nearest = sorted(pairwise(points), key=lambda pair: abs(pair[1][0] - last))[:50]
+    nearest = sorted(pairwise(points), key=lambda pair: abs(pair[1][0] - last))[:_MOST_RATES]
     # The median, because evaluations, saves and pauses between two attempts lie between some of them.
     rates = [
         (at - before_at) / (step - before)
