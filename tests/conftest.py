@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,14 +128,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# The garbage of the collection of tests is little, and looking for it takes seconds. From then on the tests themselves,
-# torch and all else that is loaded stay out of each later search.
+# The garbage of the collection of tests is little, and looking for it takes seconds, then and once more at its end. From
+# then on the tests themselves, torch and all else that is loaded stay out of each later search.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 
@@ -210,36 +210,39 @@ def forked_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_cli.addons.exact.replay_process.subprocess", forks)
 
 
-def is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
-    """Whether the file of a test is one of these, or in a folder of theirs."""
-    return any(place in str(item.path) for place in places)
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Mark whole files, not each of their tests: there are many."""
+    if isinstance(collector, pytest.Module):
+        for marker, group in ((pytest.mark.slow, _LONG + _PROCESSES), (pytest.mark.heavy, _HEAVY)):
+            if _is_in(collector.path, group):
+                collector.add_marker(marker)
+
+
+@cache
+def _is_in(file: Path, places: tuple[str, ...]) -> bool:
+    """Whether a test file is one of these, or in a folder of theirs."""
+    return any(place in str(file) for place in places)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("TRAIN_CAMPAIGN") != "all":
-        left_out = [item for item in items if item.get_closest_marker("campaign")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("campaign")]
+        left_out = {item for item in items if item.get_closest_marker("campaign")}
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
     # The longest files first, so that no core is left waiting for one of them at the end.
     groups = (_LONG, _PROCESSES, _HEAVY)
-    items.sort(key=lambda item: next((n for n, group in enumerate(groups) if is_in(item, group)), len(groups)))
-    for item in items:
-        if is_in(item, _LONG + _PROCESSES):
-            item.add_marker(pytest.mark.slow)
-        if is_in(item, _HEAVY):
-            item.add_marker(pytest.mark.heavy)
-        for name in {mark.args[0] for mark in item.iter_markers("addon")}:
-            if not (_ADDONS / name).is_dir():
-                item.add_marker(pytest.mark.skip(reason=f"the add-on {name} was deleted"))
-    needs = {
-        "gpu": (_has_gpu, "needs a CUDA device"),
-        "root": (lambda: os.geteuid() == 0, "needs the superuser"),
-    }
-    for marker, (met, why) in needs.items():
-        marked = [item for item in items if item.get_closest_marker(marker)]
-        if marked and not met():
-            for item in marked:
-                item.add_marker(pytest.mark.skip(reason=why))
+    items.sort(key=lambda item: next((n for n, group in enumerate(groups) if _is_in(item.path, group)), len(groups)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs what is not here."""
+    for mark in item.iter_markers():
+        if mark.name == "addon" and not (_ADDONS / mark.args[0]).is_dir():
+            pytest.skip(f"the add-on {mark.args[0]} was deleted")
+        if mark.name == "root" and os.geteuid() != 0:
+            pytest.skip("needs the superuser")
+        if mark.name == "gpu" and not _has_gpu():
+            pytest.skip("needs a CUDA device")
 
 
 def pytest_make_parametrize_id(val: Any) -> str | None:
