@@ -128,8 +128,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# The garbage of the collection of tests is little, and looking for it takes seconds, then and once more at its end. From
-# then on the tests themselves, torch and all else that is loaded stay out of each later search.
+# The garbage of the collection of tests is little, and looking for it takes seconds, also at its end. From then on the
+# tests themselves, torch and all else that is loaded stay out of each later search.
 gc.disable()
 
 

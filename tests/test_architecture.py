@@ -78,7 +78,20 @@ def _modules() -> dict[str, Path]:
 
 MODULES = _modules()
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
-TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
+
+
+@cache
+def _parse(text: str) -> ast.Module:
+    """Where a test needs it, not where tests are collected."""
+    return ast.parse(text)
+
+
+def _tree(name: str) -> ast.Module:
+    return _parse(TEXTS[name])
+
+
+def _trees() -> Iterator[tuple[str, ast.Module]]:
+    return ((name, _tree(name)) for name in MODULES)
 
 
 def _face(package: str) -> dict[str, str]:
@@ -116,12 +129,12 @@ def _refuse(places: Iterable[str], rule: str) -> None:
 @cache
 def _imports(name: str) -> Sequence[tuple[str, int]]:
     """Every module that a file imports, also inside functions, with the line; type checking left out."""
-    relative = (node for node in ast.walk(TREES[name]) if isinstance(node, ast.ImportFrom) and node.level)
+    relative = (node for node in ast.walk(_tree(name)) if isinstance(node, ast.ImportFrom) and node.level)
     _refuse(
         (f"{_place(name, node.lineno)} imports from {'.' * node.level}{node.module or ''}" for node in relative),
         f"imports name the whole path: write `from {ROOT}. …`",
     )
-    return list(_imported(TREES[name]))
+    return list(_imported(_tree(name)))
 
 
 @cache
@@ -129,7 +142,7 @@ def _from_imports() -> Sequence[tuple[str, str, str]]:
     """Each module, with the module and the name of each of its `from module import name`, behind whatever face."""
     return [
         (name, FACES.get(node.module or "", {}).get(alias.name, node.module or ""), alias.name)
-        for name, tree in TREES.items()
+        for name, tree in _trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
@@ -290,14 +303,14 @@ def test_only_restricted_readers_import_pickle() -> None:
 @pytest.mark.parametrize("name", list(MODULES))
 def test_the_first_line_says_why_the_file_exists(name: str) -> None:
     _refuse(
-        [] if ast.get_docstring(TREES[name]) else [_place(name)],
+        [] if ast.get_docstring(_tree(name)) else [_place(name)],
         "the first line of a module says why it exists: begin with a docstring of one sentence",
     )
 
 
 @pytest.mark.parametrize("name", [ROOT, *FACES])
 def test_a_package_init_holds_a_docstring_and_lazy_names(name: str) -> None:
-    tree = TREES[name]
+    tree = _tree(name)
     statements = [ast.unparse(node) for node in tree.body[1:]]
     lazy = [
         "from trainer_cli.lazy import add_lazy_names",
@@ -387,7 +400,7 @@ def test_the_package_becomes_no_harder_to_read(figure: str, figures: dict[str, i
 @pytest.fixture(scope="module")
 def figures() -> dict[str, int]:
     classes: dict[str, set[str]] = defaultdict(set)
-    for name, tree in TREES.items():
+    for name, tree in _trees():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes[node.name].add(name)
@@ -397,7 +410,7 @@ def figures() -> dict[str, int]:
             (
                 len(_taken_past_faces()),
                 _lines_loaded_by(f"{ROOT}.trainer.trainer"),
-                sum(_count_tokens(MODULES[name], tree) for name, tree in TREES.items()),
+                sum(_count_tokens(MODULES[name], tree) for name, tree in _trees()),
                 sum(len(modules) > 1 for modules in classes.values()),
             ),
             strict=True,
@@ -416,7 +429,7 @@ def _taken_past_faces() -> set[tuple[str, str]]:
     """Each module of another package from which something is imported, with the name."""
     return {
         (module, alias.name)
-        for name, tree in TREES.items()
+        for name, tree in _trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom | ast.Import)
         for alias in node.names
@@ -459,7 +472,7 @@ def test_no_function_is_longer_than_one_screen() -> None:
     _refuse(
         (
             f"{_place(name, node.lineno)} {node.name} has {size} lines"
-            for name, tree in TREES.items()
+            for name, tree in _trees()
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (size := _size(node)) > MOST_LINES
         ),
@@ -704,7 +717,7 @@ def _global_draws(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_nothing_draws_from_the_global_generators(name: str) -> None:
-    draws = list(_global_draws(TREES[name]))
+    draws = list(_global_draws(_tree(name)))
     if name.removeprefix(f"{ROOT}.") in _MAY_DRAW:
         assert draws, f"{_place(name)} draws no more: take it out of _MAY_DRAW"
     else:
@@ -793,7 +806,7 @@ def test_a_broken_rule_is_printed_with_its_place_and_its_cure(
     module: str, code: str, check: Callable[[], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = PACKAGE.parent / f"{module.replace('.', '/')}.py"
-    for table, value in ((MODULES, path), (TEXTS, code), (TREES, ast.parse(code))):
+    for table, value in ((MODULES, path), (TEXTS, code)):
         monkeypatch.setitem(table, module, value)
     _imports.cache_clear()
     _from_imports.cache_clear()

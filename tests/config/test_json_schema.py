@@ -25,6 +25,7 @@ FILES = {
     for folder in (CONFIGS, *addon_folders())
     for path in sorted(folder.rglob("*.yaml"))
 }
+EMPTY = ("callbacks/default.yaml", "loggers/none.yaml")
 MODELINE = "# yaml-language-server: $schema="
 
 
@@ -68,7 +69,7 @@ def test_each_file_that_ships_names_its_part_of_the_schema_and_follows_it(file: 
     assert [error.message for error in validator(fragment).iter_errors(loaded(file))] == []
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if loaded(file)])
+@pytest.mark.parametrize("file", [file for file in FILES if file not in EMPTY])
 def test_a_misspelt_key_in_a_file_that_ships_is_found(file: str) -> None:
     _, fragment = named(file)
     values = loaded(file)

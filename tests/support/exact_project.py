@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
-from trainer_cli.addons.exact.report import ResumeReport
+if TYPE_CHECKING:
+    from trainer_cli.addons.exact.report import ResumeReport
 
-Check = Callable[..., ResumeReport]
+Check: TypeAlias = "Callable[..., ResumeReport]"
 """The check of that project with this code added, and these overrides."""
 
 POINTS = '''

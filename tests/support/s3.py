@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.request import Request, urlopen
 
-import s3fs
-from moto.server import ThreadedMotoServer
-
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
@@ -23,6 +20,10 @@ _numbers = itertools.count()
 @contextmanager
 def s3_server() -> Iterator[str]:
     """The address of a server; the environment of this process points to it."""
+    # Here, as importing them takes long.
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

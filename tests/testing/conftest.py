@@ -1,4 +1,7 @@
-"""The check of a project that the tests plant faults in; its processes are forked, on any system."""
+"""The check of a project that the tests plant faults in; its processes are forked, on any system.
+
+Imports that take long are inside functions: every selection of tests imports this file.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from exact_project import EXPERIMENT, PARTS, Check
 
-from trainer_cli.addons.exact.attempts import Probes
-from trainer_cli.addons.exact.report import ResumeReport
-from trainer_cli.addons.exact.resume import check_resume
-from trainer_cli.config.composing import compose
+if TYPE_CHECKING:
+    from trainer_cli.addons.exact.attempts import Probes
+    from trainer_cli.addons.exact.report import ResumeReport
 
 
 class In:
@@ -33,6 +35,8 @@ class In:
 @pytest.fixture(scope="session")
 def run_in() -> Iterator[Callable[..., Any]]:
     """For a folder and the heavy modules that are needed, what runs a probe there."""
+    from trainer_cli.addons.exact.attempts import Probes
+
     forked = Probes(Path.cwd())
     yield partial(In, forked)
     forked.close()
@@ -56,6 +60,9 @@ def check(
     project: Callable[[str], Path], run_in: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Check]:
     """The check of that project; nothing of it may be left in the temporary folder, nor in the project's runs."""
+    from trainer_cli.addons.exact.resume import check_resume
+    from trainer_cli.config.composing import compose
+
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))

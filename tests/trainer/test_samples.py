@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-import transformers
 from small_parts import data_loader, present
 from tiny import ListLogger, on, trainer
 from torch import Tensor, nn
@@ -245,9 +244,6 @@ def test_the_number_that_a_loader_names_counts() -> None:
 
 # Models of transformers on padded and masked data: what a batch weighs is what its loss is a mean over.
 
-
-cast("Any", transformers.logging).set_verbosity_error()
-
 SMALL = {"vocab_size": 20, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 GPT: dict[str, Any] = {**SMALL, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0,
                        "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
@@ -263,8 +259,15 @@ LLAMA = {**SMALL, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_head
 
 
 def _make(name: str, settings: dict[str, Any]) -> Callable[[], nn.Module]:
-    kind = getattr(transformers, name)
-    return lambda: kind(kind.config_class(**settings))
+    def make() -> Any:
+        # Here, as importing it takes long.
+        import transformers
+
+        cast("Any", transformers.logging).set_verbosity_error()
+        kind = getattr(transformers, name)
+        return kind(kind.config_class(**settings))
+
+    return make
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
@@ -332,11 +335,16 @@ def test_a_batch_of_padded_samples_weighs_as_many_labels_as_its_loss_is_a_mean_o
         assert val_loss == pytest.approx(loss, rel=1e-5), (size, accum)
 
 
-class Own(transformers.GPT2LMHeadModel):  # type: ignore[misc]
-    """Computes a loss of its own."""
+def _with_own_forward() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    def forward(self, input_ids: Tensor, **batch: Any) -> Any:
-        return super().forward(input_ids).logits.mean()
+    class Own(GPT2LMHeadModel):  # type: ignore[misc]
+        """Computes a loss of its own."""
+
+        def forward(self, input_ids: Tensor, **batch: Any) -> Any:
+            return super().forward(input_ids).logits.mean()
+
+    return Own(GPT2Config(**GPT))
 
 
 def _with_own_loss() -> nn.Module:
@@ -354,7 +362,7 @@ CTC = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attenti
     "make",
     [
         lambda: nn.Linear(2, 2),
-        lambda: Own(transformers.GPT2Config(**GPT)),
+        _with_own_forward,
         _with_own_loss,
         _make("Wav2Vec2ForCTC", CTC),
     ],

@@ -13,8 +13,6 @@ import torch
 from tiny import ListLogger, loader, trainer
 from torch import nn
 from torch.utils.data import TensorDataset
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 import trainer_cli as t
 from trainer_cli.addons.inspect.metrics import ConfusionMatrix, Metrics
@@ -24,6 +22,13 @@ from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.models.classification import classification
 
 F1_OF_ONE_EPOCH = {"max_duration": 4, "eval_interval": 2}
+
+
+def _f1(**settings: Any) -> Any:
+    # Here, as importing it takes long.
+    from torchmetrics.classification import MulticlassF1Score
+
+    return MulticlassF1Score(num_classes=3, **settings)
 
 
 def _gpt(vocabulary: int) -> Any:
@@ -82,7 +87,7 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(2, 3)
-        self.f1 = MulticlassF1Score(num_classes=3, average="macro")
+        self.f1 = _f1(average="macro")
 
     def forward(self, batch: Any) -> Any:
         x, y = batch
@@ -97,8 +102,11 @@ def _points() -> TensorDataset:
 
 
 def test_metrics_of_torchmetrics_are_computed_over_all_samples_and_not_averaged_over_batches() -> None:
+    from torchmetrics import MetricCollection
+    from torchmetrics.classification import MulticlassAccuracy
+
     points, logger = _points(), ListLogger()
-    given = {"f1": MulticlassF1Score(num_classes=3), "both": MetricCollection([MulticlassAccuracy(num_classes=3)])}
+    given = {"f1": _f1(), "both": MetricCollection([MulticlassAccuracy(num_classes=3)])}
     made = trainer(
         Classifier, callbacks=[Metrics(given), ConfusionMatrix(cell=2)], loggers=[logger], settings=F1_OF_ONE_EPOCH
     )
@@ -106,7 +114,7 @@ def test_metrics_of_torchmetrics_are_computed_over_all_samples_and_not_averaged_
     made.model.eval()
     with torch.no_grad():
         scores = made.model.get_submodule("linear")(points.tensors[0])
-    expected = float(MulticlassF1Score(num_classes=3, average="macro")(scores, points.tensors[1]))
+    expected = float(_f1(average="macro")(scores, points.tensors[1]))
     last = logger.records[-1]
     assert last.metrics["val/f1"] == pytest.approx(expected)
     assert last.metrics["val/own_f1"] == pytest.approx(expected)
@@ -129,7 +137,7 @@ def test_metrics_of_torchmetrics_are_computed_over_all_samples_and_not_averaged_
     ("made", "message"),
     [
         (lambda: Metrics({"f1": 3}), r"metrics\.f1 is a int, but it must have update"),
-        (lambda: Metrics({"f1": MulticlassF1Score(num_classes=3)}, predictions="scores"), "nor the batch has 'scores'"),
+        (lambda: Metrics({"f1": _f1()}, predictions="scores"), "nor the batch has 'scores'"),
         (lambda: ConfusionMatrix(targets=5), "nor the batch has '5'"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from trainer_cli.loads.options import LoadOptions
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 
 
 class Two(nn.Module):
