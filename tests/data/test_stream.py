@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from trainer_cli.data.adapt import as_loader
-from trainer_cli.data.position import StateWatch
+from trainer_cli.data.repeats import STATE_STAYS, RepeatWatch
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.data.workers import WorkerError
@@ -282,6 +282,47 @@ def test_a_state_that_never_moves_is_a_warning_after_two_batches(
     assert caplog.text.count("is the same after two batches") == int(warned)
 
 
+class Undivided(IterableDataset[torch.Tensor]):
+    """Each worker reads all of the numbers."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(8.0))
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "warned"),
+    [
+        (Undivided(), {"num_workers": 2}, True),
+        (Undivided(), {"num_workers": 1}, False),
+        (Undivided(), {}, False),
+        (Stream(), {"num_workers": 2}, False),
+        (DataLoader(Undivided(), 2, num_workers=2), {}, True),
+        (DataLoader(Stream(), 2, num_workers=2), {}, False),
+        (DataLoader(TensorDataset(torch.zeros(8)), 2, num_workers=2), {}, False),
+    ],
+    ids=[
+        "stream",
+        "one worker",
+        "no worker",
+        "divided",
+        "DataLoader",
+        "DataLoader, divided",
+        "DataLoader with indices",
+    ],
+)
+def test_workers_that_begin_with_the_same_batch_are_a_warning(
+    data: Any, settings: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = as_loader(data, shuffle=False, seed=0, **settings)
+    for epoch in (0, 1):
+        list(loader.iterate(epoch))
+    loader.close()
+    assert caplog.text.count("begin with the same batch") == int(warned)
+    if warned:
+        assert "Undivided begin" in caplog.text
+        assert "get_worker_info()" in caplog.text
+
+
 A, B = torch.zeros(2), torch.ones(2)
 # Two states after one another, and whether they are certainly equal.
 PAIRS = {
@@ -297,7 +338,7 @@ PAIRS = {
 @pytest.mark.parametrize("pair", PAIRS)
 def test_states_are_compared_whole(pair: str, caplog: pytest.LogCaptureFixture) -> None:
     first, second, are_equal = PAIRS[pair]
-    watch = StateWatch(Counting(), stateful=True)
+    watch = RepeatWatch(STATE_STAYS, Counting(), watches=True)
     watch.begin()
     watch.see(first)
     watch.see(second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainer_cli.data.stream import StreamLoader
     from trainer_cli.data.user_loader import UserLoader
 
-    AnyLoader = Loader | StreamLoader | UserLoader | SharedLoader
+    AnyLoader: TypeAlias = Loader | StreamLoader | UserLoader | SharedLoader
 
 
 def as_loader(

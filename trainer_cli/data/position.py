@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from trainer_cli.errors import UserError
-from trainer_cli.layout import class_name
 from trainer_cli.steps import Duration, Unit
-
-log = logging.getLogger(__name__)
 
 STATE_VERSION = 3
 """Changes when the meaning of a saved position changes, or `seed_random` gives other random numbers."""
@@ -30,53 +23,6 @@ def check_counts(*, batch_size: int, num_workers: int) -> None:
 
 class PositionedLoader:
     """Base of the loaders of this package, which enter an epoch at any position."""
-
-
-class StateWatch:
-    """Warn once if the state of a loader or dataset does not change from batch to batch.
-
-    A resume inside an epoch would then repeat the batches since the beginning of the epoch.
-    """
-
-    def __init__(self, owner: Any, *, stateful: bool) -> None:
-        self._name = class_name(owner)
-        self._first: Any = None
-        self.watches = stateful
-        """Whether more states are needed."""
-
-    def begin(self) -> None:
-        """Begin an epoch."""
-        self._first = None
-
-    def see(self, state: Any) -> None:
-        """Compare the states after the first and after the second batch of an epoch."""
-        if self._first is None:
-            try:
-                self._first = copy.deepcopy(state)
-            except Exception:
-                # The checkpoint reports a state that cannot be saved.
-                self.watches = False
-            return
-        self.watches = False
-        if _are_equal(state, self._first):
-            log.warning(
-                "the state of %s is the same after two batches, so a resume inside an epoch repeats samples: "
-                "its state_dict() must hold its position",
-                self._name,
-            )
-
-
-def _are_equal(first: Any, second: Any) -> bool:
-    """Whether two states are certainly equal. False for values that cannot be compared."""
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return first.keys() == second.keys() and all(_are_equal(first[key], second[key]) for key in first)
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) and all(map(_are_equal, first, second))
-    try:
-        # Not `==` alone: for arrays and tensors its result has no truth value.
-        return bool((np.asarray(first) == np.asarray(second)).all())
-    except Exception:
-        return False
 
 
 def timeout_seconds(value: float | str | None) -> float | None:

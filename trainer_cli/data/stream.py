@@ -21,12 +21,12 @@ from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import (
     STATE_VERSION,
     PositionedLoader,
-    StateWatch,
     check_batch_size,
     check_counts,
     check_same,
 )
 from trainer_cli.data.random_state import kept_random_state, seed_random
+from trainer_cli.data.repeats import STATE_STAYS, WORKERS_READ_THE_SAME, RepeatWatch
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
@@ -124,7 +124,8 @@ class StreamLoader(PositionedLoader):
             timeout_s=worker_timeout_s,
             pin_memory=pin_memory,
         )
-        self._watch = StateWatch(dataset, stateful=self.source.stateful)
+        self._states = RepeatWatch(STATE_STAYS, dataset, watches=self.source.stateful)
+        self._firsts = RepeatWatch(WORKERS_READ_THE_SAME, dataset, watches=num_workers > 1)
         self._turn = 0
         self._position = 0, 0
         self._next = 0
@@ -164,7 +165,8 @@ class StreamLoader(PositionedLoader):
             self._position, self._next, self._worker_positions = (epoch, 0), 0, self._beginning()
         # A new number makes every worker restart its dataset, also where a pass was left early.
         self._turn += 1
-        self._watch.begin()
+        self._states.begin()
+        self._firsts.begin()
         return self._batches(epoch, skip)
 
     def close(self) -> None:
@@ -248,8 +250,9 @@ class StreamLoader(PositionedLoader):
                 )
                 if answer.samples:
                     self._position = epoch, self._position[1] + 1
-                    if self._watch.watches and worker == 0 and not answer.ended:
-                        self._watch.see(answer.state)
+                    if worker == 0 and not answer.ended:
+                        self._states.see(answer.state)
+                    self._firsts.see(answer.batch)
                     if self._position[1] > skip:
                         self.batch_samples = answer.samples
                         yield answer.batch

@@ -8,20 +8,20 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from trainer_cli.data.loader import LOADING, EpochParts, parts_of
 from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import (
     STATE_VERSION,
     PositionedLoader,
-    StateWatch,
     check_batch_size,
     check_same,
     length_of,
 )
 from trainer_cli.data.random_state import kept_random_state, seed_random, seed_torch
 from trainer_cli.data.rebuilt_loader import Fetcher, WalkedSampler, draws_from_torch_alone, rebuild_loader
+from trainer_cli.data.repeats import STATE_STAYS, WORKERS_READ_THE_SAME, RepeatWatch
 from trainer_cli.data.workers import WorkerProcesses
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
@@ -61,7 +61,10 @@ class UserLoader(PositionedLoader):
         self.per_rank = _is_per_rank(loader)
         """Whether the loader yields different batches on each rank, so that positions differ."""
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        self._watch = StateWatch(loader, stateful=self.stateful)
+        self._states = RepeatWatch(STATE_STAYS, loader, watches=self.stateful)
+        stream = getattr(loader, "dataset", None)
+        is_shared = isinstance(stream, IterableDataset) and getattr(loader, "num_workers", 0) > 1
+        self._firsts = RepeatWatch(WORKERS_READ_THE_SAME, stream, watches=is_shared)
         self._epochs = EpochParts(loader, seed)
         self._is_torchs = isinstance(loader, DataLoader)
         self._renews = _keeps_workers(loader) and _dataset_has_epochs(loader, seed)
@@ -161,7 +164,8 @@ class UserLoader(PositionedLoader):
         # Used once: a later epoch must not begin there again.
         position, self._position = self._position, None
         self._left_early = False
-        self._watch.begin()
+        self._states.begin()
+        self._firsts.begin()
         replayed = 0 if self.walks else batch
         if position is not None and position[:2] == (epoch, offset):
             *_, state = position
@@ -262,10 +266,11 @@ class UserLoader(PositionedLoader):
                         return
                 number += 1
                 # Only until two states are known: a state may be large.
-                if self._watch.watches:
-                    self._watch.see(self.loader.state_dict())
+                if self._states.watches:
+                    self._states.see(self.loader.state_dict())
                 if self._inner is not self.loader:
                     self.batch_samples, batch = batch
+                self._firsts.see(batch)
                 if number > first + replayed:
                     yield batch
         except GeneratorExit:
