@@ -10,11 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from ranks import HERE
+from command import fork_jobs
+from ranks import HERE, IMPORTED
+
+from trainer_cli.commands.command_line import main
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +55,27 @@ def fit(folder: Path, ask: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_signal_to_the_launcher_stops_all_with_one_checkpoint(tmp_path: Path) -> None:
-    code, errors = fit(tmp_path, "signal")
+@pytest.fixture
+def launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[[str], tuple[int, str]]:
+    """As `fit`, with this process as the launcher, and ranks that are forks of one that has imported torch."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"PYTHONPATH": str(HERE), "LAUNCHER": str(os.getpid())}.items():
+        monkeypatch.setenv(name, value)
+    fork_jobs(monkeypatch, imports=IMPORTED)
+
+    def fit(ask: str) -> tuple[int, str]:
+        code = main(["fit", *ASKING, f"+callbacks.ask.ask={ask}"])
+        return code, capfd.readouterr().err
+
+    return fit
+
+
+def test_a_signal_to_the_launcher_stops_all_with_one_checkpoint(
+    launched: Callable[[str], tuple[int, str]], tmp_path: Path
+) -> None:
+    code, errors = launched("signal")
     assert code == 75, errors
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM")
@@ -84,8 +107,8 @@ def processes_in(folder: Path) -> list[str]:
     return lines
 
 
-def test_the_rank_that_fails_says_why_and_no_other(tmp_path: Path) -> None:
-    code, errors = fit(tmp_path, "fail")
+def test_the_rank_that_fails_says_why_and_no_other(launched: Callable[[str], tuple[int, str]], tmp_path: Path) -> None:
+    code, errors = launched("fail")
     assert code == 1, errors
     assert errors.count("ZeroDivisionError: the callback's own") == 1
     assert "on rank 1 of 2" in errors

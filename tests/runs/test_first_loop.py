@@ -7,7 +7,6 @@ import importlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import records, weights
+from command import fork_jobs, records, train, weights
 
 from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
 from trainer_cli.commands.command_line import main
@@ -118,7 +117,7 @@ def fail(how: str, command: list[str]) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAILS", how)
         if how.endswith("kill"):
-            return subprocess.run([sys.executable, "-m", "trainer_cli", *command], capture_output=True).returncode
+            return train(*command, cwd=Path.cwd()).code
         return main(command)
 
 
@@ -233,6 +232,7 @@ def test_a_run_that_saves_elsewhere_begins_anew_too(project: Path, lost: str | N
 def test_a_trial_of_a_sweep_that_made_no_step_begins_anew(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    fork_jobs(monkeypatch)
     sweep = ["fit", "-m", "mine", "seed=1,2"]
     monkeypatch.setenv("FAILS", "train")
     assert main(sweep) != 0
@@ -695,7 +695,10 @@ def test_a_command_that_is_started_again_by_its_launcher_resumes(
     assert not Path("runs/.trash").exists()
 
 
-def test_a_sweep_moves_each_of_its_runs_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_moves_each_of_its_runs_alone(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fork_jobs(monkeypatch)
     sweep = ["fit", "-m", "mine", "seed=1,2"]
     assert main(["fit", "mine"]) == 0
     capsys.readouterr()

@@ -14,13 +14,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import warm
 from printed import untimed
 
 import trainer_cli
 from trainer_cli.processes.child import own_command
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(trainer_cli.__file__).resolve().parents[1]
 EXPERIMENTS = sorted(
@@ -211,6 +215,7 @@ def start(
     if forks and warm_server().can_become(env):
         return warm.WarmProcess(warm_server(), arguments, cwd=cwd, env=env, **settings)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}
+    streams.pop("imports", None)
     return subprocess.Popen(command(*arguments), cwd=cwd, env=env, text=True, **streams)
 
 
@@ -243,6 +248,29 @@ def run_own(
     with start(arguments, cwd or Path.cwd(), env, **streams) as process:
         out, err = process.communicate(timeout=LIMIT_S)
     return subprocess.CompletedProcess(words, process.returncode or 0, out, err)
+
+
+def fork_jobs(patch: pytest.MonkeyPatch, imports: Sequence[str] = ()) -> None:
+    """Have what this process starts of this program (the jobs of a sweep, ranks, the children of `restarts.max`) be
+    forks of a process that has imported everything, where `start` has one.
+
+    Otherwise the first one of a sweep imports torch, and so does the server from which the program forks the others.
+    `imports` are as of `start_program`.
+    """
+
+    def start_own(words: Sequence[str], env: Mapping[str, str] | None = None, **settings: Any) -> Any:
+        env = {**(os.environ if env is None else env)}
+        # What `set_rank_variables` sets, and torch reads when it is imported. A fork logs a little more.
+        env.pop("TORCH_CPP_LOG_LEVEL", None)
+        return start(words[len(own_command([])) :], Path.cwd(), env, imports=imports, **settings)
+
+    # Now, as it has the environment of its start. What is set later is put back at the end of the test.
+    warm_server()
+    patch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Without the program's own server. With the names of `subprocess` that the module uses.
+    patch.setenv("TRAIN_FORK", "0")
+    names = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "TimeoutExpired")}
+    patch.setattr("trainer_cli.addons.jobs.fork_server.subprocess", SimpleNamespace(Popen=start_own, **names))
 
 
 def run_program(text: str, *arguments: str, folder: Path, imports: Sequence[str] = ()) -> Result:

@@ -15,7 +15,7 @@ import pytest
 from command import LIMIT_S, start_program
 
 HERE = Path(__file__).parent
-_IMPORTED = (
+IMPORTED = (
     "torch._dynamo.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel", "torch.nn.parallel.distributed",
 )  # fmt: skip
@@ -33,7 +33,7 @@ def on_ranks(world_size: int, program: Path, *arguments: str) -> list[tuple[int,
             program,
             arguments,
             {**shared, "WORLD_SIZE": str(world_size), "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            imports=_IMPORTED,
+            imports=IMPORTED,
         )
         for rank in range(world_size)
     ]

@@ -39,8 +39,8 @@ _READ_AT_THE_START = (
     "FSSPEC_",
 )
 """How the names of environment variables begin that python and libraries read once, when they are loaded."""
-_READ_LATER = ("PYTHONPATH", "TORCHINDUCTOR_")
-"""Others, which a fork can change. A process that compiles a model sets some for itself."""
+_READ_LATER = ("PYTHONPATH", "TORCHINDUCTOR_", "TORCHELASTIC_", "TORCH_NCCL_")
+"""Others, which a fork can change. A process that compiles a model sets some for itself; some are those of a group."""
 
 
 class Server:
@@ -119,13 +119,14 @@ class WarmProcess:
     ) -> None:
         self.args = [str(program or "train"), *arguments]
         self.returncode: int | None = None
-        self.stdout = self.stderr = None
+        self.stdin = self.stdout = self.stderr = None
         theirs = []
         for number, (name, stream) in enumerate((("stdin", stdin), ("stdout", stdout), ("stderr", stderr))):
             if stream == subprocess.PIPE:
                 read, write = os.pipe()
-                setattr(self, name, os.fdopen(read, encoding="utf-8"))
-                theirs.append(write)
+                ours, its = (write, read) if name == "stdin" else (read, write)
+                setattr(self, name, os.fdopen(ours, "w" if name == "stdin" else "r", encoding="utf-8"))
+                theirs.append(its)
             elif stream == subprocess.STDOUT:
                 theirs.append(os.dup(theirs[1]))
             else:
@@ -183,10 +184,14 @@ class WarmProcess:
         out, err = (texts.get(stream, b"").decode().replace("\r\n", "\n") for stream in (self.stdout, self.stderr))
         return out, err
 
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
     def kill(self) -> None:
         """End it at once."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
     def __enter__(self) -> WarmProcess:
         return self
@@ -194,7 +199,7 @@ class WarmProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for stream in (self.stdout, self.stderr):
+        for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 stream.close()
         self.wait()
