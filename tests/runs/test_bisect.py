@@ -135,7 +135,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("steps", "saved_every", "evaluated_every"),
-    [(500, 2, 100), pytest.param(5000, 500, 5000, marks=pytest.mark.campaign)],
+    [(120, 2, 40), pytest.param(5000, 500, 5000, marks=pytest.mark.campaign)],
 )
 def test_the_step_of_a_poisoned_sample_is_found(
     poisoned: Path, capsys: pytest.CaptureFixture[str], steps: int, saved_every: int, evaluated_every: int

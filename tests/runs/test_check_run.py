@@ -63,6 +63,7 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("run")
 
 
+@pytest.mark.usefixtures("forked_replays")
 def test_steps_that_one_replay_cannot_make_are_left_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads((run / "summary.json").read_text())
     (first,) = summary["attempts"]

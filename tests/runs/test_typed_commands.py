@@ -80,7 +80,9 @@ def test_the_checkpoint_that_an_error_names_is_the_one_that_is_read(shell: str) 
 
 def wrong_verbs(name: str) -> Iterator[list[str]]:
     yield [f"name={name}", "seed=3"]
-    yield [f"run_dir='{name}'", f"ckpt=[{name},b]"]
+    # Those that quotes or a list change.
+    if set("'\"[],\\") & set(name):
+        yield [f"run_dir='{name}'", f"ckpt=[{name},b]"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -150,9 +152,11 @@ def test_a_command_that_looks_closer_names_the_run(shell: str, what: str) -> Non
 
 
 QUOTED = ("quote(", "shlex.join(", "ckpt_argument(")
-_COMMAND = re.compile(
-    r"(train (replay|data|ckpt|ckpt \w+|serve|validate|diverge|bisect|report|tail|top|predict|check \w+)|python|cd) $"
+_COMMAND = (
+    r"(train (replay|data|ckpt|ckpt \w+|serve|validate|diverge|bisect|report|tail|top|predict|check \w+)|python|cd) "
 )
+_IN_SOURCE = re.compile(_COMMAND + r"""(["']\s*[fr]*["'])?\{""")
+"""A file without this holds no such command, and need not be parsed."""
 QUOTED_BEFORE = {
     "run_name", "words",  # of shlex.quote
     "args.action", "word", "name",  # a verb, an action, the name of a program
@@ -163,11 +167,12 @@ def test_what_a_printed_command_names_is_quoted_for_a_shell() -> None:
     bare = [
         f"{file.name}:{value.lineno}: {ast.unparse(value.value)}"
         for file in sorted((ROOT / "trainer_cli").rglob("*.py"))
-        for text in ast.walk(ast.parse(file.read_text()))
+        if _IN_SOURCE.search(source := file.read_text())
+        for text in ast.walk(ast.parse(source))
         if isinstance(text, ast.JoinedStr)
         for before, value in zip(text.values, text.values[1:], strict=False)
         if isinstance(before, ast.Constant) and isinstance(value, ast.FormattedValue)
-        if _COMMAND.search(str(before.value))
+        if re.search(f"{_COMMAND}$", str(before.value))
         if not any(quotes in ast.unparse(value.value) for quotes in QUOTED)
         if ast.unparse(value.value) not in QUOTED_BEFORE
     ]
