@@ -164,7 +164,8 @@ _ELSEWHERE = {
     "parallel.activation_checkpointing=true": "gradient_checkpointing=true activation_checkpointing=true",
     # Devices and processes
     "The device decides: nccl on GPUs, gloo on the CPU. Leave it out, and choose the device: device=cpu.": (
-        "parallel.backend process_group_backend dist_backend ddp_backend distributed_backend"
+        "parallel.backend process_group_backend dist_backend ddp_backend distributed_backend backend=gloo backend=nccl "
+        "backend=mpi"
     ),
     "device=cpu": "use_cpu=true no_cuda=true cpu=true gpus=0 cuda=false use_cuda=false accelerator=cpu",
     "device=cuda": (
@@ -272,6 +273,7 @@ for _text, _words in _ELSEWHERE.items():
             NAMES_HERE.setdefault(_name, []).append(_key.rpartition(".")[2])
 
 
+OWN_METRIC = " The metric may also be one of your own, such as small/loss."
 _OFF = ("false", "no", "none", "null", "0")
 
 
@@ -328,6 +330,6 @@ def hint_on(
     if not alternatives:
         overrides, reason = next(iter(reasons.items()))
         return f"It is '{overrides.rpartition(' ')[2].partition('=')[0]}' here. {reason}."
-    note = " The metric may also be one of your own, such as small/loss." if "metric=val/loss" in translation else ""
+    note = OWN_METRIC if "metric=val/loss" in translation else ""
     note += " N is the number of GPUs." if translation.endswith("=N") else ""
     return f"Did you mean {' or '.join(alternatives)}?{note}"

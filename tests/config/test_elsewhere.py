@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +122,39 @@ def test_the_command_that_an_error_suggests_composes(line: str) -> None:
     words = [suggestion] if suggestion.startswith("+") else shlex.split(suggestion)
     option = suggestion if "=" in suggestion else f"{line.partition('=')[0]}={suggestion}"
     compose([*GROUPS, *(words if "=" in suggestion else [option])])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "line", "suggestion"),
+    [
+        ("[ema, early_stopping]", "patience=3", "callbacks.early_stopping.patience=3"),
+        ("[ema, early_stopping]", "ema_decay=.9", "callbacks.ema.decay=.9"),
+        ("ema", "swa=true", "callbacks=[ema,swa]"),
+        (
+            "ema",
+            "patience=3",
+            "callbacks=[ema,early_stopping] callbacks.early_stopping.metric=val/loss "
+            "callbacks.early_stopping.patience=3",
+        ),
+        ("ema", "callbacks.early_stopping.patience=3", "callbacks=[ema,early_stopping]"),
+        ("default", "ema_decay=.9", "callbacks=ema callbacks.ema.decay=.9"),
+        ("default", "callbacks.ema.decay=.9", "callbacks=ema"),
+    ],
+)
+def test_a_suggested_callback_leaves_those_of_the_experiment(
+    chosen: str, line: str, suggestion: str, project: Path
+) -> None:
+    file = project / "configs/experiment/own.yaml"
+    head = f"# @package _global_\ndefaults:\n  - override /callbacks: {chosen}\n"
+    for text, typed in ((head, [line]), (f"{head}{line.replace('=', ': ')}\n", [])):
+        file.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            compose(["experiment=own", *typed])
+        hint = caught.value.hint or ""
+        assert (suggestion if typed else suggestion.split("=")[0]) in hint
+        assert not typed or ("The metric may" in hint) is ("metric" in suggestion)
+    file.write_text(head)
+    compose(["experiment=own", *suggestion.split()])
 
 
 @pytest.mark.parametrize("value", [3, -1, 1.5, True, None, [], [1], ["a"], {"a": 1}, "", "x", "~/x", "s3://x/y"])

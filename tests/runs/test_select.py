@@ -276,6 +276,13 @@ def test_each_checkpoint_is_named_once_and_a_partial_one_when_it_is_complete(tmp
     assert moments == []
 
 
+def test_a_file_is_near_to_another_of_its_kind_alone(empty_folder: Path) -> None:
+    for name in ("best.pt", "pre.py", "same.pt"):
+        Path(name).touch()
+    assert suggest_nearby("nope.pt") == "The current folder holds best.pt, pre.py, same.pt."
+    assert "Did you mean 'same.pt'?" in (suggest_nearby("sam.pt") or "")
+
+
 @pytest.mark.parametrize(
     ("name", "hint"), [("step99", "holds step0, step180."), ("stepp0", "holds step0, step180. Did you mean 'step0'?")]
 )

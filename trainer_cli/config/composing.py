@@ -387,7 +387,10 @@ def _check_draft(
     mistakes = [error for error in mistakes if error.source not in reported_sources]
     # A directory of this name holds the files of the run, and commands name it.
     show_values_in(config.name, config.run_dir)
-    raise_all([*draft.mistakes, *time_mistakes, *mistakes])
+    mistakes = [*draft.mistakes, *time_mistakes, *mistakes]
+    for mistake in mistakes:
+        mistake.cure = mistake.cure and override_values.keep_callbacks(mistake.cure, tree)
+    raise_all(mistakes)
     return Composed(config, list(overrides), search.root, search.dirs, tree, trust, time_dependent_keys)
 
 

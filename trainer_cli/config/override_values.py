@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from trainer_cli.config.overrides import (
 )
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.tree import COMMAND_LINE, ConfigTree, MergeError, Node, ValueOrigin, merge, name_kind, resolve
+from trainer_cli.elsewhere import OWN_METRIC
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import DATA_KEYS, SEVERAL, KeyPath
 from trainer_cli.patterns import did_you_mean
@@ -30,6 +32,10 @@ from trainer_cli.values import MISSING, to_yaml_line
 
 _MAX_LISTED = 12
 """Keys of a section that a message lists."""
+_CALLBACK = re.compile(
+    r"(?:- override /)?callbacks(?:=|: )(?P<option>\w+)(?:,? callbacks\.\w+\.metric(?:=|: )\S+)?,? ?"
+)
+"""The choice of a callback and the metric that belongs to it, on the command line or in a file."""
 
 
 def apply(
@@ -188,7 +194,8 @@ def _hint_on_missing(node: Node, path: KeyPath, depth: int, line: str, search: S
     """What to write instead of `line`, whose name at `depth` of the path is not a key of `node`."""
     prefix, name, value = ".".join(path[:depth]), path[depth], line.partition("=")[2]
     if depth == 1 and name in search.options(prefix):
-        return f"Choose it first, as in {prefix}={f'[default,{name}]' if prefix in SEVERAL else name}."
+        option = _list_options(node, prefix, name) if prefix in SEVERAL else name
+        return f"Choose it first, as in {prefix}={option}."
     if depth == 1 and prefix in SEVERAL and len(path) > 2:
         key = ".".join(path[2:])
         node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"
@@ -208,6 +215,24 @@ def _hint_on_missing(node: Node, path: KeyPath, depth: int, line: str, search: S
     if suggestion.startswith(f"{prefix} has") and target is not None:
         hint = f"{hint.removesuffix('.')}, if {target.value} takes it."
     return hint
+
+
+def _list_options(node: Node, group: str, option: str) -> str:
+    """An option, or the list that adds it to those of which the node of its group was made."""
+    sources = " ".join(leaf.origin.source for _, leaf in node.walk())
+    options = list(dict.fromkeys([*re.findall(f"{group}/(.+?).yaml:", sources), option]))
+    return f"[{','.join(options)}]" if options[1:] else option
+
+
+def keep_callbacks(hint: str, tree: ConfigTree) -> str:
+    """A hint that chooses a callback, for a config that has it already, or has others, which the choice would drop."""
+    match, callbacks = _CALLBACK.search(hint), tree.root.get("callbacks")
+    if match is None or callbacks is None or not callbacks.is_mapping:
+        return hint
+    (start, end), option = match.span(), match["option"]
+    if option in callbacks.value and hint.startswith("callbacks.", end):
+        return hint[:start] + hint[end:].replace(OWN_METRIC, "")
+    return hint.replace(option, _list_options(callbacks, "callbacks", option), 1)
 
 
 def _may_add(node: Node, path: KeyPath, suggestion: str) -> bool:

@@ -460,7 +460,9 @@ def suggest_nearby(pattern: str) -> str | None:
     typed = re.split(r"[@/]", path_below)[0]
     # Another step with similar digits is no likely meaning.
     is_typo = typed and typed not in names and not re.search(r"[*?\[{]|^step\d+$", typed)
-    suggestion = did_you_mean(typed, names) if is_typo else ""
+    # A checkpoint of one file is near to no module of similar letters.
+    alike = [name for name in names if Path(name).suffix == Path(typed).suffix]
+    suggestion = did_you_mean(typed, alike or names) if is_typo else ""
     steps = [name for name in names if parse_step(name) is not None]
     if "epoch" in typed and steps:
         return f"Checkpoints are named by their step: did you mean '{folder}/step*' ({format_first(steps)})?"
