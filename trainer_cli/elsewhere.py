@@ -176,6 +176,9 @@ _ELSEWHERE = {
         "device=[1-9] gpu=[1-9] gpu_id gpu_ids cuda_visible_devices"
     ),
     "A process takes the first GPU that it sees: CUDA_VISIBLE_DEVICES before the command chooses.": "device=cuda:*",
+    "OMP_NUM_THREADS={} before the command sets it, and a resume needs the same.": (
+        "threads num_threads n_threads omp_num_threads torch_num_threads cpu_threads"
+    ),
     "device=auto": "devices=1 devices=auto",
     "device={}": "accelerator",
     "parallel=ddp parallel.processes_per_node={}": (

@@ -40,6 +40,8 @@ ROWS = [
     typed("trainer.strategy=ddp", KEY, "there is no key", "`parallel=ddp parallel.processes_per_node=N`?"),
     typed("limit_train_batches=2", KEY, "there is no key", "Did you mean 'loop.limit_train_batches=2'?"),
     typed("devices=1", KEY, "there is no key", "Did you mean 'device=auto'?"),
+    typed("threads=1", KEY, "there is no key", "OMP_NUM_THREADS=1 before the command sets it"),
+    typed("device.threads=1", LINE, "device is not a mapping", "OMP_NUM_THREADS=1 before the command sets it"),
     typed("backend=gloo", KEY, "there is no key", "nccl on GPUs, gloo on the CPU. Leave it out"),
     typed("optimizer={name: sgd}", KEY, "no key 'optimizer.name'", "Did you mean 'optimizer=sgd'?"),
     typed("data.num_worker=2", KEY, "no key 'data.num_worker'", "Did you mean 'data.num_workers=2'?"),

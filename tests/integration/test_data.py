@@ -278,12 +278,17 @@ def test_a_stream_goes_on_with_its_workers_and_no_others(project: Path, tmp_path
     assert ran(project, tmp_path, kind)[0] == 0
 
 
-def test_a_checkpoint_of_several_processes_says_what_one_cannot_keep(project: Path, tmp_path: Path) -> None:
+def test_a_resume_says_what_other_processes_and_threads_cannot_keep(project: Path, tmp_path: Path) -> None:
     assert ran(project, tmp_path, "mixture", INTERRUPT="SIGTERM train 7 0")[0] == 75
     file = tmp_path / "run/checkpoints" / checkpoints(tmp_path / "run")[-1] / "manifest.json"
     file.write_bytes(replace(Manifest.parse(file.read_bytes()), world_size=2).to_bytes())
+    environment = tmp_path / "run/environment.json"
+    facts = json.loads(environment.read_text())
+    environment.write_text(json.dumps({**facts, "threads": 77}))
     code, said = ran(project, tmp_path, "mixture")
     assert code == 0, said
+    assert f"step8 was made with threads: 77, and this is {facts['threads']}: " in said
+    assert "OMP_NUM_THREADS=77 before the command" in said
     assert "step8 was made by 2 processes, and this is 1: samples come in the same order, but" in said
 
 

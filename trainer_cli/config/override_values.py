@@ -181,7 +181,8 @@ def _why_no_key(root: Node, path: KeyPath, line: str, search: SearchPath) -> Con
         prefix = ".".join(path[:depth])
         if not node.is_mapping:
             is_null = node.value is None
-            hint = f"Choose one first, as in {prefix}=NAME." if is_null and depth == 1 else f"Write {prefix}=VALUE."
+            setting = hint_on_setting(".".join(path), line.partition("=")[2]) or f"Write {prefix}=VALUE."
+            hint = f"Choose one first, as in {prefix}=NAME." if is_null and depth == 1 else setting
             return override_error(f"{line}: {prefix} is {'null' if is_null else 'not a mapping'}", hint)
         if name not in node.value:
             hint = _hint_on_missing(node, path, depth, line, search)

@@ -268,6 +268,8 @@ def _begin_attempt(
             _log_start(start)
     elif start.entry is None:
         note_gone_checkpoints(run, start.folder)
+    elif trainer.device.type == "cpu":
+        _warn_of_threads(start.entry, run.environment_of(len(run.attempts)), facts)
     start_step = start.entry.step if start.entry is not None else 0
     attempt = run.begin_attempt(
         name=config.name or "default",
@@ -335,6 +337,20 @@ def _warn_of_world_size(entry: Entry | None, group: ProcessGroup) -> None:
             "numbers and the random numbers of each process differ, so the results will not be the same bit for bit",
             entry.name,
             *texts,
+        )
+
+
+def _warn_of_threads(entry: Entry, before: Mapping[str, object], facts: Mapping[str, object]) -> None:
+    """Warn that a resume of as many processes with another number of threads is not bit-identical."""
+    threads, now = before.get("threads"), facts["threads"]
+    if isinstance(threads, int) and threads != now and before.get("processes") == facts["processes"]:
+        log.warning(
+            "%s was made with threads: %d, and this is %s: sums of floating-point numbers differ, so the results will "
+            "not be the same bit for bit; OMP_NUM_THREADS=%d before the command keeps the number",
+            entry.name,
+            threads,
+            now,
+            threads,
         )
 
 
