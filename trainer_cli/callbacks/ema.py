@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SHORTEST_RUN = 3
-"""How many times as long as its average a run is, without a warning."""
+_MOST_OF_FIRST = 0.1
+"""Share of the first weights in the average at the end of a run, without a warning."""
 # Changes of less than 1/256 of a weight would be rounded away in the average.
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -99,30 +99,22 @@ class EMA(Callback):
     def _warn_if_long(self, step: int, start: int, planned: int | None) -> None:
         """Warn at the beginning of a run if the average would hold its first weights to the end."""
         # SWA has a decay of 0: all its weights count equally.
-        if self.decay and step == 0 and planned is not None and planned > start:
-            span, steps = self._span(self.decay), planned - start
-            if _SHORTEST_RUN * span <= steps:
-                return
+        if not self.decay or step or planned is None or planned <= start:
+            return
+        updates = planned // self.every - start // self.every
+        share = self.decay**updates
+        if share > _MOST_OF_FIRST:
+            # Rounded down to its first digit that is not 9, or to one.
+            decay = _MOST_OF_FIRST ** (1 / max(updates, 1))
+            unit = 10 ** math.ceil(-math.log10(1 - decay))
             log.warning(
-                "the average of %s spans about %s steps, and it has %s, so that it is mostly of the first weights: "
-                "a smaller decay, such as %g, averages the last ones",
+                "%d %% of the average of %s will be the first weights, after %s: a smaller decay, such as %g, averages "
+                "the last ones",
+                100 * share,
                 type(self).__name__,
-                f"{span:,}",
-                format_count(steps, "step"),
-                self._decay_for(steps),
+                format_count(updates, "update"),
+                math.floor(decay * unit) / unit,
             )
-
-    def _span(self, decay: float) -> int:
-        """The approximate number of steps that an average with this decay spans."""
-        return round(self.every / (1 - decay))
-
-    def _decay_for(self, steps: int) -> float:
-        """The decay to advise for a run of this number of steps: the largest whose average is short enough, rounded to
-        as few digits as possible. 0 if no decay is short enough."""
-        largest = 1 - _SHORTEST_RUN * self.every / steps
-        rounded = (math.floor(largest * 10**digits) / 10**digits for digits in range(2, 8))
-        fits = (decay for decay in rounded if decay > 0 and _SHORTEST_RUN * self._span(decay) <= steps)
-        return next(fits, 0.0)
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         """Begin to average parameters that were unfrozen, before their first update."""
