@@ -58,6 +58,11 @@ def test_a_schedule_rises_over_its_warm_up_and_then_follows_its_curve(
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
+        *[
+            (kind, {"warmup": warmup}, r"needs total_steps.*scheduler_factory\(WarmupCosine, loop")
+            for kind in (WarmupCosine, WarmupLinear, WarmupPolynomial, WarmupStableDecay)
+            for warmup in (1, "1ep")
+        ],
         (WarmupCosine, {"total_steps": 10, "warmup": -1}, "warmup"),
         (WarmupCosine, {"total_steps": 10, "min_ratio": 1.5}, "min_ratio"),
         (WarmupCosine, {"total_steps": 10, "min_ratio": -0.1}, "min_ratio"),

@@ -77,6 +77,17 @@ class WarmupSchedule:
             group["lr"] = peak * factor
 
 
+def require_length(total_steps: int | None) -> int:
+    """The length of a schedule, which only `scheduler_factory` and a config set by themselves."""
+    if total_steps is None:
+        raise UserError(
+            "the schedule needs total_steps, the number of steps of the run",
+            where="total_steps",
+            cure='In Python scheduler_factory(WarmupCosine, loop, warmup="1ep") sets it.',
+        )
+    return total_steps
+
+
 def cut_warmup(warmup: int, total_steps: int) -> int:
     """Cut a warm-up that is as long as the training, with a warning."""
     if warmup >= total_steps:
@@ -101,10 +112,14 @@ class WarmupCosine(WarmupSchedule):
 
     The peak of a parameter group is the learning rate it was made with; groups may be added later. `warmup` is in
     optimizer steps, or a duration such as `0.1ep` in a config. A warm-up as long as the training is cut, with a
-    warning. The cosine is that of Loshchilov & Hutter, SGDR, arXiv:1608.03983, without restarts.
+    warning. In Python, `scheduler_factory(WarmupCosine, loop, warmup="0.1ep")` sets `total_steps`, and takes durations.
+    The cosine is that of Loshchilov & Hutter, SGDR, arXiv:1608.03983, without restarts.
     """
 
-    def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> None:
+    def __init__(
+        self, optimizer: Optimizer, total_steps: int | None = None, warmup: int = 0, min_ratio: float = 0.0
+    ) -> None:
+        total_steps = require_length(total_steps)
         warmup = cut_warmup(warmup, total_steps)
         curve = make_decay(total_steps - warmup, min_ratio, lambda done: 0.5 * (1 + math.cos(math.pi * done)))
         super().__init__(optimizer, warmup, curve)
@@ -117,10 +132,16 @@ class WarmupPolynomial(WarmupSchedule):
     """
 
     def __init__(
-        self, optimizer: Optimizer, total_steps: int, warmup: int = 0, power: float = 1.0, min_ratio: float = 0.0
+        self,
+        optimizer: Optimizer,
+        total_steps: int | None = None,
+        warmup: int = 0,
+        power: float = 1.0,
+        min_ratio: float = 0.0,
     ) -> None:
         if not (math.isfinite(power) and power > 0):
             raise UserError(f"power is {power}, but it must be a finite number above 0", where="power")
+        total_steps = require_length(total_steps)
         warmup = cut_warmup(warmup, total_steps)
         curve = make_decay(total_steps - warmup, min_ratio, lambda done: float((1 - done) ** power))
         super().__init__(optimizer, warmup, curve)
@@ -132,7 +153,9 @@ class WarmupLinear(WarmupPolynomial):
     `warmup` is in steps, or a duration in a config.
     """
 
-    def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> None:
+    def __init__(
+        self, optimizer: Optimizer, total_steps: int | None = None, warmup: int = 0, min_ratio: float = 0.0
+    ) -> None:
         super().__init__(optimizer, total_steps, warmup, 1.0, min_ratio)
 
 
@@ -145,8 +168,14 @@ class WarmupStableDecay(WarmupSchedule):
     """
 
     def __init__(
-        self, optimizer: Optimizer, total_steps: int, warmup: int = 0, decay: int | None = None, min_ratio: float = 0.0
+        self,
+        optimizer: Optimizer,
+        total_steps: int | None = None,
+        warmup: int = 0,
+        decay: int | None = None,
+        min_ratio: float = 0.0,
     ) -> None:
+        total_steps = require_length(total_steps)
         decay = max(1, total_steps // 10) if decay is None else decay
         if decay < 1 or warmup + decay > total_steps:
             raise UserError(

@@ -61,8 +61,8 @@ Factory = Callable[..., Any]
 OF_PARTS = {
     "lr": "It is an argument of the optimizer.",
     "weight_decay": "It is an argument of the optimizer.",
-    "batch_size": "It is an argument of the loader: give a torch DataLoader.",
-    "num_workers": "It is an argument of the loader: give a torch DataLoader.",
+    "batch_size": "It is an argument of the loader: give a trainer_cli.Loader.",
+    "num_workers": "It is an argument of the loader: give a trainer_cli.Loader.",
 } | {
     field.name: f"Write Trainer({argument.format(f'{field.name}=…')})."
     for section, argument in (
@@ -107,7 +107,8 @@ class Trainer:
         schedulers: a schedule, a function `optimizer -> schedule`, or a list or mapping by name of either; each
             steps at the interval of its kind, or of `Scheduled(schedule, interval)`. The name is the key of its saved
             state. For several optimizers, a function that is called for each, or a mapping of their names to what one
-            optimizer may have.
+            optimizer may have. `scheduler_factory(WarmupCosine, loop, warmup="1ep")` makes a function that knows the
+            length of the run.
         model_call: `batch`: the model is called as `model(batch)`; `args`: `model(*batch)`; `kwargs`: `model(**batch)`.
         freeze: globs of parameter names, or `re:` and a regular expression: these parameters are not trained, and no
             optimizer has them. Norms whose running statistics match stay in evaluation mode. A mapping of them to
