@@ -83,7 +83,7 @@ def test_what_is_not_finite_is_named(run: Path, capsys: pytest.CaptureFixture[st
     assert steps[0]["not_finite"] is None
     assert steps[1]["not_finite"].startswith("activation of ")
     # The loss is not finite at two logs, which ends a fit too, with advice how to go on with the run.
-    assert main(["replay", str(run), "9..16", "--json", "optimizer.lr=1e30"]) == 1
+    assert main(["replay", str(run), "9..20", "--json", "optimizer.lr=1e30"]) == 1
     error = capsys.readouterr().err.rpartition("error: ")[2]
     assert error.splitlines()[1:] == ["help: `train data run 16 --show` shows the samples of its last step."]
 

@@ -61,15 +61,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     Path("configs").mkdir()
     Path("blemish.py").write_text(PARTS)
     pair = "collate_fn: {_target_: blemish.with_scale, _partial_: true}"
-    for name, data, model in (
+    # It ends, evaluated, before a second record of the loss.
+    ended = ("loop.max_duration=1ep", "loop.eval_interval=1ep")
+    for name, data, model, *more in (
         ("bad", "bad: 77", ""), ("low", "low: 31", ""), ("pair", f"low: 31, {pair}", ""),
         ("gives", f"low: 31, {pair}", ", gives: true"), ("norm", "bad: 77", ", norm: true"),
+        ("ended", "bad: 77", "", "loop.log_interval=100", *ended),
+        ("silent", "bad: 77", "", "loop.log_interval=null", *ended),
     ):  # fmt: skip
         arguments = [
             "fit", "model=null", f"model={{_target_: blemish.Log{model}}}", "data=null",
             f"data={{_target_: blemish.Data, batch_size: 8, {data}}}", "optimizer=sgd", "optimizer.lr=0.01",
             "loop.max_duration=2ep", "loop.log_interval=4", "logging.console=off", "loggers.tensorboard=null",
-            "loop.eval_interval=null", "checkpoint.save_interval=null", f"run_dir={name}",
+            "loop.eval_interval=null", "checkpoint.save_interval=null", f"run_dir={name}", *more,
         ]  # fmt: skip
         assert main(arguments) == 1
     yield folder
@@ -83,7 +87,7 @@ def bisected(run: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("run", "sample"), [("bad", 77), ("low", 31)])
+@pytest.mark.parametrize(("run", "sample"), [("bad", 77), ("low", 31), ("ended", 77), ("silent", 77)])
 def test_bisect_finds_the_step_whose_loss_is_not_finite(
     project: Path, capsys: pytest.CaptureFixture[str], run: str, sample: int
 ) -> None:
@@ -104,6 +108,27 @@ def test_a_replay_names_the_sample_first_then_what_follows_from_it(
     assert lines[first].split() == ["not", "finite", "batch", "image,", "sample", "77"]
     assert lines[first + 1].strip() == "activation of linear"
     assert any(line.strip() == "of samples alone: 77 nan; the other 7 are finite" for line in lines)
+
+
+def test_bisect_names_the_sample(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", "ended", "train/loss is not finite"]) == 0
+    assert capsys.readouterr().out.splitlines()[-5:-3] == [
+        "  not finite  batch image, sample 77",
+        "              of samples alone: 77 nan; the other 7 are finite",
+    ]
+
+
+def test_where_the_weights_became_so_is_named_instead_of_innocent_samples(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "val/loss is nan at step 12, as the weights are not finite" in Path("ended/train.log").read_text()
+    step = bisected("ended", capsys)["step"]
+    since = f"parameter linear.weight, since step {step}"
+    assert main(["replay", "ended", "12"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:-2] == [f"  not finite  {since}", "              val/loss"]
+    assert main(["replay", "ended", "1..12"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2] == f"not finite since step {step}: batch image, sample 77"
 
 
 def test_a_loss_that_the_model_makes_not_finite_is_that_of_a_sample(
@@ -143,3 +168,8 @@ def test_data_says_first_which_values_are_not_finite(project: Path, capsys: pyte
     lines = capsys.readouterr().out.splitlines()
     tops = [lines[number + 1].strip() for number, line in enumerate(lines) if line.startswith("step ")]
     assert tops == ["not finite  nothing", "not finite  image, sample 77: 1 value"]
+
+
+def test_the_step_that_ended_two_runs_is_compared(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diverge", "ended", "silent"]) == 0
+    assert "equal up to step 12" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.replay_plan import find_step, split_steps
 from trainer_cli.addons.exact.replay_process import replay_in_process
@@ -105,6 +105,8 @@ class FoundStep:
     """The condition holds at this step, and not at the one before."""
     evaluations: int
     """Number of steps that were evaluated, in this search and in those before that were interrupted."""
+    batches: Sequence[Mapping[str, Any]] = ()
+    """Its batches, if the step was replayed for its own loss; see `StepRow.batches`."""
 
 
 def search(low: int, high: int, kept: Sequence[int], holds: Callable[[int], bool]) -> int:
@@ -170,7 +172,7 @@ class Bisection:
         low, high = self._bracket(first, last)
         if self.condition.metric.startswith(TRAIN_PREFIX):
             if not any(self.condition.holds(value) for step, value in self._metric.items() if low < step <= high):
-                if not is_given:
+                if not is_given and not may_fail:
                     raise UserError(
                         f"the condition holds at no record of {self.condition.metric}",
                         cure="A record is a mean over several steps; --first and --last choose those to replay.",
@@ -224,7 +226,7 @@ class Bisection:
                     raise UserError(f"no step measures {self.condition.metric!r}", cure=cure) from None
                 value = sum(map(operator.mul, values, sizes)) / max(1, sum(sizes))
                 if self._report(step, value):
-                    return FoundStep(step, step - low)
+                    return FoundStep(step, step - low, row["batches"])
         raise UserError(
             f"the condition holds at none of the steps {low + 1} to {high}",
             cure="A record is a mean over several steps; --first and --last choose other steps.",

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer_cli.addons.exact.bisect import Bisection, Condition, TestedStep
+from trainer_cli.addons.exact.replay_command import name_bad_samples, under
 from trainer_cli.addons.exact.step_samples import find_known_samples
 from trainer_cli.commands import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, UserError
@@ -80,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{condition_text}: not at step {change.step - 1}, but at step {change.step} ({count})")
     if samples is not None:
         print(wrapped("\n".join(samples.lines()), line_width(sys.stdout)))
-    print("\n  ".join(["next:", *commands]))
+    bad = under("not finite", name_bad_samples(change.batches, samples))
+    print("\n".join([*bad, "next:", *(f"  {command}" for command in commands)]))
     return int(ExitCode.DONE)
 
 

@@ -34,7 +34,7 @@ from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.addons.exact.replay_records import group_by_step, is_clocked
 from trainer_cli.addons.exact.step_samples import find_known_samples
 from trainer_cli.catalog import Catalog, Entry
-from trainer_cli.errors import CheckpointError, NotFiniteError, UserError
+from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.keys import WITHOUT_EFFECT
 from trainer_cli.layout import parse_step
 from trainer_cli.manifest import Manifest
@@ -82,10 +82,7 @@ class _ComparedRun:
     @property
     def last_step(self) -> int:
         """The last step that can be replayed."""
-        # The step at which a loss that is not finite ended the run ends its replay, too, before anything is returned.
-        is_without_last = str(self.last_attempt.get("reason") or "").startswith(NotFiniteError.__name__)
-        reached = self.history.reached - is_without_last
-        return reached if self.until is None else min(reached, self.until)
+        return self.history.reached if self.until is None else min(self.history.reached, self.until)
 
     @property
     def samples_per_step(self) -> float:

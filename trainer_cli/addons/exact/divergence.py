@@ -16,6 +16,8 @@ from trainer_cli.terminal import format_count, format_first
 
 OF_RANK = " (rank "
 """Begins the end of the name of a value that a rank other than 0 has."""
+RUINED = ", since step "
+"""Between a parameter that was not finite before a step, and the step that made it so."""
 _MOST_NAMES = 3
 
 

@@ -242,14 +242,17 @@ def _fit(
                 data.train, data.val, path, load=load, keep_settings=_list_changed_settings(plan, composed)
             )
         except NotFiniteError as error:
-            # For a fit it states how to continue the run.
-            words = f"{shlex.quote(str(plan.run))} {trainer.progress.step}"
-            error.cure = f"`train data {words} --show` shows the samples of its last step."
-            raise
-        if result.step < plan.last:
-            raise TrainError(
-                f"the replay of {plan.run} ended at step {result.step}, before step {plan.last}: {result.reason}"
-            )
+            # After the last step it is how the run ended, too: its records are compared. But no state was kept.
+            if keep or trainer.progress.step < plan.last:
+                # For a fit it states how to continue the run.
+                words = f"{shlex.quote(str(plan.run))} {trainer.progress.step}"
+                error.cure = f"`train data {words} --show` shows the samples of its last step."
+                raise
+        else:
+            if result.step < plan.last:
+                raise TrainError(
+                    f"the replay of {plan.run} ended at step {result.step}, before step {plan.last}: {result.reason}"
+                )
         records, differences = len(comparison.steps(plan.last)), list(comparison.differences(plan.last))
         # Rank 0 alone has the records.
         return group.broadcast(Replayed(plan, records, differences, saver.states, saver.kept))

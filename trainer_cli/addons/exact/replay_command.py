@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addons.exact.divergence import BlamedSamples, StepRow
+from trainer_cli.addons.exact.divergence import RUINED, BlamedSamples, StepRow
 from trainer_cli.commands import add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.parts import LAUNCH_RANKS
@@ -175,21 +175,26 @@ def _read_samples(args: argparse.Namespace, rows: Sequence[StepRow]) -> dict[int
     )
 
 
-def _print_steps(args: argparse.Namespace, rows: Iterable[StepRow], samples: Mapping[int, StepSamples]) -> None:
+def _print_steps(args: argparse.Namespace, rows: Sequence[StepRow], samples: Mapping[int, StepSamples]) -> None:
+    beginning = ""
     for row in rows:
         print(f"step {row.step} (epoch {row.epoch}, batch {row.batch_idx})")
         of_step = samples.get(row.step)
+        blamed = row.blamed or BlamedSamples()
+        if RUINED in (row.not_finite or ""):
+            # All that follows from such weights is not finite, and no sample is to blame.
+            bad = [str(row.not_finite), *blamed.metrics]
+            print("\n".join(under("not finite", bad)), end="\n\n")
+            continue
         if of_step is not None:
             print(wrapped("\n".join(list(of_step.lines())[1:]), line_width(sys.stdout)))
         facts: list[tuple[str, str]] = []
-        bad: list[str] = []
         for batch in row.batches:
             rank = f"rank {batch['rank']}, " if any(other["rank"] for other in row.batches) else ""
             facts.append(("batch", f"{rank}{format_count(batch['samples'], 'sample')}: {batch['batch']}"))
             facts += [("", f"{name} {value:.6g}") for name, value in batch.items() if name not in _OF_BATCH]
             names = _find_names(of_step, batch)
             facts += [("", text) for text in _describe_losses(batch, names, whole=args.per_sample)]
-            bad += _describe_bad_rows(batch, names)
         # Numbers without repetitions that follow one another.
         rates = {name: dict.fromkeys(f"{value:.6g}" for value in values) for name, values in row.lr.items()}
         facts += [(f"lr {name}".removesuffix(" optimizer"), ", ".join(values)) for name, values in rates.items()]
@@ -197,11 +202,15 @@ def _print_steps(args: argparse.Namespace, rows: Iterable[StepRow], samples: Map
             facts.append(("gradients", f"norm {row.grad_norm:.6g}, the largest of"))
             facts += [("", f"{name} {norm:.6g}") for name, norm in row.grad_norms.items()]
         # The batch first: what the model makes of it follows from it.
+        bad = [text for batch in row.batches for text in _describe_bad_rows(batch, _find_names(of_step, batch))]
         bad += [row.not_finite] if row.not_finite is not None else []
-        blamed = row.blamed or BlamedSamples()
+        # An activation may be infinite on purpose, as in a mask; a loss is not.
+        if not beginning and not all(math.isfinite(batch["loss"]) for batch in row.batches):
+            beginning = f"not finite since step {row.step}: {[*name_bad_samples(row.batches, of_step), *bad][0]}"
         if blamed.metrics:
+            is_explained = blamed.batches or row.not_finite is not None
             bad.append(
-                ", ".join(blamed.metrics) + ("" if blamed.batches else ", though no batch alone gives such a value")
+                ", ".join(blamed.metrics) + ("" if is_explained else ", though no batch alone gives such a value")
             )
         failed = (
             [] if blamed.failed is None else list(_describe_errors(blamed.failed, _find_names(of_step, blamed.failed)))
@@ -211,10 +220,26 @@ def _print_steps(args: argparse.Namespace, rows: Iterable[StepRow], samples: Map
             bad += [f"{of}{text}" for text in _describe_bad_rows(batch, names)]
             bad += [f"{of}loss {text}" for text in _describe_losses(batch, names, whole=False)]
             failed += [f"{of}{text}" for text in _describe_errors(batch, names)]
-        facts += zip(("not finite", *[""] * len(bad)), bad or ["nothing"], strict=False)
-        facts += [("failed", text) for text in failed]
-        lines = "\n".join(f"  {title:<11} {text}" for title, text in facts)
-        print(wrapped_report(lines, line_width(sys.stdout)), end="\n\n", flush=True)
+        lines = [f"  {title:<11} {text}" for title, text in facts]
+        lines += [*under("not finite", bad or ["nothing"]), *under("failed", failed)]
+        print(wrapped_report("\n".join(lines), line_width(sys.stdout)), end="\n\n", flush=True)
+    if len(rows) > 1 and beginning:
+        print(beginning)
+
+
+def under(title: str, texts: Sequence[str]) -> list[str]:
+    """The lines of texts, of which the first has a title."""
+    return [f"  {'' if number else title:<11} {text}" for number, text in enumerate(texts)]
+
+
+def name_bad_samples(batches: Iterable[Mapping[str, Any]], samples: StepSamples | None) -> list[str]:
+    """What of the batches of a step is not finite, and the samples that have it, or whose loss alone is not."""
+    lines: list[str] = []
+    for batch in batches:
+        names = _find_names(samples, batch)
+        lines += _describe_bad_rows(batch, names)
+        lines += _describe_losses(batch, names, whole=False)
+    return lines
 
 
 def _find_names(samples: StepSamples | None, batch: Mapping[str, Any]) -> list[str] | None:
@@ -255,7 +280,11 @@ def _describe_losses(batch: Mapping[str, Any], names: Sequence[str] | None, *, w
         yield f"of each sample: not known: {losses}"
         return
     labels = names if names is not None and len(names) == len(losses) else [f"row {row}" for row in range(len(losses))]
-    listed = [(label, loss) for label, loss in zip(labels, losses, strict=True) if whole or not math.isfinite(loss)]
+    listed = [
+        (label, loss)
+        for label, loss in zip(labels, map(float, losses), strict=True)
+        if whole or not math.isfinite(loss)
+    ]
     shown = ", ".join(f"{label} {loss:.4g}" for label, loss in listed)
     if whole:
         yield f"of each sample: {shown}"

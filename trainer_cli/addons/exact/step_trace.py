@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.addons.exact.digests import Digests
-from trainer_cli.addons.exact.divergence import OF_RANK, BlamedSamples, Stage, StepRow
+from trainer_cli.addons.exact.divergence import OF_RANK, RUINED, BlamedSamples, Stage, StepRow
 from trainer_cli.addons.exact.epoch_orders import names_in_batch
 from trainer_cli.addons.exact.replay_records import is_clocked
 from trainer_cli.addons.exact.sample_losses import compute_alone, count_samples, read_losses, read_numbers
@@ -27,7 +27,7 @@ from trainer_cli.errors import TrainError
 from trainer_cli.leaves import walk
 from trainer_cli.outputs import ForwardState, read_evaluation, read_outputs
 from trainer_cli.policy import Occasion
-from trainer_cli.state import capture_rng, name_parameters, rng_kept, unwrap
+from trainer_cli.state import are_finite, capture_rng, name_parameters, rng_kept, unwrap
 from trainer_cli.torch_compat import foreach_norm
 from trainer_cli.trainer import Callback
 
@@ -63,6 +63,8 @@ class StepTrace(Callback):
         self._per_sample, self._debugs = per_sample, debugs
         self._made: dict[int, StepRow] = {}
         self._row: StepRow | None = None
+        self._ruined_at: int | None = None
+        """The step since which the weights are not finite, as far as was seen."""
         self._watched = ExitStack()
         self._before: ForwardState | None = None
         self._batch: Any = None
@@ -81,10 +83,17 @@ class StepTrace(Callback):
         return list(self._made.values())
 
     def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
-        if self._row is None and trainer.progress.step + 1 in self._steps:
+        if self._row is not None:
+            return
+        # At each step, for those before the first one to look at may have ruined them.
+        if self._digests is None and self._ruined_at is None and not are_finite(trainer.trained):
+            self._ruined_at = trainer.progress.step
+        if trainer.progress.step + 1 in self._steps:
             self._row = self._begin(trainer)
             self._before = ForwardState(unwrap(model))
-            self._note_not_finite("parameter", ((name, value) for value, name in name_parameters(model).items()))
+            since = "" if self._ruined_at is None else f"{RUINED}{self._ruined_at}"
+            parameters = name_parameters(model).items()
+            self._note_not_finite("parameter", ((name + since, value) for value, name in parameters))
             for name, module in unwrap(model).named_modules():
                 handle = module.register_forward_hook(partial(self._look, name or type(module).__name__))
                 self._watched.callback(handle.remove)
@@ -188,7 +197,9 @@ class StepTrace(Callback):
             self._row.blamed = BlamedSamples(failed=failed)
 
     def on_enter_validate(self, trainer: Trainer, stack: ExitStack, val_loader: Any, loop: ValidationLoop) -> None:
-        if self._digests is None and trainer.progress.step in self._made and not trainer.sanity_checking:
+        is_looked_at = self._digests is None and trainer.progress.step in self._made and not trainer.sanity_checking
+        # With weights that are not finite, no sample is to blame.
+        if is_looked_at and are_finite(trainer.trained):
             self._evaluated = val_loader, loop
             stack.push(partial(self._end_evaluation, trainer))
 
