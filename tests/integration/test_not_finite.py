@@ -32,7 +32,7 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(tmp_path: Path)
     error = message(done.err)
     assert re.search(r"the loss was first seen not finite at step \d+ \(it is looked at every 4 steps\), and", error)
     assert "The last finite checkpoint is run/checkpoints/step12. The same command resumes it" in error
-    assert "a sample, or a learning rate that is too large: optimizer.lr=…" in error
+    assert "which may be a sample ('resume_allow=[data]' where a key of data is changed for it), or a learning" in error
     assert (
         "`train bisect run 'train/loss is not finite'` finds the step and its samples, and `train replay run 13..16` "
         "computes these steps again. The last finite checkpoint"

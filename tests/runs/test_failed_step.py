@@ -133,7 +133,12 @@ ANEW = "begin the run anew with optimizer.lr=… resume=anew"
             {5: 2.0, 7: 1.0, 10: 9.0, 15: "NaN"},
             f"{ANEW}, or .* resume=.*@step8 checkpoint.newer=trash ",
         ),
-        ("x", [10, 20], {10: 2.0, 20: 1.0, 30: "NaN"}, "The same command resumes it: .*a sample, .*optimizer.lr=…"),
+        (
+            "x",
+            [10, 20],
+            {10: 2.0, 20: 1.0, 30: "NaN"},
+            "The same command resumes it: .*a sample .*=.data.*optimizer.lr=…",
+        ),
         ("x", [10], {10: 2.0, 20: "NaN"}, "The same command resumes it: "),
         ("x", [20], {10: 2.324, 20: 2.347, 30: "NaN"}, "The same command resumes it: "),
         ("x", [20], {10: 2.0, 20: 4.0, 30: "NaN"}, "The same command resumes it: "),
@@ -156,4 +161,6 @@ def test_a_resume_is_advised_from_where_the_loss_had_not_risen(
     path.parent.mkdir(exist_ok=True)
     advice = describe_resume(make_run(path, losses=losses).path, steps)
     assert re.search(text, advice), advice
-    assert describe_resume(path, steps, is_in_data=True) == "Mend the sample; the same command then resumes the run."
+    assert describe_resume(path, steps, is_in_data=True).startswith(
+        "Mend the sample; the same command then resumes the"
+    )

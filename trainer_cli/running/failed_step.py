@@ -17,6 +17,7 @@ from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.parts import FAILED_EVALUATION, FAILED_STEP
 from trainer_cli.running.risen_loss import find_risen_loss, is_before_rise, read_losses
 from trainer_cli.runs import RunDir
+from trainer_cli.state import are_finite
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer import Callback, Interruption
 
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 _EVALUATING = f"while {Interruption.evaluating} "
 """Begins the note of an exception of an evaluation."""
 _SMALLER_RATE = "optimizer.lr=… 'resume_allow=[optimizer.lr]'"
+_OTHER_DATA = " ('resume_allow=[data]' where a key of data is changed for it)"
 _OTHER_JOBS = "optimizer.lr is swept: replace this value by a smaller one, which is another job."
 
 
@@ -52,7 +54,7 @@ def describe_resume(run: Path, steps: Sequence[int], *, is_in_data: bool = False
         is_in_data: whether the values of the batch were not finite.
     """
     if is_in_data:
-        return "Mend the sample; the same command then resumes the run."
+        return f"Mend the sample; the same command then resumes the run{_OTHER_DATA}."
     if run.parent.name == SWEEP_FOLDER and any(pair.startswith("optimizer.lr=") for pair in run.name.split(",")):
         return _OTHER_JOBS
     if not steps:
@@ -61,8 +63,8 @@ def describe_resume(run: Path, steps: Sequence[int], *, is_in_data: bool = False
     risen = find_risen_loss(losses, steps[-1])
     if risen is None:
         return (
-            "The same command resumes it: change the cause, which may be a sample, or a learning rate that is too "
-            f"large: {_SMALLER_RATE}."
+            f"The same command resumes it: change the cause, which may be a sample{_OTHER_DATA}, or a learning rate "
+            f"that is too large: {_SMALLER_RATE}."
         )
     text = f"But {risen}, so its weights may be ruined: begin the run anew with optimizer.lr=… resume=anew"
     before = [step for step in steps if is_before_rise(losses, step)]
@@ -139,14 +141,17 @@ class EvaluationCheck(Callback):
         group = trainer.strategy.group
         if not new or not group.is_main:
             return
-        step = trainer.progress.step
+        step, end = trainer.progress.step, ""
         try:
-            command = _describe_evaluation(self._run, step) if group.machines == 1 else None
+            if not are_finite(trainer.trained):
+                # No sample of this set is to blame.
+                end = ", as the weights are not finite"
+            elif group.machines == 1 and (command := _describe_evaluation(self._run, step)) is not None:
+                end = f": {command}"
         except (TrainError, OSError) as problem:
             log.debug("the evaluation was not looked up: %s", problem)
-            command = None
         values = ", ".join(f"{name} is {value}" for name, value in new.items())
-        log.warning("%s at step %d%s", values, step, "" if command is None else f": {command}")
+        log.warning("%s at step %d%s", values, step, end)
 
 
 def _describe_steps(run: Path, first: int, last: int, *, loads: bool) -> str | None:
