@@ -53,6 +53,11 @@ class Measure(Callback):
             message = {"name": path.name, "step": own["step"], "kind": kind, "reason": own["reason"]}
             count, size_bytes = PEAKS[own["step"]]
             file.write(json.dumps({**message, "count": count, "size_bytes": size_bytes}) + "\\n")
+
+
+class Logs(Callback):
+    def on_after_evaluation(self, trainer, metrics):
+        trainer.log_metrics({"own/loss": 1.0})
 '''
 STREAM = '''
 """Points that nobody has counted."""
@@ -450,15 +455,26 @@ def test_a_sweep_is_planned_with_a_row_for_each_job(place: Path) -> None:
     assert (several.code, "To run each: `train fit -m " in several.err) == (2, True)
 
 
-def test_a_metric_of_a_loader_that_does_not_exist_is_refused_by_a_plan(place: Path) -> None:
-    stop = ("+callbacks.stop._target_=trainer_cli.EarlyStopping", "+callbacks.stop.metric=vall/loss")
+WATCHES = "+callbacks.stop._target_=trainer_cli.EarlyStopping"
+
+
+@pytest.mark.parametrize(
+    ("key", "more"), [("callbacks.stop.metric", [WATCHES]), ("checkpoint.keep_best.metric", [])], ids=["stop", "best"]
+)
+def test_a_metric_of_a_loader_that_does_not_exist_is_refused_by_a_plan(place: Path, key: str, more: list[str]) -> None:
     # A fit evaluates first, so that it knows what is reported.
     reasons = {
         "plan": ("but there is no validation loader 'vall'", "Write val/loss."),
         "fit": ("which no validation loader or callback reports", "Did you mean 'val/loss'?"),
     }
     for verb, (reason, cure) in reasons.items():
-        done = train(verb, *BASE, "name=other", *stop, cwd=place)
+        done = train(verb, *BASE, "name=other", *more, f"++{key}=vall/loss", cwd=place)
         assert done.code == 2, done.out
-        assert f"callbacks.stop.metric is 'vall/loss', {reason}" in done.err
+        assert f"{key} is 'vall/loss', {reason}" in done.err
         assert cure in done.err
+
+
+def test_a_metric_that_a_callback_of_the_user_may_log_is_not_refused_by_a_plan(place: Path) -> None:
+    logs = "+callbacks.logs._target_=mine.measure.Logs"
+    done = train("plan", *BASE, "name=other", logs, WATCHES, "+callbacks.stop.metric=own/loss", cwd=place)
+    assert done.code == 0, done.err

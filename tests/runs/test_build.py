@@ -298,8 +298,21 @@ OF_TORCH = "torch.optim.lr_scheduler."
     [
         ({"_target_": f"{OF_TORCH}StepLR", "step_size": "7st"}, 10, "steps once an epoch and counts these"),
         ({"_target_": f"{OF_TORCH}ReduceLROnPlateau", "patience": "2ep"}, 10, "steps once an evaluation and counts"),
-        ({"_target_": "trainer_cli.WarmupCosine"}, None, "needs the number of steps"),
-        ({"_target_": "trainer_cli.WarmupCosine", "warmup": "30min"}, 10, "is not a number of steps"),
+        (
+            {"_target_": "trainer_cli.WarmupCosine"},
+            None,
+            r"needs the number of steps.* set loop\.steps_per_epoch=N, or",
+        ),
+        (
+            {"_target_": "trainer_cli.WarmupCosine", "warmup": "0.1dur"},
+            None,
+            r"0\.1dur.* loop\.steps_per_epoch=N",
+        ),
+        (
+            {"_target_": "trainer_cli.WarmupCosine", "warmup": "30min"},
+            10,
+            r"not a number of steps.*Give it in steps",
+        ),
     ],
 )
 def test_a_schedule_that_cannot_be_had_is_refused(node: dict[str, Any], total: int | None, message: str) -> None:

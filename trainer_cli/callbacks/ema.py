@@ -86,9 +86,7 @@ class EMA(Callback):
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
         """Find the step at which the average begins, and begin at once if it is past."""
-        steps = 0 if self.start is None else loop.steps_of(self.start)
-        if steps is None:
-            raise ConfigError(f"EMA: start is {self.start}, which is not a number of steps", hint="Give it in steps.")
+        steps = 0 if self.start is None else loop.require_steps(f"EMA: start is {self.start}", self.start)
         self._start_step = steps
         self._warn_if_long(trainer.progress.step, steps, loop.planned_steps)
         # Refuses one whose vectors cannot be computed.
@@ -291,10 +289,7 @@ class SWA(EMA):
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
         """Convert `every` to steps, then do what EMA does."""
-        every = loop.steps_of(self._interval)
-        if every is None:
-            raise ConfigError(f"SWA: every is {self._interval}, which is not a number of steps", hint="Give steps.")
-        self.every = max(1, every)
+        self.every = max(1, loop.require_steps(f"SWA: every is {self._interval}", self._interval))
         super().on_fit_start(trainer, train_loader, val_loaders, loop)
 
     def state_dict(self) -> dict[str, Any]:

@@ -126,7 +126,8 @@ def _convert_settings(
         key: _count_intervals(value, f"{where}.{key}", loop, interval, where) for key, value in settings.items()
     }
     if "total_steps" not in converted and "total_steps" in argument_names(kind):
-        if loop.planned_steps is None and Duration.parse(loop.settings.max_duration).unit is Unit.STEP:
+        duration = Duration.parse(loop.settings.max_duration)
+        if loop.planned_steps is None and duration.unit is Unit.STEP:
             raise UserError(
                 "the schedule needs the length of the run, and the loop given to scheduler_factory is not of "
                 "this trainer",
@@ -138,7 +139,7 @@ def _convert_settings(
                 f"the schedule needs the number of steps, and loop.max_duration={loop.settings.max_duration} "
                 "does not give it",
                 location=where,
-                hint=f"Give loop.max_duration in steps, or set {where}.total_steps.",
+                hint=f"{loop.cure_by_steps(duration)} loop.max_duration in steps, or set {where}.total_steps.",
             )
         converted["total_steps"] = loop.planned_steps
         if interval == SchedulerInterval.epoch and loop.planned_epoch_steps is not None:
@@ -176,9 +177,7 @@ def _count_intervals(value: Any, key: str, loop: TrainingLoop, interval: str, wh
             message = f"{key} is {value}, but the schedule steps once an {interval} and counts these"
             raise ConfigError(message, location=key, hint=f"Give their number, or set {where}.interval=step.")
         return count // epoch_steps
-    if count is None:
-        raise ConfigError(f"{key} is {value}, which is not a number of steps", location=key)
-    return count
+    return loop.require_steps(f"{key} is {value}", duration, key)
 
 
 def name_schedulers(schedulers: Any, optimizers: Collection[str] = (ONLY,)) -> dict[str, tuple[str, Any]]:

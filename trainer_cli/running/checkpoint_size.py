@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,7 @@ def checkpoint_size(
     beside: int = 0,
     log_marks: int = 0,
     leave_out: Sequence[str] = (),
+    metrics: Mapping[str, str] | None = None,
 ) -> CheckpointSize:
     """Compute the size of a checkpoint at step 0 and of one at `end`.
 
@@ -60,12 +61,15 @@ def checkpoint_size(
         beside: size in bytes of the small files in a checkpoint.
         log_marks: size in bytes of the positions of the logs, which a checkpoint after step 0 has.
         leave_out: `checkpoint.leave_out`.
+        metrics: setting -> the metric that the saver needs; None: callbacks that are not built here may log any.
 
     Raises:
-        TrainError: `fit` would refuse the model, the optimizer or their state.
+        TrainError: `fit` would refuse the model, the optimizer, their state or the name of a metric.
     """
     try:
         trainer = _prepare_trainer(builder, data)
+        if metrics is not None:
+            refuse_absent_loaders(trainer, data.val, metrics)
         before_bytes = _compute_size(trainer, data, format, leave_out)
         if before_bytes <= _SMALL_BYTES:
             trainer = _prepare_with_values(builder, data)
@@ -86,7 +90,6 @@ def _prepare_trainer(builder: Builder, data: Data, *, values: bool = False) -> T
     trainer = builder.shapes(data, values=values)
     trainer.loop.prepare(trainer, data.train)
     trainer.make_schedulers()
-    refuse_absent_loaders(trainer, data.val)
     return trainer
 
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LOGGING_HOOKS = ("on_validate_end", "on_after_evaluation", "run_validation", "logged_metrics")
+
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
@@ -183,7 +185,7 @@ def _plan_training(
     _warn_of_short_patience(builder, kinds, loop, data)
     # The size of a checkpoint depends on the progress at the end, whose numbers have more digits.
     end = setting.run(step_counts, most_saves=0).end or start_point.progress
-    size = _measure_checkpoints(checkpoint, composed, builder, data, end)
+    size = _measure_checkpoints(checkpoint, composed, builder, data, end, kinds)
     name = _make_namer(composed, checkpoint, group.world_size)
     # It is simulated again, now with sizes and names, which retention needs.
     timeline = setting.run(step_counts, name=name, size=size.at, sizes=start_point.sizes)
@@ -230,12 +232,23 @@ def _warn_of_short_patience(builder: Builder, kinds: dict[str, Any], loop: Train
 
 
 def _measure_checkpoints(
-    checkpoint: CheckpointConfig, composed: Composed, builder: Builder, data: Data, end: Progress
+    checkpoint: CheckpointConfig,
+    composed: Composed,
+    builder: Builder,
+    data: Data,
+    end: Progress,
+    kinds: dict[str, Any],
 ) -> CheckpointSize:
-    """The sizes of the checkpoints of a run that ends at `end`."""
+    """The sizes of the checkpoints of a run that ends at `end`.
+
+    Raises:
+        UserError: a setting names a metric of no validation loader, unless a callback of the user may log it.
+    """
     from trainer_cli.format import new_format
     from trainer_cli.running.checkpoint_size import LOG_MARKS_BYTES, checkpoint_size
 
+    best = checkpoint.keep_best.metric
+    needed = {"checkpoint.keep_best.metric": best} if best and checkpoint.enabled else {}
     return checkpoint_size(
         builder,
         data,
@@ -244,6 +257,7 @@ def _measure_checkpoints(
         beside=len(composed.to_yaml().encode()),
         log_marks=LOG_MARKS_BYTES,
         leave_out=checkpoint.leave_out,
+        metrics=None if any(map(_may_log, kinds.values())) else needed,
     )
 
 
@@ -373,6 +387,11 @@ def _overrides(kind: Any, hook: str) -> bool:
     from trainer_cli.trainer import Callback
 
     return getattr(kind, hook, None) is not getattr(Callback, hook)
+
+
+def _may_log(kind: Any) -> bool:
+    """Whether callbacks of a class of the user may log metrics of an evaluation."""
+    return not kind.__module__.startswith("trainer_cli.") and any(_overrides(kind, hook) for hook in _LOGGING_HOOKS)
 
 
 def _make_namer(composed: Composed, checkpoint: CheckpointConfig, world_size: int) -> Callable[[Progress], str]:

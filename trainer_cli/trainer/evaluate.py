@@ -348,7 +348,7 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
         # Otherwise it is found at the first evaluation, which may be at the end of the training.
         if length_of(loader) == 0:
             raise UserError(f"the validation loader '{name}' has no batches", cure="Check data and data.batch_size.")
-    refuse_absent_loaders(trainer, val_loaders)
+    refuse_absent_loaders(trainer, val_loaders, {})
     needed = _needed_metrics(trainer)
     of_training = {setting: metric for setting, metric in needed.items() if metric.startswith(TRAIN_PREFIX)}
     trainer.loop.training_log.expect_metrics(of_training, trainer.loop.log_interval)
@@ -360,9 +360,12 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
         callback.check_wanted_metrics(f"callbacks.{name}")
 
 
-def refuse_absent_loaders(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
+def refuse_absent_loaders(trainer: Trainer, val_loaders: Mapping[str, Any], more: Mapping[str, str]) -> None:
     """Refuse a needed metric of a validation loader that does not exist, as far as no callback of another package may
     log it.
+
+    Args:
+        more: setting -> metric of parts that the trainer lacks.
 
     Raises:
         UserError: naming the setting and the loaders.
@@ -371,7 +374,7 @@ def refuse_absent_loaders(trainer: Trainer, val_loaders: Mapping[str, Any]) -> N
     packages = {type(logger).__module__.partition(".")[0] for logger in loggers}
     if not val_loaders or trainer.hooks["run_validation"] or packages != {_PACKAGE}:
         return
-    for setting, metric in _needed_metrics(trainer).items():
+    for setting, metric in {**_needed_metrics(trainer), **more}.items():
         loader, _, name = metric.rpartition("/")
         is_of_loader = loader and not metric.startswith(TRAIN_PREFIX)
         if not is_of_loader or loader_of(metric, val_loaders) in val_loaders:

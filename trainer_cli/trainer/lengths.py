@@ -166,6 +166,22 @@ class Lengths:
             return math.ceil(duration.value * self.planned_steps)
         return self.resolved(duration).steps(self.planned_epoch_steps)
 
+    def require_steps(self, what: str, duration: Duration, location: str | None = None) -> int:
+        """See `steps_of`; `what` names setting and value for the error.
+
+        Raises:
+            ConfigError: the number is unknown.
+        """
+        if (steps := self.steps_of(duration)) is None:
+            message = f"{what}, which is not a number of steps"
+            raise ConfigError(message, location=location, hint=f"{self.cure_by_steps(duration)} it in steps.")
+        return steps
+
+    def cure_by_steps(self, duration: Duration) -> str:
+        """The beginning of a hint for a duration without a known number of steps."""
+        lacks_length = self.planned_epoch_steps is None and self.resolved(duration).unit is Unit.EPOCH
+        return "The train loader has no length: set loop.steps_per_epoch=N, or give" if lacks_length else "Give"
+
     def checkpoint_interval(self, key: str, duration: Any) -> Interval | None:
         """The interval of a setting of `checkpoint`.
 

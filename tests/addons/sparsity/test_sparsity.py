@@ -356,7 +356,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (partial(t.SET, 0.5, every=0), "every: 0 is not a duration"),
     (lambda: _train(sparsity=t.Static(0.5, parameters=["*.bias"])), "no parameter has a mask"),
     (lambda: _train(sparsity=t.Static({"body.0.*": 0.5})), r"no glob of sparsity matches body\.4\.weight"),
-    (lambda: _train(sparsity=t.GMP(0.5, stop="30min")), r"sparsity\.stop is needed as a number of steps"),
+    (lambda: _train(sparsity=t.GMP(0.5, stop="30min")), r"sparsity\.stop is 1800s, which is not a number of steps"),
     (lambda: _train(sparsity=t.GMP(0.5, start=4, stop=4)), "stops changing at step 4"),
     (lambda: _train(sparsity=t.Static(0.5), callbacks={"sparsity": t.EMA()}), "two callbacks are called 'sparsity'"),
 ]  # fmt: skip

@@ -66,12 +66,12 @@ class Schedule:
         if self._given["stop"] is None and loop.planned_steps is not None:
             steps_by_key["stop"] = int(loop.planned_steps * share)
         for key, duration in self._given.items():
-            steps = steps_by_key.get(key) if duration is None else loop.steps_of(duration)
-            if steps is None:
+            if duration is not None:
+                steps_by_key[key] = loop.require_steps(f"sparsity.{key} is {duration}", duration, f"sparsity.{key}")
+            elif key not in steps_by_key:
                 raise ConfigError(
                     f"sparsity.{key} is needed as a number of steps or epochs", location=f"sparsity.{key}"
                 )
-            steps_by_key[key] = steps
         self.start, self.stop, self.every = steps_by_key["start"], steps_by_key["stop"], steps_by_key["every"]
         if self.stop <= self.start:
             message = f"sparsity stops changing at step {self.stop}, but begins at step {self.start}"
