@@ -54,7 +54,7 @@ _ELSEWHERE = {
         "save_best=true save_best_model=true save_strategy=best callbacks=model_checkpoint callbacks=modelcheckpoint"
     ),
     "Leave it out and add checkpoint.keep_best.metric=val/loss: the run keeps its last weights, and RUN@best names the "
-    "best, as in `train validate ckpt=RUN@best`.": (
+    "best, as in `train validate ckpt=RUN@best`. The metric may also be one of your own, such as small/loss.": (
         "load_best_model_at_end=true restore_best_weights=true restore_best=true"
     ),
     "checkpoint.keep_best.metric=val/loss | checkpoint.keep_best.metric=train/loss": (
@@ -100,8 +100,8 @@ _ELSEWHERE = {
     ),
     "The model's forward may return further values beside the loss, and each is a metric (`train docs own-model`); the "
     "callback trainer_cli.Metrics takes those of torchmetrics. Leave it out.": "metrics metric_fn compute_metrics",
-    "Training data is shuffled and validation data is not: leave it out. A dataset in a fixed order is an "
-    "IterableDataset (`train docs data`).": "shuffle",
+    "Training data is shuffled and validation data is not: leave it out. An IterableDataset orders its samples itself "
+    "(`train docs data`).": "shuffle",
     "The size of images is that of the samples, which the data makes: leave it out, or give it to your own class as "
     "data.NAME={}.": "imgsz image_size img_size input_size",
     "No model for detection is shipped: `train docs own-model` shows how to use one of your own.": (

@@ -90,6 +90,7 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
         ("fit optimizer.lr", "Write optimizer.lr=VALUE."),
         ("fit alone.yaml", "Move it into the folder configs, and write --config-name alone."),
         ("fit runs/alone.yaml", "Did you mean '--config-dir runs --config-name alone'?"),
+        ("fit --config-name=mine", "It is an experiment: write its name alone, as in `train fit mine`."),
         ("fit --config alone.yaml", "Move it into the folder configs, and write --config-name alone."),
         ("fit --config=alone.yaml", "Move it into the folder configs, and write --config-name alone."),
         ("fit --config configs/experiment/mine.yaml", "Did you mean 'train fit mine'?"),
@@ -152,6 +153,10 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
         ("fit mine epochs=abc", "It is 'loop.max_duration' here. loop.max_duration: 'abcep' is not a duration"),
         ("fit mine parallel.backend=gloo", "nccl on GPUs, gloo on the CPU. Leave it out"),
         ("fit mine load_best_model_at_end=true", "Leave it out and add checkpoint.keep_best.metric=val/loss: the run"),
+        (
+            "fit mine restore_best_weights=true",
+            "RUN@best`. The metric may also be one of your own, such as small/loss.",
+        ),
         ("fit mine metric_for_best_model=accuracy", "Did you mean 'checkpoint.keep_best.metric=val/accuracy'?"),
         ("fit mine metric_for_best_model=val/f1", "Did you mean 'checkpoint.keep_best.metric=val/f1'?"),
         ("fit mine validation_split=0.2", "its `val` is the dataset for validation"),

@@ -45,7 +45,7 @@ ROWS = [
     typed("backend=gloo", KEY, "there is no key", "nccl on GPUs, gloo on the CPU. Leave it out"),
     typed("optimizer={name: sgd}", KEY, "no key 'optimizer.name'", "Did you mean 'optimizer=sgd'?"),
     typed("data.num_worker=2", KEY, "no key 'data.num_worker'", "Did you mean 'data.num_workers=2'?"),
-    typed("data.shuffle=false", KEY, "no key 'data.shuffle'", "Training is always shuffled, by the seed"),
+    typed("data.shuffle=false", KEY, "no key 'data.shuffle'", "always shuffled, by the seed, and an Itera"),
     typed("gpus=2", KEY, "there is no key", "Did you mean `parallel=ddp parallel.processes_per_node=2`?"),
     typed("project=a", KEY, "there is no key", "Did you mean `run_dir='a/${name}'` or `loggers=wandb loggers.wandb."),
     typed("resume_training=true", KEY, "there is no key", left_out),

@@ -278,6 +278,8 @@ def _compose(
     if search.find(search.primary) is None:
         names = search.primaries()
         hint = did_you_mean(search.primary, names).strip() or f"Available: {', '.join(names) or 'none'}."
+        if search.primary in search.options("experiment"):
+            hint = f"It is an experiment: write its name alone, as in `train fit {search.primary}`."
         message = f"there is no {search.primary}.yaml in {search.listed()}"
         raise ConfigError(message, source="--config-name", code=Code.unknown_option, hint=hint)
     draft = _compose_draft(search, command)

@@ -202,7 +202,10 @@ def _hint_on_missing(node: Node, path: KeyPath, depth: int, line: str, search: S
         node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"
         return f"Say what to make: '+{prefix}.{name}={{{node_text}}}'."
     if path == ("data", "shuffle"):
-        return "Training is always shuffled, by the seed: for an order of your own give a DataLoader."
+        return (
+            "A dataset is always shuffled, by the seed, and an IterableDataset orders its samples itself: for an order "
+            "of your own give a DataLoader."
+        )
     suggestion = _suggest_key(path, depth, node, value)
     # A setting of another section, or in the notation of its value; a similar key of this section counts more.
     setting = hint_on_setting(".".join(path), value)
