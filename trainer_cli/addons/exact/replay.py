@@ -248,11 +248,8 @@ def _fit(
                 words = f"{shlex.quote(str(plan.run))} {trainer.progress.step}"
                 error.cure = f"`train data {words} --show` shows the samples of its last step."
                 raise
-        else:
-            if result.step < plan.last:
-                raise TrainError(
-                    f"the replay of {plan.run} ended at step {result.step}, before step {plan.last}: {result.reason}"
-                )
+        if (step := trainer.progress.step) < plan.last:
+            raise TrainError(f"the replay of {plan.run} ended at step {step}, before step {plan.last}: {result.reason}")
         records, differences = len(comparison.steps(plan.last)), list(comparison.differences(plan.last))
         # Rank 0 alone has the records.
         return group.broadcast(Replayed(plan, records, differences, saver.states, saver.kept))
