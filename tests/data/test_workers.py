@@ -17,6 +17,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+import warm
+from command import environment, start_program
 from small_parts import present
 from torch.utils.data import Dataset
 
@@ -521,17 +523,20 @@ SCRIPT = """
 """
 
 
-def start(body: str, *, pause: float = 0.0) -> "subprocess.Popen[str]":
-    script = textwrap.dedent(SCRIPT.format(pause=pause)) + textwrap.dedent(body)
-    root = str(Path(__file__).parents[2])
-    return subprocess.Popen(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+def start_script(
+    folder: Path, text: str, *arguments: str, cold: bool = False
+) -> "subprocess.Popen[str] | warm.WarmProcess":
+    """A program in a group of its own; a new interpreter (`cold`) where its end is what counts, which a fork leaves."""
+    (folder / "script.py").write_text(text)
+    return start_program(
+        folder / "script.py", arguments, environment(), cold=cold, stderr=subprocess.PIPE, start_new_session=True
     )
+
+
+def start(
+    folder: Path, body: str, *, pause: float = 0.0, cold: bool = False
+) -> "subprocess.Popen[str] | warm.WarmProcess":
+    return start_script(folder, textwrap.dedent(SCRIPT.format(pause=pause)) + textwrap.dedent(body), cold=cold)
 
 
 def alive(pid: int) -> bool:
@@ -544,14 +549,14 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("pause", [0.0, 3600.0])
-def test_workers_end_soon_after_their_parent_was_killed(pause: float) -> None:
+def test_workers_end_soon_after_their_parent_was_killed(pause: float, tmp_path: Path) -> None:
     body = """
     import multiprocessing
     next(iterator)
     print(*[child.pid for child in multiprocessing.active_children()], flush=True)
     time.sleep(3600)
     """
-    with start(body, pause=pause) as process:
+    with start(tmp_path, body, pause=pause) as process:
         assert process.stdout is not None
         workers = [int(pid) for pid in process.stdout.readline().split()]
         assert len(workers) == 2
@@ -581,14 +586,14 @@ ENDS = {
 
 @pytest.mark.parametrize("pause", [0.0, 3600.0], ids=["idle", "busy"])
 @pytest.mark.parametrize("end", ENDS)
-def test_no_end_leaves_a_folder_of_the_workers_behind(end: str, pause: float, temporary: Path) -> None:
+def test_no_end_leaves_a_folder_of_the_workers_behind(end: str, pause: float, temporary: Path, tmp_path: Path) -> None:
     body = f"""
     import multiprocessing
     next(iterator)
     print(len(os.listdir({str(temporary)!r})), flush=True)
     {ENDS[end]}
     """
-    with start(body, pause=pause) as process:
+    with start(tmp_path, body, pause=pause, cold=end == "end of the program") as process:
         out, err = process.communicate(timeout=500)
     assert int(out) > 0, err
     deadline = time.monotonic() + 500
@@ -597,7 +602,7 @@ def test_no_end_leaves_a_folder_of_the_workers_behind(end: str, pause: float, te
     assert os.listdir(temporary) == []
 
 
-def test_a_folder_of_temporary_files_that_was_cleaned_is_made_again(temporary: Path) -> None:
+def test_a_folder_of_temporary_files_that_was_cleaned_is_made_again(temporary: Path, tmp_path: Path) -> None:
     body = f"""
     import shutil
     next(iterator)
@@ -606,7 +611,7 @@ def test_a_folder_of_temporary_files_that_was_cleaned_is_made_again(temporary: P
         shutil.rmtree(os.path.join({str(temporary)!r}, name))
     print(next(Loader(Numbers(), 4, shuffle=False, seed=0, num_workers=2).iterate(0)).tolist())
     """
-    with start(body) as process:
+    with start(tmp_path, body) as process:
         out, err = process.communicate(timeout=500)
     # The first workers may have been about to send a batch through the removed folder, and print that they cannot.
     assert out == "[0, 1, 2, 3]\n", err
@@ -667,23 +672,23 @@ if __name__ == "__main__":
 def test_a_killed_process_leaves_the_workers_of_others_their_folder(
     method: str, temporary: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "siblings.py").write_text(SIBLINGS)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "siblings.py", method],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.stdout == "([0, 1, 2, 3], [4, 5, 6, 7])\n0 [0, 1, 2, 3]\n", done.stderr
-    assert "Traceback" not in done.stderr
+    with start_script(tmp_path, SIBLINGS, method) as process:
+        out, err = process.communicate(timeout=500)
+    assert out == "([0, 1, 2, 3], [4, 5, 6, 7])\n0 [0, 1, 2, 3]\n", err
+    assert "Traceback" not in err
     assert os.listdir(temporary) == []
 
 
 @pytest.mark.parametrize(("strategy", "longest"), [("file_descriptor", 75), ("file_system", 73)])
 @pytest.mark.parametrize(("bytes_more", "fits"), [(0, True), (1, False)])
 def test_a_folder_of_temporary_files_is_refused_where_its_path_is_too_long_for_sockets(
-    bytes_more: int, fits: bool, strategy: str, longest: int, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    bytes_more: int,
+    fits: bool,
+    strategy: str,
+    longest: int,
+    temporary: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Of 107 bytes the sockets need "/pymp-01234567/listener-01234567" or "/torch-shm-dir-012345/manager.sock".
     folder = temporary / ("x" * (longest - len(str(temporary)) - 1 + bytes_more))
@@ -694,20 +699,20 @@ def test_a_folder_of_temporary_files_is_refused_where_its_path_is_too_long_for_s
     torch.multiprocessing.set_sharing_strategy({strategy!r})
     print(len(next(iterator)))
     """
-    with start(body) as process:
+    with start(tmp_path, body) as process:
         out, err = process.communicate(timeout=500)
     assert (out == "4\n") is fits, err
     assert ("(TMPDIR). Set the environment variable TMPDIR to a shorter path" in err) is not fits
 
 
 @pytest.mark.parametrize("pause", [0.0, 3600.0])
-def test_a_program_ends_although_it_never_closed_its_iterator(pause: float) -> None:
-    with start("next(iterator)\nprint('done')\n", pause=pause) as process:
+def test_a_program_ends_although_it_never_closed_its_iterator(pause: float, tmp_path: Path) -> None:
+    with start(tmp_path, "next(iterator)\nprint('done')\n", pause=pause, cold=True) as process:
         out, err = process.communicate(timeout=500)
     assert (process.returncode, out, err) == (0, "done\n", "")
 
 
-def test_signals_to_the_whole_group_from_the_very_start_lose_no_batch() -> None:
+def test_signals_to_the_whole_group_from_the_very_start_lose_no_batch(tmp_path: Path) -> None:
     body = """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: None)
@@ -718,7 +723,7 @@ def test_signals_to_the_whole_group_from_the_very_start_lose_no_batch() -> None:
             total += len(batch)
     print(total, flush=True)
     """
-    with start(body) as process:
+    with start(tmp_path, body) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         while process.poll() is None:
@@ -779,15 +784,7 @@ if __name__ == "__main__":
 def test_signals_to_the_whole_group_leave_workers_of_any_start_method_alone(
     method: str, whose: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "started.py").write_text(STARTED)
-    with subprocess.Popen(
-        [sys.executable, tmp_path / "started.py", method, whose],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with start_script(tmp_path, STARTED, method, whose) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         # Others end what multiprocessing had started before the workers.

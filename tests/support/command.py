@@ -220,17 +220,23 @@ def start(
 
 
 def start_program(
-    program: Path, arguments: Sequence[str], env: Mapping[str, str], imports: Sequence[str] = ()
+    program: Path,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    imports: Sequence[str] = (),
+    *,
+    cold: bool = False,
+    **settings: Any,
 ) -> subprocess.Popen[str] | warm.WarmProcess:
     """Start a program of the tests in the current folder, its two outputs in one pipe; a fork if that is the same.
 
-    `imports` are heavy modules that it needs, imported once for all later forks.
+    `imports` are heavy modules that it needs, imported once for all later forks; `settings` are as for `start`.
     """
-    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    if sys.platform == "linux" and warm_server().can_become(env):
-        settings = {**streams, "program": program, "imports": imports}
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **settings}
+    if sys.platform == "linux" and not cold and warm_server().can_become(env):
+        settings |= {"program": program, "imports": imports}
         return warm.WarmProcess(warm_server(), arguments, cwd=Path.cwd(), env=env, **settings)
-    return subprocess.Popen([sys.executable, str(program), *arguments], env=env, text=True, **streams)
+    return subprocess.Popen([sys.executable, str(program), *arguments], env=env, text=True, **settings)
 
 
 def run_own(
