@@ -29,7 +29,7 @@ from trainer_cli.schema.checkpoint_config import Newer
 from trainer_cli.storage.local import LocalStorage
 
 pytestmark = pytest.mark.slow
-COUNT = int(os.environ.get("TRAIN_STORE_FAULTS", "8"))
+COUNT = int(os.environ.get("TRAIN_STORE_FAULTS", "4"))
 BATCH = 10
 
 

@@ -42,11 +42,11 @@ DIGITS = [
 ]  # fmt: skip
 GPT = [
     "experiment=char_gpt", "data.path=text", "model.layers=1", "model.width=32", "model.heads=2",
-    "+model.fused_qkv=false", "loop.max_duration=24", "loop.eval_interval=24", *SHORT,
+    "+model.fused_qkv=false", "loop.max_duration=16", "loop.eval_interval=16", *SHORT,
 ]  # fmt: skip
 WEIGHTED = [
     "experiment=digits_mlp", "model=null", "model={_target_: fits.Uneven}", "optimizer=sgd", "scheduler=null",
-    "optimizer.lr=0.1", "loop.max_duration=5000tok", "loop.eval_interval=20", *SHORT,
+    "optimizer.lr=0.1", "loop.max_duration=2000tok", "loop.eval_interval=20", *SHORT,
 ]  # fmt: skip
 LOSSES = [*WEIGHTED, "step={_target_: fits.SeveralLosses}", "data.global_batch_size=16"]
 ONE = {
@@ -97,6 +97,7 @@ EPOCHS = [
 """Epochs of 1, 3, 1 and 5 steps."""
 THAWED = ["experiment=digits_mlp", "freeze={layers.1.*: 8, layers.4.bias: 256sp}", "loop.max_duration=24", *SHORT]
 """Parameters that are frozen at first: gradients are averaged in other buckets later."""
+SMALL = ["experiment=digits_mlp", "parallel=ddp", "data.batch_size=8", "loop.max_duration=20", *SHORT]
 AUTO = [
     "experiment=digits_mlp", "parallel=ddp", "model=null", "model={_target_: fits.Hungry}", "data.batch_size=auto",
     "optimizer.lr=auto", "loop.max_duration=2", *SHORT,
@@ -157,8 +158,8 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         [*NOISY, *ask(1, 99, "stop"), "run_dir=whole"],
         [*NOISY, *ask(1, 16, "sigterm"), "run_dir=cut"],
         [*NOISY, *ask(1, 16, "sigterm"), "run_dir=cut"],
-        [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
-        [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
+        [*SMALL, *ask(1, 13, "evaluate"), "run_dir=asked"],
+        [*SMALL, *ask(1, 13, "log"), "run_dir=logged"],
         *[
             [
                 *ask(1, at, "stop"),
@@ -173,7 +174,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         *[[*job, f"run_dir=cuts/{kind}", *cut] for kind, job in PARTS.items() for cut in (["loop.hard_stop=7"], [])],
         *[
             [*EPOCHS, f"data.batch_size={8 // RANKS}", f"run_dir={run}", f"loop.hard_stop={stop}"]
-            for run, stop in (("epochs/whole", "null"), *(("epochs/cut", stop) for stop in (1, 3, 4, 5, 7, "null")))
+            for run, stop in (("epochs/whole", "null"), *(("epochs/cut", stop) for stop in (3, 5, "null")))
         ],
         [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
         [*TWO["weighted"], "parallel=ddp", "step={_target_: fits.SeveralLosses, apart: true}", "run_dir=apart_step"],
@@ -233,7 +234,7 @@ def test_each_run_ends_the_same_on_all_ranks(fits: Fits) -> None:
 @pytest.mark.parametrize(("how", "name"), [*product(("two", "sharded"), TWO), *(("divided", name) for name in DIVIDED)])
 def test_two_ranks_have_the_losses_of_one_process(runs: Path, name: str, how: str) -> None:
     one, two = metrics(runs / "one" / name), metrics(runs / how / name)
-    assert len(one) >= 20
+    assert len(one) >= 16
     assert [sorted(record) for record in one] == [sorted(record) for record in two]
     for alone, both in zip(one, two, strict=True):
         for key, value in alone.items():
@@ -258,7 +259,7 @@ def test_parameters_without_a_gradient_are_refused_before_a_step_is_made_of_grad
 
 def test_a_parameter_of_the_step_is_trained_and_saved_as_by_one_process(runs: Path) -> None:
     one, two = metrics(runs / "one/held"), metrics(runs / "held/two")
-    assert len(one) >= 20
+    assert len(one) >= 16
     for alone, both in zip(one, two, strict=True):
         assert both == {key: pytest.approx(value, rel=1e-5) for key, value in alone.items()}, alone["step"]
     ends = [
@@ -316,7 +317,7 @@ def test_counts_are_those_of_all_ranks(runs: Path, how: str, name: str) -> None:
         manifest = json.loads((max((runs / who / name).glob("checkpoints/step*/manifest.json"))).read_text())
         counts.append({key: manifest["progress"][key] for key in ("step", "epoch", "samples", "tokens")})
     assert counts[0] == counts[1]
-    assert counts[0]["samples"] > 150
+    assert counts[0]["samples"] > 120
 
 
 def test_a_resume_on_two_ranks_is_bit_identical(runs: Path) -> None:
@@ -341,7 +342,7 @@ def test_a_resume_of_divided_layers_is_bit_identical(runs: Path) -> None:
 
 @pytest.mark.addon("text")
 def test_each_rank_writes_its_part_of_divided_layers(runs: Path) -> None:
-    folder = runs / "divided" / "gpt" / "checkpoints" / "step24"
+    folder = runs / "divided" / "gpt" / "checkpoints" / "step16"
     manifest = Manifest.parse((folder / "manifest.json").read_bytes())
     assert (manifest.world_size, manifest.tensor_size) == (RANKS, 2)
     parts = {str(of_file["model/blocks.0.attention.query.weight"]) for of_file in manifest.shards.values()}

@@ -81,15 +81,39 @@ logging: {console: "off"}
 """
 
 
+def make_project(folder: Path) -> Path:
+    """The newcomer's project in a folder, which is returned."""
+    (folder / "configs/experiment").mkdir(parents=True)
+    (folder / "configs/experiment/mine.yaml").write_text(EXPERIMENT)
+    (folder / "ours.py").write_text(CODE)
+    return folder
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "configs/experiment").mkdir(parents=True)
-    (tmp_path / "configs/experiment/mine.yaml").write_text(EXPERIMENT)
-    (tmp_path / "ours.py").write_text(CODE)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(make_project(tmp_path))
     sys.modules.pop("ours", None)
     yield tmp_path
     sys.modules.pop("ours", None)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory `runs` of a project in which `train fit mine` was run to its end."""
+    folder = make_project(tmp_path_factory.mktemp("trained"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delitem(sys.modules, "ours", raising=False)
+        assert main(["fit", "mine"]) == 0
+        sys.modules.pop("ours", None)
+    return folder / "runs"
+
+
+@pytest.fixture
+def finished(project: Path, trained: Path) -> Path:
+    """A project whose run `mine` is finished."""
+    shutil.copytree(trained, project / "runs")
+    return project
 
 
 def rewrite(project: Path, old: str, new: str) -> None:
@@ -436,8 +460,7 @@ def test_the_start_is_eight_lines_of_a_terminal_and_names_what_is_best_of_severa
     assert (said[1] if said else None) == best
 
 
-def test_a_refused_change_names_the_three_ways(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "mine"]) == 0
+def test_a_refused_change_names_the_three_ways(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["fit", "mine", "optimizer.lr=0.2"]) == 2
     refused = " ".join(capsys.readouterr().err.split())
@@ -452,10 +475,9 @@ def test_a_refused_change_names_the_three_ways(project: Path, capsys: pytest.Cap
 
 
 def test_a_fork_whose_weights_do_not_fit_names_all_that_it_needs(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["fit", "mine"]) == 0
-    rewrite(project, "nn.Linear(width, 1))", "nn.Linear(width, 1), nn.Linear(1, 1))")
+    rewrite(finished, "nn.Linear(width, 1))", "nn.Linear(width, 1), nn.Linear(1, 1))")
     fork = ["fit", "mine", "name=fork", "+model.width=3", "ckpt=runs/mine@latest"]
     capsys.readouterr()
     assert main(fork) == 2
@@ -483,9 +505,8 @@ def test_a_fork_whose_weights_do_not_fit_names_all_that_it_needs(
     ],
 )
 def test_another_run_beside_the_one_that_resume_names_is_a_fork(
-    project: Path, capsys: pytest.CaptureFixture[str], verb: str, words: list[str], says: str
+    finished: Path, capsys: pytest.CaptureFixture[str], verb: str, words: list[str], says: str
 ) -> None:
-    assert main(["fit", "mine"]) == 0
     before = files(Path("runs/mine"))
     capsys.readouterr()
     assert main([verb, *words]) == (2 if says else 0)
@@ -494,9 +515,8 @@ def test_another_run_beside_the_one_that_resume_names_is_a_fork(
 
 
 def test_resume_anew_moves_the_run_and_begins_it_as_a_new_one(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["fit", "mine"]) == 0
     for number in (1, 2):
         before, id = files(Path("runs/mine")), RunDir("runs/mine").run_id
         assert main(["plan", "mine", "+model.width=3", "resume=anew"]) == 0
@@ -567,10 +587,11 @@ NOT_MOVED: dict[str, tuple[Callable[[Path], list[str]], int, str]] = {
 
 
 @pytest.mark.parametrize("why", NOT_MOVED)
-def test_resume_anew_that_is_refused_moves_nothing(project: Path, why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "mine"]) == 0
+def test_resume_anew_that_is_refused_moves_nothing(
+    finished: Path, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     make, code, text = NOT_MOVED[why]
-    more, before = make(project), files(Path("runs/mine"))
+    more, before = make(finished), files(Path("runs/mine"))
     capsys.readouterr()
     with RunDir("runs/mine").lock() if why == "another process trains" else nullcontext():
         assert main(["fit", "mine", "resume=anew", *more]) == code
@@ -580,9 +601,8 @@ def test_resume_anew_that_is_refused_moves_nothing(project: Path, why: str, caps
 
 
 def test_a_run_that_cannot_be_renamed_stays(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["fit", "mine"]) == 0
     before, rename = files(Path("runs/mine")), os.rename
 
     def on_another_disk(source: Path, target: Path) -> None:
@@ -596,8 +616,7 @@ def test_a_run_that_cannot_be_renamed_stays(
     assert files(Path("runs/mine")) == before
 
 
-def test_a_plan_of_resume_anew_writes_nothing(project: Path) -> None:
-    assert main(["fit", "mine"]) == 0
+def test_a_plan_of_resume_anew_writes_nothing(finished: Path) -> None:
     Path("runs/mine/.lock").unlink()
     before = {*Path("runs").rglob("*")}
     assert main(["plan", "mine", "resume=anew"]) == 0
@@ -622,8 +641,9 @@ def test_records_after_step_0_are_kept_when_its_checkpoint_is_resumed(project: P
     assert "are kept in runs/mine/metrics.before_attempt2.jsonl" in Path("runs/mine/train.log").read_text()
 
 
-def test_a_crash_between_the_move_and_the_new_run_loses_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["fit", "mine"]) == 0
+def test_a_crash_between_the_move_and_the_new_run_loses_nothing(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = files(Path("runs/mine"))
     with monkeypatch.context() as patch:
         patch.setattr(RunDir, "create", lambda *args, **named: (_ for _ in ()).throw(SystemExit(9)))
