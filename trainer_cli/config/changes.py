@@ -202,10 +202,12 @@ def changed_env_values(stored: str, raw: Mapping[str, Any], salt: str) -> list[C
 
 def _digests(raw: Mapping[str, Any], salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
     """Path, digest and text of each value with a resolver in it, without keys that may change on a resume."""
-    resolving = OmegaConf.create(dict(raw))
+    resolving = None
     for path, text in whole_values(_with_vars(raw)):
         if not _RESOLVER.search(str(text)) or why_may_change(".".join(path)) is not None:
             continue
+        # Once, where it is needed: it takes longer than all else here.
+        resolving = resolving or OmegaConf.create(dict(raw))
         value = resolve(resolving, path)
         # The digest is salted, so that short secrets cannot be looked up in a table of digests.
         plain = json.dumps([salt, path, value], default=str)
