@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from trainer_cli import Trainer
 from trainer_cli.addons.text.gpt import GPT
 
 
@@ -28,7 +29,21 @@ def test_a_gpt_gives_loss_and_tokens_and_starts_at_chance() -> None:
     assert set(outputs) == {"loss", "tokens"}
     assert outputs["tokens"] == 24
     assert torch.as_tensor(outputs["loss"]).item() == pytest.approx(math.log(11), rel=0.05)
-    assert set(model.eval()(text_batch())) == {"loss", "tokens", "accuracy"}
+    assert set(model.eval()(text_batch())) == {"loss", "tokens", "accuracy", "logits", "labels"}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["windows", "packed rows"])
+def test_the_predictions_of_a_gpt_are_the_scores_of_each_next_token(packed: bool) -> None:
+    tokens, targets = text_batch()
+    row = {"tokens": tokens, "targets": targets, "segments": torch.zeros_like(tokens), "positions": torch.arange(8)}
+    samples = [
+        {name: value[index] if value.ndim > 1 else value for name, value in row.items()} if packed else pair
+        for index, pair in enumerate(zip(tokens, targets, strict=True))
+    ]
+    model = gpt()
+    rows = Trainer(model=model).predict(samples, ckpt_path=None)
+    assert [list(one["labels"]) for one in rows] == targets.tolist()
+    torch.testing.assert_close(torch.stack([one["logits"] for one in rows]), model.logits(tokens))
 
 
 def test_a_gpt_never_looks_ahead() -> None:

@@ -91,24 +91,26 @@ class GPT(nn.Module):
         return scores
 
     def forward(self, batch: tuple[Tensor, Tensor] | Mapping[str, Any]) -> dict[str, Tensor | int]:
-        """The mean cross-entropy of the next tokens in nats, their number, and in evaluation the accuracy.
+        """The mean cross-entropy of the next tokens in nats, their number, and in evaluation `accuracy`, `logits` and
+        `labels`.
 
         In packed rows, positions without a target do not count. The number of targets is then also the batch's weight.
         """
         if isinstance(batch, Mapping):
-            targets = batch["targets"].flatten()
-            scores = self.logits(batch["tokens"], batch["segments"], batch["positions"]).flatten(0, 1)
+            targets = batch["targets"]
+            scores = self.logits(batch["tokens"], batch["segments"], batch["positions"])
             # The loader counts on the host. A sum here makes the host wait for the device.
             count = int(batch["count"]) if "count" in batch else int((targets != IGNORED).sum())
             outputs: dict[str, Tensor | int] = {"weight": count}
         else:
-            tokens, targets = batch[0], batch[1].flatten()
-            scores, count, outputs = self.logits(tokens).flatten(0, 1), targets.numel(), {}
-        outputs["loss"] = functional.cross_entropy(scores, targets, ignore_index=IGNORED)
+            tokens, targets = batch[0], batch[1]
+            scores, count, outputs = self.logits(tokens), targets.numel(), {}
+        outputs["loss"] = functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         outputs["tokens"] = count
         if not self.training:
             with torch.no_grad():
-                outputs["accuracy"] = (scores.argmax(dim=1) == targets).float().sum() / count
+                outputs["accuracy"] = (scores.argmax(dim=2) == targets).float().sum() / count
+            outputs |= {"logits": scores, "labels": targets}
         return outputs
 
 
