@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reader import ROOT, Reader, blocks, command_server
+from reader import ROOT, Reader, blocks, command_server, of_addon
 
 from trainer_cli.config.composing import compose
 from trainer_cli.running.fitting import fit
@@ -21,10 +21,10 @@ SHORT = "loop.max_duration=3 loop.eval_steps=2"
 SHOWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fine-tuning": (SHORT, (r"weights from runs/pretrain/checkpoints/step\d+", r"(?s)(finished at step 3.*){3}")),
     "gan": (SHORT, (r"finished at step 3", r"val/distance", r"train/lr/generator")),
-    "image-classifier": (SHORT, (r"finished at step 3", r"exported: shapes\.pt")),
+    "image-classifier": (SHORT, (r"finished at step 3", *of_addon("formats", r"exported: shapes\.pt"))),
     "language-model": (SHORT, (r"finished at step 3", r"^The value")),
     "preempted-job": ("data.count=320", (r"finished at step 100\b",)),
-    "sweep": (SHORT, (r"(?s)(moons.*finished.*){8}", r"moons\.html: 8 runs")),
+    "sweep": (SHORT, (r"(?s)(moons.*finished.*){8}", *of_addon("view", r"moons\.html: 8 runs"))),
 }
 RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "recipes": (

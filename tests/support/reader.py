@@ -45,6 +45,11 @@ def environment(**more: str) -> dict[str, str]:
     return {**outside, "PYTHONUNBUFFERED": "1", **more}
 
 
+def of_addon(name: str, *patterns: str) -> tuple[str, ...]:
+    """What a page shows if this add-on is there."""
+    return patterns if (ROOT / "trainer_cli/addons" / name).is_dir() else ()
+
+
 def blocks(page: Path) -> list[tuple[str, str, str]]:
     """(file named by the line above or "", language, text) of each block of a page."""
     return BLOCK.findall(page.read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from reader import ROOT, Reader
+from reader import ROOT, Reader, of_addon
 
 
 @dataclass(frozen=True)
@@ -33,33 +33,40 @@ PAGES = {
         shows=(
             r"is finished at step 675",
             r"smallest val/loss",
-            r"report\.html: 1 run",
             r"finished at step 900",
             r"evaluations +\d: 135, 270",
             r"hidden:\s+(\[256, 256\]|- 256\s+- 256)",
             r"runs/mine/checkpoints/step80\s+80\s+large",
+            *of_addon("view", r"report\.html: 1 run"),
         )
     ),
-    "docs/index.md": Page(shows=(r"finished at step", r"is finished", r"report\.html: 1 run")),
+    "docs/index.md": Page(shows=(r"finished at step", r"is finished", *of_addon("view", r"report\.html: 1 run"))),
     "docs/auto.md": Page(shows=(r"(?s)(finished at step.*){2}", r"^rate 0\.\d+", r"^batch 256$")),
     "docs/callbacks.md": Page(shows=(r"finished at step 20\b",)),
     "docs/fine-tuning.md": Page(shows=(r"(?s)(finished at step.*){3}",)),
+    "docs/formats.md": Page(trained=True, shows=(r"averaged: runs/mean", r"^net\.\S+ of 4 exported tensors")),
     "docs/freezing.md": Page(shows=(r"finished at step 5\b",)),
     "docs/how-checkpoints-work.md": Page(trained=True, shows=(r"^4 tensors of the model",)),
-    "docs/huggingface.md": Page(shows=(r"(?s)(finished at step.*){2}", r"exported: gpt2", r"exported: merged")),
+    "docs/huggingface.md": Page(
+        shows=(
+            r"finished at step",
+            *of_addon("text", r"(?s)(finished at step.*){2}", *of_addon("formats", r"exported: merged")),
+            *of_addon("formats", r"exported: gpt2"),
+        )
+    ),
     "docs/moving.md": Page(shows=(r"grad_accum_steps: 2",)),
     "docs/predict.md": Page(shows=(r'^\{"sample": 0, ',)),
     "docs/own-callback.md": Page(shows=(r"(?s)(finished at step \d+: val/loss is steady.*){2}",)),
     "docs/own-model.md": Page(shows=(r"finished at step \d+: max_duration of 10,?000 tokens",)),
     "docs/schedules.md": Page(shows=(r"(?s)(finished at step.*){3}",)),
-    "docs/tutorial.md": Page(shows=(r"spiral\.html: 1 run", r"sweep\.html: 4 runs", r"(?s)(finished at step.*){7}")),
+    "docs/tutorial.md": Page(
+        shows=(r"(?s)(finished at step.*){7}", *of_addon("view", r"spiral\.html: 1 run", r"sweep\.html: 4 runs"))
+    ),
     "docs/checkpoints.md": Page(
         trained=True,
         shows=(
             r"([2-9]) of \1 valid",
             r"pinned: runs/digits_mlp/checkpoints/step",
-            r"averaged: runs/mean",
-            r"^net\.\S+ of 4 exported tensors",
             r"fixed_steps:\s+(\[10, 1000\]|- 10\s+- 1000)",
         ),
     ),
@@ -76,7 +83,7 @@ PAGES = {
     "docs/debugging.md": Page(
         shows=(r"^batch\.0: \(32, 1, 8, 8\) float32 from", r"hard_stop at 6 steps", r"finished at step 20"),
     ),
-    "docs/data.md": Page(shows=(r"finished at step 12", r"finished at step 10\b")),
+    "docs/data.md": Page(shows=(r"finished at step \d+: max_duration of 2 epochs",)),
     "docs/distributed.md": Page(shows=(r"finished at step 20\b", r"evaluation")),
     "docs/logging.md": Page(
         trained=True,
@@ -86,7 +93,6 @@ PAGES = {
             r"digits_mlp +finished +675/675 +0\.\d+ +0\.\d+ +\d+\.\d% +step675",
             r'"run": "runs/digits_mlp", "state": "finished"',
             r"METRICS step 675 +train/loss",
-            r"report\.html: 1 run, \d+ charts",
             r"finished at step 90",
         ),
     ),
@@ -100,7 +106,7 @@ PAGES = {
         )
     ),
     "docs/notebooks.md": Page(shows=(r"finished at step 675", r"finished at step 270")),
-    "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),
+    "docs/own-project.md": Page(shows=(r"finished at step", *of_addon("exact", r"exact"))),
     "docs/python.md": Page(
         shows=(
             r"^MLP False$",
@@ -122,9 +128,12 @@ PAGES = {
         )
     ),
     "docs/sparsity.md": Page(shows=(r"finished at step 90\b",)),
+    "docs/stores.md": Page(),
     "docs/sweeps.md": Page(shows=(r"(?s)(finished.*){2}",)),
+    "docs/text.md": Page(shows=(r"finished at step 12", r"(?s)(finished at step 10\b.*){2}")),
     "docs/training.md": Page(shows=(r"finished at step 180",)),
     "docs/training-step.md": Page(shows=(r"finished at step 8\b", r"^8 \['discriminator', 'generator'\]$")),
+    "docs/view.md": Page(trained=True, shows=(r"report\.html: 1 run, \d+ charts",)),
 }
 # That of an add-on may have been deleted with it.
 PAGES = {name: page for name, page in PAGES.items() if (ROOT / name).exists()}

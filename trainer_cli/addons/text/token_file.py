@@ -80,7 +80,7 @@ def inspect(path: Path, dtype: str, where: str) -> TokenFile:
         raise UserError(
             f"{str(path)!r} is not a file of tokens: its name ends neither in .bin nor in .npy",
             where=where,
-            cure="Use data=text for text; docs/data.md shows how to write its tokens to a file.",
+            cure="Use data=text for text; docs/text.md shows how to write its tokens to a file.",
         )
     try:
         with path.open("rb") as file:
