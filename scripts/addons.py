@@ -4,8 +4,8 @@
 
 `trainer_cli/addons/shipped.json` has the names of all verbs, public names, parts and configs of each add-on. It stays
 when an add-on's folder is deleted, so that an error can name it. `trainer_cli/addons/__init__.pyi` imports the public
-names; a type checker takes those of a missing add-on for `Any`. From the pages in `docs`, entries that link to a page
-that was deleted with its add-on are removed.
+names; a type checker takes those of a missing add-on for `Any`. When an add-on was deleted, its page `docs/NAME.md` and
+what other pages say of it go too (scripts/prune.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "trainer_cli" / "addons"
 sys.path.insert(0, str(ROOT))
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "trainer_cli/scaffold/AGENTS.md.tmpl")
+TOPS = ("docs", "examples")
 
+from prune import Brings, names_of, prune  # noqa: E402
 from trainer_cli.addon import AddOn, each_addon  # noqa: E402
 from trainer_cli.parts import CKPT_ACTIONS  # noqa: E402
 
@@ -61,24 +64,62 @@ def stub() -> str:
     return '"""The public names that add-ons bring. Written by scripts/addons.py."""\n\n' + "".join(sorted(imports()))
 
 
-ENTRY = re.compile(r"^(?:- .*\n(?:  .*\n)*|\| .*\n|\*\*(?:.+\n)+\n?)", re.MULTILINE)
-"""What a page lists: an item, a row of a table, or a question with its answer."""
+def deleted() -> Brings:
+    """What the add-ons brought that `shipped.json` has, and that were deleted since it was written."""
+    brings: Brings = json.loads((FOLDER / "shipped.json").read_text(encoding="utf-8"))
+    return {name: each for name, each in brings.items() if not (FOLDER / name).is_dir()}
 
 
-def prune(page: Path) -> str:
-    """The text of a page without the entries that link to a page that was deleted with its add-on."""
+def prune_pages(gone: Brings) -> dict[Path, str | None]:
+    """Each page, and each example, that changes when add-ons go -> its new text, None without any.
 
-    def keep(entry: re.Match[str]) -> str:
-        links = re.findall(r"\]\(([\w./-]+\.md)[)#]", entry[0])
-        return entry[0] if all((page.parent / link).exists() for link in links) else ""
+    Args:
+        gone: what these brought; a page of docs with their name goes with them.
+    """
+    names, own = names_of(gone), {f"docs/{name}.md" for name in gone}
+    files = [*(ROOT / name for name in PAGES), *(path for top in TOPS for path in sorted((ROOT / top).rglob("*.md")))]
+    before = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
+    texts, without = dict(before), set[Path]()
+    for config in sorted((ROOT / "examples").rglob("*.yaml")):
+        if names.search(config.read_text(encoding="utf-8")):
+            folder = ROOT / "examples" / config.relative_to(ROOT / "examples").parts[0]
+            without |= {path for path in folder.rglob(f"{config.stem}.*") if "__pycache__" not in path.parts}
+            page = (folder / "README.md").relative_to(ROOT).as_posix()
+            texts[page] = re.sub(rf"(?m)^\| \[{config.stem}\]\(.*\n", "", texts[page])
+    pruned = prune(ROOT, texts, own, names, tables="docs/moving/")
+    return {
+        **{ROOT / path: pruned.get(path) for path in before if pruned.get(path) != before[path]},
+        **dict.fromkeys(without),
+    }
 
-    return ENTRY.sub(keep, page.read_text(encoding="utf-8"))
+
+def prune_claims() -> dict[Path, str]:
+    """Each table of claims of other trainers' suites, without the rows whose test was deleted with its add-on."""
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    known = set(re.findall(r"^ *def (test_\w+)", tests, re.MULTILINE))
+    found = {}
+    for table in sorted((ROOT / "tests/peers").glob("*.md")):
+        rows = table.read_text(encoding="utf-8").splitlines(keepends=True)
+        tested = (re.match(r"\| `.* \| .* \| `(test_\w+)` \| .* \|$", row) for row in rows)
+        found[table] = "".join(row for row, test in zip(rows, tested, strict=True) if not test or test[1] in known)
+    return found
 
 
 FILES = {FOLDER / "shipped.json": shipped, FOLDER / "__init__.pyi": stub}
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Write the files, and with a deleted add-on the pages."""
+    gone = deleted()
     for file, text in FILES.items():
         file.write_text(text(), encoding="utf-8")
-    for page in (ROOT / "docs").rglob("*.md"):
-        page.write_text(prune(page), encoding="utf-8")
+    if gone:
+        for file, remaining in {**prune_pages(gone), **prune_claims()}.items():
+            if remaining is None:
+                file.unlink()
+            else:
+                file.write_text(remaining, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

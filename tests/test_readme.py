@@ -75,6 +75,8 @@ def test_a_newcomer_trains_is_killed_resumes_evaluates_and_reports(tmp_path: Pat
     assert "(resumed)" in times[1]
 
 
+@pytest.mark.addon("inspect")
+@pytest.mark.addon("text")
 def test_a_page_asks_for_what_the_newcomer_installs_beside_the_package() -> None:
     script = (ROOT / "scripts/newcomer").read_text(encoding="utf-8")
     ((extra, packages),) = re.findall(r'\.whl\)\[(\w+)\]" (.*)$', script, re.MULTILINE)

@@ -17,39 +17,50 @@ import trainer_cli
 from settings import Settings
 from table import Column, Row, Table
 from timing import interleaved
-from trainer_cli.callbacks.ema import EMA
 
 BARE, LOGGED = "no callback", 50
 MODULES = ["0", "2"]
-CALLBACKS: dict[str, Callable[[], Any]] = {
+
+
+def _made(name: str, *args: Any, **settings: Any) -> Callable[[], Any] | None:
+    """Makes one of this class, unless its add-on was deleted."""
+    made = getattr(trainer_cli, name, None)
+    return None if made is None else lambda: made(*args, **settings)
+
+
+def _those(rows: dict[str, Callable[[], Any] | None]) -> dict[str, Callable[[], Any]]:
+    return {name: make for name, make in rows.items() if make is not None}
+
+
+CALLBACKS = _those({
     BARE: lambda: None,
-    "CheckFinite, raise": lambda: trainer_cli.CheckFinite(),
-    "CheckFinite, skip": lambda: trainer_cli.CheckFinite("skip"),
-    "EMA": lambda: EMA(),
-    "SWA, each step": lambda: trainer_cli.SWA(1, 1),
-    "ThresholdStopper": lambda: trainer_cli.ThresholdStopper("train/loss", -1.0),
-    "EarlyExit": lambda: trainer_cli.EarlyExit([lambda trainer: False]),
-    "SelectiveGrad": lambda: trainer_cli.SelectiveGrad(0.5),
-    "Norms, all": lambda: trainer_cli.Norms(weights=True, per_layer=True),
-    "LearningRateMonitor": lambda: trainer_cli.LearningRateMonitor(),
-    "Throughput": lambda: trainer_cli.Throughput(flops=True),
-    "DurationProfiler": lambda: trainer_cli.DurationProfiler(),
-    "MemoryMonitor": lambda: trainer_cli.MemoryMonitor(),
-    "ActivationStatistics": lambda: trainer_cli.ActivationStatistics(MODULES),
-    "DumpActivations, every 100": lambda: trainer_cli.DumpActivations(MODULES, every=100),
-    "TensorListener": lambda: trainer_cli.TensorListener(),
-    "TorchProfiler, 3 steps": lambda: trainer_cli.TorchProfiler(),
-    "AnomalyDetection": lambda: trainer_cli.AnomalyDetection(),
-    "ScopedFlags": lambda: trainer_cli.ScopedFlags(train={"torch.backends.cuda.matmul.allow_tf32": True}),
-    "BatchSummary": lambda: trainer_cli.BatchSummary(),
-    "ParameterTable": lambda: trainer_cli.ParameterTable(),
-}
-SPARSITIES: dict[str, Callable[[], Any]] = {
-    "sparsity, static": lambda: trainer_cli.Static(0.8),
-    "sparsity, GMP": lambda: trainer_cli.GMP(0.8, every=20),
-    "sparsity, SET": lambda: trainer_cli.SET(0.8, every=20),
-    "sparsity, RigL": lambda: trainer_cli.RigL(0.8, every=20),
-}
+    "CheckFinite, raise": _made("CheckFinite"),
+    "CheckFinite, skip": _made("CheckFinite", "skip"),
+    "EMA": _made("EMA"),
+    "SWA, each step": _made("SWA", 1, 1),
+    "ThresholdStopper": _made("ThresholdStopper", "train/loss", -1.0),
+    "EarlyExit": _made("EarlyExit", [lambda trainer: False]),
+    "SelectiveGrad": _made("SelectiveGrad", 0.5),
+    "Norms, all": _made("Norms", weights=True, per_layer=True),
+    "LearningRateMonitor": _made("LearningRateMonitor"),
+    "Throughput": _made("Throughput", flops=True),
+    "DurationProfiler": _made("DurationProfiler"),
+    "MemoryMonitor": _made("MemoryMonitor"),
+    "ActivationStatistics": _made("ActivationStatistics", MODULES),
+    "DumpActivations, every 100": _made("DumpActivations", MODULES, every=100),
+    "TensorListener": _made("TensorListener"),
+    "TorchProfiler, 3 steps": _made("TorchProfiler"),
+    "AnomalyDetection": _made("AnomalyDetection"),
+    "ScopedFlags": _made("ScopedFlags", train={"torch.backends.cuda.matmul.allow_tf32": True}),
+    "BatchSummary": _made("BatchSummary"),
+    "ParameterTable": _made("ParameterTable"),
+})  # fmt: skip
+SPARSITIES = _those({
+    "sparsity, static": _made("Static", 0.8),
+    "sparsity, GMP": _made("GMP", 0.8, every=20),
+    "sparsity, SET": _made("SET", 0.8, every=20),
+    "sparsity, RigL": _made("RigL", 0.8, every=20),
+})  # fmt: skip
 
 
 class Net(nn.Sequential):

@@ -17,8 +17,6 @@ from settings import Settings
 from table import Column, Row, Table
 from timing import interleaved, say
 from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
-from trainer_cli.addons.inspect.profiling import peak_tflops
-from trainer_cli.addons.text.gpt import GPT
 from trainer_cli.data.loader import Loader
 from trainer_cli.parallel.distributed_group import join_processes
 from trainer_cli.strategies.fsdp import FSDP
@@ -43,7 +41,9 @@ class Size:
     warm: int = 10
     steps: int = 60
 
-    def model(self) -> GPT:
+    def model(self) -> torch.nn.Module:
+        from trainer_cli.addons.text.gpt import GPT
+
         return GPT(self.vocab_size, self.context, self.layers, self.heads, self.width)
 
     @property
@@ -168,6 +168,12 @@ def _group() -> Any:
 _joined: Any = None
 
 
+def _peak_tflops(device: str) -> float | None:
+    from trainer_cli.addons.inspect.profiling import peak_tflops
+
+    return peak_tflops(device)
+
+
 def measured(train: Callable[..., None], size: Size, device: torch.device) -> Mapping[str, float]:
     """Milliseconds a step, tokens a second and the share of the chip's peak, in per cent."""
     clock = Clock(size, device)
@@ -175,8 +181,7 @@ def measured(train: Callable[..., None], size: Size, device: torch.device) -> Ma
     seconds = clock.seconds / size.steps
     parameters = sum(parameter.numel() for parameter in size.model().parameters())
     found = {"step": seconds * 1e3, "tokens": size.tokens / seconds}
-    peak = peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    if peak is not None:
+    if device.type == "cuda" and (peak := _peak_tflops(torch.cuda.get_device_name(device))) is not None:
         found["MFU"] = size.flops(parameters) / seconds / peak / 1e12 * 100
     gc.collect()
     if device.type == "cuda":

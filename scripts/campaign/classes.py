@@ -39,7 +39,18 @@ PEER_MODULES = ("campaign.peers_trials",)
 
 def load_classes(modules: Sequence[str] = MODULES) -> list[FaultClass]:
     """The classes of these modules, in order; their keys differ."""
-    classes = [fault for module in modules for fault in import_module(module).CLASSES]
+    classes = [fault for module in modules for fault in _classes_of(module)]
     keys = [fault.key for fault in classes]
     assert len(set(keys)) == len(keys), f"two classes have one key: {sorted(keys)}"
+    return classes
+
+
+def _classes_of(module: str) -> Sequence[FaultClass]:
+    """None of a module about an add-on that was deleted."""
+    try:
+        classes: Sequence[FaultClass] = import_module(module).CLASSES
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("trainer_cli.addons."):
+            raise
+        return ()
     return classes

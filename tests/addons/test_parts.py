@@ -70,6 +70,8 @@ def without_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addon_module, "_find_shipped", lambda: others)
 
 
+@pytest.mark.addon("exact")
+@pytest.mark.addon("view")
 @pytest.mark.usefixtures("without_exact")
 def test_a_part_that_is_missing_is_none_or_an_error_that_names_its_addon() -> None:
     assert parts.FAILED_STEP.find() is None
@@ -88,12 +90,12 @@ def test_a_part_that_is_missing_is_none_or_an_error_that_names_its_addon() -> No
 @pytest.mark.parametrize(
     ("kind", "name", "addon"),
     [
-        ("verbs", "replay", "exact"),
-        ("verbs", "ckpt export", "formats"),
+        pytest.param("verbs", "replay", "exact", marks=pytest.mark.addon("exact")),
+        pytest.param("verbs", "ckpt export", "formats", marks=pytest.mark.addon("formats")),
         ("verbs", "fit", None),
-        ("names", "GPT", "text"),
+        pytest.param("names", "GPT", "text", marks=pytest.mark.addon("text")),
         ("names", "MLP", None),
-        ("parts", "format.archive", "formats"),
+        pytest.param("parts", "format.archive", "formats", marks=pytest.mark.addon("formats")),
     ],
 )
 def test_what_a_missing_addon_would_bring_is_known(
@@ -105,6 +107,7 @@ def test_what_a_missing_addon_would_bring_is_known(
     assert (None if error is None else error.what.split("'")[1]) == addon
 
 
+@pytest.mark.addon("view")
 def test_an_installed_addon_is_asked_after_those_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = AddOn(parts={parts.AT_END.name: "collections:OrderedDict"})
     monkeypatch.setattr(addon_module, "_find_installed", lambda: {"mine": mine})
@@ -124,6 +127,7 @@ def test_an_option_that_does_not_exist_of_a_group_of_an_addon_is_refused_in_a_fi
     assert "there is no sparsity called 'gpm'" in capsys.readouterr().err
 
 
+@pytest.mark.addon("text")
 def test_an_experiment_of_an_addon_that_is_there_is_no_missing_addon(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -239,6 +239,7 @@ def test_an_earlier_result_that_is_not_there_is_a_mistake(tmp_path: Path) -> Non
     assert "there is no file absent.json" in done.stderr
 
 
+@pytest.mark.addon("text")
 def test_a_gpt_is_measured_by_hand_and_by_the_trainer_and_while_it_saves(tmp_path: Path) -> None:
     size = gpu.Size(vocab_size=32, context=8, layers=1, heads=1, width=16, batch=2, warm=1, steps=4)
     names = [gpu.BASE, "trainer", "trainer, saves behind"]

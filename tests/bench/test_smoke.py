@@ -27,6 +27,11 @@ NEEDS_CUDA = {"gpu"}
 """Measured on the CPU by test_bench.py."""
 LONG = {"console", "failures", "growth", "ranks", "recovery"}
 """Tables of many processes or long runs, which campaigns measure."""
+OF_ADDONS = {
+    "failures": "jobs", "files": "formats", "frequency": "text", "growth": "text", "recovery": "jobs",
+    "replay": "exact", "serve": "view", "stall": "text", "stores": "stores",
+}  # fmt: skip
+"""Tables that need an add-on."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,7 +62,13 @@ def _threads_and_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.campaign if name in LONG else ())
+        pytest.param(
+            name,
+            marks=[
+                *([pytest.mark.campaign] if name in LONG else []),
+                *([pytest.mark.addon(OF_ADDONS[name])] if name in OF_ADDONS else []),
+            ],
+        )
         for name in sorted(TABLES.keys() - NEEDS_CUDA)
     ],
 )

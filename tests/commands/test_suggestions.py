@@ -48,7 +48,7 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
         ("train mine", "Did you mean 'train fit mine'?"),
         ("fit runs/a", "Did you mean 'resume=runs/a'?"),
         ("fit runs/a@best", "Did you mean 'resume=runs/a@best'?"),
-        ("predict runs/a@best", "Did you mean 'ckpt=runs/a@best'?"),
+        pytest.param("predict runs/a@best", "Did you mean 'ckpt=runs/a@best'?", marks=pytest.mark.addon("predict")),
         ("plan runs/a seed=1", "Did you mean 'resume=runs/a'?"),
         ("fit runs/a/checkpoints/step1", "Did you mean 'ckpt=runs/a/checkpoints/step1'?"),
         ("config optimizer=sgd optimizer.betas=1", "optimizer has lr, momentum, weight_decay, nesterov. To add it,"),

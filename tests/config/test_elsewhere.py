@@ -24,7 +24,7 @@ VALUES = (
     "min",
     "out",
     "cnn",
-    "mlflow",
+    "csv",
     "adam",
     "warmup_linear",
     "cpu",

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import trainer_cli
 from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
 from trainer_cli.data.loader import Loader
 from trainer_cli.outputs.metrics import WeightedMeans
@@ -55,8 +54,9 @@ def _deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _fit(folder: Path, device: str, *, hard_stop: int | None = None, save_async: bool = True, **settings: Any) -> Any:
+    gpt = pytest.importorskip("trainer_cli.addons.text.gpt").GPT
     trainer = Trainer(
-        model=lambda: trainer_cli.GPT(vocab_size=32, context=16, layers=2, heads=2, width=32, dropout=0.1),
+        model=lambda: gpt(vocab_size=32, context=16, layers=2, heads=2, width=32, dropout=0.1),
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True),
         loop=TrainingLoop(max_duration=STEPS, hard_stop=hard_stop, eval_interval=None, log_interval=2),
         checkpoint=CheckpointerCallback(folder, save_interval=1, save_async=save_async),

@@ -12,7 +12,7 @@ import torch
 from small_runs import FailIn, ListLogger, Logs, Net, StopAt, fit, make_trainer, rows
 from torch import nn
 
-from trainer_cli import Callback, CsvLogger, JsonlLogger, Metrics, Trainer, UserError
+from trainer_cli import Callback, CsvLogger, JsonlLogger, Trainer, UserError
 
 HOOKS = {
     **dict.fromkeys(
@@ -161,7 +161,8 @@ class Greatest:
 @pytest.mark.parametrize("what", ["value", "resets"])
 def test_a_metric_is_computed_over_each_evaluation(what: str) -> None:
     metric = Greatest()
-    callback = Metrics({"greatest": metric}, predictions=0, targets=1)
+    metrics = pytest.importorskip("trainer_cli.addons.inspect.metrics")
+    callback = metrics.Metrics({"greatest": metric}, predictions=0, targets=1)
     run = fit(batches=4, val=5, loop={"eval_interval": 2}, callbacks=[callback])
     if what == "value":
         assert run.log.values("val/greatest") == pytest.approx({2: 0.8, 4: 0.8})

@@ -9,6 +9,8 @@ import yaml
 
 import trainer_cli
 
+# Their add-ons may have been deleted.
+HAS_LORA, HAS_SPARSITY = "lora" in trainer_cli.__all__, "GMP" in trainer_cli.__all__
 PARTS = '''
 """Small parts of experiments: models, data, training steps and callbacks."""
 
@@ -199,8 +201,7 @@ class RandomExperiment:
             config["scheduler"] = schedule
         adapts = config["model"]["_target_"] == "trainer_cli.lora"
         is_sparse = step is None and not adapts and not lbfgs and dtype == "fp32" and chance.random() < 0.2
-        # Its add-on may have been deleted.
-        if is_sparse and "GMP" in trainer_cli.__all__:
+        if is_sparse and HAS_SPARSITY:
             config["sparsity"] = self._sparsity()
         return config
 
@@ -213,7 +214,7 @@ class RandomExperiment:
             "tied": chance.random() < 0.3,
             "parametrized": chance.choice((None, None, None, "spectral_norm", "weight_norm")),
         }
-        if step is None and net["parametrized"] is None and not net["tied"] and chance.random() < 0.15:
+        if step is None and net["parametrized"] is None and not net["tied"] and chance.random() < 0.15 and HAS_LORA:
             return {"_target_": "trainer_cli.lora", "model": net, "r": 2, "targets": ["body.[36]"]}
         return net
 

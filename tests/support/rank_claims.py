@@ -276,8 +276,10 @@ class Divided(Training):
     """A GPT whose heads and perceptrons the ranks of a tensor group divide."""
 
     def __init__(self, seed: int, group: ProcessGroup) -> None:
+        from trainer_cli.addons.text.gpt import GPT
+
         torch.manual_seed(seed)
-        model = trainer_cli.GPT(300, context=8, layers=1, heads=2, width=64, bias=True, fused_qkv=False)
+        model = GPT(300, context=8, layers=1, heads=2, width=64, bias=True, fused_qkv=False)
         self.model = FSDP(group).place(model, torch.device("cpu"))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05, fused=True)
         tokens = torch.randint(0, 300, (2, 9))
@@ -367,7 +369,11 @@ def frozen_at_first(group: ProcessGroup, max_lr: float | None) -> list[list[floa
     data = TensorDataset(torch.linspace(-1, 1, 64).reshape(32, 2))
     # The ranks have other samples.
     own = DataLoader(TensorDataset(data.tensors[0] * (1 + group.rank)), 32)
-    losses = [] if max_lr is None else trainer_cli.find_learning_rate(trainer, own, max_lr=max_lr, steps=40).losses
+    losses: list[float] = []
+    if max_lr is not None:
+        from trainer_cli.addons.auto.find import find_learning_rate
+
+        losses = find_learning_rate(trainer, own, max_lr=max_lr, steps=40).losses
     trainer.fit(data)
     weights = (float(weight) for parameter in trainer.model.parameters() for weight in parameter.detach().flatten())
     return [losses, [*weights]]

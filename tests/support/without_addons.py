@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
 import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
 
 # What takes long to import, and is no part of the package.
 MODULES = (
     "hydra", "numpy", "omegaconf", "rich.console", "safetensors.torch", "torch", "torch.utils.data", "yaml",
-    "torch.utils.tensorboard", "hydra.core.override_parser.overrides_parser", "fsspec", "xxhash",
+    "torch.utils.tensorboard", "hydra.core.override_parser.overrides_parser", "fsspec", "xxhash", "pytest",
 )  # fmt: skip
 FIT = ["fit", "digits_mlp", "checkpoint.save_interval=2"]
 NEEDS: Mapping[str, Sequence[Sequence[str]]] = {
@@ -56,6 +61,20 @@ VERBS = {
     "predict": ("predict",),
     "view": ("serve", "report"),
 }
+
+
+COMPOSING = (
+    "test_the_settings_of_an_answer_compose",
+    "test_a_command_of_an_answer_exists",
+    "test_an_experiment_is_chosen_by_its_name_alone_except_where_the_spelling_of_hydra_is_explained",
+    "test_the_overrides_in_the_tables_can_be_composed",
+)
+"""Tests of pages that take the longest: they run where all add-ons are missing."""
+OF_OTHERS = (
+    "test_the_listed_arguments_are_those_of_the_installed_package",
+    "test_the_names_in_all_tables_are_those_of_the_installed_package",
+)
+"""Tests of pages that compare them with other packages."""
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -126,6 +145,36 @@ def find_wrong_pages(missing: Sequence[str], gone: set[str]) -> Iterator[str]:
         yield f"the reference of public names has {listed}"
 
 
+def run_page_tests(missing: Sequence[str], *, is_last: bool) -> Iterator[str]:
+    """Run the tests of the pages, except those with a fixture; yields what fails."""
+    for name in ("test_docs", "test_howto", "test_moving"):
+        left_out = OF_OTHERS if is_last else (*OF_OTHERS, *COMPOSING)
+        tests = vars(importlib.import_module(name))
+        for key in (each for each in tests if each.startswith("test_") and each not in left_out):
+            for row in rows_of(tests[key], missing):
+                try:
+                    tests[key](**row)
+                except pytest.skip.Exception:
+                    pass
+                except Exception:
+                    yield f"{name}::{key} {row}:\n{traceback.format_exc()}"
+
+
+def rows_of(test: Callable[..., None], missing: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The arguments with which a test runs: of each row, without those that a missing add-on skips."""
+    marks = [each.mark if hasattr(each, "mark") else each for each in getattr(test, "pytestmark", ())]
+    tables = [each.args for each in marks if each.name == "parametrize"]
+    names, rows = tables[0] if tables else ((), [()])
+    names = names.split(",") if isinstance(names, str) else names
+    for row in rows if set(names) == set(inspect.signature(test).parameters) else ():
+        on_row = (
+            row if isinstance(row, ParameterSet) else pytest.param(*(row if len(names) > 1 else [row] if names else []))
+        )
+        needed = [mark.args[0] for mark in (*marks, *on_row.marks) if mark.name == "addon"]
+        if not set(needed) & set(missing):
+            yield dict(zip(names, on_row.values, strict=True))
+
+
 def start(name: str, missing: Sequence[str], folder: Path) -> int:
     """Fork a process that uses one copy, and writes what failed."""
     if pid := os.fork():
@@ -136,8 +185,9 @@ def start(name: str, missing: Sequence[str], folder: Path) -> int:
         work = root / "work"
         work.mkdir()
         os.chdir(work)
-        sys.path[:0] = [str(root), str(root / "docs")]
+        sys.path[:0] = [str(root), str(root / "docs"), str(root / "tests")]
         failures += use(missing, root)
+        failures += run_page_tests(missing, is_last=name == "all")
     except BaseException:
         failures.append(traceback.format_exc())
     finally:

@@ -26,7 +26,7 @@ GPT2 = "transformers.models.gpt2.modeling_gpt2"
         ("training-step", ("+experiment=gan",), ()),
         # The row of its adapters trains it as well.
         pytest.param("huggingface", ("+experiment=gpt2",), (GPT2,), marks=pytest.mark.campaign),
-        ("huggingface", ("+experiment=gpt2_lora",), (GPT2, "peft")),
+        pytest.param("huggingface", ("+experiment=gpt2_lora",), (GPT2, "peft"), marks=pytest.mark.addon("text")),
         ("freezing", ("+experiment=digits", FROZEN, "data.batch_size=8", "loop.limit_train_batches=5"), ()),
     ],
     ids=["gan", "gpt2", "lora", "frozen norms"],
