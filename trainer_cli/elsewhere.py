@@ -179,7 +179,10 @@ _ELSEWHERE = {
     "OMP_NUM_THREADS={} before the command sets it, and a resume needs the same.": (
         "threads num_threads n_threads omp_num_threads torch_num_threads cpu_threads"
     ),
-    "device=auto": "devices=1 devices=auto",
+    "One process, on one device, is the default: leave it out.": (
+        "devices=1 num_processes=1 nproc_per_node=1 gpus_per_node=1"
+    ),
+    "device=auto": "devices=auto",
     "device={}": "accelerator",
     "parallel=ddp parallel.processes_per_node={}": (
         "gpus devices nproc_per_node num_processes n_gpus num_gpus ngpus n_gpu nproc world_size gpus_per_node"

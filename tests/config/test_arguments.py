@@ -101,6 +101,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"model": {**NET, "target": "a.B"}},
         "no argument 'target' (model.target, default). Did you mean '_target_'?",
     ),
+    (
+        {"callbacks": {"stop": {"_target_": "trainer_cli.EarlyStopping", "patience": 3.5}}},
+        "Write a whole number, or a string, such as the duration 3.5ep.",
+    ),
     ({"model": {"_target_": "parts.Net"}}, "Net: missing a required argument: 'width' (model._target_, default)"),
     ({"model": {**NET, "width": "from_dat"}}, "model.width is 'from_dat'"),
     (

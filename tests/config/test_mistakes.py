@@ -34,12 +34,13 @@ def file(text: str, line: int, code: Code, says: str, cure: str, *, name: str = 
 ROWS = [
     # Names of other trainers
     *[typed(line, KEY, "there is no key", shown()) for line in (
-        "lr=0.1", "batch_size=3", "trainer.devices=1", "training.lr=0.1",
+        "lr=0.1", "batch_size=3", "training.lr=0.1",
         "save_total_limit=2", "max_epochs=5", "loop.epochs=5", "checkpoint.monitor=val/loss",
         "train.batch_size=3")],
     typed("trainer.strategy=ddp", KEY, "there is no key", "`parallel=ddp parallel.processes_per_node=N`?"),
     typed("limit_train_batches=2", KEY, "there is no key", "Did you mean 'loop.limit_train_batches=2'?"),
-    typed("devices=1", KEY, "there is no key", "Did you mean 'device=auto'?"),
+    *[typed(line, KEY, "there is no key", left_out) for line in ("devices=1", "trainer.devices=1")],
+    typed("devices=auto", KEY, "there is no key", "Did you mean 'device=auto'?"),
     typed("threads=1", KEY, "there is no key", "OMP_NUM_THREADS=1 before the command sets it"),
     typed("device.threads=1", LINE, "device is not a mapping", "OMP_NUM_THREADS=1 before the command sets it"),
     typed("backend=gloo", KEY, "there is no key", "nccl on GPUs, gloo on the CPU. Leave it out"),
@@ -59,6 +60,8 @@ ROWS = [
     body("max_epochs: 5", KEY, "there is no key", "Did you mean 'loop.max_duration: 5ep'?"),
     body("trainer.max_epochs: 5", KEY, "there is no key 'trainer'", "Did you mean 'loop.max_duration: 5ep'?",
          line=1),
+    body("trainer: {accelerator: cpu, gradient_clip_val: 1.0, max_epochs: 3, callbacks: [{a: 1}]}", KEY,
+         "there is no key 'trainer'", "'device: cpu', 'precision.clip_norm: 1.0', 'loop.max_duration: 3ep'"),
     body("fp16: true", KEY, "there is no key", "Did you mean '- override /precision: fp16'?"),
     body("device: 0", TYPE, "device is 0", line()),
     typed("+precision=bf16-mixed", OPTION, "no option of precision called", shown()),

@@ -126,11 +126,15 @@ class _Validation:
             return section()
 
     def _add_unknown_key(self, path: KeyPath, node: Node, known_fields: list[str]) -> None:
-        """Report a key that its section does not have, with the first value below it as example."""
-        leaves = ((subpath, leaf) for subpath, leaf in node.walk() if not leaf.is_mapping)
-        subpath, leaf = next(leaves, ((), node))
-        source, value = self._tree.source(path), to_yaml_line(leaf.plain())
-        mistake = unknown_key_error(path, known_fields, source, value, subpath)
+        """Report a key that its section does not have, with what is meant by the values below it."""
+        leaves = [item for item in node.walk() if not item[1].is_mapping and not any(map(str.isdecimal, item[0]))]
+        source = self._tree.source(path)
+        mistake, *others = (
+            unknown_key_error(path, known_fields, source, to_yaml_line(leaf.plain()), subpath)
+            for subpath, leaf in leaves or [((), node)]
+        )
+        hints = dict.fromkeys(each.hint for each in (mistake, *others) if each.hint)
+        mistake.cure = " ".join(hints).replace("? Did you mean ", ", ")
         self.mistakes.append(self._explain_misplaced(path, mistake))
 
     def _explain_misplaced(self, path: KeyPath, mistake: ConfigError) -> ConfigError:

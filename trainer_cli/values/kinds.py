@@ -106,6 +106,8 @@ class ValueKind(NamedTuple):
             return f"Write {_TRUTH_WORDS[str(value).lower()]}."
         if "int" in self.names and isinstance(value, float) and value.is_integer():
             return f"Write {int(value)}."
+        if {"int", "str"} <= self.names and isinstance(value, float):
+            return f"Write a whole number, or a string, such as the duration {value}ep."
         if "str" in self.names and isinstance(value, bool | float):
             return IN_QUOTES
         return f"Write [{value}]." if "list" in self.names and isinstance(value, str | int) else ""
