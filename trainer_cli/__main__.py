@@ -21,9 +21,9 @@ def main() -> int:
         atexit.register(_end_fork)
         from trainer_cli.parts import SERVE_FORKS
 
+        global _fork_code, _report, _server
         # Returns in each fork, as the process of another command.
-        SERVE_FORKS.need("_fork_server")(sys.argv[2:])
-        global _fork_code
+        _report, _server = SERVE_FORKS.need("_fork_server")(sys.argv[2:])
         _fork_code = _run()
         return _fork_code
     return _run()
@@ -31,6 +31,8 @@ def main() -> int:
 
 _fork_code: int | None = None
 """With what this fork of a server ends, once its command has returned."""
+_report = _server = -1
+"""In a fork: the descriptor by which the server reports how it ends, and the process number of the server."""
 
 
 def _end_fork() -> None:
@@ -60,6 +62,10 @@ def _end_fork() -> None:
             end()
     # What libraries in C have printed.
     ctypes.CDLL(None).fflush(None)
+    if os.getppid() != _server:
+        # The server is gone. Without a report the fork would be taken for killed.
+        with contextlib.suppress(OSError):
+            os.write(_report, _fork_code.to_bytes(4, sys.byteorder, signed=True))
     os._exit(_fork_code)
 
 

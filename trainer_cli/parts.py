@@ -237,8 +237,9 @@ FIND_AUTO: AddOnPart[FindAuto] = AddOnPart("fit.find_auto")
 """Finds the values of a config that are `auto`. For a fit."""
 LAUNCH_RANKS: AddOnPart[Callable[[Sequence[str], int], int]] = AddOnPart("process.launch_ranks")
 """Runs `train` with these arguments in so many ranks of this machine. Needed to replay a run of more processes."""
-SERVE_FORKS: AddOnPart[Callable[[Sequence[str]], None]] = AddOnPart("process.serve_forks")
-"""Makes this process a server of forks, in each of which it returns. For `python -m trainer_cli`."""
+SERVE_FORKS: AddOnPart[Callable[[Sequence[str]], tuple[int, int]]] = AddOnPart("process.serve_forks")
+"""Makes this process a server of forks. Returns in each the descriptor of its report, and the server's process number.
+For `python -m trainer_cli`."""
 CKPT_ACTIONS: AddOnPart[Mapping[str, Action]] = AddOnPart("ckpt.actions")
 """Actions of `train ckpt` by name."""
 

@@ -105,7 +105,8 @@ class Forked:
                 if not selector.select(timeout):
                     raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
             code = self._report.recv(_NUMBER.size)
-            # The process holds the other end of the socket as well: without the server, its end is seen, not its code.
+            # The process holds the other end of the socket as well, and sends the code itself if the server is gone,
+            # unless it was killed.
             self.returncode = _NUMBER.unpack(code)[0] if code else -signal.SIGKILL
             # Only now may the server reap it: until the code is known here, no other process gets the number.
             self._report.close()
@@ -270,9 +271,13 @@ def _ask(
         return Forked(_NUMBER.unpack(pid)[0], report, pipes[0], stdout, stderr)
 
 
-def serve_forks(arguments: Sequence[str]) -> None:
+def serve_forks(arguments: Sequence[str]) -> tuple[int, int]:
     """Be the server with these arguments. Returns in each fork, which has become a process with the arguments that were
-    asked for."""
+    asked for.
+
+    Returns:
+        the descriptor of the fork's report, by which the server sends its exit code, and the server's process number.
+    """
     global _of_this_fork
     from trainer_cli.running import import_torch
 
@@ -303,11 +308,14 @@ def serve_forks(arguments: Sequence[str]) -> None:
     # A collection in a fork would write to every object, and so copy the memory that the forks share.
     gc.collect()
     gc.freeze()
+    server = os.getpid()
     request, streams, report, own_control = _Server(control).serve()
     # Held until the end of this process, see `Forked.wait`.
-    os.set_inheritable(report.detach(), False)
+    descriptor = report.detach()
+    os.set_inheritable(descriptor, False)
     _become(request, streams)
     _of_this_fork = _Inherited(own_control, dict(os.environ), os.getcwd())
+    return descriptor, server
 
 
 class _Server:
