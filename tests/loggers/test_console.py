@@ -351,6 +351,16 @@ def test_a_run_that_goes_on_counts_from_where_it_does() -> None:
     assert pace.eta_s(now, 1000, at) == pytest.approx(5 + 10, abs=0.5)
 
 
+def test_a_slow_start_is_no_longer_counted_after_as_much_time_again() -> None:
+    pace = Pace(start_step=900)
+    pace.begin(Now(900), 0.0)
+    left = []
+    for at, step in {9.0: 909, 10.0: 919, 20.0: 939}.items():
+        pace.read(Now(step), at)
+        left.append(pace.eta_s(Now(step), 1000, at))
+    assert left == [pytest.approx(91), pytest.approx(81 * 10 / 19), pytest.approx(61 * 11 / 30)]
+
+
 # Rows on a terminal: columns keep their width, fold between names, and mark the best value so far.
 
 

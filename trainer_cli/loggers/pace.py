@@ -9,7 +9,8 @@ from trainer_cli.loggers.base import Now, Pauses, RunFacts
 from trainer_cli.terminal import format_rate
 
 _WINDOW_S = 60.0
-"""The rate is measured over the last minute, or over the last two steps if they took longer."""
+"""The rate is measured over the last minute, at first over half of the time, since a run starts slowly; or over the
+last two steps if they took longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +33,25 @@ class Pace:
     def __init__(self, start_step: int) -> None:
         self._start_step = start_step
         self._marks: deque[_Mark] = deque()
+        self._first_s = 0.0
+        """The time of the first reading."""
 
     def begin(self, now: Now, time: float) -> None:
         """Measure from this progress and time on, instead of from the end of the first step."""
+        self._first_s = time
         self._marks.append(_Mark(time, time, now.step, now.samples))
 
     def read(self, now: Now, time: float) -> None:
         """Record the progress at a time in seconds, if a step has ended since the last call."""
         if now.step == (self._marks[-1].step if self._marks else self._start_step):
             return
+        if not self._marks:
+            self._first_s = time
         paused = sum(pause.seconds for pause in now.pauses)
         self._marks.append(_Mark(time, time - paused, now.step, now.samples))
         # Two marks stay, because a rate needs a difference, however long a step takes.
-        while len(self._marks) > 2 and self._marks[1].time < time - _WINDOW_S:
+        window_s = min(_WINDOW_S, (time - self._first_s) / 2)
+        while len(self._marks) > 2 and self._marks[1].time < time - window_s:
             self._marks.popleft()
 
     @property
