@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import SMALL, Result, train
+from command import SMALL, Result, fork_jobs, train
 from printed import message
 
 from trainer_cli.commands.command_line import main
@@ -256,11 +256,14 @@ def test_a_run_that_a_callback_ended_stays_finished_and_names_it(stopped: Path, 
     assert tree(stopped) == before
 
 
-def test_a_sweep_starts_a_job_again_whose_callback_has_another_rule(tmp_path: Path) -> None:
+def test_a_sweep_starts_a_job_again_whose_callback_has_another_rule(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_jobs(monkeypatch)
     settings = STOPPED_EARLY["EarlyStopping"][0]
     sweep = ["fit", "-m", *SMALL, "loop.max_duration=40", "name=base", "seed=1,2"]
-    assert train(*sweep, *settings, cwd=tmp_path).code == 0
-    done = train(*sweep, *changed(settings, ["+callbacks.early.patience=9"]), ALLOWED, cwd=tmp_path)
-    assert done.code == 0, done.err
-    for summary in tmp_path.glob("runs/base/sweep/*/summary.json"):
-        assert json.loads(summary.read_text())["step"] == 40
+    summaries = [empty_folder / f"runs/base/sweep/seed={seed}/summary.json" for seed in (1, 2)]
+    assert main([*sweep, *settings]) == 0
+    assert all(json.loads(summary.read_text())["step"] < 40 for summary in summaries)
+    assert main([*sweep, *changed(settings, ["+callbacks.early.patience=9"]), ALLOWED]) == 0
+    assert [json.loads(summary.read_text())["step"] for summary in summaries] == [40, 40]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command import LIMIT_S, is_alive, running
+from exact_project import WarmProbes
 
 from trainer_cli.addons.exact import resume
-from trainer_cli.addons.exact.attempts import Probes
 from trainer_cli.commands.command_line import main
 
 CALLBACK = """
@@ -46,32 +45,12 @@ class Endless(Callback):
 LESS = ("+experiment=digits_mlp", "~scheduler", "--steps", "6")
 
 
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Probes]:
-    """The two interpreters that the processes of a check are forked from, which import torch for seconds."""
-    forked = Probes(Path.cwd())
-    yield forked
-    forked.close()
-
-
 @pytest.fixture
-def _forks_of_one_start(forked: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks in this process share the interpreters."""
-
-    class Processes:
-        def __init__(self, cwd: Path) -> None:
-            self._cwd = cwd
-
-        def __call__(self, plan: Path, output: Path) -> int:
-            return forked(plan, output, self._cwd)
-
-        def close(self) -> None:
-            """The next check goes on with them."""
-
-    monkeypatch.setattr(resume, "Probes", Processes)
+def _warm_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "Probes", WarmProbes)
 
 
-@pytest.mark.usefixtures("_forks_of_one_start")
+@pytest.mark.usefixtures("_warm_probes")
 def test_a_shipped_experiment_passes(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "resume", "+experiment=digits_mlp", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -81,7 +60,7 @@ def test_a_shipped_experiment_passes(empty_folder: Path, capsys: pytest.CaptureF
     assert not list(empty_folder.iterdir())
 
 
-@pytest.mark.usefixtures("_forks_of_one_start")
+@pytest.mark.usefixtures("_warm_probes")
 def test_a_callback_that_forgets_is_named(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (empty_folder / "configs").mkdir()
     (empty_folder / "counts.py").write_text(CALLBACK)

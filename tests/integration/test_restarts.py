@@ -1,4 +1,4 @@
-"""`restarts.max` by the real command: a process that is killed and one that fails are followed by others."""
+"""`restarts.max`: a process that is killed and one that fails are followed by others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from command import train
+from command import fork_jobs, train
 from compare import metrics
+
+from trainer_cli.commands.command_line import main
 
 FAILS = '''
 """Kills its process after step 5, and raises after step 7, once each."""
@@ -36,19 +38,21 @@ OWN = (
 )  # fmt: skip
 
 
-def test_a_run_goes_on_after_a_kill_and_an_error_as_if_nothing_had_been(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text(FAILS)
-    restarting = train("fit", *OWN, cwd=tmp_path)
-    assert restarting.code == 0, restarting.err
-    run = tmp_path / "runs/digits_mlp"
+def test_a_run_goes_on_after_a_kill_and_an_error_as_if_nothing_had_been(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fork_jobs(monkeypatch)
+    (empty_folder / "fails.py").write_text(FAILS)
+    assert main(["fit", *OWN]) == 0
+    run = empty_folder / "runs/digits_mlp"
     attempts = json.loads((run / "summary.json").read_text())["attempts"]
     assert [(one["status"], one["start_step"]) for one in attempts] == [("killed", 0), ("failed", 4), ("finished", 6)]
-    assert "restarting in 0 s" in restarting.err
+    assert "restarting in 0 s" in capsys.readouterr().err
     assert [record["step"] for record in metrics(run)] == list(range(1, 10))
-    wrong = train("fit", *OWN, "optimizer.lr=0.5", cwd=tmp_path)
-    assert wrong.code == 2
-    assert "the config differs from the one that" in wrong.err
-    assert "restarting" not in wrong.err, "it was found before a process was started"
+    assert main(["fit", *OWN, "optimizer.lr=0.5"]) == 2
+    wrong = capsys.readouterr().err
+    assert "the config differs from the one that" in wrong
+    assert "restarting" not in wrong, "it was found before a process was started"
 
 
 def test_a_job_of_a_submitted_sweep_goes_on_too(tmp_path: Path) -> None:

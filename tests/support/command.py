@@ -225,18 +225,20 @@ def start_program(
     env: Mapping[str, str],
     imports: Sequence[str] = (),
     *,
+    cwd: Path | None = None,
     cold: bool = False,
     **settings: Any,
 ) -> subprocess.Popen[str] | warm.WarmProcess:
-    """Start a program of the tests in the current folder, its two outputs in one pipe; a fork if that is the same.
+    """Start a program of the tests in `cwd` or the current folder, its two outputs in one pipe; a fork if that is the
+    same.
 
     `imports` are heavy modules that it needs, imported once for all later forks; `settings` are as for `start`.
     """
     settings = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **settings}
     if sys.platform == "linux" and not cold and warm_server().can_become(env):
         settings |= {"program": program, "imports": imports}
-        return warm.WarmProcess(warm_server(), arguments, cwd=Path.cwd(), env=env, **settings)
-    return subprocess.Popen([sys.executable, str(program), *arguments], env=env, text=True, **settings)
+        return warm.WarmProcess(warm_server(), arguments, cwd=cwd or Path.cwd(), env=env, **settings)
+    return subprocess.Popen([sys.executable, str(program), *arguments], cwd=cwd, env=env, text=True, **settings)
 
 
 def run_own(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+
+from command import LIMIT_S, environment, start_program
 
 if TYPE_CHECKING:
     from trainer_cli.addons.exact.report import ResumeReport
@@ -61,3 +64,22 @@ data: {_target_: parts.Data, batch_size: 4}
 optimizer: {_target_: torch.optim.Adam, lr: 0.01}
 loop: {max_duration: 100st}
 """
+
+
+class WarmProbes:
+    """Runs the processes of a check in one folder as forks of the process that all tests share, in place of `Probes`,
+    whose two interpreters import torch for each check. All have one hash seed."""
+
+    PROGRAM = Path(__file__).with_name("probe.py")
+
+    def __init__(self, cwd: Path, imports: Sequence[str] = ()) -> None:
+        self._cwd, self._imports = cwd, ("trainer_cli.addons.exact.recorder", *imports)
+
+    def __call__(self, plan: Path, output: Path) -> int:
+        with start_program(self.PROGRAM, [str(plan)], environment(), self._imports, cwd=self._cwd) as process:
+            text, _ = process.communicate(timeout=LIMIT_S)
+        output.write_text(text)
+        return process.returncode or 0
+
+    def close(self) -> None:
+        """The shared process goes on."""

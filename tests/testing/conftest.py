@@ -6,40 +6,16 @@ Imports that take long are inside functions: every selection of tests imports th
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from exact_project import EXPERIMENT, PARTS, Check
+from exact_project import EXPERIMENT, PARTS, Check, WarmProbes
+from ranks import IMPORTED
 
 if TYPE_CHECKING:
-    from trainer_cli.addons.exact.attempts import Probes
     from trainer_cli.addons.exact.report import ResumeReport
-
-
-class In:
-    """Runs probes in one folder by processes that many tests share."""
-
-    def __init__(self, forked: Probes, cwd: Path, imports: Sequence[str] = ()) -> None:
-        self._forked, self._cwd, self._imports = forked, cwd, imports
-
-    def __call__(self, plan: Path, output: Path) -> int:
-        return self._forked(plan, output, self._cwd, self._imports)
-
-    def close(self) -> None:
-        """They go on for the next test."""
-
-
-@pytest.fixture(scope="session")
-def run_in() -> Iterator[Callable[..., Any]]:
-    """For a folder and the heavy modules that are needed, what runs a probe there."""
-    from trainer_cli.addons.exact.attempts import Probes
-
-    forked = Probes(Path.cwd())
-    yield partial(In, forked)
-    forked.close()
 
 
 @pytest.fixture
@@ -56,9 +32,7 @@ def project(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def check(
-    project: Callable[[str], Path], run_in: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Check]:
+def check(project: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
     """The check of that project; nothing of it may be left in the temporary folder, nor in the project's runs."""
     from trainer_cli.addons.exact.resume import check_resume
     from trainer_cli.config.composing import compose
@@ -67,11 +41,12 @@ def check(
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
 
-    def of(code: str = "", *overrides: str, steps: int = 12) -> ResumeReport:
+    def of(code: str = "", *overrides: str, steps: int = 6, two_hash_seeds: bool = False) -> ResumeReport:
         folder = project(code)
         monkeypatch.chdir(folder)
-        heavy = ["trainer_cli.strategies.fsdp"] if "parallel=fsdp" in overrides else []
-        return check_resume(compose(["experiment=mine", *overrides]), steps=steps, run=run_in(folder, heavy))
+        heavy = ["trainer_cli.strategies.fsdp", *IMPORTED] if "parallel=fsdp" in overrides else []
+        run = None if two_hash_seeds else WarmProbes(folder, heavy)
+        return check_resume(compose(["experiment=mine", *overrides]), steps=steps, run=run)
 
     yield of
     assert not list(scratch.iterdir())

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,13 +80,13 @@ def test_a_process_reports_how_it_ended_and_closing_kills_what_still_runs(
 
 
 def test_the_compiler_is_imported_once_for_the_processes_that_need_it(
-    project: Callable[[str], Path], run_in: Callable[..., Probes]
+    project: Callable[[str], Path],
 ) -> None:
     folder = project(COMPILED)
-    run = run_in(folder)
-    for number in range(4):
-        assert run(plan_of(folder, "model._target_=parts.Compiled"), folder / f"output{number}") == 0
-        shutil.rmtree(folder / "run")
+    with closing(Probes(folder)) as run:
+        for number in range(4):
+            assert run(plan_of(folder, "model._target_=parts.Compiled"), folder / f"output{number}") == 0
+            shutil.rmtree(folder / "run")
     # Each of the two interpreters learns it from the first of its processes.
     assert (folder / "had").read_text().split()[2:] == ["True", "True"]
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from exact_project import Check
+from exact_project import Check, WarmProbes
 
 from trainer_cli.addons.exact import resume
-from trainer_cli.addons.exact.attempts import Probes
 from trainer_cli.addons.exact.resume import assert_resume_is_exact, check_resume
 from trainer_cli.config.composing import compose
 from trainer_cli.errors import TrainError, UserError
@@ -35,7 +34,7 @@ class Masked(Line):
     ],
 )
 def test_sound_code_passes_in_every_place(accumulated: int, check: Check) -> None:
-    report = check("", f"loop.grad_accum_steps={accumulated}", "data.num_workers=0")
+    report = check("", f"loop.grad_accum_steps={accumulated}", "data.num_workers=0", steps=12)
     assert report.exact, report
     assert [row.result for row in report.rows] == ["exact"] * 5
     assert not report.remarks
@@ -77,10 +76,14 @@ def test_a_short_check_of_a_sharded_model_stops_in_every_place_too(check: Check)
     assert [row.result for row in report.rows] == ["exact"] * 5
 
 
-def test_a_rehearsal_is_no_difference(check: Check) -> None:
-    stopping = "{_target_: trainer_cli.EarlyStopping, patience: 90ep}"
-    report = check("", f"+callbacks.early_stopping={stopping}", "data.num_workers=0", steps=6)
-    assert report.exact, report
+def test_a_rehearsal_is_no_difference_and_the_assertion_passes(
+    project: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = project("")
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(resume, "Probes", WarmProbes)
+    stopping = "+callbacks.early_stopping={_target_: trainer_cli.EarlyStopping, patience: 90ep}"
+    assert_resume_is_exact("experiment=mine", stopping, "data.num_workers=0", project=folder, steps=6)
 
 
 def test_a_buffer_that_is_not_saved_is_named(check: Check) -> None:
@@ -167,12 +170,11 @@ def test_too_few_steps_are_refused() -> None:
 
 
 def test_the_helper_for_pytest_fails_with_the_table(
-    project: Callable[[str], Path], run_in: Callable[[Path], Probes], monkeypatch: pytest.MonkeyPatch
+    project: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = project(DIFFERENT)
     monkeypatch.chdir("/")
-    monkeypatch.setattr(resume, "Probes", run_in)
-    assert_resume_is_exact("experiment=mine", project=folder, steps=6)
+    monkeypatch.setattr(resume, "Probes", WarmProbes)
     with pytest.raises(AssertionError, match=r"stopped mid-epoch .* differs from step") as failed:
         assert_resume_is_exact("experiment=mine", "model._target_=parts.Masked", project=folder, steps=6)
     assert "cure   Register it" in str(failed.value)

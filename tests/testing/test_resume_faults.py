@@ -255,7 +255,8 @@ CAMPAIGN = (
 )
 def test_a_planted_fault_is_found_and_named(name: str, check: Check) -> None:
     fault = FAULTS[name]
-    report = check(fault.code, *fault.overrides)
+    two = name == "numbers that follow the order of a set"
+    report = check(fault.code, *fault.overrides, steps=12, two_hash_seeds=two)
     assert not report.exact
     assert report.finding is not None
     assert fault.state in report.finding.cause.state

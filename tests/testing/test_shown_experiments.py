@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from exact_project import WarmProbes
 
 from trainer_cli.addons.exact import resume
-from trainer_cli.addons.exact.attempts import Probes
 from trainer_cli.commands.command_line import main
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -36,7 +36,6 @@ def test_the_check_passes_on_what_the_documentation_shows(
     overrides: tuple[str, ...],
     imports: tuple[str, ...],
     tmp_path: Path,
-    run_in: Callable[..., Probes],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -44,7 +43,7 @@ def test_the_check_passes_on_what_the_documentation_shows(
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(resume, "Probes", lambda cwd: run_in(tmp_path, imports))
+    monkeypatch.setattr(resume, "Probes", partial(WarmProbes, imports=imports))
     assert main(["check", "resume", *overrides, "--steps", "6", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["exact"]
