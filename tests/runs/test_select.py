@@ -65,6 +65,14 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     assert "step30 is skipped, and step20 is used: rank0.safetensors" in warning
 
 
+@pytest.mark.parametrize("rest", ["", "@latest", "@step30", "/checkpoints"])
+def test_the_folder_of_a_trainer_in_python_names_its_checkpoints(rest: str, run: Path) -> None:
+    (run / "config.yaml").unlink()
+    newest = run / "checkpoints/step30"
+    assert select_one(f"{run}{rest}") == newest
+    assert newest in select_all([f"{run}{rest}"])
+
+
 def test_a_newer_checkpoint_that_is_not_finite_is_passed_over_with_a_warning(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -321,13 +321,15 @@ class RunDir:
             return {}
 
     def stored_checkpoints(self) -> Path:
-        """The folder of its checkpoints, as its config says; the directory itself if it is no run.
+        """The folder of its checkpoints, as its config says; without one `checkpoints`, or the directory itself.
 
         Raises:
             UserError: the config refers to a value that is unknown.
         """
         if not self.is_run():
-            return self.path
+            # A trainer in Python writes no config.
+            has_folder = self.checkpoints_folder.is_dir() and not Catalog.of(self.path).names()
+            return self.checkpoints_folder if has_folder else self.path
         config = self.values
         try:
             configured = read_text(config, "checkpoint.folder")

@@ -317,9 +317,8 @@ def _with_name(path: Path) -> Path:
 def _checkpoint_at(path: Path) -> Path:
     """The checkpoint at an existing path: the newest of a run or of a folder of checkpoints, else the path itself."""
     if path.is_dir() and not is_checkpoint(path) and ForeignKind.of(path) is None:
-        for folder in (path, path / "checkpoints"):
-            if RunDir(folder).is_run() or Catalog.of(folder).names():
-                return _select_from_run(folder, "latest")
+        if RunDir(path).is_run() or Catalog.of(RunDir(path).stored_checkpoints()).names():
+            return _select_from_run(path, "latest")
     if (extracted := checkpoint_at(path)) != path:
         return extracted
     if not path.is_dir() and ForeignKind.of(path) is None:
