@@ -13,10 +13,18 @@ from campaign.verdict import Verdict
 
 TRIALS = {"folders": (0, 1), "replacements": (0, 1), "uploads": (0, 1, 2, 3), "experiments": (8, 57)}
 """The numbers of the trials, by key; 0 for the others. These two experiments differ in nearly all that is drawn."""
+IN_CAMPAIGNS = ("kills_sync", "kill_points")
+"""Those that differ from another one by a setting. `scripts/faults` runs all of them hundreds of times."""
 QUICK = [fault for fault in load_classes() if Size.quick in fault.counts]
 
 
-@pytest.mark.parametrize("fault", QUICK, ids=lambda fault: fault.key)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=fault.key, marks=pytest.mark.campaign if fault.key in IN_CAMPAIGNS else ())
+        for fault in QUICK
+    ],
+)
 def test_a_run_survives_the_fault(fault: FaultClass, tmp_path: Path) -> None:
     if (reason := fault.skipped()) is not None:
         pytest.skip(reason)

@@ -31,19 +31,19 @@ pytestmark = pytest.mark.slow
 BASE = [
     "experiment=digits_mlp", "model.dropout=0", "parallel=fsdp", "parallel.wrap_min_parameters=1000",
     "data.batch_size=4", "data.global_batch_size=16", "callbacks=[default,ema]", "callbacks.ema.decay=0.9",
-    "loop.max_duration=12", "loop.eval_interval=4", "loop.log_interval=1", "loggers.tensorboard=null",
-    "checkpoint.save_interval=4", "checkpoint.max_checkpoints=null", "logging.console=off",
+    "loop.max_duration=6", "loop.eval_interval=2", "loop.log_interval=1", "loggers.tensorboard=null",
+    "checkpoint.save_interval=2", "checkpoint.max_checkpoints=null", "logging.console=off",
 ]  # fmt: skip
-FULL = ["+callbacks.full._target_=fits.FullDisk", "+callbacks.full.rank=1", "+callbacks.full.step=7"]
-HYBRID = [*BASE, "parallel.shard_size=1", "model.hidden=[512,64]", "loop.max_duration=8"]
+FULL = ["+callbacks.full._target_=fits.FullDisk", "+callbacks.full.rank=1", "+callbacks.full.step=3"]
+HYBRID = [*BASE, "parallel.shard_size=1", "model.hidden=[512,64]", "loop.max_duration=4"]
 ARCHIVES = ["checkpoint.format=archive", "checkpoint.compression=gz"]
 MIXED = [
-    "experiment=digits", "model.channels=[4,8]", "parallel=fsdp", "data.batch_size=16", "loop.max_duration=8",
-    "loop.log_interval=1", "loop.eval_interval=4", "checkpoint.save_interval=4", "logging.console=off",
+    "experiment=digits", "model.channels=[4,8]", "parallel=fsdp", "data.batch_size=16", "loop.max_duration=4",
+    "loop.log_interval=1", "loop.eval_interval=2", "checkpoint.save_interval=2", "logging.console=off",
     "loggers.tensorboard=null", "precision=bf16", "scheduler=null", "checkpoint.ephemeral_save_interval=null",
 ]  # fmt: skip
-UNSAVED = ["+callbacks.bad._target_=fits.UnsavedState", "+callbacks.bad.rank=1", "+callbacks.bad.step=8"]
-DAMAGED = "damaged/checkpoints/step8/rank1.safetensors"
+UNSAVED = ["+callbacks.bad._target_=fits.UnsavedState", "+callbacks.bad.rank=1", "+callbacks.bad.step=4"]
+DAMAGED = "damaged/checkpoints/step4/rank1.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -56,26 +56,26 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
             [*BASE, "run_dir=whole"],
             [*BASE, *FULL, "run_dir=full", "checkpoint.on_save_error=warn"],
             [*BASE, *FULL, "run_dir=fails"],
-            [*BASE, "run_dir=damaged", "loop.max_duration=8", "scheduler=null"],
+            [*BASE, "run_dir=damaged", "loop.max_duration=4", "scheduler=null"],
             ["damage", DAMAGED],
             [*BASE, "run_dir=damaged", "scheduler=null"],
             [*BASE, "run_dir=undamaged", "scheduler=null"],
             [*HYBRID, "run_dir=hybrid"],
-            [*HYBRID, "run_dir=hybrid_cut", "loop.hard_stop=4"],
+            [*HYBRID, "run_dir=hybrid_cut", "loop.hard_stop=2"],
             [*HYBRID, "run_dir=hybrid_cut"],
             [*MIXED, "run_dir=bf16"],
             [*MIXED, "run_dir=mixed", "parallel.mixed_precision=true"],
-            [*MIXED, "run_dir=mixed_cut", "parallel.mixed_precision=true", "loop.hard_stop=4"],
+            [*MIXED, "run_dir=mixed_cut", "parallel.mixed_precision=true", "loop.hard_stop=2"],
             [*MIXED, "run_dir=mixed_cut", "parallel.mixed_precision=true"],
             [*BASE, *UNSAVED, "run_dir=unsaved"],
             [*BASE, *UNSAVED, "run_dir=unsaved_goes_on", "checkpoint.on_save_error=warn"],
             [*BASE, "run_dir=file", "checkpoint.format=torch_file"],
-            [*in_store, "loop.hard_stop=8"],
+            [*in_store, "loop.hard_stop=4"],
             in_store,
-            [*apart, "loop.hard_stop=8", "checkpoint.max_checkpoints=1"],
+            [*apart, "loop.hard_stop=4", "checkpoint.max_checkpoints=1"],
             ["lose", "machine0/apart"],
             [*apart, "logging.rank_files=true"],
-            [*HYBRID, *ARCHIVES, "run_dir=archives", "loop.hard_stop=4"],
+            [*HYBRID, *ARCHIVES, "run_dir=archives", "loop.hard_stop=2"],
             [*HYBRID, *ARCHIVES, "run_dir=archives"],
         ]
         yield fit_on_ranks(2, jobs)
@@ -91,7 +91,7 @@ def steps(run: Path) -> list[int]:
 
 
 def test_each_rank_has_written_about_half(runs: Path) -> None:
-    for step in (4, 8, 12):
+    for step in (2, 4, 6):
         folder = runs / "whole" / "checkpoints" / f"step{step}"
         sizes = [(folder / f"rank{rank}.safetensors").stat().st_size for rank in range(2)]
         assert abs(sizes[0] - sizes[1]) < sum(sizes) / 5
@@ -100,16 +100,16 @@ def test_each_rank_has_written_about_half(runs: Path) -> None:
 
 def test_one_process_evaluates_as_the_ranks_did(runs: Path) -> None:
     """The moving average, which the ranks hold in parts too."""
-    assert main(["validate", "ckpt=whole/checkpoints/step8", "validate.folder=checked"]) == 0
+    assert main(["validate", "ckpt=whole/checkpoints/step4", "validate.folder=checked"]) == 0
     row = json.loads((runs / "checked" / "validation.jsonl").read_text().splitlines()[0])
-    logged: dict[str, Any] = next(record for record in metrics(runs / "whole") if record["step"] == 8)
+    logged: dict[str, Any] = next(record for record in metrics(runs / "whole") if record["step"] == 4)
     assert row["val/loss"] == pytest.approx(logged["val/loss"], rel=1e-6)
     assert row["val/accuracy"] == pytest.approx(logged["val/accuracy"], rel=1e-6)
 
 
 def test_one_process_goes_on_with_the_same_samples(runs: Path) -> None:
     shutil.copytree(runs / "whole", runs / "alone")
-    shutil.rmtree(runs / "alone" / "checkpoints" / "step12")
+    shutil.rmtree(runs / "alone" / "checkpoints" / "step6")
     alone = [override for override in BASE if not override.startswith("parallel")]
     assert main(["fit", *alone, "run_dir=alone"]) == 0
     after, wanted = metrics(runs / "alone"), metrics(runs / "whole")
@@ -117,7 +117,7 @@ def test_one_process_goes_on_with_the_same_samples(runs: Path) -> None:
     for one, other in zip(after, wanted, strict=True):
         for key, value in other.items():
             assert one[key] == pytest.approx(value, rel=1e-4), (one["step"], key)
-    states = [make_sync_checkpointer().read(runs / name / "checkpoints" / "step12") for name in ("alone", "whole")]
+    states = [make_sync_checkpointer().read(runs / name / "checkpoints" / "step6") for name in ("alone", "whole")]
     assert states[0]["data"] == states[1]["data"]
     compared = 0
     for part in ("model", "callbacks/ema/average"):
@@ -139,7 +139,7 @@ def test_one_process_goes_on_with_the_same_samples(runs: Path) -> None:
 )
 def test_a_save_that_fails_on_one_rank_costs_that_save_alone(fits: Fits, name: str, error: str) -> None:
     assert fits.ends[0][name] == fits.ends[1][name] == "0"
-    assert steps(fits.folder / name) == [0, 4, 12]
+    assert steps(fits.folder / name) == [0, 2, 6]
     assert error in fits.outputs[0]
     assert metrics(fits.folder / name) == metrics(fits.folder / "whole")
 
@@ -154,7 +154,7 @@ def test_a_save_that_fails_on_one_rank_costs_that_save_alone(fits: Fits, name: s
 def test_a_save_that_fails_on_one_rank_ends_both_if_it_must(fits: Fits, name: str, error: str) -> None:
     assert fits.ends[0][name].startswith(error)
     assert fits.ends[1][name] == "PeerError: rank 0 failed"
-    assert steps(fits.folder / name) == [0, 4]
+    assert steps(fits.folder / name) == [0, 2]
     summary = json.loads((fits.folder / name / "summary.json").read_text())
     reason, status = ("NoSpaceError", "stopped") if name == "fails" else ("SaveError", "failed")
     assert (summary["reason"].partition(": ")[0], summary["status"]) == (reason, status)
@@ -162,13 +162,13 @@ def test_a_save_that_fails_on_one_rank_ends_both_if_it_must(fits: Fits, name: st
 
 def test_a_damaged_part_makes_both_ranks_resume_the_older_checkpoint(fits: Fits) -> None:
     runs, output = fits.folder, fits.outputs[0]
-    whole = make_sync_checkpointer().manifest(runs / "undamaged/checkpoints/step8")
+    whole = make_sync_checkpointer().manifest(runs / "undamaged/checkpoints/step4")
     assert Path(DAMAGED).name in share_of(whole, 1, 2), "rank 1 finds the damage"
-    assert re.search(r"step8 is quarantined as .*the digest differs", output)
-    assert "resuming at step 4" in output
+    assert re.search(r"step4 is quarantined as .*the digest differs", output)
+    assert "resuming at step 2" in output
     assert metrics(runs / "damaged") == metrics(runs / "undamaged")
     one, other = (
-        make_sync_checkpointer().read(runs / name / "checkpoints/step12") for name in ("damaged", "undamaged")
+        make_sync_checkpointer().read(runs / name / "checkpoints/step6") for name in ("damaged", "undamaged")
     )
     for name, value in other["model"].items():
         assert torch.equal(one["model"][name], value), name
@@ -176,20 +176,20 @@ def test_a_damaged_part_makes_both_ranks_resume_the_older_checkpoint(fits: Fits)
 
 def test_the_parts_are_shown_and_compared_as_whole_tensors(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logging.getLogger().handlers.clear()
-    assert main(["ckpt", "show", "whole/checkpoints/step8"]) == 0
+    assert main(["ckpt", "show", "whole/checkpoints/step4"]) == 0
     assert "[128, 64]" in capfd.readouterr().out
-    assert main(["ckpt", "diff", "whole/checkpoints/step8", "damaged/checkpoints/step12"]) == 0
+    assert main(["ckpt", "diff", "whole/checkpoints/step4", "damaged/checkpoints/step6"]) == 0
     assert main(["ckpt", "verify", "whole/checkpoints/step*"]) == 0
-    export = ["ckpt", "export", "whole/checkpoints/step8", "--format", "torch", "--ema", "none"]
+    export = ["ckpt", "export", "whole/checkpoints/step4", "--format", "torch", "--ema", "none"]
     assert main([*export, "--output", "whole.pt"]) == 0
     exported = torch.load(runs / "whole.pt", weights_only=True)
-    loaded = make_sync_checkpointer().read(runs / "whole/checkpoints/step8", ["model"])["model"]
+    loaded = make_sync_checkpointer().read(runs / "whole/checkpoints/step4", ["model"])["model"]
     assert all(torch.equal(exported[name], value) for name, value in loaded.items())
 
 
 def test_replicas_of_a_hybrid_sharding_are_written_once(runs: Path) -> None:
     """Small tensors are in the file of every rank, so that it reads no other for them."""
-    manifest = Manifest.parse((runs / "hybrid/checkpoints/step8/manifest.json").read_bytes())
+    manifest = Manifest.parse((runs / "hybrid/checkpoints/step4/manifest.json").read_bytes())
     where: dict[str, list[str]] = {}
     for file, parts in manifest.shards.items():
         for name in parts:
@@ -207,22 +207,22 @@ def test_a_resume_of_a_hybrid_or_a_mixed_precision_training_is_bit_identical(run
 
 
 def test_one_process_evaluates_a_hybrid_sharding_as_the_ranks_did(runs: Path) -> None:
-    assert main(["validate", "ckpt=hybrid/checkpoints/step8", "validate.folder=hybrid_checked"]) == 0
+    assert main(["validate", "ckpt=hybrid/checkpoints/step4", "validate.folder=hybrid_checked"]) == 0
     row = json.loads((runs / "hybrid_checked" / "validation.jsonl").read_text().splitlines()[0])
     assert row["val/loss"] == pytest.approx(metrics(runs / "hybrid")[-1]["val/loss"], rel=1e-6)
 
 
 def test_mixed_precision_of_the_parameters_is_near_that_of_the_activations(runs: Path) -> None:
     one, other = ([record["train/loss"] for record in metrics(runs / name)] for name in ("mixed", "bf16"))
-    assert len(one) == 8
+    assert len(one) == 4
     assert one == pytest.approx(other, rel=1e-2)
-    weights = make_sync_checkpointer().read(runs / "mixed/checkpoints/step8", ["model"])["model"]
+    weights = make_sync_checkpointer().read(runs / "mixed/checkpoints/step4", ["model"])["model"]
     assert {value.dtype for name, value in weights.items() if name.endswith("weight")} == {torch.float32}
 
 
 def test_mixed_precision_may_not_change_on_a_resume(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logging.getLogger().handlers.clear()
-    assert main(["fit", *MIXED, "run_dir=mixed", "loop.max_duration=9"]) == 2
+    assert main(["fit", *MIXED, "run_dir=mixed", "loop.max_duration=5"]) == 2
     assert "refused                          parallel.mixed_precision  true -> false" in capfd.readouterr().err
 
 
@@ -238,7 +238,7 @@ def test_a_format_of_one_process_is_refused_with_the_cure(fits: Fits) -> None:
 def test_ranks_of_one_machine_save_to_an_object_store_and_resume_from_it(fits: Fits) -> None:
     assert fits.ends[0]["stored again"] == fits.ends[1]["stored again"] == "0"
     assert metrics(fits.folder / "stored") == metrics(fits.folder / "whole")
-    assert "resuming at step 8" in fits.outputs[0]
+    assert "resuming at step 4" in fits.outputs[0]
 
 
 def test_machines_that_share_no_folder_save_to_an_object_store_and_resume_from_it(fits: Fits) -> None:
@@ -246,7 +246,7 @@ def test_machines_that_share_no_folder_save_to_an_object_store_and_resume_from_i
     assert [ends["apart again"] for ends in fits.ends] == ["0", "0"]
     straight = {record["step"]: record for record in metrics(fits.folder / "whole")}
     resumed = metrics(fits.folder / "machine0" / "apart")
-    assert resumed[0]["step"] == 9
+    assert resumed[0]["step"] == 5
     assert [record == straight[record["step"]] for record in resumed] == [True] * len(resumed)
     assert "(apart is gone, but s3://" in fits.outputs[0]
     assert sorted(path.name for path in (fits.folder / "machine1" / "apart").iterdir()) == [
@@ -255,18 +255,18 @@ def test_machines_that_share_no_folder_save_to_an_object_store_and_resume_from_i
 
 
 def test_a_resume_from_an_archive_a_rank_is_bit_identical(runs: Path) -> None:
-    archives = sorted((runs / "archives/checkpoints/step8").glob("rank*"))
+    archives = sorted((runs / "archives/checkpoints/step4").glob("rank*"))
     assert [path.name for path in archives] == ["rank0.tar.gz", "rank1.tar.gz"]
     unpacked = runs / "archives_unpacked"
     for path in archives:
         with tarfile.open(path) as archive:
-            archive.extractall(unpacked / "checkpoints/step8", filter="data")
-    shutil.copy(archives[0].parent / "manifest.json", unpacked / "checkpoints/step8")
-    whole = runs / "hybrid/checkpoints/step8"
+            archive.extractall(unpacked / "checkpoints/step4", filter="data")
+    shutil.copy(archives[0].parent / "manifest.json", unpacked / "checkpoints/step4")
+    whole = runs / "hybrid/checkpoints/step4"
     for file in whole.glob("rank*"):
         # It has the seconds, too.
         if file.name != "rank0.json":
-            assert (unpacked / "checkpoints/step8" / file.name).read_bytes() == file.read_bytes(), file.name
+            assert (unpacked / "checkpoints/step4" / file.name).read_bytes() == file.read_bytes(), file.name
     assert final_state(unpacked) == final_state(runs / "hybrid")
     assert metrics(runs / "archives") == metrics(runs / "hybrid")
 
@@ -275,11 +275,11 @@ def test_one_process_reads_an_archive_a_rank(runs: Path, capfd: pytest.CaptureFi
     logging.getLogger().handlers.clear()
     assert main(["ckpt", "verify", "archives/checkpoints/step*"]) == 0
     capfd.readouterr()
-    assert main(["ckpt", "diff", "archives/checkpoints/step8", "hybrid/checkpoints/step8"]) == 0
+    assert main(["ckpt", "diff", "archives/checkpoints/step4", "hybrid/checkpoints/step4"]) == 0
     assert "30 of 30 common tensors are the same, bit for bit" in capfd.readouterr().out
-    assert main(["ckpt", "show", "archives/checkpoints/step8"]) == 0
+    assert main(["ckpt", "show", "archives/checkpoints/step4"]) == 0
     assert "[512, 64]" in capfd.readouterr().out
-    assert main(["validate", "ckpt=archives/checkpoints/step8", "validate.folder=archives_checked"]) == 0
+    assert main(["validate", "ckpt=archives/checkpoints/step4", "validate.folder=archives_checked"]) == 0
     row = json.loads((runs / "archives_checked" / "validation.jsonl").read_text().splitlines()[0])
     assert row["val/loss"] == pytest.approx(metrics(runs / "hybrid")[-1]["val/loss"], rel=1e-6)
 

@@ -195,7 +195,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         }
         alone = [main(["fit", *job, f"run_dir=one/{name}"]) for name, job in jobs_of_one.items()]
         assert alone == [0] * len(jobs_of_one)
-        yield fit_on_ranks(RANKS, jobs)
+        yield fit_on_ranks(RANKS, jobs, imports=["torchmetrics"])
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +22,11 @@ IMPORTED = (
 """What ranks import besides what every command does: seconds for each rank."""
 
 
-def on_ranks(world_size: int, program: Path, *arguments: str) -> list[tuple[int, str]]:
-    """Run `python PROGRAM` once a rank. Returns each rank's exit code and output."""
+def on_ranks(world_size: int, program: Path, *arguments: str, imports: Sequence[str] = ()) -> list[tuple[int, str]]:
+    """Run `python PROGRAM` once a rank. Returns each rank's exit code and output.
+
+    `imports` are more heavy modules that the ranks need.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -33,7 +36,7 @@ def on_ranks(world_size: int, program: Path, *arguments: str) -> list[tuple[int,
             program,
             arguments,
             {**shared, "WORLD_SIZE": str(world_size), "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            imports=IMPORTED,
+            imports=(*IMPORTED, *imports),
         )
         for rank in range(world_size)
     ]
@@ -61,13 +64,13 @@ class Fits(NamedTuple):
         return [re.findall(rf"^{mark} (.*)$", output, re.MULTILINE) for output in self.outputs]
 
 
-def fit_on_ranks(world_size: int, jobs: list[list[str]]) -> Fits:
-    """Train each list of overrides in turn, in the current folder, by `fits.py`."""
+def fit_on_ranks(world_size: int, jobs: list[list[str]], imports: Sequence[str] = ()) -> Fits:
+    """Train each list of overrides in turn, in the current folder, by `fits.py`. `imports` is as of `on_ranks`."""
     names: list[str] = []
     for job in jobs:
         name = next((part[8:] for part in job if part.startswith("run_dir=")), job[-1])
         names.append(f"{name} again" if name in names else name)
-    done = on_ranks(world_size, HERE / "fits.py", json.dumps(jobs))
+    done = on_ranks(world_size, HERE / "fits.py", json.dumps(jobs), imports=imports)
     assert [code for code, _ in done] == [0] * world_size, done
     outputs = [output for _, output in done]
     ends = [json.loads(output.rpartition("ENDS")[2]) for output in outputs]

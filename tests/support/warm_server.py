@@ -46,7 +46,9 @@ MODULES = (
     "antlr4.LL1Analyzer", "encodings.ascii", "encodings.cp437", "numpy.ma", "torch.profiler._cupti_monitor",
     "trainer_cli.callbacks.system", "trainer_cli.addons.view.report_at_end", "trainer_cli.addons.view.report",
     "trainer_cli.commands.summary_at_end", "trainer_cli.commands.validate", "trainer_cli.running.checkpoint_size",
-    "trainer_cli.running.free_space", "trainer_cli.running.plan_view",
+    "trainer_cli.running.free_space", "trainer_cli.running.plan_view", "trainer_cli.addons.exact.replay_plan",
+    "trainer_cli.optim.warmup", "trainer_cli.running.failed_step", "trainer_cli.running.overview",
+    "trainer_cli.running.schedule",
 )  # fmt: skip
 """What the commands import. No thread may start and no tensor be computed here: a fork would not have the thread."""
 
