@@ -300,15 +300,23 @@ def missing_name_error(path: str, where: str, message: str, name: str, candidate
 def _check_blocked(target: Any, path: str, where: str) -> None:
     """Refuse a path, or the object at a path, that Hydra blocks."""
     # Hydra offers its list of blocked targets by no public name; these private ones are those of version 1.3.
-    from hydra._internal.target_policy import _authorize_target_name, _get_resolved_target_name_for_check
+    from hydra._internal.target_policy import _get_resolved_target_name_for_check
     from hydra.errors import InstantiationException
 
     # The name is that of the definition, so that an alias of os.system is found too.
     name = target if isinstance(target, str) else _get_resolved_target_name_for_check(target)
     try:
-        _authorize_target_name(name, name, "")
+        _authorize(name)
     except InstantiationException:
         raise _target_error(f"_target_ {path} is blocked, since it can run or destroy anything", where) from None
+
+
+@cache
+def _authorize(name: str) -> None:
+    """Raise Hydra's error if it blocks a name. Each check reads its whole policy, so what is allowed is remembered."""
+    from hydra._internal.target_policy import _authorize_target_name
+
+    _authorize_target_name(name, name, "")
 
 
 def _target_error(message: str, where: str, hint: str | None = None) -> ConfigError:
