@@ -1,8 +1,12 @@
 """Print the test files that the changes since main can reach: what `scripts/test --changed` runs.
 
 Of a change in a module of the package: those that ran what differs (scripts/reached.py), those that read the sources,
-and those that are new since tests/reached.json was recorded and reach the module by name. Of a change of any other
-file: those that reach it by name.
+and those that are new since tests/reached.json was recorded and reach the module by name. Of another file in the
+package: those that ran a function with its name. Of a config: those that compose, and name it or what names it. Of any
+other file: those that reach it by name.
+
+If those that ran what differs take more than a tenth of the time of all tests, the files that are most about it are
+printed, up to that tenth (`Table.choose`); how many are left out is said on stderr.
 
 A file reaches by name what it imports, inside functions too, and what it names in a string:
 
@@ -12,9 +16,10 @@ A file reaches by name what it imports, inside functions too, and what it names 
     "*.py", "*.yaml"            in tests: all modules, all configs
     "fit", "experiment=text"    in tests that reach the command: the verb, and the config with the classes it names
 
-A test also reaches the conftest.py files above it. A changed page, script, config or other file stands for the files
-that name it, or one of its folders, in a path. `tests`, all of them, is printed where there is none, for a module that
-is gone, and for a file of the project's root that is no page (pyproject.toml).
+A test also reaches the conftest.py files above it, without the fixtures that it does not name. A changed page, script,
+config or other file stands for the files that name it, or one of its folders, in a path. `tests`, all of them, is
+printed where there is none, for a module that is gone, and for a file of the project's root that is no page, such as
+pyproject.toml, unless only its settings of the linters differ.
 """
 
 from __future__ import annotations
@@ -24,7 +29,8 @@ import gc
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import reached
@@ -40,6 +46,8 @@ CONFIGS = f"{PACKAGE}/config/search_path.py"
 """Finds configs by their names."""
 TESTS, CAMPAIGN = "tests/", "scripts/campaign/"
 """The tests, and the package `campaign`, some trials of which are tests."""
+DATA = (f"{PACKAGE}/", "configs/", "docs/")
+"""Where files that are no modules are read by the package."""
 ALL = ["tests"]
 
 
@@ -56,7 +64,10 @@ class Graph:
         self._nodes = {file: list(_walk(ast.parse(path.read_bytes(), file))) for file, path in python.items()}
         # What the face of a package imports when it is asked for.
         for stub in (root / PACKAGE).rglob("__init__.pyi"):
-            self._nodes[str(stub.relative_to(root)).removesuffix("i")] += _walk(ast.parse(stub.read_bytes()))
+            face = str(stub.relative_to(root)).removesuffix("i")
+            self._nodes[face] = [*self._nodes[face], *_walk(ast.parse(stub.read_bytes()))]
+        for file in [file for file in python if _stem(file) == "conftest"]:
+            self._nodes |= _split_fixtures(file, self._nodes[file])
         self._strings = {file: _strings(nodes) for file, nodes in self._nodes.items()}
         self._helpers = {_stem(file): file for file in python if file.startswith(TESTS) and not _is_test(file)}
         self._public = {name: module for module, name in _imported(self._nodes[TOP])}
@@ -84,11 +95,15 @@ class Graph:
         }
         for file in self._texts:
             self._configs.setdefault(_stem(file), []).append(file)
-        self._edges = {file: set(self._reached(file)) for file in python if file != TOP}
+        self._edges = {file: set(self._reached(file)) for file in self._nodes if file != TOP}
         for file, text in self._texts.items():
             self._edges[file] = {*self._modules_in(text), *self._configs_in([text])}
 
+        self._closures: dict[str, set[str]] = {}
+        self._taken_by: dict[str, set[tuple[str, str]]] = {}
         self.tests = sorted(filter(_is_test, self._edges))
+        self.left_out: set[str] = set()
+        """The tests that ran what differs and were not chosen by the last selection."""
 
     def reach(self, changed: Iterable[str]) -> list[str]:
         """The test files that the changed files reach; `ALL` if one may reach any."""
@@ -113,48 +128,96 @@ class Graph:
         """
         changed = set(changed)
         modules = {file for file in changed if file.startswith(f"{PACKAGE}/") and file.endswith((".py", ".pyi"))}
-        modules -= {TOP, f"{TOP}i"}
-        named = self.reach(changed - modules)
-        if named == ALL or not modules:
+        data = {file for file in changed - modules if file.startswith(DATA)}
+        others = changed - modules - data
+        named = self.reach(part for file in others for part in self._differing_parts(file, read_before))
+        if named == ALL or not modules | data:
             return named
         differences = reached.Differences()
         for file in modules:
             path = self._root / file
             after = path.read_text("utf-8") if path.is_file() else ""
             differences.compare(_module(file), reached.Source(read_before(file)), reached.Source(after))
-        tests = set(named) | self.find_runners(differences, table)
-        if unknown := {*self.tests} - table.seconds.keys():
-            by_name = self.reach(modules)
-            tests |= unknown if by_name == ALL else unknown & {*by_name}
+        tests = set(named)
+        searching = table.functions_of(_module(CONFIGS))
+        for file in data:
+            tests |= self._find_naming(file)
+            if file not in self._texts and not file.endswith(".yaml"):
+                differences.files.add(file)
+            elif file not in self._texts or not read_before(file):
+                # A config that comes or goes, for what lists them.
+                differences.functions |= searching
         if differences.is_prose:
-            tests |= {*self.reach(["docs/generated.py"])}
-        return sorted(tests & {*self.tests})
+            tests |= self._find_naming("docs/generated.py")
+        reading, ran = self._find_runners(differences, table)
+        composing = {*self.tests} & table.find_runners(searching)
+        for file in data & self._texts.keys():
+            # Few tests name it, and more have it from a helper or another config.
+            ran[f"{file}:named"] = {test for test in composing if file in self._configs_in(self._strings[test])}
+            ran[f"{file}:composed"] = {test for test in composing if file in self.closure(test)}
+        tests = {*self.tests} & (tests | reading)
+        if unknown := {*self.tests} - table.seconds.keys():
+            by_name = self.reach(modules | data)
+            tests |= unknown if by_name == ALL else unknown & {*by_name}
+        chosen = table.choose(ran, tests)
+        self.left_out = ({*self.tests} & set().union(*ran.values())) - tests - chosen
+        return sorted({*self.tests} & (tests | chosen))
 
-    def find_runners(self, differences: reached.Differences, table: reached.Table) -> set[str]:
-        """The test files that ran what differs, mention its name, or read the sources."""
+    def _find_naming(self, file: str) -> set[str]:
+        """The tests that name a file, or one of its folders, in a path."""
+        naming = {other for other in self._naming(file) if other.startswith((TESTS, CAMPAIGN))}
+        return {test for test in self.tests if not naming.isdisjoint(self.closure(test))}
+
+    def _find_runners(
+        self, differences: reached.Differences, table: reached.Table
+    ) -> tuple[set[str], dict[str, set[str]]]:
+        """The test files that mention what differs or read the sources, and those that ran each part of it."""
         sources = {}
         # Most changes are within functions that were recorded, and need no names.
-        if differences.names or not differences.functions <= table.ran.keys():
+        if differences.names or differences.files or not differences.functions <= table.ran.keys():
             sources = reached.read_sources(self._root)
-        tests, names = reached.Reach(table, sources).follow(differences)
-        wanted = {(name.module, name.name) for name in names | differences.signatures if name.module is not None}
+        ran, names = reached.Reach(table, sources).follow(differences)
+        tests = set[str]()
+        wanted = {(name.module, name.name) for name in names | differences.signatures if name.owner is None}
         # From the module, or a face above it.
         wanted |= {(module[: match.start()], name) for module, name in wanted for match in re.finditer(r"\.", module)}
         for test in self.tests:
             own = self._follow({test}, within=TESTS)
-            reads_sources = any(word.endswith("*.py") for file in own for word in self._strings[file])
+            reads_sources = differences.is_code and any("*.py" in self._strings[file] for file in own)
             if reads_sources or any(not wanted.isdisjoint(self._taken(file)) for file in own):
                 tests.add(test)
-        return tests
+        return tests, ran
+
+    def _differing_parts(self, file: str, read_before: Callable[[str], str]) -> set[str]:
+        """A file; what stands for it where only a part of it differs, or only these scripts read it."""
+        if file == reached.TABLE:
+            return {"scripts/reached.py"}
+        is_settings, is_conftest = file == "pyproject.toml", _stem(file) == "conftest"
+        if not (is_settings or is_conftest) or not (path := self._root / file).is_file():
+            return {file}
+        texts = read_before(file), path.read_text("utf-8")
+        if is_settings and _without_lint(texts[0]) == _without_lint(texts[1]):
+            return {other for other, strings in self._strings.items() if file in strings and other.startswith(TESTS)}
+        if is_conftest:
+            old, new = (_split_fixtures(file, [*_walk(ast.parse(text))]) for text in texts)
+            parts = {part for part in old.keys() | new.keys() if _dump(old.get(part, [])) != _dump(new.get(part, []))}
+            # A test that uses a fixture which is gone fails, or uses that of a folder above.
+            return parts if parts <= self._nodes.keys() else {file}
+        return {file}
 
     def _taken(self, file: str) -> set[tuple[str, str]]:
         """(module, name) of what a file of the tests imports, takes as an attribute, or has in a string."""
+        if file in self._taken_by:
+            return self._taken_by[file]
         dotted = (text.replace(":", ".").split(".") for text in self._strings[file] if text.startswith(f"{PACKAGE}."))
         named = {(".".join(parts[:n]), parts[n]) for parts in dotted for n in range(1, len(parts))}
-        return named | set(_imported(self._nodes[file]))
+        self._taken_by[file] = named | set(_imported(self._nodes[file]))
+        return self._taken_by[file]
 
     def closure(self, test: str) -> set[str]:
         """All that a test reaches."""
+        if test in self._closures:
+            return self._closures[test]
         found = self._follow({test})
         words = {word for file in found if file.startswith((TESTS, CAMPAIGN)) for word in self._strings[file]}
         if MAIN in found:
@@ -164,9 +227,10 @@ class Graph:
             found |= self._follow({"configs/config.yaml", *self._configs_in(words)})
         if any(word.endswith("*.yaml") for word in words):
             found |= self._follow(set(self._texts))
-        if any(word.endswith("*.py") for word in words):
+        if "*.py" in words:
             # It reads them, and runs none.
             found |= self._nodes.keys()
+        self._closures[test] = found
         return found
 
     def _follow(self, files: set[str], within: str = "") -> set[str]:
@@ -190,12 +254,15 @@ class Graph:
         return {
             other
             for other, strings in self._strings.items()
-            if _stem(other) != "conftest" and any(not parts.isdisjoint(text.split("/")) for text in strings)
+            if other.startswith((TESTS, CAMPAIGN) if not file.startswith(DATA) else "") and _stem(other) != "conftest"
+            if any(not parts.isdisjoint(text.split("/")) for text in strings)
         }
 
     def _reached(self, file: str) -> Iterator[str]:
         for module, name in _imported(self._nodes[file]):
             yield from self._files_of(f"{module}.{name}")
+            if name == "listed_verbs":
+                yield from self._verbs.values()
             if module == f"{PACKAGE}.parts" and name in self._parts:
                 yield from self._files_of(self._parts[name])
         strings, tested = self._strings[file], file.startswith((TESTS, CAMPAIGN))
@@ -205,10 +272,10 @@ class Graph:
                 yield self._helpers[_stem(text)]
         if {"-m", PACKAGE} <= strings:
             yield f"{PACKAGE}/__main__.py"
-        if any(isinstance(node, ast.Name) and node.id == "listed_verbs" for node in self._nodes[file]) and file != MAIN:
-            yield from self._verbs.values()
         for folder in PurePosixPath(file).parents if tested else ():
-            yield from {f"{folder}/conftest.py"} & self._nodes.keys()
+            above = f"{folder}/conftest.py"
+            fixtures = {f"{above}::{name}" for name in strings | _arguments(self._nodes[file])}
+            yield from {above, *fixtures} & self._nodes.keys()
 
     def _files_of(self, name: str) -> Iterator[str]:
         """The file of a module, or of one of its names, of the package or of the helpers of the tests."""
@@ -264,6 +331,39 @@ def _imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
             yield from ((node.module or "", alias.name) for alias in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == PACKAGE:
             yield PACKAGE, node.attr
+
+
+def _split_fixtures(file: str, nodes: Sequence[ast.AST]) -> dict[str, list[ast.AST]]:
+    """The nodes of a conftest.py, and those of each fixture in it that only the tests that name it use."""
+    fixtures = {
+        node.name: node
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        if any(
+            "pytest.fixture" in (text := ast.unparse(each)) and "autouse" not in text for each in node.decorator_list
+        )
+    }
+    parts = {f"{file}::{name}": list(ast.walk(node)) for name, node in fixtures.items()}
+    of_fixtures = {id(node) for part in parts.values() for node in part}
+    return {file: [node for node in nodes if id(node) not in of_fixtures], **parts}
+
+
+def _dump(nodes: Sequence[ast.AST]) -> list[str]:
+    """The code of a part of a conftest.py, without positions."""
+    ids = {id(node) for node in nodes}
+    statements = nodes[0].body if nodes and isinstance(nodes[0], ast.Module) else nodes[:1]
+    return [ast.dump(node) for node in statements if id(node) in ids]
+
+
+def _without_lint(text: str) -> dict[str, object]:
+    """The settings of a project, without those of tools that no test runs."""
+    settings = tomllib.loads(text)
+    tools = settings.get("tool", {})
+    return {**settings, "tool": {tool: values for tool, values in tools.items() if tool not in ("ruff", "mypy")}}
+
+
+def _arguments(nodes: Iterable[ast.AST]) -> set[str]:
+    return {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
 def _strings(nodes: Iterable[ast.AST]) -> set[str]:
@@ -335,6 +435,12 @@ def main(root: Path) -> None:
         + (f", and {unknown} that are not in {reached.TABLE}" if unknown else ""),
         file=sys.stderr,
     )
+    if graph.left_out:
+        print(
+            f"{len(graph.left_out)} more ran a change, too, and are less about it: "
+            f"{sum(table.seconds[test] for test in graph.left_out):.0f} s; `scripts/test` runs all.",
+            file=sys.stderr,
+        )
     print("\n".join(selected))
 
 

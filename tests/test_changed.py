@@ -171,6 +171,9 @@ def limit():
 def unit():
     return UNITS
 
+def measure():
+    return Length().measured
+
 def not_tested():
     return 1
 
@@ -184,11 +187,14 @@ class Length:
     def _read(self):
         return self.size
 """
+SIZES = "from trainer_cli.core.limits import LIMIT as UNITS\n\ndef area():\n    return UNITS\n"
 UNITS = "UNITS = 1\nOTHER = 2\ndef convert(): ...\n"
 RECORDED = {
     "tests/test_count.py": ["steps:count", "steps:count.<locals>.each"],
     "tests/test_length.py": ["steps:Length.text", "steps:Length._read"],
     "tests/test_limit.py": ["steps:limit"],
+    "tests/test_measure.py": ["steps:measure"],
+    "tests/test_size.py": ["sizes:area"],
     "tests/test_unit.py": ["steps:unit", "units:convert"],
 }
 
@@ -206,12 +212,17 @@ RECORDED = {
         # A name, in functions and in what defines other names.
         ("steps", "LIMIT = 3", "LIMIT = 4", ["limit", "constants"]),
         ("steps", "LIMIT * 2", "LIMIT * 3", ["limit"]),
-        ("steps", "size = 3", "size = 4", ["length"]),
+        ("steps", "size = 3", "size = 4", ["length", "measure"]),
         ("units", "UNITS = 1", "UNITS = 2", ["unit"]),
         ("units", "OTHER = 2", "OTHER = 3", []),
         ("steps", "import UNITS", "import OTHER as UNITS", ["unit"]),
-        # A new function, by what mentions it: a method may be called by a class that this one is derived from.
-        ("steps", "    size = 3\n", "    size = 3\n    def LONGEST(self): ...\n", ["limit"]),
+        # A new function, by what mentions it: a method may be called by a class that this one is derived from. A test
+        # that had no instance of the class cannot have called it.
+        ("steps", "    size = 3\n", "    size = 3\n    def LONGEST(self): ...\n", []),
+        ("steps", "    size = 3\n", "    size = 3\n    def measured(self): ...\n", ["measure"]),
+        ("steps", "    size = 3\n", "    size = 3\n    def __len__(self): ...\n", ["measure"]),
+        # The same name in another module is another.
+        ("sizes", "import LIMIT as UNITS", "import LIMITS as UNITS", ["size"]),
         ("steps", "    size = 3\n", "    size = 3\n    def new(self): ...\n", []),
         # A function that is new since the recording, by the names of what calls it.
         ("steps", "return 3000", "return 3001", ["later"]),
@@ -232,6 +243,7 @@ def test_a_change_runs_the_tests_that_ran_what_differs(
         "trainer_cli/__init__.pyi": "",
         "trainer_cli/core/steps.py": STEPS + late,
         "trainer_cli/core/units.py": UNITS,
+        "trainer_cli/core/sizes.py": SIZES,
         "docs/generated.py": "",
         "tests/test_docs.py": "ROOT / 'docs'\n",
         "tests/test_constants.py": "from limits import LIMIT\n",
@@ -250,6 +262,8 @@ def test_a_change_runs_the_tests_that_ran_what_differs(
         ran = [f"trainer_cli.core.{name}" for name in RECORDED.get(test, ())]
         table.put(test, ran, seconds=2, starts_processes=test == "tests/test_unit.py")
     table.put("tests/test_later.py", ["trainer_cli.core.steps:calls_late"], seconds=0.04, starts_processes=False)
+    # A tenth of the time is enough for all that ran what differs.
+    table.put("tests/test_long.py", [], seconds=100, starts_processes=False)
     table.write(tmp_path / reached.TABLE)
     table = reached.Table.read(tmp_path / reached.TABLE)
     assert table.starts_processes == {"tests/test_unit.py"}
@@ -325,3 +339,125 @@ def test_the_page_for_contributors_names_tests_that_exist() -> None:
     # An add-on can be deleted with its tests.
     assert [folder for folder in sorted(folders) if "/addons/" not in folder and not (ROOT / folder).exists()] == []
     assert len(rows) > 30, "scripts/test --record writes the table"
+
+
+def _table(**files: tuple[float, tuple[str, ...]]) -> reached.Table:
+    """Seconds and functions of test files."""
+    table = reached.Table()
+    table.add_functions(f"trainer_cli.{name}" for _, names in files.values() for name in names)
+    for test, (seconds, names) in files.items():
+        table.put(
+            f"tests/test_{test}.py", [f"trainer_cli.{name}" for name in names], seconds=seconds, starts_processes=False
+        )
+    return table
+
+
+def test_of_what_many_tests_run_those_are_chosen_that_are_most_about_it() -> None:
+    core = ("trainer:fit", "config:compose")
+    table = _table(
+        loop=(6, (*core, "trainer:stop")),
+        values=(6, (*core, "config:merge")),
+        runs=(6, (*core, "trainer:stop", "config:merge", "runs:top", "runs:tail")),
+        whole=(82, core),
+    )
+    ran = {name: table.ran[f"trainer_cli.{name}"] for name in (*core, "trainer:stop", "runs:top")}
+    everywhere = table.ran["trainer_cli.trainer:fit"]
+    assert len(everywhere) == 4
+
+    def choose(*names: str, selected: frozenset[str] = frozenset()) -> set[str]:
+        chosen = table.choose({f"trainer_cli.{name}": ran[name] for name in names}, selected)
+        return {test.removeprefix("tests/test_").removesuffix(".py") for test in chosen}
+
+    # A tenth are ten seconds.
+    assert choose("trainer:fit") == {"loop"}
+    assert choose("config:compose") == {"values"}
+    # What fewer tests run is first.
+    assert choose("trainer:fit", "runs:top") == {"runs"}
+    # At least one, however long it takes; none more where one is selected anyway.
+    table.seconds["tests/test_loop.py"] = 90
+    assert choose("trainer:fit") == {"loop"}
+    assert choose("trainer:fit", selected=frozenset({"tests/test_loop.py"})) == {"runs"}
+
+
+CONFTEST = """
+import pytest
+def pytest_configure(): ...
+@pytest.fixture(autouse=True)
+def always(): ...
+@pytest.fixture
+def model():
+    import builders
+@pytest.fixture
+def trained(model): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "selected"),
+    [
+        # A fixture, for the tests that name it, or one that does.
+        ("tests/conftest.py", "    import builders", "    import builders as other", ["model", "trained"]),
+        ("tests/conftest.py", "trained(model): ...", "trained(model): return 1", ["trained"]),
+        ("tests/support/builders.py", "1", "2", ["model", "trained"]),
+        ("tests/conftest.py", "always(): ...", "always(): return 1", ["model", "other", "settings", "trained"]),
+        ("tests/conftest.py", "configure(): ...", "configure(): return 1", ["model", "other", "settings", "trained"]),
+        # The settings of linters, for the tests that read the file.
+        ("pyproject.toml", "length = 1", "length = 2", ["settings"]),
+    ],
+)
+def test_a_part_of_a_file_stands_for_the_tests_that_use_it(
+    file: str, old: str, new: str, selected: list[str], tmp_path: Path
+) -> None:
+    files = {
+        "trainer_cli/__init__.py": "",
+        "pyproject.toml": "[project]\nname = 'a'\n[tool.ruff]\nlength = 1\n",
+        "tests/conftest.py": CONFTEST,
+        "tests/support/builders.py": "SIZE = 1\n",
+        "tests/test_model.py": "def test_a(model): ...\n",
+        "tests/test_other.py": "def test_a(): ...\n",
+        "tests/test_settings.py": "'pyproject.toml'\nPATH = 'pyproject.toml'\n",
+        "tests/test_trained.py": "@pytest.mark.usefixtures('trained')\ndef test_a(): ...\n",
+    }
+    before = files[file]
+    assert before.count(old) == 1
+    for name, text in {**files, file: before.replace(old, new)}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = changed.Graph(tmp_path).select([file], reached.Table(), lambda _: before)
+    assert found == [f"tests/test_{name}.py" for name in selected]
+
+
+def test_a_file_beside_the_modules_is_for_the_tests_that_ran_what_reads_it(tmp_path: Path) -> None:
+    files = {
+        "trainer_cli/__init__.py": "",
+        "trainer_cli/config/search_path.py": "def find(): ...\n",
+        "trainer_cli/view/page.py": "PAGE = 'page.html'\ndef show():\n    return PAGE\n\ndef quiet(): ...\n",
+        "trainer_cli/view/page.html": "",
+        "trainer_cli/view/unnamed.js": "",
+        "configs/config.yaml": "defaults: []\n",
+        "configs/callbacks/ema.yaml": "",
+        **dict.fromkeys(("tests/test_show.py", "tests/test_quiet.py", "tests/test_whole.py"), ""),
+        "tests/test_ema.py": "from trainer_cli.config import search_path\nOVERRIDE = 'callbacks=ema'\n",
+        "tests/test_plain.py": "from trainer_cli.config import search_path\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    table = _table(
+        show=(1, ("view.page:show",)),
+        quiet=(1, ("view.page:quiet",)),
+        ema=(1, ("config.search_path:find",)),
+        plain=(1, ("config.search_path:find",)),
+        whole=(100, ()),
+    )
+
+    def select(file: str, before: str = "before") -> list[str]:
+        found = changed.Graph(tmp_path).select([file], table, lambda _: before)
+        return [test.removeprefix("tests/test_").removesuffix(".py") for test in found]
+
+    assert select("trainer_cli/view/page.html") == ["show"]
+    assert select("trainer_cli/view/unnamed.js") == ["quiet", "show"]
+    assert select("configs/callbacks/ema.yaml") == ["ema"]
+    assert select("configs/config.yaml") == ["ema", "plain"]
+    # One that is new, for all that search.
+    assert select("configs/callbacks/ema.yaml", before="") == ["ema", "plain"]

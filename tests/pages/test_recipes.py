@@ -48,7 +48,7 @@ def test_a_recipe_trains_as_its_hand_written_loop_and_resumes_exactly(
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     # Of other tests, for this test alone.
-    for path in folder.glob("*.py"):
+    for path in folder.iterdir():
         monkeypatch.delitem(sys.modules, path.stem, raising=False)
     compare = importlib.import_module("compare")
     quiet = ["logging.console=off", "loggers=none", "loop.eval_steps=1"]

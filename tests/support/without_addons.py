@@ -13,6 +13,7 @@ import inspect
 import io
 import json
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,8 +127,7 @@ def use(missing: Sequence[str], root: Path) -> Iterator[str]:
             if code != 2 or not any(f"the add-on '{name}'" in err for name in missing):
                 yield f"without {addon}, train {' '.join(needing)}: exit code {code}\n{out}{err}"
     yield from find_wrong_pages(missing, gone)
-    for path in sorted((root / "trainer_cli").rglob("*.py")):
-        module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    for _, module, _ in pkgutil.walk_packages([str(root / "trainer_cli")], "trainer_cli."):
         # Not the earlier place of a name of `exact`.
         if not module.endswith("__main__") and not module.startswith("trainer_cli.testing."):
             importlib.import_module(module)
