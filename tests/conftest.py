@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
+import math
 import os
 import re
 import signal
@@ -19,102 +21,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-_LONG = (
-    "tests/addons/predict/test_predict_command",
-    "tests/integration",
-    "tests/testing",
-    "tests/faults",
-    "tests/campaign",
-    "test_readme",
-    "test_wheel",
-    "test_histories",
-    "test_fuzz",
-)
-_PROCESSES = (
-    "tests/addons/test_deletion",
-    "tests/addons/test_example",
-    "tests/bench",
-    "tests/commands/",
-    "tests/checkpoint/test_async_checkpointer",
-    "tests/checkpoint/test_faults",
-    "tests/checkpoint/test_module_versions",
-    "tests/checkpoint/test_old_checkpoints",
-    "tests/callbacks/test_left_out",
-    "tests/config/test_arguments",
-    "tests/config/test_targets",
-    "tests/config/test_mistakes",
-    "tests/addons/text/",
-    "tests/data/",
-    "tests/runs/test_absent_folder",
-    "tests/runs/test_bisect",
-    "tests/runs/test_copies",
-    "tests/runs/test_cost_of_a_run",
-    "tests/addons/auto/test_decide",
-    "tests/runs/test_data_command",
-    "tests/runs/test_not_finite",
-    "tests/runs/test_typed_commands",
-    "tests/loggers/test_contract",
-    "tests/loggers/test_tensorboard",
-    "tests/addons/trackers/test_trackers",
-    "tests/parallel/",
-    "tests/pages/",
-    "tests/peers/test_commands",
-    "tests/runs/test_check_run",
-    "tests/runs/test_children",
-    "tests/runs/test_ending",
-    "tests/runs/test_fork_server",
-    "tests/runs/test_finalize",
-    "tests/runs/test_finished_runs",
-    "tests/runs/test_first_loop",
-    "tests/runs/test_launched_ranks",
-    "tests/runs/test_load_model",
-    "tests/runs/test_read_only_runs",
-    "tests/runs/test_replay_process",
-    "tests/runs/test_run_dir",
-    "tests/runs/test_step_samples",
-    "tests/runs/test_submitted",
-    "tests/runs/test_sweep.py",
-    "tests/test_architecture",
-    "tests/test_changed",
-    "tests/parallel/test_torch_compat",
-)
-"""Files that start processes. Others are marked `slow` in the file itself, which a selection of tests then imports."""
-_HEAVY = (
-    "tests/addons/formats/test_archive_file",
-    "tests/addons/formats/test_export",
-    "tests/addons/formats/test_foreign.py",
-    "tests/addons/formats/test_hostile_files",
-    "tests/addons/sparsity/test_sparsity",
-    "tests/addons/stores/test_machines",
-    "tests/addons/stores/test_object_store",
-    "tests/callbacks/test_averages",
-    "tests/callbacks/test_checkpointer",
-    "tests/callbacks/test_exact_resume",
-    "tests/callbacks/test_retention_table",
-    "tests/checkpoint/test_group_save",
-    "tests/config/test_as_hydra",
-    "tests/config/test_choices",
-    "tests/config/test_compose",
-    "tests/config/test_json_schema",
-    "tests/config/test_origins",
-    "tests/config/test_refused_lines",
-    "tests/core/test_order",
-    "tests/peers/test_classifier_callbacks",
-    "tests/runs/test_config_changes",
-    "tests/runs/test_fit.py",
-    "tests/runs/test_folders",
-    "tests/runs/test_replay.py",
-    "tests/trainer/test_changed_schedules",
-    "tests/trainer/test_hooks",
-    "tests/trainer/test_logged_values",
-    "tests/trainer/test_resume",
-    "tests/trainer/test_schedulers",
-)
-"""Files that take more than two and a half seconds of a processor."""
-_LEFT_OUT = {"not slow": _LONG + _PROCESSES, "not (slow or heavy)": _LONG + _PROCESSES + _HEAVY}
-"""Files of which no test is selected, for each selection of scripts/test and scripts/versions."""
+_ROOT = Path(__file__).parents[1]
+_RECORDED: dict[str, float] = json.loads((_ROOT / "tests/reached.json").read_text("utf-8"))["seconds"]
+"""Each test file that `scripts/test --record` knows -> its seconds, negative if it starts processes."""
+_SHORT_S = 7.0
+"""What a file takes at most that `scripts/test fast` selects."""
+_LEFT_OUT = {"not slow": {"slow"}, "not (slow or heavy)": {"slow", "heavy"}}
+"""The marks of the files of which no test is selected, for each selection of scripts/test and scripts/versions."""
 
-_ADDONS = Path(__file__).parents[1] / "trainer_cli/addons"
+_ADDONS = _ROOT / "trainer_cli/addons"
 
 # Helpers of the tests, and the scripts. Last: no name there hides another module.
 sys.path += [str(Path(__file__).parent / "support"), str(Path(__file__).parents[1] / "scripts")]
@@ -140,8 +55,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files out whose every test the selection leaves out: to import them takes as long as to test."""
-    left_out = _LEFT_OUT.get(config.option.markexpr, ())
-    return True if any(place in str(collection_path) for place in left_out) else None
+    left_out = _LEFT_OUT.get(config.option.markexpr, set())
+    return True if left_out & _marks_of(collection_path) else None
 
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
@@ -163,7 +78,8 @@ def _no_processes_in_unit_tests(request: pytest.FixtureRequest, monkeypatch: pyt
     def refuse(*_args: object, **_named: object) -> None:
         raise AssertionError("this test starts a process: write `pytestmark = pytest.mark.slow` into its file")
 
-    if request.node.get_closest_marker("slow") is None:
+    # A file that was not recorded yet may start processes.
+    if request.node.get_closest_marker("slow") is None and _recorded_s(request.path) is not None:
         monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
 
 
@@ -213,15 +129,19 @@ def forked_replays(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Mark whole files, not each of their tests: there are many."""
     if isinstance(collector, pytest.Module):
-        for marker, group in ((pytest.mark.slow, _LONG + _PROCESSES), (pytest.mark.heavy, _HEAVY)):
-            if _is_in(collector.path, group):
-                collector.add_marker(marker)
+        for mark in _marks_of(collector.path):
+            collector.add_marker(mark)
 
 
 @cache
-def _is_in(file: Path, places: tuple[str, ...]) -> bool:
-    """Whether a test file is one of these, or in a folder of theirs."""
-    return any(place in str(file) for place in places)
+def _recorded_s(path: Path) -> float | None:
+    return _RECORDED.get(path.relative_to(_ROOT).as_posix()) if path.is_relative_to(_ROOT) else None
+
+
+def _marks_of(path: Path) -> set[str]:
+    """`slow` of a test file that starts processes, `heavy` of one that takes long, none of what was not recorded."""
+    seconds = _recorded_s(path) or 0.0
+    return {"slow"} if seconds < 0 else {"heavy"} if seconds > _SHORT_S else set()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -230,8 +150,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]
     # The longest files first, so that no core is left waiting for one of them at the end.
-    groups = (_LONG, _PROCESSES, _HEAVY)
-    items.sort(key=lambda item: next((n for n, group in enumerate(groups) if _is_in(item.path, group)), len(groups)))
+    items.sort(key=lambda item: -abs(_recorded_s(item.path) or math.inf))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -48,6 +48,7 @@ def test_every_contender_meets_every_fault() -> None:
     assert all(names == [*CONTENDERS] for names in by_title.values())
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_start_in_time_is_killed_and_its_cells_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_trials, "LIMIT_S", 0.0)
     monkeypatch.setattr(peers_environment, "install", lambda: sys.executable)
