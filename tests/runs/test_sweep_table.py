@@ -207,6 +207,19 @@ def test_a_reason_that_jobs_share_apart_from_their_folders_is_shown_once() -> No
     ]
 
 
+def test_a_warning_that_jobs_share_apart_from_numbers_and_folders_is_shown_once(tmp_path: Path) -> None:
+    rows = [JobStatus(key, {"seed": key}, tmp_path / key, "finished") for key in "abc"]
+    for number, row in enumerate(rows[:2]):
+        row.run_dir.mkdir()
+        warnings = [f"the average spans {100 + number}.5 steps", f"{row.run_dir}/checkpoints is slow"]
+        lines = [f"2026-11-30 11:15:2{number},001 WARNING {text}" for text in warnings * 2]
+        (row.run_dir / "train.log").write_text("\n".join(["2026-11-30 11:15:20,001 INFO committed", *lines, "more"]))
+    assert as_table(rows, BestSettings()).splitlines()[-2:] == [
+        "warning of 2 of 3 jobs: the average spans 100.5 steps",
+        f"warning of 2 of 3 jobs: {rows[0].run_dir}/checkpoints is slow",
+    ]
+
+
 @pytest.mark.parametrize(
     ("rules", "marked", "note"),
     [

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from trainer_cli.catalog import Catalog
 from trainer_cli.files import replace
 from trainer_cli.runs import BestSettings, Run, RunDir, write_json
 from trainer_cli.steps import RunStatus
-from trainer_cli.terminal import format_first, left_out_of_table, line_width, table, wrapped
+from trainer_cli.terminal import format_count, format_first, left_out_of_table, line_width, table, wrapped
 
 NOT_BEGUN, QUEUED = "not begun", "queued"
 STATE_COLOURS: Mapping[str, str] = {
@@ -30,6 +31,10 @@ STATE_COLOURS: Mapping[str, str] = {
 ERROR = "error"
 """Suffix of the file with the error, next to the job's frozen config."""
 _MAX_LETTERS = 160
+_MOST_WARNINGS = 8
+"""Kinds of warnings that are shown: code of the user may warn of anything."""
+_WARNING = re.compile(r"^\S+ \S+ WARNING (.+)", re.M)
+"""The first line of a warning in a log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,7 @@ def as_table(rows: Sequence[JobStatus], settings: BestSettings) -> str:
         durations = dict.fromkeys(map(_max_duration, compared))
         if len(durations) > 1:
             shown.append(f"  compared although loop.max_duration differs: {format_first(list(durations), 4)}")
-    return "\n".join([*shown, *_reasons(rows)])
+    return "\n".join([*shown, *_list_warnings(rows), *_reasons(rows)])
 
 
 def best_jobs(rows: Sequence[JobStatus], settings: BestSettings) -> tuple[str | None, list[JobStatus]]:
@@ -214,6 +219,18 @@ def short_names(keys: Sequence[str], reserved: Sequence[str] = ()) -> dict[str, 
                 names[key] = name
                 break
     return names
+
+
+def _list_warnings(rows: Sequence[JobStatus]) -> Iterator[str]:
+    """The warnings in the logs of the jobs: those that differ in numbers, or in the job's own folder, once."""
+    kinds: dict[str, dict[str, str]] = {}
+    for row in rows:
+        with contextlib.suppress(OSError):
+            for text in _WARNING.findall(RunDir(row.run_dir).log_file.read_text("utf-8", "replace")):
+                kind = re.sub(r"\d[\d.,]*", "", text.replace(str(row.run_dir), ""))
+                kinds.setdefault(kind, {}).setdefault(row.key, text)
+    for texts in list(kinds.values())[:_MOST_WARNINGS]:
+        yield f"warning of {len(texts)} of {format_count(len(rows), 'job')}: {next(iter(texts.values()))}"
 
 
 def _reasons(rows: Sequence[JobStatus]) -> Iterator[str]:
