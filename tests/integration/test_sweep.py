@@ -110,6 +110,8 @@ def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_
     assert longer.code == 0, longer.err
     assert "run_dir" not in longer.err
     assert "finished at step 40" in longer.out
+    later = train(*SWEEP, cwd=project)
+    assert f"loop.max_duration=80st\n  train validate ckpt='runs/mine/sweep/{best[1]}/" in later.out, later.out
     table = [line.split() for line in again.out[again.out.rindex("model.width ") :].splitlines()[1:5]]
     assert [[cell for cell in line if cell != "*"][:4] for line in table] == [
         [width, seed, "finished", "20"] for width in "45" for seed in "12"

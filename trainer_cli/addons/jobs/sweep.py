@@ -230,6 +230,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         )
     job_folder = f"{SWEEP_FOLDER}/{job.key}"
     run = RunDir(Path(config.run_dir) / job_folder)
+    length = config.loop.max_duration
     reopened, begins_anew = False, config.resume == ANEW and run.exists_as_run()
     if begins_anew:
         refuse_anew(run, composed)
@@ -238,6 +239,9 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         stored = accepted_changes(run, in_job_folder, in_sweep=True).stored.config
         summary = run.read_summary()
         reopened = RecordedEnd.of(str(summary.get("reason")), summary).may_reopen(stored, config)
+        if summary.get("status") == RunStatus.finished and not reopened:
+            # It may have been trained longer than the sweep.
+            length = stored.loop.max_duration
     else:
         # Only a new run: one that exists has its place already.
         refuse_nested(run.path)
@@ -257,7 +261,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         folders=_folders(config.checkpoint),
         begins_anew=begins_anew,
         how_to_resume=how_to_resume,
-        doubled_duration=_twice(Duration.parse(config.loop.max_duration)),
+        doubled_duration=_twice(Duration.parse(length)),
         best=BestSettings.of(asdict(config)),
     )
 
