@@ -396,7 +396,7 @@ def test_a_fit_reports_what_it_does_in_eight_lines_before_the_first_step(place: 
     overrides = (
         *BASE, "loop.grad_accum_steps=2", "model.width=4", "+callbacks.mine._target_=trainer_cli.EMA",
         "+callbacks.stop._target_=trainer_cli.EarlyStopping", "+callbacks.stop.patience=9",
-        "+callbacks.rates._target_=trainer_cli.LearningRateMonitor",
+        "+callbacks.rates._target_=trainer_cli.LearningRateMonitor", "scheduler=warmup_cosine",
     )  # fmt: skip
     did(place, *overrides)
     did(place, *overrides, "loop.max_duration=44st")
@@ -407,7 +407,7 @@ def test_a_fit_reports_what_it_does_in_eight_lines_before_the_first_step(place: 
     assert re.fullmatch(r"\w+, \d+ parameters, all trained", first.pop("model"))
     assert first == {
         "run": "runs/mine (new), steps 0 to 40 (40 steps, 10 an epoch)",
-        "optimizer": "Adam (fused; `fused: false` as torch), lr 0.001",
+        "optimizer": "Adam (fused; `fused: false` as torch), lr 0.001, Cosine (no warmup)",
         "data": "Data, 160 samples, 20 batches an epoch, 16 samples a step = 8 x 2 accumulated",
         "evaluates": "val (20 samples) at 16, 32, 40, with the average of mine",
         "callbacks": "stop may end the run, measure, mine",

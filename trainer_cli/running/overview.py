@@ -116,7 +116,11 @@ def _rates(optimizer: Optimizer) -> Iterator[float]:
 def _list_schedule_names(node: Any) -> Iterator[str]:
     """The class of each schedule of the config."""
     for _, schedule in list_schedules(node):
-        yield str(schedule.get("_target_", "")).rpartition(".")[2] if is_node(schedule) else "a schedule"
+        name = str(schedule.get("_target_", "")).rpartition(".")[2] if is_node(schedule) else "a schedule"
+        if is_node(schedule) and str(schedule.get("warmup")) == "0":
+            # A name must not promise it.
+            name = f"{name.removeprefix('Warmup')} (no warmup)"
+        yield name
 
 
 def _describe_step(trainer: Trainer, data: Data) -> Iterator[str]:
