@@ -136,6 +136,9 @@ _VERBS_ELSEWHERE = {
 """Verb of other tools, or action without its verb -> command here, or several joined by `|`, each with what it does,
 the key that its argument needs, and the argument if it is missing."""
 
+_ACTIONS_ELSEWHERE = {"compare": "diff", "remove": "rm", "delete": "rm", "inspect": "show", "check": "verify"}
+"""Action by another word -> action of `train ckpt`."""
+
 
 def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserError:
     """The error for a first word that is not a verb: an override, an experiment, a flag, or a misspelling."""
@@ -287,7 +290,15 @@ def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> Us
         return UserError(f"{word!r} is not an action of train {verb}", cure=suggestion)
     if (error := explain_missing(f"train {verb} {word}", "verbs", f"{verb} {word}")) is not None:
         return error
-    return UserError(f"train {verb} has no action {word!r}", cure=did_you_mean(word, names).strip() or cure)
+    suggestion = did_you_mean(_ACTIONS_ELSEWHERE.get(word, word), names).strip()
+    return UserError(f"train {verb} has no action {word!r}", cure=suggestion or cure)
+
+
+def several_runs(verb: str, runs: Sequence[str]) -> UserError:
+    """The error for a verb that shows one folder or run, and got several, with the commands that compare them."""
+    error = _translate_verb("compare", runs)
+    cure = None if error is None else error.cure
+    return UserError(f"train {verb} takes one path, and got {' '.join(runs)}", cure=cure)
 
 
 def wrong_flags(

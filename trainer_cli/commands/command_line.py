@@ -53,7 +53,7 @@ VERBS: Mapping[str, Verb] = {
     "top": Verb("trainer_cli.commands.top", "show all runs below a folder, live: state, step, rate, loss, time left"),
     "tail": Verb("trainer_cli.commands.tail", "show the last log lines and metrics of a run, and follow them"),
     "config": Verb("trainer_cli.commands.config", "print the composed config, and where each value comes from"),
-    "ckpt": Verb("trainer_cli.commands.ckpt", "list, show, verify, compare, pin, remove, prune and export checkpoints"),
+    "ckpt": Verb("trainer_cli.commands.ckpt", "handle checkpoints: ls, show, verify, diff, pin, rm, prune, export"),
     "list": Verb("trainer_cli.commands.list", "list the experiments, models, data and other options"),
     "new": Verb("trainer_cli.commands.new", "create a project: model, data, configs and tests that run"),
     "docs": Verb("trainer_cli.commands.docs", "list the pages of the documentation, or print one"),
@@ -337,6 +337,10 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
         raise_all(wrong_flags(unknown, words, flags, verb=verb, owners=owners, parsed=parsed))
     if any(word.startswith("load.average=") for word in unknown) and "--ema" in parser._option_string_actions:
         raise UserError(f"train {verb} takes no key load.average", cure="Write --ema none for the trained weights.")
+    if unknown and verb in ("top", "tail"):
+        from trainer_cli.commands.choices import several_runs
+
+        raise several_runs(verb, words)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if takes_overrides and not all("=" in word or word.startswith("~") for word in parsed.overrides):
