@@ -203,6 +203,11 @@ def test_a_mode_that_is_left_out_equals_the_usual_one_of_the_metric(
     assert bool(diff(old, new)) == changed
 
 
+def test_a_mode_that_follows_another_metric_is_no_change_of_its_own() -> None:
+    old, new = ({"callbacks": {"early": {"metric": name, "mode": "auto"}}} for name in ("val/accuracy", "val/loss"))
+    assert [change.key for change in diff(old, new)] == ["callbacks.early.metric"]
+
+
 def test_the_lists_hold_every_key_of_the_schema() -> None:
     assert {one.key for one in list_keys() if not one.is_section} <= {*FREE, *BOUND}
 

@@ -155,7 +155,8 @@ def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterato
             before, after = (_OPEN_DEFAULTS[key_path] if value is ABSENT else value for value in (before, after))
         if key_path in _NULL_IF_EMPTY:
             before, after = before or None, after or None
-        if key == "mode":
+        # Two that follow the metric differ with it alone, which is a change already.
+        if key == "mode" and before != after:
             before, after = (_mode(section, value) for section, value in ((old, before), (new, after)))
         if isinstance(before, dict) and isinstance(after, dict):
             yield from _changes(before, after, key_path)

@@ -121,11 +121,13 @@ class RecordedEnd:
         """What reopens the run, for the user."""
         if self.reason.startswith(_HARD_STOP):
             return "To train further, give a later loop.hard_stop, or loop.hard_stop=null"
-        longer = "give a larger loop.max_duration"
         if self.by is None:
-            return f"To train further, {longer}"
+            return "To train further, give a larger loop.max_duration"
         settings = f"change its settings with 'resume_allow=[callbacks.{self.by}.*]'"
-        return f"callbacks.{self.by} has ended it. To train further, {settings}, or {longer}"
+        return (
+            f"callbacks.{self.by} has ended it. To train further, {settings}: with a larger loop.max_duration alone it "
+            "may soon end the run again"
+        )
 
 
 class Occasion(StrEnum):
