@@ -523,6 +523,7 @@ def test_resume_anew_moves_the_run_and_begins_it_as_a_new_one(
         assert "anew: the run is moved to runs/.trash" in capsys.readouterr().out
         assert files(Path("runs/mine")) == before, "a plan moves nothing"
         assert main(["fit", "mine", "+model.width=3", "resume=anew"]) == 0
+        assert "from now on, give the same command without resume=anew: with anew" in capsys.readouterr().out
         assert files(Path(f"runs/.trash/mine-{number}")) == before
         moved = Path(f"runs/.trash/mine-{number}")
         assert f"with resume={moved} alone" in RunDir.describe_moved(moved)

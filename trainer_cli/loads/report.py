@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from trainer_cli.patterns import matches
 from trainer_cli.terminal import format_count
 
-_MAX_LISTED = 40
+_MAX_LISTED = 12
 """Lines of `list_by_owner`."""
 OTHER_MODEL = "The model must have the layers and shapes that the checkpoint was saved with."
 

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _MAX_METRICS = 12
 _MAX_NAME_WIDTH = 32
 _MAX_PLAIN_SECONDS = 100
+_AGAIN = "the same command"
 
 
 def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -134,6 +135,8 @@ def print_outcome(
         commands = [validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
         commands.append(f"train serve {shlex.quote(str(run.path.parent))}")
         _print("\n  ".join(["next:", *commands]), wraps=False)
+        if (again := naming_again(_AGAIN)) != _AGAIN:
+            _print(f"from now on, give {again}: with anew, this run is moved away, too.")
     else:
         _print(naming_again("next: run the same command again to resume from here."))
     sys.stdout.flush()
