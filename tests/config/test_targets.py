@@ -128,7 +128,9 @@ def test_a_recovered_config_may_name_the_project_and_our_components(
 )
 def test_a_recovered_config_may_name_nothing_else_not_even_by_an_alias(mine: Path, path: str) -> None:
     (mine / "mine_alias.py").write_text("from math import sqrt\n")
-    with pytest.raises(ConfigError, match=r"comes from a config on disk .* trust=\["):
+    with pytest.raises(
+        ConfigError, match=r"from a config on disk .* -cd PROJECT/configs \(in Python config_dir=.* trust=\['"
+    ):
         targets.import_target(path, WHERE, Trust.recovered(mine, []))
 
 
@@ -397,7 +399,8 @@ def test_trust_in_torchvision_admits_its_transforms_and_says_at_once_what_else_i
     transforms = [{"_target_": "torchvision.transforms.ToTensor"}]
     node = {"_target_": "torchvision.transforms.Compose", "transforms": transforms}
     with pytest.raises(
-        ConfigError, match=r"trust=\[torchvision\]\. It admits .* transforms.* else, give experiment=NAME"
+        ConfigError,
+        match=r"trust=\[torchvision\] \(in Python .*\): it admits .* transforms.* else, give experiment=NAME",
     ):
         Builder(TrainConfig(), Trust.recovered(project, [])).make(node, "data.transform")
     try:

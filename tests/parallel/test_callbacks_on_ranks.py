@@ -97,7 +97,8 @@ def ranks_jobs() -> list[list[str]]:
 
 REFUSED = (
     "UserError: the metric 'n' is a Count, which has the samples of one of 2 processes. "
-    "Use a metric of torchmetrics, or return sums or means from the model's forward."
+    "Use a metric of torchmetrics, derive it from torchmetrics.Metric, or return sums or means from the "
+    "model's forward."
 )
 
 

@@ -476,7 +476,8 @@ def _untrusted_error(path: str, actual: str, where: str) -> ConfigError:
         "torch's modules, optimizers and schedulers, or this project"
     )
     hint = (
-        f"If you trust the config and the package, add trust=[{package}]. It admits the package's {_ADMITS}; for "
-        "anything else, give experiment=NAME, so that your own config is used."
+        "If it is of a project in another folder, add -cd PROJECT/configs (in Python config_dir='PROJECT/configs'). If "
+        f"you trust the config and the package, add trust=[{package}] (in Python trust=['{package}']): it admits the "
+        f"package's {_ADMITS}; for anything else, give experiment=NAME, so that your own config is used."
     )
     return _target_error(message, where, hint)

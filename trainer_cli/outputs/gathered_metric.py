@@ -30,7 +30,8 @@ class GatheredMetric:
             raise UserError(
                 f"the metric '{self.name}' is a {type(self.metric).__name__}, which has the samples of one of "
                 f"{group.data_size} processes",
-                cure="Use a metric of torchmetrics, or return sums or means from the model's forward.",
+                cure="Use a metric of torchmetrics, derive it from torchmetrics.Metric, or return sums or means from "
+                "the model's forward.",
             )
 
     def reset(self, group: ProcessGroup) -> None:
