@@ -120,7 +120,7 @@ def test_the_wheel_carries_code_configs_data_and_licence_and_no_tests(wheel: Pat
     assert {*of_addons, "trainer_cli/addons/shipped.json", "trainer_cli/addons/__init__.pyi"} <= names
     assert {"trainer_cli/py.typed", "trainer_cli/data/digits.npz"} <= names
     assert {"trainer_cli/addons/view/report_page.html", "trainer_cli/addons/view/report_page.js"} <= names
-    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert {f"trainer_cli/{name}" for name in pages} <= names
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "trainer_cli/scaffold").rglob("*.tmpl")}
     assert templates

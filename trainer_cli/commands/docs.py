@@ -78,5 +78,5 @@ def _title(text: str) -> str:
 def find_pages() -> dict[str, Path]:
     """The name of each page and its file."""
     folder = shipped_folder("docs")
-    files = [] if folder is None else sorted([*folder.glob("*.md"), *folder.glob("moving/*.md")])
+    files = [] if folder is None else sorted(folder.rglob("*.md"))
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files if folder is not None}
