@@ -86,7 +86,8 @@ def choose_mode(metric: str, mode: str, key: str) -> Mode:
             f"the name of the metric {metric!r} does not tell whether its smallest or its largest value is best",
             location=key,
             # `++` also sets the mode of a component in the config that has none yet.
-            hint=f"Set ++{key}=min or ++{key}=max.{did_you_mean(metric.rpartition('/')[2], MODES)}",
+            hint=f"Set mode: min or mode: max there, on the command line ++{key}=min or ++{key}=max."
+            f"{did_you_mean(metric.rpartition('/')[2], MODES)}",
         )
     if mode not in tuple(Mode):
         raise ConfigError(f"{key} is {mode!r}, but it must be auto, min or max", location=key)

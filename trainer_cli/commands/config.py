@@ -33,6 +33,8 @@ EXAMPLES = """examples:
   train config digits model=mlp --diff digits
   train config digits --diff runs/digits
   train config --fields
+
+It imports no class, so the values of a class's arguments are checked by `train plan` and `train fit` alone.
 """
 _RESOLVER = re.compile(r"\$\{[^${}]*:")
 _HIDDEN = "(hidden)"
