@@ -202,36 +202,45 @@ def test_without_a_trainer_a_save_that_the_store_does_not_take_is_an_error(monke
         make_sync_checkpointer().save(small_state(3), f"memory://{uuid.uuid4().hex}/step3")
 
 
+@pytest.fixture(scope="module")
+def failing_store(endpoint: str) -> Iterator[tuple[str, Any]]:
+    """The address of a store before that of `endpoint`, and the schedule of its faults."""
+    from object_store_proxy import Schedule, proxy
+
+    schedule = Schedule(seed=0, share=0.0)
+    # One for all tests: s3fs makes a client for each address, which takes longer than the requests.
+    with proxy(endpoint, schedule) as address:
+        yield address, schedule
+
+
 @pytest.mark.parametrize("fault", ["503", "400 ExpiredToken", "400 InvalidToken", "403 AccessDenied"])
 def test_while_the_store_is_away_or_refuses_saves_go_on_and_are_sent_later(
     fault: str,
     tmp_path: Path,
-    endpoint: str,
+    failing_store: tuple[str, Any],
     url: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from object_store_proxy import Schedule, proxy
-
-    schedule, sleep = Schedule(seed=0, share=0.0), asyncio.sleep
+    (address, schedule), sleep = failing_store, asyncio.sleep
+    schedule.begin(seed=0, share=0.0)
     # The pauses of the client below ours.
     monkeypatch.setattr(asyncio, "sleep", lambda seconds, *result: sleep(0, *result))
-    with proxy(endpoint, schedule) as address:
-        client = ObjectClient(url, wait=lambda seconds: None, attempts=2, options={"endpoint_url": address})
-        storage = ObjectStorage(url, cache=tmp_path, run_id="r", client=client)
-        storage.sweep()
-        save(storage, 1)
-        assert storage.finish_uploads() == []
-        schedule.share, cast("Any", schedule.random).choice = 1.0, lambda faults: fault
-        for step in (2, 3):
-            save(storage, step)
-        assert storage.finish_uploads() == ["step2", "step3"]
-        assert storage.names() == ["step1", "step2", "step3"]
-        assert same(load(storage, 3), small_state(3))
-        assert caplog.text.count("step2 is not in the store yet") == 1
-        assert ".;" not in caplog.text
-        schedule.calm = True
-        assert storage.finish_uploads() == []
+    client = ObjectClient(url, wait=lambda seconds: None, attempts=2, options={"endpoint_url": address})
+    storage = ObjectStorage(url, cache=tmp_path, run_id="r", client=client)
+    storage.sweep()
+    save(storage, 1)
+    assert storage.finish_uploads() == []
+    schedule.share, schedule.random.choice = 1.0, lambda faults: fault
+    for step in (2, 3):
+        save(storage, step)
+    assert storage.finish_uploads() == ["step2", "step3"]
+    assert storage.names() == ["step1", "step2", "step3"]
+    assert same(load(storage, 3), small_state(3))
+    assert caplog.text.count("step2 is not in the store yet") == 1
+    assert ".;" not in caplog.text
+    schedule.calm = True
+    assert storage.finish_uploads() == []
     assert sorted(key for key in objects(url) if "manifest" in key) == [f"step{n}/manifest.json" for n in (1, 2, 3)]
 
 
@@ -413,15 +422,20 @@ _REQUESTS: list[Callable[[ObjectClient], object]] = [
 ]
 
 
-@contextmanager
-def _client_of_failing_store(endpoint: str, url: str, fault: str, pauses: list[float]) -> Iterator[ObjectClient]:
-    """A client each of whose requests is answered with the same fault; its pauses are recorded."""
-    from object_store_proxy import Schedule, proxy
+ClientOfFailing = Callable[[str, list[float]], ObjectClient]
 
-    schedule = Schedule(seed=0, share=1.0)
-    cast("Any", schedule.random).choice = lambda faults: fault
-    with proxy(endpoint, schedule) as address:
-        yield ObjectClient(url, wait=pauses.append, attempts=2, options={"endpoint_url": address})
+
+@pytest.fixture
+def client_of_failing(failing_store: tuple[str, Any], url: str) -> ClientOfFailing:
+    """(fault, pauses) -> a client each of whose requests is answered with the fault; its pauses are recorded."""
+    address, schedule = failing_store
+
+    def make(fault: str, pauses: list[float]) -> ObjectClient:
+        schedule.begin(seed=0, share=1.0)
+        schedule.random.choice = lambda faults: fault
+        return ObjectClient(url, wait=pauses.append, attempts=2, options={"endpoint_url": address})
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -439,14 +453,14 @@ def _client_of_failing_store(endpoint: str, url: str, fault: str, pauses: list[f
     ],
 )  # fmt: skip
 def test_a_request_that_no_repetition_mends_ends_at_once_with_its_cure(
-    endpoint: str, url: str, fault: str, cure: str
+    client_of_failing: ClientOfFailing, fault: str, cure: str
 ) -> None:
     pauses: list[float] = []
-    with _client_of_failing_store(endpoint, url, fault, pauses) as client:
-        for request in _REQUESTS:
-            with pytest.raises(UserError, match=cure) as caught:
-                request(client)
-            assert (caught.value.exit_code, pauses) == (2, [])
+    client = client_of_failing(fault, pauses)
+    for request in _REQUESTS:
+        with pytest.raises(UserError, match=cure) as caught:
+            request(client)
+        assert (caught.value.exit_code, pauses) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -456,12 +470,10 @@ def test_a_request_that_no_repetition_mends_ends_at_once_with_its_cure(
         "400 RequestTimeout", "400 IncompleteBody", "400 BadDigest", "409 OperationAborted",
     ],
 )  # fmt: skip
-def test_a_request_that_may_succeed_later_is_repeated(endpoint: str, url: str, fault: str) -> None:
+def test_a_request_that_may_succeed_later_is_repeated(client_of_failing: ClientOfFailing, fault: str) -> None:
     pauses: list[float] = []
-    with (
-        _client_of_failing_store(endpoint, url, fault, pauses) as client,
-        pytest.raises(StoreAwayError, match=r"failed 2 times: .*Check the network"),
-    ):
+    client = client_of_failing(fault, pauses)
+    with pytest.raises(StoreAwayError, match=r"failed 2 times: .*Check the network"):
         client.list()
     assert len(pauses) == 1
 
