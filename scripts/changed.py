@@ -166,7 +166,9 @@ class Graph:
     def _find_naming(self, file: str) -> set[str]:
         """The tests that name a file, or one of its folders, in a path."""
         naming = {other for other in self._naming(file) if other.startswith((TESTS, CAMPAIGN))}
-        return {test for test in self.tests if not naming.isdisjoint(self.closure(test))}
+        # Most tests have the folder of the configs from the helper that starts commands, to list the experiments.
+        itself = file.startswith("configs/")
+        return {test for test in self.tests if not naming.isdisjoint({test} if itself else self.closure(test))}
 
     def _find_runners(
         self, differences: reached.Differences, table: reached.Table
@@ -248,14 +250,20 @@ class Graph:
             name.endswith(".py") and file.startswith((f"{PACKAGE}/", TESTS, CAMPAIGN))
         ):
             return set()
-        parts = {name} if "." in name else set()
         modules = [PurePosixPath(module) for module in self._nodes if not module.startswith(CAMPAIGN)]
-        parts |= set(folders) - {folder for module in modules for folder in module.parts[:-1]}
+        named = set(folders) - {folder for module in modules for folder in module.parts[:-1]}
+
+        def names(text: str) -> bool:
+            *_, last = parts = text.split("/")
+            # A path of another file in a folder is not that of this one.
+            is_file = "." in last and "*" not in last
+            return last == name if is_file else not named.isdisjoint(parts)
+
         return {
             other
             for other, strings in self._strings.items()
             if other.startswith((TESTS, CAMPAIGN) if not file.startswith(DATA) else "") and _stem(other) != "conftest"
-            if any(not parts.isdisjoint(text.split("/")) for text in strings)
+            if any(map(names, strings))
         }
 
     def _reached(self, file: str) -> Iterator[str]:
