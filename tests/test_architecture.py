@@ -297,7 +297,7 @@ def test_only_restricted_readers_import_pickle() -> None:
         (f"{_place(name, line)} imports pickle" for name, line in users.items() if name not in readers),
         "a pickle can run any code: read tensors by the restricted readers of addons/formats (PICKLES)",
     )
-    assert users.keys() == readers, "a reader imports pickle no more: take it out of PICKLES"
+    assert users.keys() == readers & MODULES.keys(), "a reader imports pickle no more: take it out of PICKLES"
 
 
 @pytest.mark.parametrize("name", list(MODULES))
@@ -385,15 +385,21 @@ GATES = {
 figure says in its commit what a user gains."""
 
 
+MEASURED_WITH = 11
+"""The add-ons of which the figures are: they may be lower where some were deleted."""
+
+
 @pytest.mark.parametrize("figure", GATES)
 def test_the_package_becomes_no_harder_to_read(figure: str, figures: dict[str, int]) -> None:
     gate = f"tests/test_architecture.py: {figures[figure]} {figure}, where GATES has {GATES[figure]}"
+    is_whole = sum(name.endswith(".addon") and ".addons." in name for name in MODULES) == MEASURED_WITH
     _refuse(
         [gate] if figures[figure] > GATES[figure] else [],
         "figures only go down: make the change smaller, or say in GATES' place what a user gains by it",
     )
     _refuse(
-        [gate] if figures[figure] < 0.98 * GATES[figure] else [], "a figure went down: write the lower one into GATES"
+        [gate] if is_whole and figures[figure] < 0.98 * GATES[figure] else [],
+        "a figure went down: write the lower one into GATES",
     )
 
 
@@ -608,6 +614,7 @@ def test_composing_the_config_of_a_fit_loads_no_torch(tmp_path: Path) -> None:
     _refuse_loaded(_loaded_after(code, tmp_path) & {"torch", "numpy"}, "compose_fit of trainer_cli/processes/fit.py")
 
 
+@pytest.mark.addon("view")
 def test_a_report_loads_neither_torch_nor_hydra(tmp_path: Path) -> None:
     made = f"from {ROOT}.runs.run_dir import RunDir\nRunDir('x').create('name: x', [], {{}}).release()\n"
     loaded = _loaded_after(made + _verb("report", "x"), tmp_path)

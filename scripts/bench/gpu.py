@@ -44,7 +44,8 @@ class Size:
     def model(self) -> torch.nn.Module:
         from trainer_cli.addons.text.gpt import GPT
 
-        return GPT(self.vocab_size, self.context, self.layers, self.heads, self.width)
+        model: torch.nn.Module = GPT(self.vocab_size, self.context, self.layers, self.heads, self.width)
+        return model
 
     @property
     def tokens(self) -> int:

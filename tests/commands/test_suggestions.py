@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from printed import message
@@ -27,14 +29,16 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
         ("fork runs/a", "Did you mean 'train fit NAME name=OTHER ckpt=runs/a'?"),
         ("fork runs/a seed=1", "Did you mean 'train fit NAME name=OTHER ckpt=runs/a seed=1'?"),
         ("fork", "Did you mean 'train fit NAME name=OTHER ckpt=RUN@latest'?"),
-        (
+        pytest.param(
             "ckpt export",
             "train ckpt export needs --format. For example: train ckpt export runs/digits@best --format safetensors",
+            marks=pytest.mark.addon("formats"),
         ),
-        (
+        pytest.param(
             "ckpt average",
             "train ckpt average needs -o/--output. For example: train ckpt average 'runs/digits/checkpoints/step*' "
             "--output runs/mean",
+            marks=pytest.mark.addon("formats"),
         ),
         ("ckpt diff", "train ckpt diff needs CKPT. For example: train ckpt diff runs/digits@step180"),
         ("eval", "Did you mean `train validate ckpt='runs/NAME/checkpoints/step*'`?"),
@@ -137,7 +141,9 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
         ("fit mine --fp16", "Did you mean 'precision=fp16'?"),
         ("fit mine --nproc-per-node 2", "Did you mean `parallel=ddp parallel.processes_per_node=2`?"),
         ("fit mine --config-path conf", "Did you mean '-cd conf'?"),
-        ("report", "train report needs RUN. For example: train report runs/digits"),
+        pytest.param(
+            "report", "train report needs RUN. For example: train report runs/digits", marks=pytest.mark.addon("view")
+        ),
         ("fit gone.yaml", "Write key=value, or the name of an experiment: mine, "),
         ("complete fish", "(choose from"),
         ("docs resumq", "there is no page 'resumq', and none mentions it. Did you mean 'resume'?"),
@@ -242,7 +248,27 @@ def test_flags_choices_and_keys_are_reported_together(
     assert f"Found {len(cures)} mistakes." in error
 
 
-@pytest.mark.parametrize("word", [*choices._VERBS_ELSEWHERE])
+OF_ADDONS = {"export": "formats", "average": "formats", "strip": "formats", "report": "view", "serve": "view"}
+OF_ADDONS |= dict.fromkeys(("replay", "diverge", "check", "bisect", "data"), "exact") | {"predict": "predict"}
+"""Verb or action -> the add-on that brings it."""
+
+
+def list_with_marks(words: Iterable[str]) -> list[Any]:
+    """Each, skipped if the add-on of a command that is suggested for it was deleted."""
+    return [
+        pytest.param(
+            word,
+            marks=[
+                pytest.mark.addon(OF_ADDONS[part])
+                for part in re.findall(r"[a-z]+", choices._VERBS_ELSEWHERE[word][0])
+                if part in OF_ADDONS
+            ],
+        )
+        for word in words
+    ]
+
+
+@pytest.mark.parametrize("word", list_with_marks(choices._VERBS_ELSEWHERE))
 def test_the_command_suggested_for_a_verb_of_other_tools_exists(word: str) -> None:
     for command in choices._VERBS_ELSEWHERE[word][0].split("|"):
         program, verb, *action = command.partition(":")[0].split()
