@@ -9,12 +9,17 @@ import pytest
 from command import SMALL, trained
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run `base` of 20 steps with checkpoints at 0, 10 and 20."""
-    folder = tmp_path_factory.mktemp("base")
+@pytest.fixture(scope="session")
+def _original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
     trained(*SMALL, "name=base", cwd=folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def base(_original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run `base` of 20 steps with checkpoints at 0, 10 and 20."""
+    return Path(shutil.copytree(_original, tmp_path_factory.mktemp("base"), dirs_exist_ok=True))
 
 
 @pytest.fixture

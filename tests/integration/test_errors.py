@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 from command import (
+    LIMIT_S,
     SMALL,
     Result,
+    environment,
     flip_a_byte,
     hold,
     make_project,
     names,
     running,
+    start_program,
     train,
     trained,
     weights,
@@ -486,13 +489,17 @@ def test_a_run_whose_output_is_closed_ends_as_any_other(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_run_and_leaves_older_checkpoints_intact(place: Path) -> None:
-    def small_files_only() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-
     run = place / "runs/base"
     before = {name: weights(run / "checkpoints" / name) for name in names(run / "checkpoints")}
     arguments = ["fit", *SMALL, "name=base", "loop.max_duration=30"]
-    result = train(*arguments, cwd=place, preexec_fn=small_files_only)
+    program = place / "small_files_only.py"
+    program.write_text(
+        "import resource, sys\n\nfrom trainer_cli.__main__ import main\n\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\nsys.exit(main())\n"
+    )
+    with start_program(program, arguments, environment(), cwd=place, stderr=subprocess.PIPE) as process:
+        out, err = process.communicate(timeout=LIMIT_S)
+    result = Result(process.returncode or 0, out, err)
     assert_reported(result, 1, "the checkpoint could not be saved", "File too large", "Older checkpoints are intact.")
     assert {name: weights(run / "checkpoints" / name) for name in names(run / "checkpoints")} == before
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step0", "step10", "step20"]

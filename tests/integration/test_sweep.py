@@ -13,7 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from command import CODE, LIMIT_S, PROJECT, hold, make_project, names, running, train
+import pytest
+from command import CODE, LIMIT_S, PROJECT, fork_jobs, hold, make_project, names, running, train
+
+from trainer_cli.commands.command_line import main
 
 BREAKS = """
 class Line(torch.nn.Module):
@@ -54,7 +57,9 @@ def wait_until_a_job_stops(project: Path, key: str, times: int) -> None:
         time.sleep(0.02)
 
 
-def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_command_again(tmp_path: Path) -> None:
+def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_command_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = CODE.replace("class Line(torch.nn.Module):\n    def __init__(self, width=8, dropout=0.2):\n", BREAKS[1:])
     assert broken != CODE
     project = make_project(tmp_path, **{"mine/parts.py": broken})
@@ -86,8 +91,10 @@ def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_
     (project / "configs/model/line.yaml").write_text(PROJECT["configs/model/line.yaml"])
     (project / "broken-5").unlink()
 
-    again = train(*SWEEP, cwd=project)
-    assert again.code == 0, again.err
+    monkeypatch.chdir(project)
+    fork_jobs(monkeypatch)
+    assert main([*SWEEP]) == 0
+    again = capsys.readouterr().out
     assert "resuming at step 6 from step6" in log_of(project, killed)
     assert list(message(project, "status")) == KEYS
     assert set(message(project, "status").values()) == {"finished"}
@@ -98,9 +105,9 @@ def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_
         assert float(message(project, "best val/loss")[key]) == ends["best_metrics"]["val/loss"]["value"]
         assert float(message(project, "last val/far")[key]) == ends["last_metrics"]["val/far"]
         assert names(project / message(project, "run_dir")[key] / "checkpoints")[-1] == "step20"
-    best = re.search(r"\* best val/loss of all jobs: \S+, of (\S+)", again.out)
+    best = re.search(r"\* best val/loss of all jobs: \S+, of (\S+)", again)
     assert best is not None
-    after = again.out[again.out.index("next: the best job, trained twice as long:") :].splitlines()
+    after = again[again.index("next: the best job, trained twice as long:") :].splitlines()
     assert after[1:] == [
         f"  train fit 'resume=\"runs/mine/sweep/{best[1]}\"' loop.max_duration=40st",
         f"  train validate ckpt='runs/mine/sweep/{best[1]}/checkpoints/step*'",
@@ -110,9 +117,10 @@ def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_
     assert longer.code == 0, longer.err
     assert "run_dir" not in longer.err
     assert "finished at step 40" in longer.out
-    later = train(*SWEEP, cwd=project)
-    assert f"loop.max_duration=80st\n  train validate ckpt='runs/mine/sweep/{best[1]}/" in later.out, later.out
-    table = [line.split() for line in again.out[again.out.rindex("model.width ") :].splitlines()[1:5]]
+    assert main([*SWEEP]) == 0
+    later = capsys.readouterr().out
+    assert f"loop.max_duration=80st\n  train validate ckpt='runs/mine/sweep/{best[1]}/" in later
+    table = [line.split() for line in again[again.rindex("model.width ") :].splitlines()[1:5]]
     assert [[cell for cell in line if cell != "*"][:4] for line in table] == [
         [width, seed, "finished", "20"] for width in "45" for seed in "12"
     ]

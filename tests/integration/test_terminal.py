@@ -11,11 +11,11 @@ import subprocess
 import termios
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import pytest
 import torch
-from command import LIMIT_S, command, environment, hold, make_project
+from command import LIMIT_S, command, environment, hold, make_project, trained
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 
@@ -165,14 +165,15 @@ def test_nothing_is_left_of_the_status_where_no_message_follows(tmp_path: Path) 
     assert after.startswith("\x1b[K")
 
 
-@pytest.mark.parametrize(("place", "status"), [("start", "reading the data …"), ("model", "building the model …")])
-def test_what_takes_long_before_the_first_message_is_named(tmp_path: Path, place: str, status: str) -> None:
+def test_what_takes_long_before_the_first_message_is_named(tmp_path: Path) -> None:
     project = make_project(tmp_path, **{"mine/slow.py": SLOW})
-    held = hold(project, place)
+    statuses = {"start": "reading the data …", "model": "building the model …"}
+    held = {place: hold(project, place) for place in statuses}
     run = Terminal(command("fit", "experiment=mine", "model._target_=mine.slow.Slow", "loop.max_duration=1"), project)
-    wait_for((project / f"at-{place}").exists, run.process)
-    wait_for(lambda: run.shown.endswith(f"{status}\x1b[K\r"), run.process)
-    held.unlink()
+    for place, status in statuses.items():
+        wait_for((project / f"at-{place}").exists, run.process)
+        wait_for(partial(lambda status: run.shown.endswith(f"{status}\x1b[K\r"), status), run.process)
+        held[place].unlink()
     assert run.end() == 0, run.shown
     first = re.sub(r"[^\r\n]*\x1b\[K\r", "", run.shown).removeprefix("\x1b[K")
     assert first.startswith("run        runs/mine"), "nothing is left of the status"
@@ -180,9 +181,9 @@ def test_what_takes_long_before_the_first_message_is_named(tmp_path: Path, place
 
 def test_a_resume_names_the_search_for_its_checkpoint_and_its_reading(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    for steps in (1, 2):
-        run = Terminal(command("fit", "experiment=mine", f"loop.max_duration={steps}"), project)
-        assert run.end() == 0, run.shown
+    trained("experiment=mine", "loop.max_duration=1", cwd=project)
+    run = Terminal(command("fit", "experiment=mine", "loop.max_duration=2"), project)
+    assert run.end() == 0, run.shown
     assert re.findall(r"([a-z][^\r\n]*) …\x1b\[K\r", run.shown) == [
         "loading torch", "looking for a checkpoint", "loading torch", "reading the checkpoint", "reading the data",
         "building the model",

@@ -167,9 +167,7 @@ def test_a_damaged_part_makes_both_ranks_resume_the_older_checkpoint(fits: Fits)
     assert re.search(r"step4 is quarantined as .*the digest differs", output)
     assert "resuming at step 2" in output
     assert metrics(runs / "damaged") == metrics(runs / "undamaged")
-    one, other = (
-        make_sync_checkpointer().read(runs / name / "checkpoints/step6") for name in ("damaged", "undamaged")
-    )
+    one, other = (make_sync_checkpointer().read(runs / name / "checkpoints/step6") for name in ("damaged", "undamaged"))
     for name, value in other["model"].items():
         assert torch.equal(one["model"][name], value), name
 

@@ -48,7 +48,7 @@ MODULES = (
     "trainer_cli.commands.summary_at_end", "trainer_cli.commands.validate", "trainer_cli.running.checkpoint_size",
     "trainer_cli.running.free_space", "trainer_cli.running.plan_view", "trainer_cli.addons.exact.replay_plan",
     "trainer_cli.optim.warmup", "trainer_cli.running.failed_step", "trainer_cli.running.overview",
-    "trainer_cli.running.schedule",
+    "trainer_cli.running.schedule", "statistics",
 )  # fmt: skip
 """What the commands import. No thread may start and no tensor be computed here: a fork would not have the thread."""
 
@@ -272,7 +272,15 @@ if __name__ == "__main__":
             importlib.import_module(_module)
     keep_operators()
     # The grammar of overrides is analysed where it is used first: here, for all forks. There are no configs in /.
-    importlib.import_module("trainer_cli.config.composing").compose(["experiment=digits_mlp", "seed=1"], cwd=Path("/"))
+    _words = [
+        "+experiment=digits_mlp",
+        "loop.max_duration=1",
+        "~scheduler",
+        "+callbacks.ema={_target_: trainer_cli.EMA}",
+    ]
+    importlib.import_module("trainer_cli.config.composing").compose(_words, cwd=Path("/"))
+    # Found out once in a process, by thousands of draws of generators made for that.
+    importlib.import_module("trainer_cli.data.random_state")._has_known_memory()
     importlib.import_module("trainer_cli.environment").versions()
     _own = os.environ.get("PYTHONPATH", "").split(":")
     _base_path = [folder for folder in sys.path if folder not in _own]
