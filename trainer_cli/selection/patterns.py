@@ -316,9 +316,9 @@ def _with_name(path: Path) -> Path:
 
 def _checkpoint_at(path: Path) -> Path:
     """The checkpoint at an existing path: the newest of a run or of a folder of checkpoints, else the path itself."""
-    if path.is_dir() and not is_checkpoint(path) and ForeignKind.of(path) is None:
-        if RunDir(path).is_run() or Catalog.of(RunDir(path).stored_checkpoints()).names():
-            return _select_from_run(path, "latest")
+    is_folder = path.is_dir() and not is_checkpoint(path) and ForeignKind.of(path) is None
+    if is_folder and (RunDir(path).is_run() or Catalog.of(RunDir(path).stored_checkpoints()).names()):
+        return _select_from_run(path, "latest")
     if (extracted := checkpoint_at(path)) != path:
         return extracted
     if not path.is_dir() and ForeignKind.of(path) is None:

@@ -119,7 +119,8 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
             with collecting(problems, Path.cwd()):
                 sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
         if not runs and not rows and not sweep:
-            raise UserError(f"{path} holds no run", cure="Name runs of `train fit`, or a folder that holds some. A Trainer in Python makes none.")
+            cure = "Name runs of `train fit`, or a folder that holds some. A Trainer in Python makes none."
+            raise UserError(f"{path} holds no run", cure=cure)
         validated += rows
         # A run may be named twice, also through a link.
         read_paths = {os.path.realpath(record.path) for record in records}
