@@ -397,6 +397,14 @@ def test_a_part_epoch_of_a_loader_without_length_is_one_of_the_steps_that_are_re
     assert trained.fit(Unsized(4)).step == 2
 
 
+@pytest.mark.parametrize(("stated", "accum", "warned"), [(5, 1, 0), (7, 1, 1), (4, 1, 1), (3, 2, 0), (None, 1, 0)])
+def test_another_length_of_the_first_epoch_than_is_stated_is_a_warning(
+    stated: int | None, accum: int, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer(settings={"max_duration": 12, "steps_per_epoch": stated, "grad_accum_steps": accum}).fit(Unsized(5))
+    assert caplog.text.count(f"the first epoch has 5 steps, and loop.steps_per_epoch is {stated}") == warned
+
+
 class Wrong(Unsized):
     """A loader of another length than it reports."""
 
