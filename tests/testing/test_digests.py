@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_cli.addons.exact.digests import Digests
+from trainer_cli.data.adapt import as_loader
 
 
 def _nested(value: float, rows: tuple[int, ...] = (2, 3)) -> torch.Tensor:
@@ -111,6 +113,22 @@ def users_module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
         return __import__("users_parts")
 
     return make
+
+
+@pytest.mark.parametrize("makes", ["indexed", "stream", "DataLoader"])
+def test_of_worker_processes_nothing_is_compared(makes: str) -> None:
+    """A generator in a loader is the user's: torch's DataLoader has one if it is given."""
+    data: Any = [torch.zeros(1)] * 4
+    if makes == "stream":
+        data = type("Stream", (IterableDataset,), {"__iter__": lambda self: iter([torch.zeros(1)])})()
+    if makes == "DataLoader":
+        data = DataLoader(data, generator=torch.Generator(), num_workers=1, persistent_workers=True)
+    workers = {} if makes == "DataLoader" else {"num_workers": 1, "persistent_workers": True}
+    loader = as_loader(data, shuffle=False, seed=0, **workers)
+    list(loader.iterate(0))
+    names = {name for name, _ in Digests().of_data(loader, "data.val", set())}
+    loader.close()
+    assert names == ({"data.val.generator"} if makes == "DataLoader" else set())
 
 
 def test_what_contains_itself_is_read_once() -> None:

@@ -21,3 +21,4 @@ from trainer_cli.data.position import length_of as length_of
 from trainer_cli.data.random_state import kept_random_state as kept_random_state
 from trainer_cli.data.stream import StreamLoader as StreamLoader
 from trainer_cli.data.user_loader import UserLoader as UserLoader, generators_of as generators_of
+from trainer_cli.data.workers import Workers as Workers

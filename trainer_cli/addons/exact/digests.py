@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trainer_cli.containers import Container, container_of
+from trainer_cli.data import Workers
 from trainer_cli.dtensor import local_of
 from trainer_cli.leaves import named_values
 from trainer_cli.state import unwrap
@@ -245,7 +246,8 @@ class Digests:
 
     def of_data(self, value: Any, name: str, seen: set[int], depth: int = 6) -> Iterator[tuple[str, str]]:
         """What the user's part of a loader keeps; what is ours or torch's is looked through."""
-        if not depth or id(value) in seen or isinstance(value, type):
+        # The processes of a loader of ours have a generator, on which no sample depends.
+        if not depth or id(value) in seen or isinstance(value, type | Workers):
             return
         top = type(value).__module__.partition(".")[0]
         if top == _OURS or isinstance(value, DataLoader | Sampler):
