@@ -159,8 +159,8 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path,
     else:
         leave = shlex.quote(f"resume_allow=[{','.join(_quote_item(change.key) for change in refused)}]")
         is_of_model = any(change.path[0] == "model" for change in refused)
-        fits = ", if the parameters keep their names and shapes" if is_of_model else ""
-        allow = f"To continue anyway, add {leave}{fits}."
+        purpose = "with parameters of the same names and shapes" if is_of_model else "anyway"
+        allow = f"To continue {purpose}, add {leave}."
     trash = RunDir(run_dir).trash
     is_of_shapes = any(change.path[0] == "model" and _is_size(change.new) for change in refused)
     if in_sweep:
