@@ -100,11 +100,25 @@ def _train(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *fails_at: 
     return LOGGERS[kind][1](folder)
 
 
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, float]]]:
+    """Kind -> what a training that does not fail logs."""
+    logged = {}
+    for kind in LOGGERS:
+        with pytest.MonkeyPatch.context() as patches:
+            logged[kind] = _train(kind, tmp_path_factory.mktemp("whole"), patches)
+    return logged
+
+
 @pytest.mark.parametrize("fails_at", [(5,), (11,), (12,), (17,), (5, 11), (11, 17), (17, 17)], ids=str)
 def test_no_step_is_logged_twice(
-    kind: str, fails_at: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    fails_at: tuple[int, ...],
+    wholes: dict[str, list[tuple[int, float]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = _train(kind, tmp_path / "whole", monkeypatch)
+    whole = wholes[kind]
     assert [step for step, _ in whole] == [*range(2, 21, 2)]
     # A try without a checkpoint after step 0 is begun anew. Where no event was written at step 0, nothing tells its
     # events from those of others.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,9 +111,20 @@ def faulty(at: int | None = None, fault: Fault = Fault.error, **more: Any) -> Fa
     return FaultyDisk(at, fault, block_bytes=4096, **more)
 
 
+@cache
+def _first_checkpoint() -> Mapping[str, bytes]:
+    """The files of the checkpoint that is in every prepared folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder), 1, Disk())
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def prepared(root: Path) -> Path:
     root.mkdir()
-    save(root, 1, Disk())
+    for name, content in _first_checkpoint().items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(content)
     return root
 
 

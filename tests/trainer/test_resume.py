@@ -244,19 +244,30 @@ PARTS: dict[str, list[dict[str, Any]]] = {
 """Parts of a run, by what ends them."""
 
 
-@pytest.mark.parametrize("parts", PARTS)
-def test_the_end_of_a_part_of_a_run_leaves_no_trace(parts: str, tmp_path: Path) -> None:
-    whole, logger = ListLogger(), ListLogger()
-    settings: dict[str, Any] = {"max_duration": 24, "eval_sanity_steps": 1}
+def _looking_run(folder: Path, logger: ListLogger, *callbacks: Any, **settings: Any) -> Any:
     looks = on(on_train_batch_end=lambda trainer, *_: trainer.is_log_step and trainer.log_metrics(looked=1.0))
-    straight = _logging_run(tmp_path / "whole", whole, looks, **settings)
+    return _logging_run(folder, logger, *callbacks, looks, max_duration=24, eval_sanity_steps=1, **settings)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """What a run without an end in between logs, has at its end, and saves."""
+    folder, logger = tmp_path_factory.mktemp("whole"), ListLogger()
+    straight = _looking_run(folder, logger)
+    return logger.stream, everything(straight), _saved(folder)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_the_end_of_a_part_of_a_run_leaves_no_trace(parts: str, whole: tuple[Any, ...], tmp_path: Path) -> None:
+    logger = ListLogger()
     for part in map(dict, PARTS[parts]):
         stops = StopAt(part.pop("signal", -1)), StopInEvaluation(part.pop("interrupted", -1))
-        _logging_run(tmp_path / "parts", logger, *stops, looks, **settings, **part)
-    rest = _logging_run(tmp_path / "parts", logger, looks, **settings)
-    assert logger.stream == whole.stream
-    assert same(everything(straight), everything(rest)) == []
-    assert _saved(tmp_path / "parts") == _saved(tmp_path / "whole")
+        _looking_run(tmp_path, logger, *stops, **part)
+    rest = _looking_run(tmp_path, logger)
+    stream, end, saved = whole
+    assert logger.stream == stream
+    assert same(end, everything(rest)) == []
+    assert _saved(tmp_path) == saved
 
 
 def _saved(folder: Path) -> list[Any]:
@@ -303,17 +314,27 @@ ENDS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """What a run that was never ended logs, and has at its end."""
+    logger = ListLogger()
+    made = _logging_run(tmp_path_factory.mktemp("straight"), logger)
+    metrics = _training_metrics(logger)
+    # The last record is that of its end.
+    del metrics[16]
+    return metrics, everything(made)
+
+
 @pytest.mark.parametrize("ends", ENDS)
-def test_a_run_that_had_ended_logs_the_same_steps_as_one_that_had_not(ends: str, tmp_path: Path) -> None:
-    whole, parts = ListLogger(), ListLogger()
-    straight = _logging_run(tmp_path / "whole", whole)
+def test_a_run_that_had_ended_logs_the_same_steps_as_one_that_had_not(
+    ends: str, straight: tuple[Any, ...], tmp_path: Path
+) -> None:
+    parts = ListLogger()
     for settings in map(dict, ENDS[ends]):
         stop, interrupted = settings.pop("stop", -1), settings.pop("interrupted", -1)
         _logging_run(tmp_path / "parts", parts, StopAt(stop, finished=True), StopInEvaluation(interrupted), **settings)
     # A run that was finished by a request goes on with a longer `max_duration` alone.
     longer = _logging_run(tmp_path / "parts", parts, max_duration=17, hard_stop=16)
-    logged, expected = _training_metrics(parts), _training_metrics(whole)
-    # The last record of the straight run is that of its end.
-    del expected[16]
+    logged, (expected, end) = _training_metrics(parts), straight
     assert {step: logged[step] for step in expected} == expected
-    assert same(everything(straight), everything(longer)) == []
+    assert same(end, everything(longer)) == []
