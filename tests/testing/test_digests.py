@@ -123,7 +123,7 @@ def test_of_worker_processes_nothing_is_compared(makes: str) -> None:
         data = type("Stream", (IterableDataset,), {"__iter__": lambda self: iter([torch.zeros(1)])})()
     if makes == "DataLoader":
         data = DataLoader(data, generator=torch.Generator(), num_workers=1, persistent_workers=True)
-    workers = {} if makes == "DataLoader" else {"num_workers": 1, "persistent_workers": True}
+    workers: dict[str, Any] = {} if makes == "DataLoader" else {"num_workers": 1, "persistent_workers": True}
     loader = as_loader(data, shuffle=False, seed=0, **workers)
     list(loader.iterate(0))
     names = {name for name, _ in Digests().of_data(loader, "data.val", set())}
