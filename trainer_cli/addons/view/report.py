@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         if not path.is_dir():
             raise no_run(path)
 
+    replaced = " (replaced)" if args.output.exists() else ""
     result = report(args.run_dir, args.output, now=time.time())
     for problem in result.problems:
         print(f"warning: {one_line(problem)}", file=sys.stderr)
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     holds = [format_count(result.runs, "run")] if result.runs else []
     holds += [format_count(result.charts, "chart"), format_bytes(result.size_bytes)]
-    print(f"{args.output}: {', '.join(holds)}; open it in a browser")
+    print(f"{args.output}{replaced}: {', '.join(holds)}; open it in a browser")
     return 0
 
 
