@@ -147,8 +147,9 @@ def test_a_narrow_terminal_cuts_the_reason_and_the_name_but_no_number(
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         monkeypatch.setenv("COLUMNS", str(width))
         assert main(["top", "--once"]) == 0
-    header, live, failed = capsys.readouterr().out.splitlines()
-    assert max(map(len, (header, live, failed))) <= width
+    _, live, failed, *below = lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert ["lr=0.1: ValueError: why why" in line for line in below] == [True] * (width <= 160)
     assert re.search(r"live +running +200/1,000 +2 +0.25 +\d:\d\d +\d+ s", live), live
     assert re.search(r"lr=0.1 +failed +20/1,000 +0.25 +\d+ s", failed), failed
     assert (key in failed, "ValueError" in failed, reason.strip() in failed) == (width > 120, width > 160, width == 300)
@@ -197,8 +198,9 @@ def test_a_terminal_of_40_columns_shows_whole_cells_of_fewer_columns(
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         monkeypatch.setenv("COLUMNS", "40")
         assert main(["top", "--once"]) == 0
-    header, live, failed = capsys.readouterr().out.splitlines()
+    header, live, failed, why = capsys.readouterr().out.splitlines()
     assert header.split() == ["run", "state", "step", "ETA"]
+    assert re.fullmatch(r"mnist-large: ValueError: why why.*…", why)
     assert re.fullmatch(r"live +running +200/1,000 +\d:\d\d", live), live
     assert re.fullmatch(r"mnist-large +failed +20/1,000", failed), failed
 

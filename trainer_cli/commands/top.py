@@ -101,7 +101,10 @@ def _follow(runs: RunsBelow, root: Path, every_s: float) -> None:
 
 
 def _render_text(views: Sequence[RunView], root: Path) -> str:
-    """The table as plain text, as wide as the terminal, or as its cells if stdout is not a terminal."""
+    """The table as plain text, as wide as the terminal, or as its cells if stdout is not a terminal.
+
+    Where reasons are left out, those of failed runs stand below it.
+    """
     if not views:
         return _count_states(views, root)
     from rich.console import Console
@@ -109,8 +112,13 @@ def _render_text(views: Sequence[RunView], root: Path) -> str:
     out = io.StringIO()
     # In a pipe no cell is cut: a program may read it.
     width = Console().width if sys.stdout.isatty() else _UNBOUNDED_WIDTH
-    Console(file=out, width=width, color_system=None).print(_make_table(views, root, width))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    table = _make_table(views, root, width)
+    Console(file=out, width=width, color_system=None).print(table)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    if str(table.columns[-1].header) != "reason":
+        rows = [_cells(view, root, names_metric=False) for view in views if view.state == "failed"]
+        lines += [cut_end(f"{cut_begin(row['run'], width // 3)}: {row['reason']}", width) for row in rows]
+    return "\n".join(lines)
 
 
 def _count_states(views: Sequence[RunView], root: Path) -> str:
