@@ -45,6 +45,9 @@ def check(project: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.Mo
         folder = project(code)
         monkeypatch.chdir(folder)
         heavy = ["trainer_cli.strategies.fsdp", *IMPORTED] if "parallel=fsdp" in overrides else []
+        if "(torch.optim." in code:
+            # Its step would import the compiler in each process.
+            heavy.append("torch._dynamo")
         run = None if two_hash_seeds else WarmProbes(folder, heavy)
         return check_resume(compose(["experiment=mine", *overrides]), steps=steps, run=run)
 
