@@ -182,7 +182,11 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
         ("fit mine --trainer.strategy=ddp", "`parallel=ddp parallel.processes_per_node=N`? N is the number of GPUs."),
         ("model=mine strategy=ddp", "Did you mean 'train fit mine parallel=ddp parallel.processes_per_node=N'?"),
         ("fit mine optimizer.lr=interval(0.001,0.1)", "Did you mean optimizer.lr=0.001,0.003,0.01,0.03,0.1?"),
-        ("fit mine -m optimizer.lr=interval(0.001,0.1)", "which -m does not do. Did you mean optimizer.lr=0.001,0.003"),
+        pytest.param(
+            "fit mine -m optimizer.lr=interval(0.001,0.1)",
+            "which -m does not do. Did you mean optimizer.lr=0.001,0.003",
+            marks=pytest.mark.addon("jobs"),
+        ),
         (
             "fit mine ckpt_path=runs/a/checkpoints/step1",
             "`resume=runs/a/checkpoints/step1 checkpoint.newer=trash` goes",
