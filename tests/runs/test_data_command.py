@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
+from trainer_cli.addons.exact.sample_content import describe_content
 from trainer_cli.commands.command_line import main
 
 BASE = [
@@ -116,6 +118,16 @@ def test_the_datasets_own_description_is_shown(runs: Path, capsys: pytest.Captur
     captured = capsys.readouterr()
     assert "the data is not what words was trained with: length was 64 and is 70" in captured.err
     assert "not certain" in captured.out
+
+
+@pytest.mark.parametrize(("shape", "bad", "where"), [((12, 2), [3, 8], ", in [3], [8]"), ((24,), [3], "")])
+def test_what_is_not_finite_in_a_batch_is_shown_with_the_index_of_its_samples(
+    shape: tuple[int, ...], bad: list[int], where: str
+) -> None:
+    batch = torch.zeros(shape)
+    batch[bad] = torch.nan
+    (line,) = describe_content(batch)
+    assert line.endswith(f"{int(batch.isnan().sum())} not finite{where}")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -12,6 +12,7 @@ import torch
 from trainer_cli.files import replace as replace_file
 from trainer_cli.leaves import walk
 from trainer_cli.png import encode_png
+from trainer_cli.terminal import format_first
 
 _MOST_VALUES = 12
 """Elements of a tensor that are shown as they are; of a larger one, the range and the mean."""
@@ -68,7 +69,10 @@ def _describe_array(tensor: torch.Tensor) -> str:
     if finite.numel():
         facts.append(f"from {finite.min().item():.4g} to {finite.max().item():.4g}, mean {finite.mean().item():.4g}")
     if count := values.numel() - finite.numel():
-        facts.append(f"{count:,} not finite")
+        # In a batch, the first index is that of the sample.
+        indices = sorted(set((~values.isfinite()).nonzero()[:, 0].tolist())) if values.ndim > 1 else []
+        where = f", in {format_first([f'[{index}]' for index in indices])}" if indices else ""
+        facts.append(f"{count:,} not finite{where}")
     return f"{description} {', '.join(facts)}"
 
 
