@@ -47,6 +47,7 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
         ("ckpt remove runs/a@step1", "Did you mean 'rm'?"),
         ("top runs/a runs/b", "train top takes one path, and got runs/a runs/b. `train report runs/a runs/b` draws"),
         ("tail runs/a runs/b", "`train diverge runs/a runs/b` finds the first step that differs"),
+        ("tail -n 3 runs/a runs/b --follow", "train tail takes one path, and got runs/a runs/b. `train report runs/a"),
         ("resume runs/a seed=1", "Did you mean 'train fit resume=runs/a seed=1'?"),
         ("resume", "Did you mean 'train fit resume=RUN'?"),
         ("eval runs/a/checkpoints/step1", "Did you mean 'train validate ckpt=runs/a/checkpoints/step1'?"),

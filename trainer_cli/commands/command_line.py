@@ -340,7 +340,8 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
     if unknown and verb in ("top", "tail"):
         from trainer_cli.commands.choices import several_runs
 
-        raise several_runs(verb, words)
+        # Without flags, which the verbs of the hint lack.
+        raise several_runs(verb, [str(value) for value in vars(parsed).values() if isinstance(value, Path)] + unknown)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if takes_overrides and not all("=" in word or word.startswith("~") for word in parsed.overrides):
