@@ -142,6 +142,14 @@ def test_a_suggested_callback_leaves_those_of_the_experiment(
     compose(["experiment=own", *suggestion.split()])
 
 
+def test_a_suggested_callback_is_named_also_in_a_project_below_a_folder_of_that_name(tmp_path: Path) -> None:
+    folder = tmp_path / "callbacks/project/configs"
+    (folder / "callbacks").mkdir(parents=True)
+    (folder / "callbacks/own.yaml").write_text("own:\n  _target_: trainer_cli.EMA\n")
+    with pytest.raises(ConfigError, match=re.escape("'callbacks=[own,swa]'")):
+        compose([*GROUPS, "callbacks=own", "swa=true"], config_dir=folder)
+
+
 @pytest.mark.parametrize("value", [3, -1, 1.5, True, None, [], [1], ["a"], {"a": 1}, "", "x", "~/x", "s3://x/y"])
 def test_a_value_of_any_type_is_accepted_or_refused_in_words_for_each_key_that_is_suggested(value: Any) -> None:
     for config_key in list_keys():

@@ -223,8 +223,9 @@ def _hint_on_missing(node: Node, path: KeyPath, depth: int, line: str, search: S
 
 def _list_options(node: Node, group: str, option: str) -> str:
     """An option, or the list that adds it to those of which the node of its group was made."""
-    sources = " ".join(leaf.origin.source for _, leaf in node.walk())
-    options = list(dict.fromkeys([*re.findall(f"{group}/(.+?).yaml:", sources), option]))
+    sources = "\n".join(leaf.origin.source for _, leaf in node.walk())
+    # After the last folder of this name: a project may lie below another.
+    options = list(dict.fromkeys([*re.findall(f".*{group}/(.+?).yaml:", sources), option]))
     return f"[{','.join(options)}]" if options[1:] else option
 
 
