@@ -285,6 +285,10 @@ def test_a_resume_says_what_other_processes_and_threads_cannot_keep(project: Pat
     environment = tmp_path / "run/environment.json"
     facts = json.loads(environment.read_text())
     environment.write_text(json.dumps({**facts, "threads": 77}))
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    # Another attempt, which ended before it saved.
+    summary["attempts"].append({**summary["attempts"][0], "attempt": 2, "changed_environment": {"threads": 99}})
+    (tmp_path / "run/summary.json").write_text(json.dumps(summary))
     code, said = ran(project, tmp_path, "mixture")
     assert code == 0, said
     assert f"step8 was made with threads: 77, and this is {facts['threads']}: " in said

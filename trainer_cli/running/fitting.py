@@ -268,8 +268,9 @@ def _begin_attempt(
             _log_start(start)
     elif start.entry is None:
         note_gone_checkpoints(run, start.folder)
-    elif trainer.device.type == "cpu":
-        _warn_of_threads(start.entry, run.environment_of(len(run.attempts)), facts)
+    elif trainer.device.type == "cpu" and (manifest := start.entry.manifest) is not None:
+        # Of the attempt that made it: a later one may have ended before it saved.
+        _warn_of_threads(start.entry, run.environment_of(manifest.attempt), facts)
     start_step = start.entry.step if start.entry is not None else 0
     attempt = run.begin_attempt(
         name=config.name or "default",
