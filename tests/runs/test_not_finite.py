@@ -15,7 +15,7 @@ from trainer_cli.commands.command_line import main
 pytestmark = pytest.mark.usefixtures("forked_replays")
 
 PARTS = """
-import torch
+import torch, trainer_cli
 from torch import nn
 
 class Points(torch.utils.data.Dataset):
@@ -38,6 +38,17 @@ def with_scale(samples):
 class Data:
     def __init__(self, bad=None, low=None):
         self.train, self.val = Points(bad, low), Points()
+
+class Sum(trainer_cli.TrainStep):
+    # Its loss alone is not finite: the model never has it.
+    lowest = 0
+
+    def train_batch(self, batch):
+        losses = (self.model.linear(batch["image"])[:, 0] - batch["label"]).square()
+        self.backward(losses.mean())
+        self.optimizer_step()
+        self.lowest += batch["image"].min().log()
+        return {"loss": losses.detach().mean() + self.lowest}
 
 class Log(nn.Module):
     def __init__(self, gives=False, norm=False):
@@ -68,6 +79,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("gives", f"low: 31, {pair}", ", gives: true"), ("norm", "bad: 77", ", norm: true"),
         ("ended", "bad: 77", "", "loop.log_interval=100", *ended),
         ("silent", "bad: 77", "", "loop.log_interval=null", *ended),
+        ("alone", "low: 31", "", "+step._target_=blemish.Sum"),
     ):  # fmt: skip
         arguments = [
             "fit", "model=null", f"model={{_target_: blemish.Log{model}}}", "data=null",
@@ -129,6 +141,14 @@ def test_where_the_weights_became_so_is_named_instead_of_innocent_samples(
     assert main(["replay", "ended", "1..12"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2] == f"not finite since step {step}: batch image, sample 77"
+
+
+def test_a_loss_of_which_nothing_else_is_not_finite_is_named_itself(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = bisected("alone", capsys)["step"]
+    assert main(["replay", "alone", f"1..{step}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2] == f"not finite since step {step}: the loss"
 
 
 def test_a_loss_that_the_model_makes_not_finite_is_that_of_a_sample(

@@ -206,7 +206,8 @@ def _print_steps(args: argparse.Namespace, rows: Sequence[StepRow], samples: Map
         bad += [row.not_finite] if row.not_finite is not None else []
         # An activation may be infinite on purpose, as in a mask; a loss is not.
         if not beginning and not all(math.isfinite(batch["loss"]) for batch in row.batches):
-            beginning = f"not finite since step {row.step}: {[*name_bad_samples(row.batches, of_step), *bad][0]}"
+            cause = [*name_bad_samples(row.batches, of_step), *bad, "the loss"][0]
+            beginning = f"not finite since step {row.step}: {cause}"
         if blamed.metrics:
             is_explained = blamed.batches or row.not_finite is not None
             bad.append(
