@@ -111,7 +111,7 @@ def test_an_ema_follows_the_weights(every: int, start: Any) -> None:
             EMA(0.5, start=5),
             "12 % of the average of EMA will be the first weights, after 3 updates: a smaller decay, such as 0.4,",
         ),
-        (EMA(0.999, every=9), "after 0 updates: a smaller decay, such as 0.1,"),
+        (EMA(0.999, every=9), "after 0 updates: a smaller `every` averages the last ones"),
         (EMA(0.999, start=9), None),
         (SWA("1ep", "2ep"), None),
     ],

@@ -102,16 +102,18 @@ class EMA(Callback):
         updates = planned // self.every - start // self.every
         share = self.decay**updates
         if share > _MOST_OF_FIRST:
-            # Rounded down to its first digit that is not 9, or to one.
-            decay = _MOST_OF_FIRST ** (1 / max(updates, 1))
-            unit = 10 ** math.ceil(-math.log10(1 - decay))
+            advice = "a smaller `every`"
+            if updates:
+                # Rounded down to its first digit that is not 9, or to one.
+                decay = _MOST_OF_FIRST ** (1 / updates)
+                unit = 10 ** math.ceil(-math.log10(1 - decay))
+                advice = f"a smaller decay, such as {math.floor(decay * unit) / unit:g},"
             log.warning(
-                "%d %% of the average of %s will be the first weights, after %s: a smaller decay, such as %g, averages "
-                "the last ones",
+                "%d %% of the average of %s will be the first weights, after %s: %s averages the last ones",
                 100 * share,
                 type(self).__name__,
                 format_count(updates, "update"),
-                math.floor(decay * unit) / unit,
+                advice,
             )
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
