@@ -57,6 +57,8 @@ class RepeatWatch:
         self.watches = False
         if _are_equal(value, self._first):
             log.warning(self._warning, self._name)
+        # It may be large, and a stream may have one epoch.
+        self._first = None
 
 
 def _are_equal(first: Any, second: Any) -> bool:
