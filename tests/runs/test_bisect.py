@@ -242,6 +242,9 @@ def test_the_step_that_ended_a_run_with_an_error_is_not_searched(
     capsys.readouterr()
     assert main(["bisect", "burst", "val/loss is not finite", "--json"]) == 0
     assert 1 <= json.loads(capsys.readouterr().out)["step"] < newest
+    # All of its steps are in records, so none is replayed.
+    assert main(["bisect", "burst", "train/loss < 0"]) == 2
+    assert "the condition holds at no record of train/loss" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -172,12 +172,13 @@ class Bisection:
         low, high = self._bracket(first, last)
         if self.condition.metric.startswith(TRAIN_PREFIX):
             if not any(self.condition.holds(value) for step, value in self._metric.items() if low < step <= high):
-                if not is_given and not may_fail:
+                # A run that failed may have made steps after its last record.
+                low, high = first if is_given else max(self._metric, default=first), last
+                if low == high or not (is_given or may_fail):
                     raise UserError(
                         f"the condition holds at no record of {self.condition.metric}",
                         cure="A record is a mean over several steps; --first and --last choose those to replay.",
                     )
-                low, high = first, last
             return self._find_in_training(low, high)
         try:
             holds = self._test(high)
