@@ -110,11 +110,8 @@ class EMA(Callback):
                 advice = f"a smaller decay, such as {math.floor(decay * unit) / unit:g},"
             log.warning(
                 "%d %% of the average of %s will be the first weights, after %s: %s averages the last ones",
-                100 * share,
-                type(self).__name__,
-                format_count(updates, "update"),
-                advice,
-            )
+                100 * share, type(self).__name__, format_count(updates, "update"), advice,
+            )  # fmt: skip
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         """Begin to average parameters that were unfrozen, before their first update."""

@@ -341,7 +341,7 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
         from trainer_cli.commands.choices import several_runs
 
         # Without flags, which the verbs of the hint lack.
-        raise several_runs(verb, [str(value) for value in vars(parsed).values() if isinstance(value, Path)] + unknown)
+        raise several_runs(verb, [str(parsed.dir if verb == "top" else parsed.run_dir), *unknown])
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if takes_overrides and not all("=" in word or word.startswith("~") for word in parsed.overrides):

@@ -63,8 +63,11 @@ class UserLoader(PositionedLoader):
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._states = RepeatWatch(STATE_STAYS, loader, watches=self.stateful)
         stream = getattr(loader, "dataset", None)
-        is_shared = isinstance(stream, IterableDataset) and getattr(loader, "num_workers", 0) > 1
-        self._firsts = RepeatWatch(WORKERS_READ_THE_SAME, stream, watches=is_shared)
+        self._firsts = RepeatWatch(
+            WORKERS_READ_THE_SAME,
+            stream,
+            watches=isinstance(stream, IterableDataset) and getattr(loader, "num_workers", 0) > 1,
+        )
         self._epochs = EpochParts(loader, seed)
         self._is_torchs = isinstance(loader, DataLoader)
         self._renews = _keeps_workers(loader) and _dataset_has_epochs(loader, seed)

@@ -203,16 +203,14 @@ def _print_steps(args: argparse.Namespace, rows: Sequence[StepRow], samples: Map
             facts += [("", f"{name} {norm:.6g}") for name, norm in row.grad_norms.items()]
         # The batch first: what the model makes of it follows from it.
         bad = [text for batch in row.batches for text in _describe_bad_rows(batch, _find_names(of_step, batch))]
-        bad += [row.not_finite] if row.not_finite is not None else []
+        bad += filter(None, [row.not_finite])
         # An activation may be infinite on purpose, as in a mask; a loss is not.
         if not beginning and not all(math.isfinite(batch["loss"]) for batch in row.batches):
             cause = [*name_bad_samples(row.batches, of_step), *bad, "the loss"][0]
             beginning = f"not finite since step {row.step}: {cause}"
         if blamed.metrics:
-            is_explained = blamed.batches or row.not_finite is not None
-            bad.append(
-                ", ".join(blamed.metrics) + ("" if is_explained else ", though no batch alone gives such a value")
-            )
+            end = "" if bad or blamed.batches else ", though no batch alone gives such a value"
+            bad.append(", ".join(blamed.metrics) + end)
         failed = (
             [] if blamed.failed is None else list(_describe_errors(blamed.failed, _find_names(of_step, blamed.failed)))
         )
