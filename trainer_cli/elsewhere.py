@@ -26,7 +26,9 @@ _ELSEWHERE = {
     "loop.eval_interval={}": "val_check_interval eval_every val_interval val_every eval_freq",
     "loop.eval_interval=1ep": "eval_strategy=epoch evaluation_strategy=epoch",
     "loop.eval_interval=null": "eval_strategy=no evaluation_strategy=no",
-    "loop.eval_interval=STEPS": "eval_strategy=steps evaluation_strategy=steps",
+    "Steps are the unit of loop.eval_interval: give the number as in loop.eval_interval=500, and leave this out.": (
+        "eval_strategy=steps evaluation_strategy=steps"
+    ),
     "loop.eval_interval={} evaluates after so many steps, loop.eval_steps={} on so many batches.": "eval_steps",
     "loop.eval_steps={}": "limit_val_batches limit_test_batches limit_predict_batches eval_iters validation_steps",
     "loop.eval_sanity_steps={}": "num_sanity_val_steps",
@@ -54,7 +56,7 @@ _ELSEWHERE = {
         "save_best=true save_best_model=true save_strategy=best callbacks=model_checkpoint callbacks=modelcheckpoint"
     ),
     "Leave it out and add checkpoint.keep_best.metric=val/loss: the run keeps its last weights, and RUN@best names the "
-    "best, as in `train validate ckpt=RUN@best`. The metric may also be one of your own, such as small/loss.": (
+    "best, as in `train validate ckpt=RUN@best`. The metric may also be one of your own, such as val/accuracy.": (
         "load_best_model_at_end=true restore_best_weights=true restore_best=true"
     ),
     "checkpoint.keep_best.metric=val/loss | checkpoint.keep_best.metric=train/loss": (
@@ -100,8 +102,8 @@ _ELSEWHERE = {
     ),
     "The model's forward may return further values beside the loss, and each is a metric (`train docs own-model`); the "
     "callback trainer_cli.Metrics takes those of torchmetrics. Leave it out.": "metrics metric_fn compute_metrics",
-    "Training data is shuffled and validation data is not: leave it out. An IterableDataset orders its samples itself "
-    "(`train docs data`).": "shuffle",
+    "Training data is shuffled and validation data is not: leave it out. An IterableDataset orders its samples itself: "
+    "for an order of your own give a DataLoader (`train docs data`).": "shuffle",
     "The size of images is that of the samples, which the data makes: leave it out, or give it to your own class as "
     "data.NAME={}.": "imgsz image_size img_size input_size",
     "No model for detection is shipped: `train docs own-model` shows how to use one of your own.": (
@@ -116,6 +118,7 @@ _ELSEWHERE = {
     ),
     "data.val_batch_size={}": "per_device_eval_batch_size eval_batch_size val_batch_size test_batch_size",
     "data.persistent_workers={}": "dataloader_persistent_workers persistent_workers",
+    "Batches for a GPU are in page-locked memory already: leave it out.": "pin_memory dataloader_pin_memory",
     "data.num_workers={}": "num_workers dataloader_num_workers workers n_workers",
     # Optimizer, schedule and precision
     "optimizer.lr={}": "lr learning_rate lr0 base_lr init_lr",
@@ -172,6 +175,12 @@ _ELSEWHERE = {
         "device=0 device=gpu device=cuda:0 accelerator=gpu accelerator=cuda gpus=1 "
         "devices=[[]0] cuda=true use_cuda=true gpu=true gpu=0 use_gpu=true no_cuda=false"
     ),
+    "Write `device=cuda parallel=ddp parallel.processes_per_node=2`; CUDA_VISIBLE_DEVICES={} before the command "
+    "chooses the GPUs.": "device=[0-9],[0-9] gpu=[0-9],[0-9] gpus=[0-9],[0-9] devices=[0-9],[0-9] gpu_ids=[0-9],[0-9]",
+    "Write `device=cuda parallel=ddp parallel.processes_per_node=N`, with the number of GPUs as N; "
+    "CUDA_VISIBLE_DEVICES={} before the command chooses them.": (
+        "device=[0-9],* gpu=[0-9],* gpus=[0-9],* devices=[0-9],* gpu_ids=[0-9],*"
+    ),
     "A process takes the first GPU that it sees: CUDA_VISIBLE_DEVICES={} before the command chooses.": (
         "device=[1-9] gpu=[1-9] gpu_id gpu_ids cuda_visible_devices"
     ),
@@ -219,6 +228,8 @@ _ELSEWHERE = {
     "logging.console=plain": "enable_progress_bar=false progress_bar=false disable_tqdm=true",
     "logging.console=rich": "enable_progress_bar=true progress_bar=true disable_tqdm=false",
     "logging.console=off": "verbose=0 verbose=false quiet=true silent=true",
+    "Each report is a line: loop.log_interval=50 sets the steps between two, and logging.level=debug says more. Leave "
+    "it out.": "verbose=2",
     "logging.level=debug": "verbose",
     "logging.level={}": "log_level loglevel verbosity",
     "`train config`, with these overrides, prints the config.": "cfg print_config info",
@@ -279,7 +290,7 @@ for _text, _words in _ELSEWHERE.items():
             NAMES_HERE.setdefault(_name, []).append(_key.rpartition(".")[2])
 
 
-OWN_METRIC = " The metric may also be one of your own, such as small/loss."
+OWN_METRIC = " The metric may also be one of your own, such as val/accuracy."
 _OFF = ("false", "no", "none", "null", "0")
 
 

@@ -201,18 +201,14 @@ def _hint_on_missing(node: Node, path: KeyPath, depth: int, line: str, search: S
         key = ".".join(path[2:])
         node_text = f"_target_: {value}" if key == "_target_" else f"_target_: TARGET, {key}: {value}"
         return f"Say what to make: '+{prefix}.{name}={{{node_text}}}'."
-    if path == ("data", "shuffle"):
-        return (
-            "A dataset is always shuffled, by the seed, and an IterableDataset orders its samples itself: for an order "
-            "of your own give a DataLoader."
-        )
     suggestion = _suggest_key(path, depth, node, value)
     # A setting of another section, or in the notation of its value; a similar key of this section counts more.
     setting = hint_on_setting(".".join(path), value)
     is_same_key = setting.partition("=")[0] == suggestion.partition("=")[0].removesuffix("'?")
     if not suggestion.startswith("Did") or is_same_key:
         suggestion = setting or suggestion
-    if not _may_add(node, path[:depth], suggestion):
+    # What is to be left out would do nothing, whatever class takes it.
+    if "leave it out." in suggestion or not _may_add(node, path[:depth], suggestion):
         return suggestion
     hint = f"{suggestion} To add it, write '+{line}'.".strip()
     target = node.value.get("_target_")

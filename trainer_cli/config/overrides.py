@@ -450,6 +450,9 @@ def _several_values_error(argument: str, sweep: Any, arguments: Sequence[str]) -
     """The error for an override with several values where a command makes one run of these arguments."""
     key, _, value = argument.partition("=")
     message = f"{argument!r} gives several values, but one run takes one"
+    # An option of a group may have any name, also that of a data set elsewhere.
+    if not _is_section(key) and (hint := hint_on_setting(key, value)).endswith("."):
+        return override_error(message, hint)
     text = in_quotes(key, value)
     if isinstance(sweep, IntervalSweep):
         return override_error(message, f"{suggest_list(key, sweep)} With -m: train fit -m.")
