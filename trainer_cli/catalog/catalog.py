@@ -96,6 +96,10 @@ class Entry:
         has_plain_name = parse_step(self.name) is not None
         return self.step, epoch, has_plain_name, numbers_within(self.name), -len(self.name), self.name
 
+    def may_be_of(self, run_id: str | None) -> bool:
+        """Whether it is of a run, None for any, or has no readable manifest, so that it may be of any run."""
+        return self.manifest is None or run_id in (None, self.manifest.run_id)
+
     def _facts(self) -> Saved | None:
         """The value of `facts`."""
         if self.manifest is None or not self.valid:
@@ -211,17 +215,10 @@ class Catalog:
         return bool(changed)
 
     def newest_first(self, run_id: str | None = None) -> Iterator[Entry]:
-        """The checkpoints of a run, or of any run, newest first. Each is examined when it is its turn.
-
-        A checkpoint without a readable manifest may be of any run.
-        """
-
-        def may_be_of_run(entry: Entry) -> bool:
-            return entry.manifest is None or run_id in (None, entry.manifest.run_id)
-
-        for remembered in filter(may_be_of_run, reversed(self.remembered())):
-            entry = self._examine(remembered.name)
-            if entry is not None and may_be_of_run(entry):
+        """The checkpoints of a run, or of any run, newest first. Each is examined when it is its turn."""
+        for remembered in reversed(self.remembered()):
+            entry = self._examine(remembered.name) if remembered.may_be_of(run_id) else None
+            if entry is not None and entry.may_be_of(run_id):
                 yield entry
 
     def entry(self, name: str, earlier: Collection[str] = ()) -> Entry:

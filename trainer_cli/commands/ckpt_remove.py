@@ -103,7 +103,7 @@ def find_items(patterns: Sequence[str]) -> list[Item]:
             raise CheckpointError(f"{folder / min(lost)} is not a checkpoint, or was removed meanwhile")
         run = next((match.run for match in names.values() if match.run is not None), None)
         run_id = None if run is None else RunDir(run).known_id
-        best = best_of([entry for entry in entries if entry.valid and _is_of_run(entry, run_id)], run)
+        best = best_of([entry for entry in entries if entry.valid and entry.may_be_of(run_id)], run)
         items += [
             Item(
                 folder / entry.name,
@@ -116,11 +116,6 @@ def find_items(patterns: Sequence[str]) -> list[Item]:
             if entry.name in names
         ]
     return items
-
-
-def _is_of_run(entry: Entry, run_id: str | None) -> bool:
-    """Whether a checkpoint has a manifest and is of the run; None: of any run."""
-    return entry.manifest is not None and run_id in (None, entry.manifest.run_id)
 
 
 def verify_all(items: Sequence[Item], show: Callable[[int, Item], None]) -> dict[Path, str | None]:

@@ -235,7 +235,8 @@ def choose(
         # The path is resolved: it may lead through a link or be relative.
         holders = (catalog for catalog in catalogs if catalog.folder.resolve() == path.resolve().parent)
         catalog = next(holders, catalogs[0])
-        return _choose_named(path, _entries_of_run(catalog, run_id), catalog, newer, check)
+        entries = [entry for entry in catalog.entries() if entry.may_be_of(run_id)]
+        return _choose_named(path, entries, catalog, newer, check)
     if begins_anew and any(not entry.partial for catalog in catalogs for entry in catalog.newest_first(run_id)):
         return ChosenCheckpoint(None, f"anew: {FIRST_ONLY}", catalogs[0])
     # Until the attempt that returned has saved, later checkpoints are those of steps that it abandoned.
@@ -251,12 +252,6 @@ def choose(
     if resume == "must":
         raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
     return ChosenCheckpoint(None, f"{folder} holds no checkpoint yet", catalogs[0])
-
-
-def _entries_of_run(catalog: Catalog, run_id: str) -> list[Entry]:
-    """The checkpoints of a catalog that are of a run, or may be."""
-    # An entry without a readable manifest may belong to the run, and is reported then.
-    return [entry for entry in catalog.entries() if entry.manifest is None or entry.manifest.run_id == run_id]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def replayed_entries(run: RunDir) -> list[Entry]:
         return []
     catalog, attempts = Catalog.of(run.replayed_folder), run.attempts
     entries = [entry for entry in map(catalog.entry, catalog.names()) if entry.valid and entry.is_replayed]
-    of_run = [entry for entry in entries if entry.manifest is not None and entry.manifest.run_id == run_id]
+    of_run = [entry for entry in entries if entry.may_be_of(run_id)]
     return sorted((entry for entry in of_run if not is_abandoned(entry, attempts)), key=lambda entry: entry.step)
 
 
