@@ -52,6 +52,7 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
         ("resume", "Did you mean 'train fit resume=RUN'?"),
         ("eval runs/a/checkpoints/step1", "Did you mean 'train validate ckpt=runs/a/checkpoints/step1'?"),
         ("test ckpt=runs/a@best", "Did you mean 'train validate ckpt=runs/a@best'?"),
+        ("tail runs/a/train.txt", "runs/a/train.txt holds no run. Did you mean 'runs/a'?"),
         ("logs runs/a", "Did you mean 'train tail runs/a'?"),
         ("tensorboard", "Did you mean 'tensorboard --logdir runs'?"),
         ("train mine", "Did you mean 'train fit mine'?"),
@@ -146,12 +147,48 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
             "report", "train report needs RUN. For example: train report runs/digits", marks=pytest.mark.addon("view")
         ),
         ("fit gone.yaml", "Write key=value, or the name of an experiment: mine, "),
-        ("complete fish", "(choose from"),
+        ("complete fish", "it must be one of bash, zsh"),
         ("docs resumq", "there is no page 'resumq', and none mentions it. Did you mean 'resume'?"),
         # Verbs and arguments of other tools, translated together
         ("test mine --ckpt_path runs/a/step5", "Did you mean 'train validate ckpt=runs/a/step5'?"),
         ("val model=runs/a/step5", "Did you mean 'train validate ckpt=runs/a/step5'?"),
-        ("test mine", "Did you mean 'train validate ckpt=mine'?"),
+        ("test mine", "Did you mean 'train validate ckpt=runs/mine@best'?"),
+        ("test mine ckpt_path=best", "Did you mean 'train validate ckpt=runs/mine@best'?"),
+        ("test mine --ckpt_path last", "Did you mean 'train validate ckpt=runs/mine@latest'?"),
+        ("test mine ckpt=runs/a/step5", "Did you mean 'train validate ckpt=runs/a/step5'?"),
+        # Paths as other trainers have them in a run
+        ("val model=runs/a/weights/best.pt", "Did you mean 'train validate ckpt=runs/a@best'?"),
+        ("fit mine --ckpt_path runs/a/checkpoints/last.ckpt", "resume=runs/a@latest continues a run from that"),
+        ("fit mine init_from=runs/a/checkpoints/last.ckpt", "Did you mean 'ckpt=runs/a@latest'?"),
+        ("fit mine resume=runs/a/checkpoints/last.ckpt", "Did you mean 'runs/a@latest'?"),
+        ("fit mine resume=last.ckpt", "Write RUN@best or RUN@latest, such as runs/a@best."),
+        ("fit mine resume=runs/a/checkpoints/step1", "To continue a run, write resume=runs/a; to begin one with these"),
+        ("validate mine --checkpoint model.pth", "Did you mean 'ckpt=model.pth'?"),
+        ("validate mine --resume runs/a/checkpoints/step1", "Did you mean 'ckpt=runs/a/checkpoints/step1'?"),
+        ("validate mine --model mlp", "Did you mean 'model=mlp'?"),
+        # Experiments by their files
+        ("--config configs/experiment/mine.yaml", "is not a verb, but a file. Did you mean 'train fit mine'?"),
+        ("--config=configs/experiment/mine.yaml fit", "Did you mean 'train fit mine'?"),
+        ("fit --config-path configs/experiment --config-name mine", "write its name alone, as in `train fit mine`."),
+        ("fit --config-path configs --config-name experiment/mine", "write its name alone, as in `train fit mine`."),
+        ("fit -cd configs --config-name experiment/mine", "write its name alone, as in `train fit mine`."),
+        ("config runs/a", "is runs/a/config.yaml; `train config --diff runs/a OTHER` compares two."),
+        ("config runs/a --diff runs/b foo=bar", "is runs/a/config.yaml; `train config --diff runs/a OTHER` compares"),
+        # A misspelt key with a misspelt option
+        ("fit mine optimiser=sdg", "Did you mean 'optimizer=sgd'?"),
+        ("fit mine optimiser=sgd", "Did you mean 'optimizer=sgd'?"),
+        ("fit mine schedular=cosine", "Did you mean 'scheduler=warmup_cosine'?"),
+        ("fit mine optimiser=foo", "Did you mean 'optimizer'? Available: adam"),
+        pytest.param(
+            "ckpt export runs/a --format onxx",
+            "archive. ONNX is not written: torch.onnx.export does it",
+            marks=pytest.mark.addon("formats"),
+        ),
+        pytest.param(
+            "ckpt export runs/a --format safetensor",
+            "one of huggingface, safetensors, torch, archive. Did you mean 'safetensors'?",
+            marks=pytest.mark.addon("formats"),
+        ),
         (
             "export model=runs/a/step5 format=onnx",
             "'train ckpt export runs/a/step5 --format safetensors -o FILE'? ONNX",
@@ -296,6 +333,18 @@ def test_checkpoints_named_by_epochs_are_named_by_steps_here(made: Path, capsys:
     assert main(["validate", "ckpt=runs/a/checkpoints/epoch*"]) == 3
     meant = "Checkpoints are named by their step: did you mean 'runs/a/checkpoints/step*' (step0, step250)?"
     assert meant in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("named", "meant"), [("best", "such as runs/a@best."), ("runs/a/weights/best.pt", "Did you mean 'runs/a@best'?")]
+)
+def test_a_checkpoint_by_the_name_that_other_trainers_give_it_is_named_by_its_run(
+    made: Path, capsys: pytest.CaptureFixture[str], named: str, meant: str
+) -> None:
+    (made / "runs/a").mkdir(parents=True)
+    (made / "runs/a/config.yaml").touch()
+    assert main(["validate", f"ckpt={named}"]) == 3
+    assert meant in message(capsys.readouterr().err)
 
 
 def test_what_is_suggested_can_be_run(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

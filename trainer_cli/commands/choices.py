@@ -98,10 +98,11 @@ _NAMES_OF_WEIGHTS = (
     "resume", "resume_from", "resume_from_checkpoint", "model_name_or_path",
 )  # fmt: skip
 """Keys and flags of other tools that name the checkpoint to evaluate or to export."""
+_CONFIG_FLAGS = ("--config", "-c", "--cfg", "--config-file", "--config_file")
 _PATH_SIGNS = ("/", "*", "@")
 _FILES = (".yaml", ".yml", ".py")
 _EXPORT = "export"
-_ONNX = "ONNX is not written: torch.onnx.export does it in Python, from the model with these weights."
+ONNX = "ONNX is not written: torch.onnx.export does it in Python, from the model with these weights."
 _VERBS_ELSEWHERE = {
     word: (command.format(word), *arguments)
     for words, command, *arguments in (
@@ -148,6 +149,9 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     names = list(verbs)
     if (error := explain_missing(f"train {word}", "verbs", word)) is not None:
         return error
+    name, _, file = word.partition("=")
+    if name in _CONFIG_FLAGS and (words := [*filter(None, [file]), *arguments[1:]]):
+        return no_verb(words[0], words, names)
     if word.startswith("-"):
         verb = next((argument for argument in arguments if argument in names), "fit")
         other_arguments = [argument for argument in arguments if argument != verb]
@@ -169,7 +173,7 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
 
 def wants_help_on(words: Sequence[str]) -> UserError | None:
     """The error for `--help` followed by a key or a group, which the help of a verb does not explain; else None."""
-    flag = next((index for index, word in enumerate(words) if word in ("-h", "--help")), len(words))
+    flag = next(index for index, word in enumerate(words) if word in ("-h", "--help"))
     word = next((word for word in words[flag + 1 :] if _suggest_help(word)), None)
     return None if word is None else UserError(f"--help explains a verb, not {word!r}", cure=_suggest_help(word))
 
@@ -199,7 +203,7 @@ def _translate_verb(word: str, arguments: Sequence[str]) -> UserError | None:
             places = [argument for argument in words if "=" not in argument]
             words = [*(places[:1] or ["CKPT"]), "--format", "safetensors", "-o", *(places[1:2] or ["FILE"])]
             if any("onnx" in argument.lower() for argument in arguments):
-                notes = [_ONNX]
+                notes = [ONNX]
     words = words or [f"{key}{missing}"]
     if command == "train fit" and arguments:
         return _refuse_verb(message, command, (words, notes))
@@ -223,10 +227,9 @@ def _refuse_verb(message: str, command: str, translated: tuple[list[str], list[s
     overrides = experiment_by_name(complete_words, None)
     try:
         compose(overrides, missing_ok=True)
-    except ConfigErrors as errors:
-        return ConfigErrors([ConfigError(message, hint=_ask_if_meant(command)), *errors.mistakes])
     except ConfigError as error:
-        return ConfigErrors([ConfigError(message, hint=_ask_if_meant(command)), error])
+        mistakes = getattr(error, "mistakes", [error])
+        return ConfigErrors([ConfigError(message, hint=_ask_if_meant(command)), *mistakes])
     return UserError(message, cure=" ".join([_ask_if_meant(shlex.join([*command.split(), *words])), *notes]))
 
 
@@ -256,7 +259,7 @@ def _translate_arguments(arguments: Sequence[str], key: str) -> tuple[list[str],
         given_value = _find_flag_value(word, [word, *words_left])
         translated = translate_setting(name, given_value, below=word.startswith("--"))
         if key == "ckpt=" and given_value and normalise(name) in _NAMES_OF_WEIGHTS:
-            translated = f"ckpt={given_value}"
+            translated = f"ckpt={in_runs(given_value) or given_value}"
         elif name == "model" and given_value in experiments and given_value not in models:
             translated = given_value
         if translated is None:
@@ -269,12 +272,16 @@ def _translate_arguments(arguments: Sequence[str], key: str) -> tuple[list[str],
         else:
             # Of alternatives the first is taken.
             words += translated.partition(" | ")[0].split(" ")
-    # The name of an experiment beside a checkpoint, which holds its config.
-    named = [f"ckpt={name}" for name in experiments]
-    if key == "ckpt=" and any(word.startswith("ckpt=") and word not in named for word in words):
-        words = [word for word in words if word not in named]
-    best = {f"ckpt={name}": f"ckpt={run}@best" for name in experiments for run in [in_runs(name)] if run is not None}
-    return [best.get(word, word) for word in words], notes
+    if key == "ckpt=":
+        selector = "latest" if "ckpt=last" in words else "best"
+        named = {f"ckpt={name}": f"ckpt=runs/{name}@{selector}" for name in experiments}
+        if not named.keys().isdisjoint(words):
+            words = [word for word in words if word not in ("ckpt=best", "ckpt=last")]
+        # The name of an experiment beside a checkpoint, which holds its config.
+        if any(word.startswith("ckpt=") and word not in named for word in words):
+            words = [word for word in words if word not in named]
+        words = [named.get(word, word) for word in words]
+    return words, notes
 
 
 def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> UserError:
@@ -297,8 +304,8 @@ def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> Us
 def several_runs(verb: str, runs: Sequence[str]) -> UserError:
     """The error for a verb that shows one folder or run, and got several, with the commands that compare them."""
     error = _translate_verb("compare", runs)
-    cure = None if error is None else error.cure
-    return UserError(f"train {verb} takes one path, and got {' '.join(runs)}", cure=cure)
+    assert error is not None
+    return UserError(f"train {verb} takes one path, and got {' '.join(runs)}", cure=error.cure)
 
 
 def wrong_flags(
@@ -324,12 +331,15 @@ def wrong_flags(
     words_left = [word for word in unknown if not word.startswith("-")]
     words_without_flag = [*parsed.overrides, *words_left] if takes_overrides else words_left
     mistakes = []
+    config_name = getattr(parsed, "config_name", "config")
     for flag in (word for word in unknown if word.startswith("-")):
         value = _find_flag_value(flag, words)
         if value is not None and "=" not in flag and value in words_without_flag:
             words_without_flag.remove(value)
         name = flag.partition("=")[0]
-        if named := owners.get(name):
+        if name == "--config-path" and (hint := search_configs()._replace(primary=config_name).hint_on_experiment()):
+            cure = hint
+        elif named := owners.get(name):
             cure = f"It is one of {', '.join(named)}; see train {verb} --help."
         else:
             cure = _suggest_for_flag(name, value, words, list(flags), verb, overrides=takes_overrides)
@@ -338,7 +348,7 @@ def wrong_flags(
         from trainer_cli.config import find_mistakes
 
         overrides = [word for word in experiment_by_name(words_without_flag, parsed.config_dir) if "=" in word]
-        search = SearchPath.of(parsed.config_dir, getattr(parsed, "config_name", "config"), None)
+        search = SearchPath.of(parsed.config_dir, config_name, None)
         mistakes += find_mistakes(overrides, search)
     return mistakes
 
@@ -360,14 +370,16 @@ def _suggest_for_flag(
     if overrides and key:
         from trainer_cli.config import hint_on_setting
 
-        if hint := hint_on_setting(key, given_value, below=False):
-            return hint
         value = "VALUE" if given_value is None else given_value
         search = search_configs()
+        if verb in ("validate", "predict") and key in _NAMES_OF_WEIGHTS and value not in search.options("model"):
+            return f"Did you mean 'ckpt={in_runs(value) or value}'?"
+        if hint := hint_on_setting(key, given_value, below=False):
+            return hint
         settings = [*read_settings(search, "config", words), *keys()]
         if key in settings or key in search.groups():
             return f"Did you mean '{spell(key, value)}'?"
-        if key in ("config", "c", "cfg", "config_file") and (
+        if name in _CONFIG_FLAGS and (
             suggestion := _suggest_file(Path(value), search, has_config_name="--config-name" in flags)
         ):
             return suggestion.replace("Did you mean '", f"Did you mean 'train {verb} ", 1)
@@ -486,19 +498,21 @@ def _suggest_override(
     # Without `@` the first part is empty, which would be the current folder.
     runs = (word, word.rpartition("@")[0] or word)
     is_run = any((Path(run) / CONFIG_FILE).is_file() for run in runs)
-    if verb == "config" and is_run:
-        return None  # The other run of --diff.
+    if verb in ("config", "diff") and is_run:
+        # With `--diff` alone it is the other run.
+        return (
+            None
+            if verb == "diff" and not words[1:]
+            else f"The config of a run is {word}/{CONFIG_FILE}; `train config --diff {word} OTHER` compares two."
+        )
     if verb in ("fit", "plan") and is_run:
         # A checkpoint holds the config too.
         return f"Did you mean '{'ckpt' if (path / MANIFEST_FILE).is_file() else 'resume'}={word}'?"
-    if verb in ("validate", "predict") and (path_in_runs := in_runs(word)) is not None:
-        return f"Did you mean 'ckpt={path_in_runs}'?"
-    if verb in ("validate", "predict") and any(sign in word for sign in _PATH_SIGNS):
-        return (
-            "Write ckpt='GLOB', in quotes, so that the shell leaves the glob alone."
-            if following
-            else (f"Did you mean 'ckpt={word}'?")
-        )
+    path_in_runs = in_runs(word)
+    if verb in ("validate", "predict") and (path_in_runs or any(sign in word for sign in _PATH_SIGNS)):
+        if following and not path_in_runs:
+            return "Write ckpt='GLOB', in quotes, so that the shell leaves the glob alone."
+        return f"Did you mean 'ckpt={path_in_runs or word}'?"
     if is_key:
         return f"Write {name}=VALUE."
     experiments = list(options_of(search, EXPERIMENT))

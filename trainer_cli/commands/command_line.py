@@ -84,10 +84,15 @@ class Parser(argparse.ArgumentParser):
         example = re.search(rf"^  ({self.prog} [^-\n].*?)( {{2,}}|$)", self.epilog or "", re.M)
         if missing != message and example:
             message, cure = f"{self.prog} needs {missing}", f"For example: {example[1]}"
-        elif choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            suggestion = did_you_mean(choice[1], re.findall(r"[^', ]+", choice[2])).strip()
-            if suggestion:
-                message, cure = message[: message.index(" (choose")], suggestion
+        elif choice := re.search(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            flag, word, listed = choice.groups()
+            names = re.findall(r"[^', ]+", listed)
+            message = f"{flag} is {word!r}, but it must be one of {', '.join(names)}"
+            cure = did_you_mean(word, names).strip() or cure
+            if flag == "--format" and word.startswith("on"):
+                from trainer_cli.commands.choices import ONNX
+
+                cure = ONNX
         raise UserError(message, cure=cure)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
@@ -349,6 +354,8 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
 
         parsed.overrides = experiment_by_name(parsed.overrides, parsed.config_dir)
         has_config_name = hasattr(parsed, "config_name")
+        # A run beside `--diff` is the other one.
+        verb = verb if getattr(parsed, "diff", None) is None else "diff"
         error = stray_word(parsed.overrides, verb=verb, config_dir=parsed.config_dir, has_config_name=has_config_name)
         if error is not None:
             raise error

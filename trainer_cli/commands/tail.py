@@ -87,7 +87,7 @@ def no_run(path: Path) -> UserError:
     path_in_runs = in_runs(str(path))
     cure = did_you_mean(str(path), known_runs).strip()
     if path_in_runs is not None:
-        cure = f"Did you mean '{path_in_runs}'?"
+        cure = f"Did you mean '{path_in_runs.partition('@')[0]}'?"
     return UserError(f"{path} holds no run", cure=cure or "`train top DIR` lists the runs below a folder.")
 
 

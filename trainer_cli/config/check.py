@@ -28,6 +28,7 @@ from trainer_cli.config.overrides import (
     hint_on_setting,
     line_of,
     override_error,
+    parse_override,
     parse_overrides,
     path_of,
     strip_quotes,
@@ -40,7 +41,7 @@ from trainer_cli.config.yaml import PYTHONS_NULL, TRUTH_WORDS, instead_of, looks
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import OPEN, KeyPath, sections, text_keys, unknown_key
 from trainer_cli.parts import explain_missing
-from trainer_cli.patterns import did_you_mean
+from trainer_cli.patterns import did_you_mean, find_nearest
 from trainer_cli.schema import RESUME_WORDS, TrainConfig
 from trainer_cli.values import (
     IN_QUOTES,
@@ -428,7 +429,14 @@ def _unknown_key_error(
     choices = [*known_keys, *(group for group in groups if group not in known_keys)]
     _, equals, value = line.partition("=")
     text = strip_quotes(value) if equals else None
-    return unknown_key_error(unknown, choices, COMMAND_LINE, text, path[len(unknown) :])
+    error = unknown_key_error(unknown, choices, COMMAND_LINE, text, path[len(unknown) :])
+    group = find_nearest(unknown[-1], groups)
+    if error.hint == f"Did you mean '{group}'?" and (choice := parse_override(f"{group}={value}")) is not None:
+        # Of a misspelt key the option may be misspelt, too.
+        cures = [str(mistake.cure) for mistake in find_wrong_choice(search, choice)]
+        cure = [*cures, f"Did you mean '{group}={value}'?"][0]
+        error.cure = cure if cure.startswith("Did") else f"{error.cure} {cure}"
+    return error
 
 
 def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigError]:

@@ -277,9 +277,8 @@ def _compose(
     """`compose` with these folders and the parsed overrides."""
     if search.find(search.primary) is None:
         names = search.primaries()
-        hint = did_you_mean(search.primary, names).strip() or f"Available: {', '.join(names) or 'none'}."
-        if search.primary in search.options("experiment"):
-            hint = f"It is an experiment: write its name alone, as in `train fit {search.primary}`."
+        near = search.hint_on_experiment() or did_you_mean(search.primary, names).strip()
+        hint = near or f"Available: {', '.join(names) or 'none'}."
         message = f"there is no {search.primary}.yaml in {search.listed()}"
         raise ConfigError(message, source="--config-name", code=Code.unknown_option, hint=hint)
     draft = _compose_draft(search, command)

@@ -132,7 +132,7 @@ def _wrong_override_error(parent: str, key: str, candidates: Sequence[str], list
         return _list_error(f"nothing chooses a {group} for {package or group}", where, f"Write {corrections}.")
     message = f"nothing chooses a {group} that could be overridden"
     hint = f"Write '- /{_with_package(key)}: {option}' without override, or choose one in {lists.search.primary}.yaml."
-    return _list_error(message, where, hint)
+    return _list_error(message, where, lists.search.hint_on_experiment() or hint)
 
 
 def _not_listed_error(key: str, candidates: Sequence[str], lists: _DefaultsLists, *, deletes: bool) -> ConfigError:

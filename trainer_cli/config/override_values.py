@@ -88,7 +88,11 @@ def _why_refused(root: Node, override: Override, search: SearchPath, switches: M
     for depth, name in enumerate(path[:-1], start=1):
         parent = None if parent is None else parent.get(name)
         if parent is not None and isinstance(parent.value, list):
-            return _list_item_error(line, ".".join(path[:depth]))
+            # By its index, it would be another item after the list changes.
+            list_key = ".".join(path[:depth])
+            return override_error(
+                f"{line}: {list_key} is a list, whose items are not set singly", hint_on_list(list_key)
+            )
         if parent is not None and parent.is_interpolation:
             return _interpolation_error(line, ".".join(path[:depth]), parent.value)
     if override.is_delete():
@@ -289,8 +293,3 @@ def _why_not_removed(
 def _interpolation_error(line: str, key: str, text: str) -> ConfigError:
     """Refuse a key below an interpolation: it would be set in the node that the interpolation refers to."""
     return override_error(f"{line}: {key} is {text}, and what it names has that key", "Set the key there.")
-
-
-def _list_item_error(line: str, list_key: str) -> ConfigError:
-    """Refuse an item of a list by its index, which would name another item after the list changes."""
-    return override_error(f"{line}: {list_key} is a list, whose items are not set singly", hint_on_list(list_key))

@@ -27,7 +27,7 @@ from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number,
 from trainer_cli.elsewhere import hint_on, normalise
 from trainer_cli.errors import Code, ConfigError, raise_all
 from trainer_cli.keys import DATA_KEYS, OPEN, SEVERAL, KeyPath, kind_at, sections, unknown_key, why_refused
-from trainer_cli.layout import parse_step
+from trainer_cli.layout import in_runs, parse_step
 from trainer_cli.parts import explain_missing
 from trainer_cli.patterns import find_key, find_name, find_nearest
 
@@ -155,6 +155,8 @@ def writer(source: str) -> Callable[[str], str]:
 def hint_on_setting(word: str, value: str | None, *, source: str = COMMAND_LINE, below: bool = True) -> str:
     """The hint on a setting of other trainers (`hint_on`), without suggestions that the schema refuses."""
     hint = hint_on(word, value, below=below, written=writer(source), refused=_why_refused if value else lambda _: None)
+    if value and re.search("(resume|ckpt)=", hint):
+        hint = hint.replace(f"={value}", f"={in_runs(value) or value}")
     if value and f"resume={value}" in hint:
         return _suggest_going_back(value) or hint
     return hint
@@ -458,11 +460,9 @@ def _several_values_error(argument: str, sweep: Any, arguments: Sequence[str]) -
         return override_error(message, f"{suggest_list(key, sweep)} With -m: train fit -m.")
     words = [word.removeprefix("experiment=") for word in arguments]
     command = f"To run each: `train fit -m {shlex.join(words)}`."
+    readings = {"list": f"For a list write {shlex.quote(f'{key}=[{value}]')}.", "str": f"For a string write {text}."}
     if re.match(r"\w+\(", value):
-        readings = {"str": f"For a string write {text}."}
-    else:
-        list_text = shlex.quote(f"{key}=[{value}]")
-        readings = {"list": f"For a list write {list_text}.", "str": f"For a string write {text}."}
+        del readings["list"]
     if (number := looks_like_number(value)) is not None:
         command = f"For a number write '{key}={instead_of(value, number)}'. {command}"
     kind = kind_at(key)

@@ -66,6 +66,12 @@ class SearchPath(NamedTuple):
         paths = (folder / f"{name.removesuffix('.yaml')}.yaml" for folder in self.dirs)
         return next((path for path in paths if path.is_file()), None)
 
+    def hint_on_experiment(self) -> str | None:
+        """The hint if the primary config is an experiment; None for any other."""
+        name = self.primary.rpartition("/")[2]
+        hint = f"It is an experiment: write its name alone, as in `train fit {name}`."
+        return hint if name in self.options("experiment") else None
+
     def primaries(self) -> list[str]:
         """Names of the configs outside groups, sorted."""
         return sorted({name for folder in self.dirs for name in _entries(str(folder))[0]})

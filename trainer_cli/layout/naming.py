@@ -173,8 +173,14 @@ def class_name(value: object) -> str:
 
 
 def in_runs(named: str) -> str | None:
-    """`runs/NAME` for the name of a run in that folder, also with a selector such as `@best`; None for other names."""
-    path = Path("runs", named)
+    """`runs/NAME` for the name of a run in that folder, also with a selector such as `@best`; `RUN@best` or
+    `RUN@latest` for a file of weights that is not there, as other trainers have it in a run; None for other names.
+    """
+    path, missing = Path("runs", named), Path(named)
+    # The last is the current folder, or the root.
+    folders = [parent for parent in missing.parents[:-1] if Path(parent, CONFIG_FILE).is_file()]
+    if folders and missing.suffix and not missing.exists():
+        return f"{folders[-1]}@{'best' if 'best' in missing.name else 'latest'}"
     run = str(path).partition("@")[0]
     exists = path != Path(named) and Path(run, CONFIG_FILE).is_file()
     return str(path) if exists else None

@@ -39,7 +39,7 @@ from trainer_cli.running.resume import (
 )
 from trainer_cli.runs import RunDir, is_checkpoint, refuse_nested
 from trainer_cli.schema import ANEW, CheckpointConfig, LoadConfig, TrainConfig
-from trainer_cli.selection import StoredCheckpoint, select_one, suggest_nearby
+from trainer_cli.selection import StoredCheckpoint, run_holding, select_one, suggest_nearby
 from trainer_cli.steps import Duration, Interval, Progress, RunStatus
 from trainer_cli.storage import ReadableFolder, open_storage
 from trainer_cli.tensor_files import verify
@@ -332,7 +332,8 @@ def start_new(
         raise UserError(
             f"resume={config.resume} returns to a checkpoint of the run in {run.path}, which holds no run",
             where="resume",
-            cure="To begin a new run with these weights, use ckpt=PATH.",
+            cure=f"To continue a run, write resume={run_holding(Path(config.resume).parent) or 'RUN'}; to begin one "
+            f"with these weights, ckpt={config.resume}.",
         )
     if config.resume == "never" and run.path.is_dir() and any(run.path.iterdir()):
         raise UserError(f"resume=never, but {run.path} is not empty", cure="Choose another run_dir= or name=.")

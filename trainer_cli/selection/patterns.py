@@ -20,7 +20,7 @@ from typing import NamedTuple
 from trainer_cli.catalog import Catalog, Entry, ForeignKind, checkpoint_at, filled, paths_of, split_existing
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import as_path, is_url
-from trainer_cli.layout import in_runs, parse_step
+from trainer_cli.layout import CONFIG_FILE, in_runs, parse_step
 from trainer_cli.parts import IS_ARCHIVE
 from trainer_cli.patterns import did_you_mean, expand_braces
 from trainer_cli.runs import BestSettings, RunDir, is_checkpoint, replayed_entries
@@ -195,8 +195,7 @@ def has_step(run: Path, step: int) -> bool:
     """Whether a checkpoint of a step of a run was kept, valid or damaged, or was replayed."""
     run_id = RunDir(run).known_id
     for entry in Catalog.of(RunDir(run).stored_checkpoints()).entries():
-        may_be_of_run = entry.manifest is None or run_id in (None, entry.manifest.run_id)
-        if entry.step == step and may_be_of_run and not entry.partial:
+        if entry.step == step and entry.may_be_of(run_id) and not entry.partial:
             return True
     return any(entry.step == step for entry in replayed_entries(RunDir(run)))
 
@@ -378,9 +377,7 @@ def _select_from_run(run: Path, selector: str) -> Path:
                 cure="Name a step, or set checkpoint.keep_best.metric in a run.",
             )
     else:
-        entries = [
-            entry for entry in catalog.entries() if entry.manifest is None or run_id in (None, entry.manifest.run_id)
-        ]
+        entries = [entry for entry in catalog.entries() if entry.may_be_of(run_id)]
         of_step = [entry for entry in entries if f"step{entry.step}" == selector]
         # A valid one, else a damaged one, whose loading reports the damage, else a partial one.
         chosen = min(of_step, key=lambda entry: (not entry.valid, entry.partial), default=None)
@@ -389,9 +386,7 @@ def _select_from_run(run: Path, selector: str) -> Path:
             chosen = next((entry for entry in replayed if f"step{entry.step}" == selector), chosen)
             folder = RunDir(run).replayed_folder if chosen in replayed else folder
     if chosen is None:
-        names = [entry.name for entry in catalog.valid(run_id)]
-        shown = [*names[:4], "…", *names[-4:]] if len(names) > 9 else names
-        listed = ", ".join(shown) or "no valid checkpoint"
+        listed = _list_ends([entry.name for entry in catalog.valid(run_id)]) or "no valid checkpoint"
         raise CheckpointError(f"{run}@{selector}: there is none", cure=f"{folder} holds {listed}.")
     return folder / chosen.name
 
@@ -399,8 +394,7 @@ def _select_from_run(run: Path, selector: str) -> Path:
 def _warn_of_newer(catalog: Catalog, chosen: Entry, run_id: str | None) -> None:
     """Warn of each newer checkpoint of the run that is damaged, or whose weights are not finite."""
     for entry in catalog.entries():
-        is_of_another_run = entry.manifest is not None and run_id not in (None, entry.manifest.run_id)
-        if entry.step > chosen.step and not entry.partial and not is_of_another_run:
+        if entry.step > chosen.step and not entry.partial and entry.may_be_of(run_id):
             problem = entry.problem or "its weights are not finite"
             log.warning("%s is skipped, and %s is used: %s", entry.name, chosen.name, problem)
 
@@ -424,6 +418,11 @@ def _suggest_ckpt(path: Path) -> str | None:
     return None if kind is None else f"It is a {kind}, which ckpt= of train fit and train validate reads."
 
 
+def _list_ends(names: Sequence[str]) -> str:
+    """The names, of many the first and the last four, for a message."""
+    return ", ".join([*names[:4], "…", *names[-4:]] if len(names) > 8 else names)
+
+
 def suggest_selector(pattern: str) -> str | None:
     """The hint for `RUN@41` or `RUN@lates`; None for any other pattern."""
     run, at, selector = pattern.rpartition("@")
@@ -440,6 +439,9 @@ def suggest_nearby(pattern: str) -> str | None:
         return hint
     if (path_in_runs := in_runs(pattern)) is not None:
         return f"Did you mean '{path_in_runs}'?"
+    if re.fullmatch(r"(best|last|latest)(\.\w+)?", pattern):
+        file = min(Path("runs").glob(f"*/{CONFIG_FILE}"), default=Path("runs/NAME", CONFIG_FILE))
+        return f"Write RUN@best or RUN@latest, such as {file.parent}@best."
     existing, glob = split_existing(pattern)
     folder = Path(existing + re.split(r"[*?\[{@]", glob, maxsplit=1)[0])
     if is_url(pattern):
@@ -465,6 +467,5 @@ def suggest_nearby(pattern: str) -> str | None:
     steps = [name for name in names if parse_step(name) is not None]
     if "epoch" in typed and steps:
         return f"Checkpoints are named by their step: did you mean '{folder}/step*' ({format_first(steps)})?"
-    listed = names if len(names) <= 8 else [*names[:4], "…", *names[-4:]]
     where = "The current folder" if folder == Path() else folder
-    return f"{where} holds {', '.join(listed)}.{suggestion}" if names else f"{where} is empty."
+    return f"{where} holds {_list_ends(names)}.{suggestion}" if names else f"{where} is empty."
