@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.addons.exact.replay_command import name_bad_samples
 from trainer_cli.commands.command_line import main
 
 pytestmark = pytest.mark.usefixtures("forked_replays")
@@ -128,6 +129,13 @@ def test_bisect_names_the_sample(project: Path, capsys: pytest.CaptureFixture[st
         "  not finite  batch image, sample 77",
         "              of samples alone: 77 nan; the other 7 are finite",
     ]
+
+
+def test_of_many_samples_with_such_losses_the_first_are_named() -> None:
+    batch = {"rank": 0, "number": 1, "samples": 10, "sample_losses": [float("inf")] * 9 + [1.0]}
+    (line,) = name_bad_samples([batch], None)
+    assert line.startswith("of samples alone: row 0 inf, row 1 inf, ")
+    assert line.endswith(", row 7 inf and 1 more; the other 1 are finite")
 
 
 def test_where_the_weights_became_so_is_named_instead_of_innocent_samples(

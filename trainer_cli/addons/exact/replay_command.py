@@ -18,7 +18,7 @@ from trainer_cli.commands import add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.parts import LAUNCH_RANKS
 from trainer_cli.ranks import read_ranks
-from trainer_cli.terminal import format_count, line_width, print_json, wrapped, wrapped_report
+from trainer_cli.terminal import format_count, format_first, line_width, print_json, wrapped, wrapped_report
 
 if TYPE_CHECKING:
     from trainer_cli.addons.exact.replay import Replayed
@@ -280,14 +280,14 @@ def _describe_losses(batch: Mapping[str, Any], names: Sequence[str] | None, *, w
         return
     labels = names if names is not None and len(names) == len(losses) else [f"row {row}" for row in range(len(losses))]
     listed = [
-        (label, loss)
+        f"{label} {loss:.4g}"
         for label, loss in zip(labels, map(float, losses), strict=True)
         if whole or not math.isfinite(loss)
     ]
-    shown = ", ".join(f"{label} {loss:.4g}" for label, loss in listed)
     if whole:
-        yield f"of each sample: {shown}"
+        yield f"of each sample: {', '.join(listed)}"
     elif listed:
+        shown = format_first(listed, _MOST_ROWS)
         yield f"of samples alone: {shown}; the other {len(losses) - len(listed):,} are finite"
     else:
         yield "of each sample alone: finite"
