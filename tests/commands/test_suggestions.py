@@ -147,6 +147,7 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
             "report", "train report needs RUN. For example: train report runs/digits", marks=pytest.mark.addon("view")
         ),
         ("fit gone.yaml", "Write key=value, or the name of an experiment: mine, "),
+        ("config runs/a --diff runs/b --provenance", "not allowed with argument --diff. Leave one of them out."),
         ("complete fish", "it must be one of bash, zsh"),
         ("docs resumq", "there is no page 'resumq', and none mentions it. Did you mean 'resume'?"),
         # Verbs and arguments of other tools, translated together

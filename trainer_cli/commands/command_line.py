@@ -93,6 +93,8 @@ class Parser(argparse.ArgumentParser):
                 from trainer_cli.commands.choices import ONNX
 
                 cure = ONNX
+        elif "not allowed with" in message:
+            cure = "Leave one of them out."
         raise UserError(message, cure=cure)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
