@@ -282,6 +282,14 @@ def test_a_likely_mistake_is_one_line_with_its_cure(
         ("fit mine --num_train_epochs 3 --output_dir out", ["'loop.max_duration=3ep'", "'run_dir=out'"]),
         ("fit mine --learning_rate 1e-4 batch=8", ["'optimizer.lr=1e-4'", "'data.batch_size=8'"]),
         ("fit mine optimizer=Adam optimizer.learning_rate=0.001", ["'optimizer=adam'", "'optimizer.lr=0.001'"]),
+        (
+            "fit mine callbacks=[ModelCheckpoint,EarlyStopping]",
+            ["'checkpoint.keep_best.metric=val/loss'", "'callbacks=[early_stopping]'"],
+        ),
+        (
+            "fit mine callbacks=[ema,EarlyStoping,ModelCheckpoint]",
+            ["'callbacks=[ema,early_stopping]'", "'checkpoint.keep_best.metric=val/loss'"],
+        ),
         ("model=mine optimzer.lr=0.1", ["'train fit'", "'optimizer.lr=0.1'"]),
     ],
 )

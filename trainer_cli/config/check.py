@@ -24,7 +24,9 @@ from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
     HOW_TO_OVERRIDE,
     CommandLine,
+    as_list,
     as_text,
+    correct_choice,
     hint_on_setting,
     line_of,
     override_error,
@@ -255,7 +257,7 @@ class _Validation:
         if isinstance(value, str) and "${" in value:
             return
         if key == "ckpt":
-            texts = value if isinstance(value, list) else [value]
+            texts = as_list(value)
             if value is not None and not all(isinstance(text, str) for text in texts):
                 self._refuse((key,), value, "a path, a glob or a list of them")
             return
@@ -493,7 +495,7 @@ def find_wrong_choice(search: SearchPath, override: Override) -> Iterator[Config
         hint = f"Leave it out, or choose one: {', '.join(known_options)}."
         yield override_error(f"{line.lstrip('+')} chooses no experiment", hint)
     closed = (key,) in sections()
-    for option in value if isinstance(value, list) else [value]:
+    for option in as_list(value):
         if option is None and closed:
             yield override_error(f"{key} is a section, and never null", code=Code.wrong_type)
         elif option == PYTHONS_NULL and option not in known_options:
@@ -501,7 +503,11 @@ def find_wrong_choice(search: SearchPath, override: Override) -> Iterator[Config
             yield override_error(f"there is no {key} called {option!r}", hint, Code.unknown_option)
         elif option is not None and str(option).removesuffix(".yaml") not in known_options:
             yield _unread_option_error(search, key, str(option)) or unknown_option_error(
-                key, str(option), known_options, COMMAND_LINE, line
+                key,
+                str(option),
+                known_options,
+                COMMAND_LINE,
+                line_of(correct_choice(override, known_options) or override),
             )
 
 

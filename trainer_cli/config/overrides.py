@@ -204,7 +204,7 @@ def unknown_option_error(
     """The error for an option that a group does not have.
 
     Args:
-        line: the override that names it, if one does.
+        line: the override that names it, if one does, as `correct_choice` has it.
     """
     missing = explain_missing(f"{group}={option}", "configs", f"{group}/{option}")
     if missing is not None:
@@ -214,7 +214,7 @@ def unknown_option_error(
     if target is not None:
         suggestion = f"torch has it: write optimizer=null 'optimizer={{_target_: {target}, lr: 0.001}}'."
     elif similar is not None:
-        suggestion = f"Did you mean '{_replace_option(line, option, similar) or similar}'?"
+        suggestion = f"Did you mean '{line or similar}'?"
     else:
         suggestion = hint_on_setting(group, option, below=False, source=source)
     hint = f"{suggestion} Available: {', '.join(known_options) or 'none'}.".strip()
@@ -227,14 +227,23 @@ def unknown_option_error(
     return ConfigError(f"there is no {noun} called {option!r}", source=source, code=Code.unknown_option, hint=hint)
 
 
+def as_list(value: Any) -> list[Any]:
+    """A list as it is, any other value as the only item of one."""
+    return value if isinstance(value, list) else [value]
+
+
 def correct_choice(override: Override, known_options: Sequence[str]) -> Override | None:
-    """A choice with each option that does not exist replaced by the most similar one; None if none is similar."""
+    """A choice with each option that does not exist replaced by the most similar one, or left out of a list if there
+    is none; None for a choice that stays the same.
+    """
     line, value = line_of(override), override.value()
-    for option in map(str, value if isinstance(value, list) else [value]):
-        similar = (
-            None if option in known_options else _find_similar_option(override.key_or_group, option, known_options)
-        )
-        line = line if similar is None else _replace_option(line, option, similar)
+    options = as_list(value)
+    for option in map(str, options):
+        similar = option in known_options or _find_similar_option(override.key_or_group, option, known_options)
+        if similar is None and options[1:]:
+            line = re.sub(rf"(?<=\[){re.escape(option)}, *|, *{re.escape(option)}(?=[,\]])", "", line)
+        elif isinstance(similar, str):
+            line = _replace_option(line, option, similar)
     return parse_override(line) if line != line_of(override) else None
 
 
@@ -255,7 +264,7 @@ def _find_similar_option(group: str, option: str, known_options: Sequence[str]) 
 
 def _replace_option(line: str, option: str, other: str) -> str:
     """An override that chooses `other` in place of `option`."""
-    return re.sub(rf"(?<=[=,\[]){re.escape(option)}(?![^,\]])", other, line)
+    return re.sub(rf"(?<=[=,\[ ]){re.escape(option)}(?![^,\]])", other, line)
 
 
 def line_of(override: Override) -> str:
@@ -319,13 +328,11 @@ def _add_ckpt(command: CommandLine, ckpt: str | list[str] | None, *, appends: bo
     command.ckpt_given = True
     if ckpt is None:
         return
-    patterns = ckpt if isinstance(ckpt, list) else [ckpt]
     if command.ckpt is not None:
-        earlier = command.ckpt if isinstance(command.ckpt, list) else [command.ckpt]
-        command.ckpt = [*earlier, *patterns]
+        command.ckpt = [*as_list(command.ckpt), *as_list(ckpt)]
     else:
         # A single name stays a string, as a config file has it.
-        command.ckpt = patterns if appends else ckpt
+        command.ckpt = as_list(ckpt) if appends else ckpt
 
 
 def _add_override(command: CommandLine, argument: str, parser: OverridesParser, arguments: Sequence[str]) -> None:
@@ -360,7 +367,7 @@ def _add_override(command: CommandLine, argument: str, parser: OverridesParser, 
         raise override_error(f"{argument!r} has values to sweep inside of another", hint)
     if is_append:
         parsed_value: Any = override.value()
-        values = parsed_value if isinstance(parsed_value, list) else [parsed_value]
+        values = as_list(parsed_value)
         command.appends.append(Append(path_of(override), values, argument, value_in_quotes(override)))
     else:
         command.overrides.append(override)
