@@ -22,39 +22,41 @@ from small_runs import ListLogger, StopAt
 
 import trainer_cli as tc
 
-VALIDATING: dict[str, Callable[[], tc.Callback]] = {
-    "ActivationStatistics": lambda: tc.ActivationStatistics(),
-    "AnomalyDetection": tc.AnomalyDetection,
-    "BatchSummary": tc.BatchSummary,
-    "CheckFinite that raises": tc.CheckFinite,
-    "CheckFinite that skips": lambda: tc.CheckFinite("skip"),
-    "ConfusionMatrix": lambda: tc.ConfusionMatrix(),
-    "DumpActivations": lambda: tc.DumpActivations(["classifier"], every=3),
-    "DurationProfiler": lambda: tc.DurationProfiler(),
-    "EarlyExit": lambda: tc.EarlyExit([lambda trainer: False]),
-    "EarlyStopping": lambda: tc.EarlyStopping(patience="50ep"),
-    "EMA": lambda: tc.EMA(0.9),
-    "EMA every two steps": lambda: tc.EMA(0.9, every=2),
-    "EMA from step 3 on": lambda: tc.EMA(0.9, start=3),
-    "LearningRateMonitor": tc.LearningRateMonitor,
-    "MemoryMonitor": lambda: tc.MemoryMonitor(),
-    "Norms": lambda: tc.Norms(weights=True),
-    "ParameterTable": tc.ParameterTable,
-    "SaveCheckpointState": tc.SaveCheckpointState,
-    "ScopedFlags": lambda: tc.ScopedFlags(fit={"torch.backends.cudnn.benchmark": True}),
-    "SelectiveGrad": lambda: tc.SelectiveGrad(0.5),
-    "SkipSamples": lambda: tc.SkipSamples(4),
-    "SWA": lambda: tc.SWA(start=3, every=1),
-    "TensorListener": lambda: tc.TensorListener(),
-    "ThresholdStopper": lambda: tc.ThresholdStopper("val/loss", -1.0),
-    "Throughput": lambda: tc.Throughput(),
-    "TorchProfiler": lambda: tc.TorchProfiler(wait=1, warmup=1, active=1),
+
+def made(name: str, *values: object, **settings: object) -> Callable[[], tc.Callback]:
+    """By name: a type checker would look for the class of an add-on that was deleted."""
+    return lambda: getattr(tc, name)(*values, **settings)
+
+
+VALIDATING = {
+    "ActivationStatistics": made("ActivationStatistics"),
+    "AnomalyDetection": made("AnomalyDetection"),
+    "BatchSummary": made("BatchSummary"),
+    "CheckFinite that raises": made("CheckFinite"),
+    "CheckFinite that skips": made("CheckFinite", "skip"),
+    "ConfusionMatrix": made("ConfusionMatrix"),
+    "DumpActivations": made("DumpActivations", ["classifier"], every=3),
+    "DurationProfiler": made("DurationProfiler"),
+    "EarlyExit": made("EarlyExit", [lambda trainer: False]),
+    "EarlyStopping": made("EarlyStopping", patience="50ep"),
+    "EMA": made("EMA", 0.9),
+    "EMA every two steps": made("EMA", 0.9, every=2),
+    "EMA from step 3 on": made("EMA", 0.9, start=3),
+    "LearningRateMonitor": made("LearningRateMonitor"),
+    "MemoryMonitor": made("MemoryMonitor"),
+    "Norms": made("Norms", weights=True),
+    "ParameterTable": made("ParameterTable"),
+    "SaveCheckpointState": made("SaveCheckpointState"),
+    "ScopedFlags": made("ScopedFlags", fit={"torch.backends.cudnn.benchmark": True}),
+    "SelectiveGrad": made("SelectiveGrad", 0.5),
+    "SkipSamples": made("SkipSamples", 4),
+    "SWA": made("SWA", start=3, every=1),
+    "TensorListener": made("TensorListener"),
+    "ThresholdStopper": made("ThresholdStopper", "val/loss", -1.0),
+    "Throughput": made("Throughput"),
+    "TorchProfiler": made("TorchProfiler", wait=1, warmup=1, active=1),
 }
-TRAINING: dict[str, Callable[[], tc.Callback]] = {
-    **VALIDATING,
-    "GMP": lambda: tc.GMP(0.5, every=2),
-    "Static": lambda: tc.Static(0.5),
-}
+TRAINING = {**VALIDATING, "GMP": made("GMP", 0.5, every=2), "Static": made("Static", 0.5)}
 THERE = [name for name in TRAINING if name.split()[0] in tc.__all__]
 """Each begins with the name of its class, which is not there if its add-on was deleted."""
 # The first start of torch's profiler takes seconds.
