@@ -523,8 +523,8 @@ class TrainingLoop(Lengths):
         steps, stated = -(-progress.batch // self.settings.grad_accum_steps), self.settings.steps_per_epoch
         if progress.epoch == 0 and self.epoch_batches is None and stated not in (None, steps):
             log.warning(
-                "the first epoch has %s, and loop.steps_per_epoch is %d: epochs in durations and logs are of %d steps",
-                format_count(steps, "step"), stated, stated,
+                "the first epoch has %s, and loop.steps_per_epoch is %d, which durations and logs count as an epoch",
+                format_count(steps, "step"), stated,
             )  # fmt: skip
         progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
         trainer.schedulers.step(trainer, SchedulerInterval.epoch)
