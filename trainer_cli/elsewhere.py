@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
+OWN_METRIC = " The metric may also be one of your own, such as val/accuracy."
+
 _ELSEWHERE = {
     # Length and intervals
     "Leave it out, and give the length in the other unit, as in loop.max_duration=10ep.": "max_steps=-1 max_epochs=-1",
@@ -56,7 +58,7 @@ _ELSEWHERE = {
         "save_best=true save_best_model=true save_strategy=best callbacks=model_checkpoint callbacks=modelcheckpoint"
     ),
     "Leave it out and add checkpoint.keep_best.metric=val/loss: the run keeps its last weights, and RUN@best names the "
-    "best, as in `train validate ckpt=RUN@best`. The metric may also be one of your own, such as val/accuracy.": (
+    f"best, as in `train validate ckpt=RUN@best`.{OWN_METRIC}": (
         "load_best_model_at_end=true restore_best_weights=true restore_best=true"
     ),
     "checkpoint.keep_best.metric=val/loss | checkpoint.keep_best.metric=train/loss": (
@@ -289,8 +291,6 @@ for _text, _words in _ELSEWHERE.items():
             _key = _text.rpartition(" ")[2].partition("=")[0]
             NAMES_HERE.setdefault(_name, []).append(_key.rpartition(".")[2])
 
-
-OWN_METRIC = " The metric may also be one of your own, such as val/accuracy."
 _OFF = ("false", "no", "none", "null", "0")
 
 
