@@ -68,7 +68,13 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     for name in ("TRAIN_FULL_ERROR", "HYDRA_FULL_ERROR", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+    # What the package itself sets, as for the ranks it starts, is put back too: a later test's commands would be new
+    # processes, not forks, since a fork can't have another setting of torch or OpenMP.
+    before = dict(os.environ)
     yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
     left = signal.signal(signal.SIGINT, on_ctrl_c)
     assert left == on_ctrl_c, "this test left another handler of Ctrl-C to the tests after it"
 

@@ -216,6 +216,7 @@ def start(
         return warm.WarmProcess(warm_server(), arguments, cwd=cwd, env=env, **settings)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}
     streams.pop("imports", None)
+    assert "disk" not in streams, "a faulty disk is given to a fork, and this environment needs a new interpreter"
     return subprocess.Popen(command(*arguments), cwd=cwd, env=env, text=True, **streams)
 
 
