@@ -245,6 +245,33 @@ def test_one_that_is_removed_while_it_is_looked_at_is_valid_or_not_there(root: P
     assert [entry.problem for entry in entries if not entry.valid] == []
 
 
+class SavesAndRemovesMidway(RemovesMidway):
+    """Another process saves a checkpoint and removes all others before operation number `at` of this one."""
+
+    def __init__(self, root: Path, at: int) -> None:
+        super().__init__(root, "step10", at)
+        self.remove = partial(save_and_remove, root)
+
+
+def save_and_remove(root: Path) -> None:
+    earlier = LocalStorage(root).names()
+    SyncCheckpointer().save(small_state(300), root / "step300", metadata=CheckpointMetadata(run_id="a", step=300))
+    for name in earlier:
+        LocalStorage(root).remove(name)
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+def test_a_name_is_found_where_all_that_were_listed_are_removed_meanwhile(root: Path, at: int) -> None:
+    assert Catalog(LocalStorage(root, disk=SavesAndRemovesMidway(root, at))).names()
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+def test_a_valid_one_is_found_where_all_that_were_listed_are_removed_meanwhile(root: Path, at: int) -> None:
+    entries = Catalog(LocalStorage(root, disk=SavesAndRemovesMidway(root, at))).entries()
+    assert entries
+    assert all(entry.valid for entry in entries)
+
+
 @pytest.mark.parametrize("at", range(1, 40))
 def test_one_whose_removal_has_begun_is_neither_damaged_nor_said_to_have_been_partial(root: Path, at: int) -> None:
     entries = Catalog(LocalStorage(root, disk=RemovesMidway(root, "step10", at, keep=True))).entries()

@@ -167,8 +167,13 @@ class Catalog:
 
     def entries(self) -> list[Entry]:
         """All checkpoints by step, partial and damaged ones too, but no copies. Sizes are checked."""
-        entries = [self._examine(name) for name in self.storage.names()]
-        return _sort_by_step(entry for entry in entries if entry is not None)
+        found: list[Entry] = []
+        names: list[str] = []
+        # As in `LocalStorage.names`: all of a listing may have been removed while it was examined.
+        while not found and (latest_names := self.storage.names()) != names:
+            names = latest_names
+            found = [entry for entry in map(self._examine, names) if entry is not None]
+        return _sort_by_step(found)
 
     def remembered(self) -> list[Entry]:
         """Like `entries`, but a checkpoint with a manifest is taken to be valid and not pinned, and is read only once.

@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from operator import call
@@ -76,15 +76,30 @@ class LocalStorage:
 
     def names(self, earlier: Collection[str] = ()) -> list[str]:
         """The folders with a plain name. Those of `earlier` that are still there are not examined again."""
+        found: list[str] = []
+        names: list[str] = []
+        # Where nothing of a listing is found, a run that saves at each step may have removed all of it meanwhile: the
+        # newer ones are in the next listing.
+        while not found and (latest_names := self._list_root()) != names:
+            names = latest_names
+            found = self._find_listed(names, earlier)
+        return found
+
+    def _list_root(self) -> list[str]:
+        """All names in the root, sorted."""
         try:
-            names = self.disk.listdir(self.root)
+            return self.disk.listdir(self.root)
         except FileNotFoundError:
             return []
+
+    def _find_listed(self, names: Sequence[str], earlier: Collection[str]) -> list[str]:
+        """Those of the names in the root that are plain and of a folder, or in `earlier`."""
         # The names are sorted, and there may be thousands.
         hidden = names[: bisect_left(names, "0")]
         replaced = [name.removeprefix(REPLACED_PREFIX) for name in hidden if name.startswith(REPLACED_PREFIX)]
         # A replacement that was cut short may give a checkpoint its name back.
-        names += [name for name in replaced if is_plain(name) and self._finish_replacement(name) and name not in names]
+        given_back = [name for name in replaced if is_plain(name) and self._finish_replacement(name)]
+        names = [*names, *(name for name in given_back if name not in names)]
         return [name for name in names if name in earlier or self._is_listed(name)]
 
     def location(self, name: str) -> str:
