@@ -48,6 +48,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 gc.disable()
 
 
+_STATE = tempfile.TemporaryDirectory(prefix="train-state-")
+
+
+def pytest_configure() -> None:
+    """Have runs of tests sign with a key of their own, not with that of whoever tests; workers of xdist inherit it."""
+    os.environ.setdefault("XDG_STATE_HOME", _STATE.name)
+
+
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()

@@ -31,7 +31,7 @@ FLOORS = (
     "patterns ranks user_cache",
     "metric_names parts",
     "steps files",
-    "values layout models",
+    "values layout models user_key",
     "signatures",
     "loads",
     "schema",

@@ -57,14 +57,14 @@ def _installed_version(package: str) -> str | None:
 
 def git_facts(folder: Path) -> dict[str, Any] | None:
     """The commit of a repository, and whether tracked files differ from it; None outside one or without git."""
-    commit = _git(folder, "rev-parse", "HEAD")
+    commit = run_git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    changes = run_git(folder, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def run_git(folder: Path, *arguments: str) -> str | None:
     """The output of a command of git in a folder; None if it fails, or git is not installed."""
     try:
         result = subprocess.run(

@@ -9,10 +9,13 @@ It promises:
 - Different source files are reported by name. They are refused only where `train validate` would take the model from
   another project than the run's.
 - Ranks with other data or files than rank 0 are refused before a run directory is made.
+- A run keeps the source that made it (`KeptSource`), whole or not at all, before its first step. A failure is a warning
+  only.
+- A kept source is read only as it was written, and `is_own` tells that of this user from that of others.
 
-It reads samples and files, and writes nothing.
+It decides nothing about a training, and writes nothing but the kept source.
 
-Begin with `compare.py`.
+Begin with `compare.py`, and `kept_source.py` for what a run keeps.
 """
 
 from trainer_cli.lazy import add_lazy_names

@@ -8,3 +8,9 @@ from trainer_cli.origin.compare import (
     other_source as other_source,
     report_source as report_source,
 )
+from trainer_cli.origin.keep import keep_source as keep_source
+from trainer_cli.origin.kept_source import (
+    DamagedSourceError as DamagedSourceError,
+    KeptSource as KeptSource,
+    SourceFacts as SourceFacts,
+)

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.config import PACKAGE, Change, Composed, diff, from_yaml, project_root
+from trainer_cli.config import Change, Composed, diff, from_yaml, project_root
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
 from trainer_cli.keys import DATA_KEYS, SOURCE, matches_any
+from trainer_cli.origin.source_files import find_imported_modules
 from trainer_cli.parallel import ProcessGroup, check_same
 from trainer_cli.runs import RunDir
 from trainer_cli.selection import StoredCheckpoint, ckpt_argument
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 TRAIN = "train"
 """The name of the training data."""
 _EVALUATION_SECTIONS = frozenset({"model", "model_call", "data", "step", "precision", "callbacks", "compile"})
@@ -88,27 +86,9 @@ def _digest_samples(loaders: Mapping[str, Any], draws: int = 2) -> dict[str, dic
 
 def _digest_sources(root: Path) -> Iterator[tuple[str, str]]:
     """Path and digest of each imported file below the project's root that is neither installed nor this package's."""
-    for file in sorted(_find_imported_files(root)):
+    for file in sorted(set(find_imported_modules(root).values())):
         if (digest := _digest_file(root / file)) is not None:
             yield file, digest
-
-
-def _find_imported_files(root: Path) -> set[str]:
-    """The paths, relative to the project's root, of the imported files below it that are its own source."""
-    libraries = [Path(path).resolve() for path in (sys.prefix, sysconfig.get_path("stdlib"))]
-    libraries = [path for path in (*libraries, PACKAGE) if not root.is_relative_to(path)]
-    files = set()
-    # A copy, because another thread may import a module meanwhile.
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__file__", None)
-        if not isinstance(name, str) or not name.endswith(".py") or not name.startswith(f"{root}{os.sep}"):
-            continue
-        # A virtual environment inside the project is no source of it.
-        path = Path(name)
-        is_installed = _INSTALLED.intersection(path.parts) or any(path.is_relative_to(folder) for folder in libraries)
-        if not is_installed:
-            files.add(path.relative_to(root).as_posix())
-    return files
 
 
 def _digest_file(file: Path) -> str | None:

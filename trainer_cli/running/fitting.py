@@ -36,7 +36,7 @@ from trainer_cli.files import is_url, read_rows
 from trainer_cli.loads import LoadOptions
 from trainer_cli.loggers import JsonlLogger
 from trainer_cli.messages import SILENT, to_console, to_file
-from trainer_cli.origin import DataAndSource, compare_forked, compare_resumed
+from trainer_cli.origin import DataAndSource, compare_forked, compare_resumed, keep_source
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
 from trainer_cli.parts import FIND_AUTO
 from trainer_cli.running.disk_failures import explain_disk_failure
@@ -126,7 +126,7 @@ def fit(
                     _check_hard_stop(start, trainer, data)
                     _compare_origin(composed, start, fork, data, origin)
                     # The run begins only now: until here an error leaves no directory of a new run and no attempt.
-                    _begin_attempt(composed, start, fork, trainer, data, decisions, stack, config_text)
+                    _begin_attempt(composed, start, fork, trainer, data, origin, decisions, stack, config_text)
             fork = group.broadcast(fork)
             if group.world_size > 1:
                 _check_ranks(composed, start, group, config_text)
@@ -234,6 +234,7 @@ def _begin_attempt(
     fork: Path | None,
     trainer: Trainer,
     data: Data,
+    origin: DataAndSource,
     decisions: Mapping[str, AutoDecision],
     stack: ExitStack,
     config_text: str,
@@ -280,6 +281,7 @@ def _begin_attempt(
         resume=None if config.resume in RESUME_WORDS else config.resume,
         differs_until=differs_until,
         forked_from=describe_fork(fork, counts_on=config.load.options().resumes),
+        source=keep_source(run, composed, config_text, origin, facts),
     )
     if start_step == 0:
         keep_records(run, attempt, begins_anew=start.entry is None)

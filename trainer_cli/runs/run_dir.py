@@ -10,6 +10,7 @@
       checkpoints.jsonl               each save and removal, and why
       notes.md                        yours: train serve and report show it
       replayed/                       checkpoints of steps that were computed again
+      source/                         the source that made it, once for each that differs (origin/kept_source.py)
       .lock                           held while a process trains here, as environment.json is
 
 `config.yaml` is written last when a directory is made, so one without it was never a run.
@@ -105,6 +106,7 @@ class RunDir:
         self.replayed_folder = self.path / "replayed"
         self.searches_folder = self.replayed_folder / "bisect"
         """What `train bisect` has evaluated."""
+        self.source_folder = self.path / "source"
         self.copies_cache = self.checkpoints_folder / COPIES_CACHE
         self.history_file = self.path / "checkpoints.jsonl"
         self.report_file = self.path / "report.html"
@@ -615,7 +617,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 _ATTEMPT_CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("attempt", "start_step", "step", "differs_until", "pid"), is_count),
-    **dict.fromkeys(("status", "reason", "started", "ended"), is_text),
+    **dict.fromkeys(("status", "reason", "started", "ended", "source"), is_text),
     **dict.fromkeys(("changed_environment", "forked_from", "throughput", "time_s"), is_table),
     "wall_time_s": is_amount,
 }

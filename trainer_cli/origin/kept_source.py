@@ -1,0 +1,226 @@
+"""The source that made steps of a run: the files of the project, with the config and the versions.
+
+    RUN/source/DIGEST/files/mine/parts.py     as it was imported
+    RUN/source/DIGEST/config.yaml             as the run stores it, without secrets
+    RUN/source/DIGEST/source.json             digests of the files, versions, what was not kept, and a code
+
+One folder for each digest, written once; an attempt in `summary.json` names its own. Kept source is code: the code in
+`source.json` is made with a key of the user, so that what somebody else wrote is told from one's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from trainer_cli.bounds import is_bounded, is_list, is_table, is_text
+from trainer_cli.errors import CheckpointError
+from trainer_cli.files import sync
+from trainer_cli.runs import RunDir
+from trainer_cli.storage import replacing
+from trainer_cli.user_key import is_signed, sign
+
+FACTS_FILE = "source.json"
+FILES_FOLDER = "files"
+_CONFIG = "config.yaml"
+_MOST_BYTES = 1 << 30
+_MOST_FACTS_BYTES = 1 << 24
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+
+
+class DamagedSourceError(CheckpointError):
+    """A kept source is not what was written, or names files outside of its folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What `source.json` says of a kept source, besides its files."""
+
+    project_root: str
+    import_roots: Sequence[str]
+    """Folders, relative to the project's root, from which its modules are imported: the root itself is ''."""
+    python: str
+    versions: Mapping[str, str | None]
+    samples: Mapping[str, Mapping[str, str]]
+    """Digests of a few samples of each dataset."""
+    not_kept: Mapping[str, str]
+    """File -> why it was not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSource:
+    """A source with the contents of its files, which are those that were written."""
+
+    folder: Path
+    facts: SourceFacts
+    files: Mapping[str, bytes]
+    """Path, relative to the project's root, with `/` -> content."""
+    config: str
+    is_own: bool
+    """Whether a run of this user kept it."""
+
+    @property
+    def digest(self) -> str:
+        """The name of its folder."""
+        return self.folder.name
+
+    @classmethod
+    def of_attempt(cls, run: RunDir, attempt: int) -> KeptSource | None:
+        """The source of an attempt; None if none was kept.
+
+        Raises:
+            DamagedSourceError: see `read`.
+        """
+        digest = next((entry.get("source") for entry in run.attempts if entry.get("attempt") == attempt), None)
+        # The name is part of a path: a summary may come from anybody.
+        return cls.read(run.source_folder / digest) if digest is not None and _DIGEST.fullmatch(digest) else None
+
+    @classmethod
+    def read(cls, folder: Path) -> KeptSource:
+        """Read a kept source, and verify the digest of each file.
+
+        Raises:
+            DamagedSourceError: it is incomplete, was changed, or would write outside of a view.
+        """
+        content = _read_facts(_read_plain(folder, FACTS_FILE, _MOST_FACTS_BYTES), folder)
+        try:
+            facts = SourceFacts(**{name: content[name] for name in SourceFacts.__slots__})
+            digests = {str(name): str(digest) for name, digest in content["files"].items()}
+            texts = [facts.project_root, facts.python, content["config"], *facts.import_roots]
+            tables = [facts.versions, facts.samples, facts.not_kept]
+            if not (all(map(is_text, texts)) and all(map(is_table, tables)) and is_list(facts.import_roots)):
+                raise TypeError
+        except (AttributeError, KeyError, TypeError):
+            raise _damaged(folder, f"{FACTS_FILE} lacks values, or has others") from None
+        for path in (*digests, *filter(None, facts.import_roots)):
+            if not _is_inside(path):
+                raise _damaged(folder, f"{path!r} leads out of the project")
+        files, left = {}, _MOST_BYTES
+        for path, digest in digests.items():
+            files[path] = _read_verified(folder, f"{FILES_FOLDER}/{path}", digest, left)
+            left -= len(files[path])
+        config = _read_verified(folder, _CONFIG, content["config"], left).decode(errors="replace")
+        return cls(folder, facts, files, config, is_signed(_to_sign(content), content.get("mac")))
+
+    @classmethod
+    def write(cls, run: RunDir, facts: SourceFacts, files: Mapping[str, bytes], config: str, values: object) -> str:
+        """Keep a source, durably, unless the run has it; returns its digest.
+
+        Args:
+            config: its text, without secrets.
+            values: of the config, as far as another value is another source.
+        """
+        digests = {path: hashlib.sha256(content).hexdigest() for path, content in sorted(files.items())}
+        identity = json.dumps([values, digests, facts.samples], sort_keys=True, default=str)
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        folder = run.source_folder / digest
+        if (folder / FACTS_FILE).is_file():
+            return digest
+        content = {
+            **asdict(facts),
+            "total_bytes": sum(map(len, files.values())),
+            "config": hashlib.sha256(config.encode()).hexdigest(),
+            "files": digests,
+        }
+        text = json.dumps({**content, "mac": sign(_to_sign(content))}, indent=2)
+        written = {f"{FILES_FOLDER}/{path}": data for path, data in files.items()}
+        folders = {parent for path in written for parent in PurePosixPath(path).parents[:-2]}
+        with replacing(folder, overwrite=True) as staging:
+            for path, data in {**written, _CONFIG: config.encode(), FACTS_FILE: text.encode()}.items():
+                (staging / path).parent.mkdir(parents=True, exist_ok=True)
+                (staging / path).write_bytes(data)
+            # After all were written: one commit of a journal covers them. `replacing` syncs the top of the folder.
+            for below in [*map(PurePosixPath, written), *folders]:
+                sync(staging / below)
+        sync(run.path)
+        return digest
+
+    def find_differences(self, root: Path) -> dict[str, str]:
+        """Its files that differ in a project -> `changed` or `not there`."""
+        differing = {}
+        for path, content in self.files.items():
+            try:
+                # A checkout on another system may have other line ends.
+                if (root / path).read_bytes().replace(b"\r\n", b"\n") != content.replace(b"\r\n", b"\n"):
+                    differing[path] = "changed"
+            except OSError:
+                differing[path] = "not there"
+        return differing
+
+    def write_view(self, view: Path, project: Path | None) -> None:
+        """Write its files into an empty folder, with links to the other entries of the project but Python files.
+
+        Args:
+            project: the folder that has them; None: there is none.
+        """
+        folders = {parent for path in self.files for parent in PurePosixPath(path).parents}
+        for folder in sorted(folders):
+            (view / folder).mkdir(exist_ok=True)
+            for entry in [] if project is None else _list_entries(project / folder):
+                # A link to a folder that has kept files would lead to those of the project.
+                is_code = entry.suffix in (".py", ".pyc") or entry.name == "__pycache__"
+                if not is_code and folder / entry.name not in folders:
+                    (view / folder / entry.name).symlink_to(entry)
+        for path, content in self.files.items():
+            # A file without the ending of Python may be linked already.
+            (view / path).unlink(missing_ok=True)
+            (view / path).write_bytes(content)
+
+
+def _list_entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _to_sign(content: Mapping[str, Any]) -> bytes:
+    return json.dumps({key: value for key, value in content.items() if key != "mac"}, sort_keys=True).encode()
+
+
+def _read_facts(text: bytes, folder: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not is_table(content) or not is_bounded(content):
+        raise _damaged(folder, f"{FACTS_FILE} is no JSON of a source")
+    values: dict[str, Any] = content
+    return values
+
+
+def _is_inside(path: str) -> bool:
+    """Whether a path of `source.json` leads to a place in the folder on every system."""
+    parts = path.split("/")
+    return not any(part in ("", ".", "..") for part in parts) and "\0" not in path
+
+
+def _read_verified(folder: Path, path: str, digest: str, most_bytes: int) -> bytes:
+    content = _read_plain(folder, path, most_bytes)
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise _damaged(folder, f"{path} is not what was kept")
+    return content
+
+
+def _read_plain(folder: Path, path: str, most_bytes: int) -> bytes:
+    """The content of a file in a kept source, which no link leads to."""
+    file = folder / path
+    try:
+        if file.resolve() != folder.resolve() / path or not file.is_file():
+            raise _damaged(folder, f"{path} is a link, or no file")
+        with open(file, "rb") as opened:
+            content = opened.read(most_bytes + 1)
+    except (OSError, RuntimeError) as error:
+        raise _damaged(folder, f"{path} cannot be read: {error}") from None
+    if len(content) > most_bytes:
+        raise _damaged(folder, f"{path} is too large")
+    return content
+
+
+def _damaged(folder: Path, why: str) -> DamagedSourceError:
+    return DamagedSourceError(f"the source kept in {folder} is damaged: {why}")

@@ -1,0 +1,99 @@
+"""The files of a project that a run is made from: those that are imported, and those that these may import later."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from trainer_cli.config import PACKAGE
+from trainer_cli.environment import run_git
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_MOST_PARSED_BYTES = 1 << 20
+"""A larger file is data or was generated, and takes seconds to parse."""
+
+
+def find_imported_modules(root: Path) -> dict[str, str]:
+    """Module -> path, relative to the project's root, of the imported files below it that are its own source."""
+    libraries = [path for path in _find_libraries() if not root.is_relative_to(path)]
+    modules, prefix = {}, f"{root}{os.sep}"
+    # A copy, because another thread may import a module meanwhile.
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py") or not file.startswith(prefix):
+            continue
+        # A virtual environment inside the project is no source of it.
+        path = Path(file)
+        is_installed = _INSTALLED.intersection(path.parts) or any(path.is_relative_to(folder) for folder in libraries)
+        if not is_installed:
+            modules[name] = path.relative_to(root).as_posix()
+    return modules
+
+
+@cache
+def _find_libraries() -> tuple[Path, ...]:
+    return (*(Path(path).resolve() for path in (sys.prefix, sysconfig.get_path("stdlib"))), PACKAGE)
+
+
+def find_import_roots(modules: dict[str, str]) -> list[str]:
+    """The folders, relative to the project's root, from which modules were imported; the root itself, '', is first."""
+    roots = {""}
+    for name, path in modules.items():
+        parts = path.removesuffix(".py").removesuffix("/__init__").split("/")
+        names = name.split(".")
+        if parts[-len(names) :] == names:
+            roots.add("/".join(parts[: -len(names)]))
+    return sorted(roots)
+
+
+def add_imports(root: Path, files: Iterable[str], import_roots: Iterable[str]) -> set[str]:
+    """The files, and all files of the project that their import statements lead to, also those inside functions."""
+    found, roots = set(files), [PurePosixPath(folder) for folder in import_roots]
+    unread = list(found)
+    while unread:
+        path = PurePosixPath(unread.pop())
+        for folder, names in _read_imports(root / path, path):
+            for base in roots if folder is None else [folder]:
+                new = {file for file in _find_files(root, base, names) if file not in found}
+                found |= new
+                unread += new
+    return found
+
+
+def find_ignored(root: Path, files: Iterable[str]) -> set[str]:
+    """Which of the files git ignores; none without git."""
+    names = sorted(files)
+    listed = run_git(root, "-c", "core.quotePath=false", "check-ignore", "--", *names) if names else None
+    return set(names) & set((listed or "").splitlines())
+
+
+def _read_imports(file: Path, path: PurePosixPath) -> Iterator[tuple[PurePosixPath | None, list[str]]]:
+    """What a file imports: names from a package on, with the folder of a relative import."""
+    try:
+        content = file.read_bytes()
+        tree = ast.parse(content) if len(content) <= _MOST_PARSED_BYTES else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((None, alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level <= len(path.parts):
+            folder = path.parents[node.level - 1] if node.level else None
+            names = node.module.split(".") if node.module else []
+            yield from ((folder, [*names, alias.name]) for alias in node.names)
+
+
+def _find_files(root: Path, folder: PurePosixPath, names: list[str]) -> Iterator[str]:
+    """The files of the project that an import of dotted names from a folder runs; the last may be a class in them."""
+    for name in names:
+        folder /= name
+        for file in (folder.with_name(f"{name}.py"), folder / "__init__.py"):
+            if (root / file).is_file():
+                yield file.as_posix()
+        if not (root / folder).is_dir():
+            return
