@@ -20,6 +20,8 @@ from trainer_cli.schema import DigestAlgorithm
 
 SCHEMA_VERSION = 2
 """Version 1 has its own digest among the other fields, and over their values instead of over bytes."""
+FROZEN_SUFFIX = ".frozen.safetensors"
+"""Ending of the names of tensor files that checkpoints of a run may share, as hard links."""
 _DIGEST = re.compile(r"xxh3_128:[0-9a-f]{32}|sha256:[0-9a-f]{64}")
 # Larger counts fit no 64-bit integer, so none was ever counted; a hostile file may hold any.
 _MAX_COUNT = 2**63

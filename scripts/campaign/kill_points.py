@@ -23,6 +23,11 @@ TRAINING = (
     "checkpoint.save_interval=null", "checkpoint.ephemeral_save_interval=2", "run_dir=run",
 )  # fmt: skip
 """Saves steps 2 and 4 for safety, and step 6 at the end; removes those before."""
+LINKED = (
+    "model.hidden=[512,512]", "freeze=[layers.1.*,layers.4.*]", "checkpoint.save_interval=2",
+    "checkpoint.ephemeral_save_interval=1", "checkpoint.max_checkpoints=2",
+)  # fmt: skip
+"""A frozen matrix of 1 MiB: each step is saved, with a link to its file; steps 4 and 6 stay."""
 SYNCHRONOUS, BACKGROUND = "checkpoint.save_async=false", "checkpoint.save_async=true"
 ALL = 1_000_000
 """As many trials as there are changes."""
@@ -63,7 +68,7 @@ def spread(points: Sequence[int], count: int) -> list[int]:
 def prepare(folder: Path, count: int, _size: Size, *, stage: str) -> Iterator[Trials]:
     """Train without a fault, and list the changes."""
     how = BACKGROUND if stage == "background" else SYNCHRONOUS
-    training = ("fit", *TRAINING, how)
+    training = ("fit", *TRAINING, how, *(LINKED if stage == "links" else ()))
     reference = make_reference(folder, *training[1:], disk={})
     template = folder / "template"
     template.mkdir()
@@ -75,6 +80,11 @@ def prepare(folder: Path, count: int, _size: Size, *, stage: str) -> Iterator[Tr
     if stage == "tear":
         only_changes = [line for line in changes if not line.startswith("committed")]
         points, fault = [n for n in points if only_changes[n - 1].split()[0] in ("write", "pwrite")], "tear"
+    if stage == "links":
+        # From the first link on, after which several checkpoints have one file.
+        assert sum(line.startswith("link") for line in changes) >= 5
+        linked = next(n for n, line in enumerate(changes, 1) if line.startswith("link"))
+        points = range(count_changes(changes[:linked]), count_changes(changes) + 1)
     if stage == "resume":
         # Killed within the save of step 6: there is a checkpoint to resume, and a partial one.
         renamed = next(n for n, line in enumerate(changes, 1) if line.startswith("rename") and "step6" in line)
@@ -124,5 +134,8 @@ CLASSES = tuple(
          "Half of a write is done, then the process is killed."),
         ("kill_points_background", "background", "`kill -9` at every change, saves in the background",
          "As above, with saves by the writer thread while training continues."),
+        ("links", "links", "`kill -9` at every change of saves that link to a file of the one before",
+         "A run with a frozen layer, whose checkpoints share its file, is killed before each change after the first "
+         "link, and started again. Every checkpoint on the disk is verified, and equals that of an undisturbed run."),
     )
 )  # fmt: skip

@@ -295,6 +295,9 @@ class Memory:
     def open(self, file: str) -> Iterator[Memory]:
         yield self
 
+    def on_verified(self, file: str, entry: FileEntry) -> None:
+        pass
+
     def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
         with self._lock:
             self.reading += 1

@@ -154,8 +154,8 @@ _FREE = """
     checkpoint.keep_best.metric
     checkpoint.keep_best.mode checkpoint.keep_best.count checkpoint.newer checkpoint.folder checkpoint.name
     checkpoint.copy_to.folder checkpoint.copy_to.every
-    checkpoint.latest_link checkpoint.leave_out checkpoint.suffix checkpoint.format checkpoint.compression
-    checkpoint.digest checkpoint.on_save_error checkpoint.max_save_errors
+    checkpoint.latest_link checkpoint.link_frozen checkpoint.leave_out checkpoint.suffix checkpoint.format
+    checkpoint.compression checkpoint.digest checkpoint.on_save_error checkpoint.max_save_errors
     data.num_workers data.persistent_workers data.worker_timeout
     parallel.processes_per_node parallel.timeout logging.rank_files
     parallel.strategy parallel.find_unused_parameters parallel.shard_size parallel.wrap parallel.wrap_min_parameters

@@ -127,9 +127,8 @@ CLIP = Kind(
     [None, 1, 0.5, 1e-3, 1e12],
     [0, -1, -0.5, math.nan, math.inf, True, "1.0", "x", [1.0], {"a": 1}],
 )
-TEXT = Kind(
-    lambda value: isinstance(value, str), ["x", "a b", "none", 7], [None, True, 1.5, math.nan, ["x"], {"a": "b"}]
-)
+# Not NaN, which a file may have as the text `.nan`.
+TEXT = Kind(lambda value: isinstance(value, str), ["x", "a b", "none", 7], [None, True, 1.5, ["x"], {"a": "b"}])
 TEXT_OR_NULL = Kind(lambda value: value is None or isinstance(value, str), ["x", None], [True, 1.5, ["x"]])
 TEXTS_OF = Kind(
     lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
@@ -238,6 +237,7 @@ KEYS: dict[str, Kind] = {
     "checkpoint.keep_best.count": whole(1, null=False),
     "checkpoint.newer": choice("refuse", "trash"),
     "checkpoint.folder": TEXT_OR_NULL, "checkpoint.latest_link": TRUTH,
+    "checkpoint.link_frozen": TRUTH,
     "checkpoint.leave_out": LEFT_OUT,
     "checkpoint.copy_to.folder": TEXT_OR_NULL, "checkpoint.copy_to.every": whole(1, null=False),
     "checkpoint.name": NAME,

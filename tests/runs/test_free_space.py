@@ -58,6 +58,30 @@ def timeline(count: int, present: int = 0) -> Timeline:
     return Timeline(saves=saves, peak=Peak(count, count, count * SIZE))
 
 
+class WithBase(nn.Module):
+    """Half a checkpoint is never trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.base = nn.Parameter(torch.zeros(SIZE // 8), requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({}, None), ({"link_frozen": False}, "warns"), ({"format": "archive"}, "warns")],
+)
+def test_what_checkpoints_share_is_counted_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], says: str | None
+) -> None:
+    checkpoint = CheckpointerCallback(tmp_path, **settings)
+    # Ten of which half is shared take five and a half, and the logs some more.
+    cast("Any", checkpoint.storage).disk = Left(7 * SIZE)
+    with caplog.at_level(logging.WARNING):
+        check_space(trainer(WithBase, checkpoint=checkpoint), NEW, timeline(10), SIZE)
+    assert [record.levelname for record in caplog.records] == (["WARNING"] if says else [])
+
+
 @pytest.mark.parametrize(
     ("free_bytes", "policy", "says"),
     [

@@ -42,6 +42,9 @@ FAULTS = {"mkdir": "mkdir", "write": "write", "fsync": "fsync", "names": "fsync_
 class _Trained(list[torch.Tensor]):
     """The trained parameters, of which no hook has changed one."""
 
+    def frozen(self) -> list[torch.Tensor]:
+        return []
+
     def state_dict(self) -> dict[str, bool]:
         return {}
 

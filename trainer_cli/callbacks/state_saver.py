@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -110,6 +110,7 @@ class StateSaver(SaveCaller):
         self.folder, self.identity, self.thread = folder, identity, thread
         self._keeps_settings = keeps_settings
         self._leave_out, self._links_latest = settings.leave_out, settings.latest_link
+        self._links_frozen = settings.link_frozen
         self._naming = Naming(settings.name, settings.suffix)
         self.storage = self._new_storage(folder)
         self.history = CheckpointHistory(identity.history_file)
@@ -230,6 +231,7 @@ class StateSaver(SaveCaller):
                 trained=self.trainer.trained,
                 caller=self,
                 in_background=in_background,
+                frozen=self._frozen(),
             )
             if self.in_flight is not None:
                 self.in_flight.written.add_done_callback(self._on_written)
@@ -277,7 +279,11 @@ class StateSaver(SaveCaller):
     def prepare_on_rank(self) -> None:
         """Reserve memory for copies of this rank's state. Collective, as callbacks may gather their states."""
         with self._raising_on_rank_0():
-            self.checkpointer.prepare(self._state())
+            self.checkpointer.prepare(self._state(), frozen=self._frozen())
+
+    def _frozen(self) -> Sequence[Any]:
+        """The tensors of which checkpoints may share a file."""
+        return self.trainer.trained.frozen() if self._links_frozen else ()
 
     def finish(self, *, wait: bool) -> InFlightSave | None:
         """End the save in flight if it is written, or with `wait` once it is. Returns it; None: it is still being

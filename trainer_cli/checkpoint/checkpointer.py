@@ -414,10 +414,14 @@ class Checkpointer:
             return _INTERRUPTED_TIMEOUT_S
         return max(_TIMEOUT_S, self.stager.held_bytes / _SLOWEST_BYTES_PER_S)
 
-    def prepare(self, state_dict: Mapping[str, Any]) -> None:
-        """Allocate the memory for copies of such a state in the writing thread; the first save would wait for it."""
+    def prepare(self, state_dict: Mapping[str, Any], **kwargs: Any) -> None:
+        """Allocate the memory for copies of such a state in the writing thread; the first save would wait for it.
+
+        Args:
+            kwargs: further arguments of the stager.
+        """
         self.drain()
-        memory = self.stager.prepare(self.format, state_dict)
+        memory = self.stager.prepare(self.format, state_dict, **kwargs)
         if memory is not None and self.thread is not None:
             self.thread.submit(memory.touch)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer_cli.terminal import format_count
 
@@ -65,15 +65,17 @@ def why_no_room(needed: NeededSpace, free: FreeSpace) -> str | None:
     return None
 
 
-def find_shortage(save: NeededSpace, peak: NeededSpace, free: FreeSpace) -> Shortage | None:
+def find_shortage(save: NeededSpace, peak: NeededSpace, free: FreeSpace, shared_bytes: int = 0) -> Shortage | None:
     """The space that the saves of a training lack; None if they fit, as far as that is known.
 
     Args:
         save: the space of one checkpoint.
         peak: the most space that its checkpoints take at a time, beyond what is on the disk now.
+        shared_bytes: size of a file that the second checkpoint does not take again.
     """
     # An old checkpoint is removed once the next is committed, so two exist at a time, unless only one is saved.
-    first_saves = save.times(2) if save.times(2).size_bytes < peak.size_bytes else peak
+    two = replace(save.times(2), size_bytes=2 * save.size_bytes - shared_bytes)
+    first_saves = two if two.size_bytes < peak.size_bytes else peak
     if (why := why_no_room(first_saves, free)) is not None:
         return Shortage(f"the disk has no room for the first saves: {why}", refuses=True)
     if (why := why_no_room(peak, free)) is not None:

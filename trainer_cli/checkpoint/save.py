@@ -252,9 +252,7 @@ def write(folder: StagedFolder, snapshot: Snapshot, files: Mapping[str, bytes]) 
     for file, content in files.items():
         with folder.create(file) as writer:
             writer.write(content)
-    layout = snapshot.layout
-    parts = PartTable.of({layout.container: layout.parts} if layout.parts else {})
-    return RankFiles(dict(folder.files), aliases, parts)
+    return RankFiles(dict(folder.files), aliases, PartTable.of(snapshot.layout.parts_of_files))
 
 
 def commit(

@@ -11,19 +11,21 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from trainer_cli.checkpoint.host_memory import HostMemory
+from trainer_cli.format import FilesOfRank
 from trainer_cli.memory import available_bytes
 from trainer_cli.state import are_finite
 from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.format import FileLayout, Format
-    from trainer_cli.storage import WritableFolder
+    from trainer_cli.storage import StagedFolder
     from trainer_cli.tensor_files import Leaf
 
 log = logging.getLogger(__name__)
@@ -58,8 +60,12 @@ class Snapshot:
         # count more threads than processors, and the training's own would sleep between all operations from then on.
         return self.others_finite and all(are_finite(torch.split(copy.reshape(-1), _SERIAL)) for copy in self.trained)
 
-    def write(self, folder: WritableFolder) -> dict[str, Mapping[str, str]]:
-        """Write the files of this state, the same bytes from a copy and from live tensors."""
+    def write(self, folder: StagedFolder) -> dict[str, Mapping[str, str]]:
+        """Write the files of this state, the same bytes from a copy and from live tensors. That of the frozen tensors
+        is a link to that of an earlier checkpoint, if it has the same bytes."""
+        if (frozen := self.layout.frozen) is not None:
+            image = None if self.image is None else self.image[self.layout.frozen_offset :]
+            folder.write_or_link(FilesOfRank(self.layout.rank).frozen, partial(frozen.content, image))
         return self.layout.write(folder, image=self.image)
 
 
@@ -101,7 +107,8 @@ class SnapshotBuffer:
                     "available"
                 )
             self.close()
-            on_gpu = any(isinstance(span.leaf, torch.Tensor) and span.leaf.is_cuda for span in layout.spans)
+            leaves = [span.leaf for span in layout.image_spans]
+            on_gpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
             self._memory = HostMemory(layout.image_bytes, pinned=on_gpu)
         return self._memory
 
@@ -118,13 +125,14 @@ class SnapshotBuffer:
         memory = self.reserve(layout)
         image = memory.view(layout.image_bytes)
         # The image is the file itself, header first, so that the writer hands it to the disk in one piece.
-        image[: len(layout.header)] = layout.header
-        leaves = [span.leaf for span in layout.spans]
-        streams = self._streams_of(leaves)
+        for offset, header in layout.image_headers.items():
+            image[offset : offset + len(header)] = header
+        spans = layout.image_spans
+        streams = self._streams_of([span.leaf for span in spans])
         examined = {_memory(tensor): tensor for tensor in trained}
         copies: dict[tuple[Any, ...], torch.Tensor] = {}
         with torch.no_grad():
-            for span in layout.spans:
+            for span in spans:
                 target_bytes = memory.tensor[span.offset : span.offset + span.size_bytes]
                 if isinstance(span.leaf, np.ndarray):
                     target_bytes.copy_(torch.from_numpy(np.ascontiguousarray(span.leaf).reshape(-1).view(np.uint8)))
@@ -178,19 +186,28 @@ class Stager(Protocol):
         """The memory that it holds for copies."""
         ...
 
-    def stage(self, format: Format, state: Mapping[str, Any], trained: Sequence[torch.Tensor] = ()) -> Snapshot:
+    def stage(
+        self,
+        format: Format,
+        state: Mapping[str, Any],
+        trained: Sequence[torch.Tensor] = (),
+        frozen: Iterable[torch.Tensor] = (),
+    ) -> Snapshot:
         """The state as it will be written. A snapshot with an image stays as it is when the state changes; without
         one it is the live tensors.
 
         Args:
             trained: tensors that must hold neither NaN nor infinity for the checkpoint to be finite.
+            frozen: tensors that have probably not changed since the save before; see `FileLayout.split_off`.
 
         Raises:
             UnsavableState: naming the owner of what cannot be saved.
         """
         ...
 
-    def prepare(self, format: Format, state: Mapping[str, Any]) -> HostMemory | None:
+    def prepare(
+        self, format: Format, state: Mapping[str, Any], frozen: Iterable[torch.Tensor] = ()
+    ) -> HostMemory | None:
         """Reserve what such a state needs; memory that is to be touched by the thread that will write, if any."""
         ...
 
@@ -204,11 +221,19 @@ class LiveStager:
 
     held_bytes = 0
 
-    def stage(self, format: Format, state: Mapping[str, Any], trained: Sequence[torch.Tensor] = ()) -> Snapshot:
+    def stage(
+        self,
+        format: Format,
+        state: Mapping[str, Any],
+        trained: Sequence[torch.Tensor] = (),
+        frozen: Iterable[torch.Tensor] = (),
+    ) -> Snapshot:
         """The live tensors of the state."""
-        return Snapshot(format.plan(state), trained)
+        return Snapshot(format.plan(state).split_off(frozen), trained)
 
-    def prepare(self, format: Format, state: Mapping[str, Any]) -> HostMemory | None:
+    def prepare(
+        self, format: Format, state: Mapping[str, Any], frozen: Iterable[torch.Tensor] = ()
+    ) -> HostMemory | None:
         """None, because no memory is needed."""
         return None
 
@@ -232,9 +257,15 @@ class CopyStager:
     def held_bytes(self) -> int:
         return self.buffer.held_bytes
 
-    def stage(self, format: Format, state: Mapping[str, Any], trained: Sequence[torch.Tensor] = ()) -> Snapshot:
+    def stage(
+        self,
+        format: Format,
+        state: Mapping[str, Any],
+        trained: Sequence[torch.Tensor] = (),
+        frozen: Iterable[torch.Tensor] = (),
+    ) -> Snapshot:
         """A copy of the state; the live tensors if there is no memory for it."""
-        layout = format.plan(state)
+        layout = format.plan(state).split_off(frozen)
         try:
             return self.buffer.capture(layout, trained)
         except (OSError, MemoryError) as error:
@@ -244,10 +275,12 @@ class CopyStager:
                 log.warning("%s, so training waits for each save", why)
         return Snapshot(layout, trained)
 
-    def prepare(self, format: Format, state: Mapping[str, Any]) -> HostMemory | None:
+    def prepare(
+        self, format: Format, state: Mapping[str, Any], frozen: Iterable[torch.Tensor] = ()
+    ) -> HostMemory | None:
         """Reserve memory for a copy of the state; None if there is not enough."""
         try:
-            return self.buffer.reserve(format.plan(state))
+            return self.buffer.reserve(format.plan(state).split_off(frozen))
         except (OSError, MemoryError) as error:
             log.debug("no memory is reserved for saves: %s", error)
             return None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from trainer_cli.dtensor import undistributed
+from trainer_cli.dtensor import local_of, undistributed
 from trainer_cli.format.rank_files import FilesOfRank
 from trainer_cli.layout import Shard
 from trainer_cli.manifest import UnsavableState
@@ -18,7 +18,7 @@ from trainer_cli.schema import CheckpointFormat
 from trainer_cli.tensor_files import DTYPES, LINE, TORCH_DTYPES, Leaf, TensorEntry, bytes_of, memory_key, render_header
 
 if TYPE_CHECKING:
-    from trainer_cli.storage import WritableFolder
+    from trainer_cli.storage import Bytes, WritableFolder
 
 _CODES = {dtype: (code, dtype.itemsize) for code, dtype in TORCH_DTYPES.items()}
 """Type of torch -> its name in files, and the bytes of an element."""
@@ -27,6 +27,10 @@ _ARRAY_CODES = {
     np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in TORCH_DTYPES.items() if code not in _NOT_ARRAYS
 }
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_LEAST_FROZEN_BYTES = 1 << 20
+"""Minimum size of the frozen tensors for a file of their own: a smaller one is written as fast as it is fsynced."""
+_PAGE = 4096
+"""A file in the image begins at a multiple of this, so that it can be written past the page cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,43 @@ class FileLayout:
     """Of a distributed run: the part of each tensor in this file, by name."""
     per_rank: bytes = field(default=b"", kw_only=True)
     """Of a distributed run: content of the file of the states that this rank saves for itself."""
+    frozen: FileLayout | None = field(default=None, kw_only=True)
+    """Header and tensors of a second tensor file, which is expected to be that of the checkpoint before. It is not
+    written by `write`, but by `Snapshot.write`."""
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of the tensor file."""
+        return self.spans[-1].offset + self.spans[-1].size_bytes if self.spans else len(self.header)
+
+    @property
+    def frozen_offset(self) -> int:
+        """Where the file of frozen tensors begins in the image."""
+        return self.file_bytes + -self.file_bytes % _PAGE
 
     @property
     def image_bytes(self) -> int:
-        """The size of the image, and of the file that this class writes it to."""
-        return self.spans[-1].offset + self.spans[-1].size_bytes if self.spans else len(self.header)
+        """The size of the image: the tensor file, and behind it that of the frozen tensors."""
+        return self.file_bytes if self.frozen is None else self.frozen_offset + self.frozen.file_bytes
+
+    @property
+    def image_headers(self) -> dict[int, bytes]:
+        """Offset in the image -> the header there."""
+        return {0: self.header} | ({} if self.frozen is None else {self.frozen_offset: self.frozen.header})
+
+    @property
+    def image_spans(self) -> list[TensorSpan]:
+        """All tensors with their positions in the image."""
+        frozen = () if self.frozen is None else self.frozen.spans
+        return [*self.spans, *(replace(span, offset=span.offset + self.frozen_offset) for span in frozen)]
+
+    @property
+    def parts_of_files(self) -> dict[str, Mapping[str, Shard]]:
+        """Of a distributed run: file -> the part of each tensor in it."""
+        parts = {self.container: self.parts}
+        if self.frozen is not None:
+            parts[FilesOfRank(self.rank).frozen] = self.frozen.parts
+        return {file: table for file, table in parts.items() if table}
 
     @property
     def container(self) -> str:
@@ -86,12 +122,53 @@ class FileLayout:
     @property
     def total_bytes(self) -> int:
         """The size of all files."""
-        return len(self.text) + len(self.per_rank) + self.image_bytes
+        frozen_bytes = 0 if self.frozen is None else self.frozen.file_bytes
+        return len(self.text) + len(self.per_rank) + self.file_bytes + frozen_bytes
 
     @property
     def least_bytes(self) -> int:
-        """The size that the files have at least; 0 if that is unknown before they are written."""
-        return self.total_bytes
+        """What the files take on the disk at least; 0 if that is unknown before they are written."""
+        # The frozen tensors take nothing if their file is a link.
+        return self.total_bytes - (0 if self.frozen is None else self.frozen.file_bytes)
+
+    def split_off(self, tensors: Iterable[torch.Tensor]) -> FileLayout:
+        """The same layout with these tensors in a file of their own, if they are large and the format has such files.
+
+        Args:
+            tensors: are found by their memory; those that the layout lacks do not matter.
+        """
+        if type(self) is not FileLayout:
+            return self
+        local = [part for part in map(local_of, tensors) if type(part) in _PLAIN and part.layout is torch.strided]
+        if not local:
+            return self
+        keys = set(map(memory_key, local))
+        filled = [entry.name for entry in self.entries if entry.size_bytes]
+        leaves = {name: span.leaf for name, span in zip(filled, self.spans, strict=True)}
+        names = {name for name, leaf in leaves.items() if memory_key(leaf) in keys}
+        moved = [entry for entry in self.entries if entry.name in names]
+        if sum(entry.size_bytes for entry in moved) < _LEAST_FROZEN_BYTES:
+            return self
+        entries = [entry for entry in self.entries if entry.name not in names]
+        header, spans = _place(entries, leaves)
+        parts = {name: shard for name, shard in self.parts.items() if name not in names}
+        moved_parts = {name: shard for name, shard in self.parts.items() if name in names}
+        moved_header, moved_spans = _place(moved, leaves)
+        frozen = FileLayout(b"", moved_header, moved, moved_spans, {}, rank=self.rank, parts=moved_parts)
+        return replace(self, header=header, entries=entries, spans=spans, parts=parts, frozen=frozen)
+
+    def content(self, image: memoryview | None) -> Iterator[Bytes]:
+        """The bytes of the tensor file, in pieces.
+
+        Args:
+            image: a copy of them, possibly with other bytes behind; None: they are read from the tensors.
+        """
+        if image is not None:
+            yield image[: self.file_bytes]
+            return
+        yield self.header
+        for span in self.spans:
+            yield bytes_of(span.leaf).data
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
         """Write the files.
@@ -104,12 +181,8 @@ class FileLayout:
             which they are.
         """
         with folder.create(FilesOfRank(self.rank).tensors) as file:
-            if image is not None:
-                file.write(image)
-            else:
-                file.write(self.header)
-                for span in self.spans:
-                    file.write(bytes_of(span.leaf).data)
+            for piece in self.content(image):
+                file.write(piece)
         for name, content in self._small_files.items():
             with folder.create(name) as file:
                 file.write(content)
@@ -154,13 +227,20 @@ def lay_out(
     # Alignment without holes, which safetensors refuses: tensors of whole cache lines first, so that each begins at a
     # line; in either group the largest elements first, so that each begins at a multiple of its element size.
     entries = [entry for key in sorted(entries_by_size, reverse=True) for entry in entries_by_size[key]]
+    header, spans = _place(entries, tensors)
+    return FileLayout(text, header, entries, spans, aliases)
+
+
+def _place(entries: list[TensorEntry], leaves: Mapping[str, Leaf]) -> tuple[bytes, list[TensorSpan]]:
+    """The header of a tensor file, and the positions of its tensors behind it."""
+    # A part of a list of entries is as well aligned as the whole.
     header = render_header(entries)
     spans, offset = [], len(header)
     for entry in entries:
         if entry.size_bytes:
-            spans.append(TensorSpan(tensors[entry.name], offset, entry.size_bytes))
+            spans.append(TensorSpan(leaves[entry.name], offset, entry.size_bytes))
         offset += entry.size_bytes
-    return FileLayout(text, header, entries, spans, aliases)
+    return header, spans
 
 
 _CURE = "Give it as plain, dense tensors. A buffer that the model computes when it is made may have persistent=False."

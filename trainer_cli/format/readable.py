@@ -47,7 +47,8 @@ def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
     # Name of a stored tensor -> its number of elements.
     stored: dict[str, int] = {}
     # At most one rank a file: a manifest that was altered may give any number.
-    ranks = {FilesOfRank(rank).tensors for rank in range(min(manifest.world_size, len(manifest.files)))}
+    count = min(manifest.world_size, len(manifest.files))
+    ranks = {file for rank in range(count) for file in FilesOfRank(rank).with_tensors}
     for file_name in manifest.files:
         is_of_rank = file_name in ranks
         if is_of_rank or (manifest.format == "huggingface" and file_name.endswith(".safetensors")):

@@ -2,6 +2,8 @@
 
     rank0.json                the state that all ranks share; tensors by name
     rankN.safetensors         rank N's parts of these tensors, and its share of the replicated ones
+    rankN.frozen.safetensors  those of them that are not trained, if they are large: a link to the file of the
+                              checkpoint before, if that has the same bytes
     rankN.own.json            with several ranks: states that rank N saves for itself (`PER_RANK`), with small tensors
     manifest.json             with several ranks: the parts of tensors in each file
 
@@ -26,7 +28,7 @@ from trainer_cli.dtensor import Part, Target, Targets, distributed, is_dtensor, 
 from trainer_cli.format import tree as codec
 from trainer_cli.format.base import Format
 from trainer_cli.format.file_layout import FileLayout, lay_out
-from trainer_cli.format.rank_files import FilesOfRank
+from trainer_cli.format.rank_files import FilesOfRank, tensor_files
 from trainer_cli.layout import PER_RANK, PartTable, Shard, spread
 from trainer_cli.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.tensor_files import (
@@ -281,7 +283,7 @@ def read_sharded(
         stored = {name: aliases.get(name, name) for name in decoder.wanted}
         shards = _shards_by_name(folder, manifest)
         requests: dict[str, _Request] = {}
-        choice = _SourceChoice(FilesOfRank(rank).tensors)
+        choice = _SourceChoice(FilesOfRank(rank).with_tensors)
         # A view may need any element of its base, so bases are read whole, and divided afterwards.
         bases = {stored[view.base] for view in decoder.views.values()}
         for name, source in stored.items():
@@ -326,22 +328,23 @@ def _shards_by_name(folder: ReadableFolder, manifest: Manifest) -> Mapping[str, 
     """Name of a tensor -> file -> the part of the tensor in it, see `PartTable.by_name`."""
     shards = manifest.shards
     if not is_sharded(manifest):
-        file_of_one = VerifiedFile(folder, manifest, FilesOfRank(0).tensors)
-        # The header alone: the file is digested when its tensors are read.
-        with file_of_one.without_digest():
-            whole = {entry.name: Shard.all_of(entry.shape) for entry in file_of_one.read_entries()}
-        shards = {FilesOfRank(0).tensors: whole}
+        shards = {}
+        for name in tensor_files(manifest, 0):
+            file = VerifiedFile(folder, manifest, name)
+            # The header alone: the file is digested when its tensors are read.
+            with file.without_digest():
+                shards[name] = {entry.name: Shard.all_of(entry.shape) for entry in file.read_entries()}
     return PartTable.of(shards).by_name()
 
 
 class _SourceChoice:
     """The files from which a rank reads its parts of tensors, chosen once for all tensors with equal parts.
 
-    If there are several copies, the one in the preferred file is read: the rank reads this file anyway.
+    If there are several copies, the one in a preferred file is read: the rank reads these files anyway.
     """
 
-    def __init__(self, preferred_file: str) -> None:
-        self._preferred_file = preferred_file
+    def __init__(self, preferred_files: Collection[str]) -> None:
+        self._preferred_files = preferred_files
         self._problems: dict[int, str | None] = {}
         self._sources: dict[tuple[int, Shard], dict[str, Shard]] = {}
 
@@ -356,7 +359,7 @@ class _SourceChoice:
         if (id(shards), needed) not in self._sources:
             sources: dict[str, Shard] = {}
             chosen: set[Shard] = set()
-            for file in sorted(shards, key=lambda file: (file != self._preferred_file, file)):
+            for file in sorted(shards, key=lambda file: (file not in self._preferred_files, file)):
                 shard = shards[file]
                 has_needed = any(True for _ in shard.runs(needed))
                 # A rank that needs no element still reads one header, for the type of the tensor.
@@ -456,17 +459,19 @@ class TensorsFormat(_TensorFiles):
         """
         if is_sharded(manifest) or targets is not None:
             return read_sharded(folder, manifest, only, targets)
-        file_name = FilesOfRank(0).tensors
         with decoded_state(folder, manifest, only) as decoder:
-            aliases = manifest.aliases.get(file_name, {})
+            aliases = manifest.aliases.get(FilesOfRank(0).tensors, {})
             if live is not None:
                 views = decoder.views
                 shared = {*aliases, *aliases.values(), *views, *(view.base for view in views.values())}
                 live.match(decoder.names(), shared)
             stored = {name: aliases.get(name, name) for name in decoder.wanted}
             sources = set(stored.values())
-            tensors = read_tensors(folder, manifest, file_name, sources, live)
+            tensors: dict[str, torch.Tensor] = {}
+            for file in tensor_files(manifest, 0):
+                tensors |= read_tensors(folder, manifest, file, sources, live)
             # An alias leads to a stored tensor, never to another alias.
             if missing := sources - tensors.keys() | sources & set(aliases):
-                raise DamagedCheckpoint.of_file(folder.path / file_name, f"it lacks the tensor {min(missing)[:80]!r}")
+                where = folder.path / FilesOfRank(0).tensors
+                raise DamagedCheckpoint.of_file(where, f"it lacks the tensor {min(missing)[:80]!r}")
             return decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})

@@ -212,17 +212,17 @@ def _read_tensor_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
                 name = f"model/{tensor.entry.name}"
                 tensors[name] = replace(tensor, entry=replace(tensor.entry, name=name))
     for rank in range(manifest.world_size):
-        file = FilesOfRank(rank).tensors
-        if file not in manifest.files:
-            continue
-        aliases |= manifest.aliases.get(file, {})
-        divided = manifest.shards.get(file, {})
-        for tensor in _tensors(folder, manifest, file):
-            name = tensor.entry.name
-            if name in divided:
-                _add_parts(tensors.setdefault(name, tensor), tensor)
-            else:
-                tensors[f"{name}@rank{rank}" if name in tensors else name] = tensor
+        for file in FilesOfRank(rank).with_tensors:
+            if file not in manifest.files:
+                continue
+            aliases |= manifest.aliases.get(file, {})
+            divided = manifest.shards.get(file, {})
+            for tensor in _tensors(folder, manifest, file):
+                name = tensor.entry.name
+                if name in divided:
+                    _add_parts(tensors.setdefault(name, tensor), tensor)
+                else:
+                    tensors[f"{name}@rank{rank}" if name in tensors else name] = tensor
     return tensors, aliases, partial(_states, folder, manifest)
 
 

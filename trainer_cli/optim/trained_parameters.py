@@ -43,6 +43,10 @@ class TrainedParameters:
             if parameter.requires_grad or name not in self._first_frozen:
                 yield parameter
 
+    def frozen(self) -> list[nn.Parameter]:
+        """The parameters that are not trained now."""
+        return [parameter for _, parameter in self._named() if not parameter.requires_grad]
+
     def state_dict(self) -> dict[str, bool]:
         """Name -> `requires_grad`, where it is neither as built nor as `freeze` has set it."""
         frozen, undecided = self._first_frozen | self._freezing.frozen, self._freezing.undecided

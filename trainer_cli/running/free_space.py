@@ -12,7 +12,7 @@ from trainer_cli.checkpoint import FreeSpace, NeededSpace, files_of_checkpoint, 
 from trainer_cli.errors import UserError
 from trainer_cli.files import is_url
 from trainer_cli.running.checkpoint_size import IMPLEMENTATIONS
-from trainer_cli.schema import Compression
+from trainer_cli.schema import CheckpointConfig, CheckpointFormat, Compression
 from trainer_cli.torch_compat import step_lightly
 
 if TYPE_CHECKING:
@@ -78,6 +78,13 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     return size_bytes
 
 
+def _shared_bytes(trainer: Trainer, settings: CheckpointConfig) -> int:
+    """Size of the frozen tensors, which are written once for all checkpoints."""
+    if not settings.link_frozen or settings.format is not CheckpointFormat.tensors:
+        return 0
+    return sum(parameter.nbytes for parameter in trainer.trained.frozen() if parameter.layout is torch.strided)
+
+
 def check_space(trainer: Trainer, start_point: StartPoint, timeline: Timeline, size_bytes: int) -> None:
     """Warn if the planned checkpoints do not fit.
 
@@ -99,8 +106,12 @@ def check_space(trainer: Trainer, start_point: StartPoint, timeline: Timeline, s
     automatic = int(checkpoint.settings.is_automatic)
     added_bytes = peak.size_bytes - sum(present.values()) + automatic * size_bytes
     added = peak.count - len(present) + automatic
+    # The first of them may write the frozen tensors.
+    shared_bytes = _shared_bytes(trainer, checkpoint.settings)
+    added_bytes -= shared_bytes * max(added - 1, 0)
     free = FreeSpace(checkpoint.storage.free_bytes(), checkpoint.storage.free_files())
-    shortage = find_shortage(NeededSpace(size_bytes, files), NeededSpace(added_bytes, files * added), free)
+    peak_space = NeededSpace(added_bytes, files * added)
+    shortage = find_shortage(NeededSpace(size_bytes, files), peak_space, free, shared_bytes)
     if shortage is None:
         return
     if shortage.refuses and not checkpoint.tolerates_errors:

@@ -205,6 +205,9 @@ class CheckpointConfig:
     copy_to: CopyToConfig = field(default_factory=CopyToConfig)
     latest_link: bool = False
     """Keep a symbolic link `latest` to the newest checkpoint in a local folder, for other programs."""
+    link_frozen: bool = True
+    """Write parameters that are not trained, of 1 MiB and more, once: while their bytes stay as they are, their file in
+    each checkpoint is a hard link to that in the one before."""
     leave_out: list[str] = checked(check_leave_out, [])
     """States to leave out of checkpoints: optimizer, schedulers, callbacks, callbacks.NAME, rng, and globs of these.
     The run cannot be resumed exactly."""

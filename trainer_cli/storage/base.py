@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from trainer_cli.schema import DigestAlgorithm
 
 if TYPE_CHECKING:
+    from trainer_cli.manifest import FileEntry
     from trainer_cli.storage.disk import Bytes
     from trainer_cli.storage.folder import StagedFolder
 
@@ -60,6 +61,10 @@ class ReadableFolder(Protocol):
 
     def open(self, file: str) -> AbstractContextManager[ReadableFile]:
         """Open a file. FileNotFoundError if it does not exist, OSError if it is not a regular file."""
+        ...
+
+    def on_verified(self, file: str, entry: FileEntry) -> None:
+        """The last file of this name that was opened has been read whole, and has this digest."""
         ...
 
 

@@ -35,6 +35,9 @@ def write_copy(
     digest = DigestAlgorithm(next((entry.algorithm for entry in entries.values()), DigestAlgorithm.xxh3_128))
     with into.writing(name, digest=digest) as folder:
         for file, blocks in files:
+            # A file that an earlier copy has too is neither read nor written again.
+            if folder.link(file, entries[file]):
+                continue
             with folder.create(file) as writer:
                 for block in blocks:
                     writer.write(block)

@@ -12,8 +12,9 @@ import shutil
 import stat
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from mmap import mmap
 from pathlib import Path
@@ -21,9 +22,9 @@ from pathlib import Path
 from trainer_cli.errors import UserError
 from trainer_cli.files import REFUSED, close_private, open_private, private_file, sync
 from trainer_cli.layout import is_plain
-from trainer_cli.manifest import FileEntry, new_digest
+from trainer_cli.manifest import FROZEN_SUFFIX, Digest, FileEntry, new_digest
 from trainer_cli.schema import DigestAlgorithm
-from trainer_cli.storage.disk import PAGE, Bytes, Disk, StrPath, delete_tree
+from trainer_cli.storage.disk import PAGE, Bytes, Disk, StrPath, delete_tree, exists
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,34 @@ _STAGING = ".part"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
+@dataclass(slots=True)
+class LinkSource:
+    """A file that this process has written, or read and verified, and to which a later checkpoint may link."""
+
+    entry: FileEntry
+    identity: tuple[int, ...]
+    """By which it is recognised, and seen to be unchanged. Not by the time of the last change of the inode, which each
+    new and each removed link changes."""
+    paths: deque[Path]
+    """Its names, the newest last. That of a save that failed, or of a checkpoint that was removed, does not exist."""
+
+
+def _identify(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+_MOST_PATHS = 100
+"""Maximum number of names of a file that are remembered."""
+
+
 class StagedFolder:
     """A folder being written under a hidden name.
 
     Args:
         publish: gives the folder its final name, durably.
+        final: its final path.
+        link_sources: file -> the file of an earlier folder to which this one may link. What is created here, under a
+            name with `FROZEN_SUFFIX`, takes its place.
 
     Attributes:
         files: the files finished so far, by name.
@@ -51,7 +75,14 @@ class StagedFolder:
     """
 
     def __init__(
-        self, path: Path, disk: Disk, digest: DigestAlgorithm, publish: Callable[[], object] = lambda: None
+        self,
+        path: Path,
+        disk: Disk,
+        digest: DigestAlgorithm,
+        publish: Callable[[], object] = lambda: None,
+        *,
+        final: Path | None = None,
+        link_sources: dict[str, LinkSource] | None = None,
     ) -> None:
         self.path = path
         self.files: dict[str, FileEntry] = {}
@@ -60,6 +91,8 @@ class StagedFolder:
         self._publish = publish
         self._disk = disk
         self._digest = digest
+        self._final = final or path
+        self._link_sources = link_sources
 
     def publishes_by(self, publish: Callable[[], object]) -> None:
         """Set what gives the folder its final name."""
@@ -81,6 +114,63 @@ class StagedFolder:
             self.files[file] = writer.finish()
         finally:
             self._disk.close(fd)
+        if self._link_sources is not None and file.endswith(FROZEN_SUFFIX):
+            identity = _identify(self._disk.stat(self.path / file, follow=False))
+            paths = deque([self._final / file], _MOST_PATHS)
+            self._link_sources[file] = LinkSource(self.files[file], identity, paths)
+
+    def write_or_link(self, file: str, content: Callable[[], Iterable[Bytes]]) -> None:
+        """A file that an earlier folder probably has with the same bytes: a link to that one if their digests are
+        equal, else a new file.
+
+        Args:
+            content: returns the bytes in pieces, the same each time.
+        """
+        digest: Digest | None = None
+        if self._link_sources is not None and file in self._link_sources:
+            digest, size_bytes = new_digest(self._digest), 0
+            for piece in content():
+                digest.update(piece)
+                size_bytes += len(piece)
+            if self.link(file, FileEntry(size_bytes, f"{self._digest.value}:{digest.hexdigest()}")):
+                return
+        with self.create(file) as writer:
+            writer.digest_known = digest
+            for piece in content():
+                writer.write(piece)
+
+    def link(self, file: str, entry: FileEntry) -> bool:
+        """Link to the file of this name of an earlier folder, if it has this size and digest, and is unchanged since
+        this process wrote or verified it. False if there is none, or the file system has no links."""
+        source = None if self._link_sources is None else self._link_sources.get(file)
+        if source is None or source.entry != entry:
+            return False
+        while source.paths:
+            try:
+                if self._link_to(source.paths[-1], file, source.identity):
+                    self.files[file] = entry
+                    source.paths.append(self._final / file)
+                    return True
+                return False
+            except FileNotFoundError:
+                source.paths.pop()
+            except OSError as error:
+                logger.debug("%s is written, as it cannot be linked: %s", self.path / file, error)
+                return False
+        return False
+
+    def _link_to(self, earlier: Path, file: str, identity: tuple[int, ...]) -> bool:
+        """Link to a file of this identity; False if it has another, or the file system has no links."""
+        if _identify(self._disk.stat(earlier, follow=False)) != identity:
+            return False
+        self._disk.link(earlier, self.path / file)
+        if not exists(self._disk, self.path / file):
+            return False
+        if _identify(self._disk.stat(self.path / file, follow=False)) == identity:
+            return True
+        # It was replaced since it was looked at.
+        self._disk.unlink(self.path / file)
+        return False
 
     def publish(self) -> None:
         """Give the folder its name, durably.
@@ -96,12 +186,16 @@ class LocalFileWriter:
     """Appends to one file. Aligned memory is written from where it is; all other bytes are buffered in one block first.
 
     A file smaller than a block is written at the end, through the page cache.
+
+    Attributes:
+        digest_known: the digest of all bytes that will be written, if it has been computed; None: it is computed here.
     """
 
     def __init__(self, fd: int, disk: Disk, algorithm: DigestAlgorithm) -> None:
         self._fd = fd
         self._disk = disk
         self._algorithm = algorithm
+        self.digest_known: Digest | None = None
         self._digest = new_digest(algorithm)
         self._size_bytes = self._written_bytes = 0
         self._is_large = self._direct = False
@@ -137,7 +231,8 @@ class LocalFileWriter:
             self._disk.truncate(self._fd, self._size_bytes)
         # A failed fsync is never repeated: the kernel may have dropped the pages, and would then report success.
         self._disk.fsync(self._fd)
-        return FileEntry(self._size_bytes, f"{self._algorithm.value}:{self._digest.hexdigest()}")
+        digest = self.digest_known or self._digest
+        return FileEntry(self._size_bytes, f"{self._algorithm.value}:{digest.hexdigest()}")
 
     def _in_place_bytes(self, view: memoryview) -> int:
         """Number of bytes at the beginning of the view that can be written without copying them to the block."""
@@ -165,7 +260,8 @@ class LocalFileWriter:
         # In slices, so that each is written while the digest has left it in the processor's cache.
         for start in range(0, len(view), WRITE_BYTES):
             end = start + WRITE_BYTES
-            self._digest.update(view[start : min(end, size_bytes)])
+            if self.digest_known is None:
+                self._digest.update(view[start : min(end, size_bytes)])
             self._write_block(view[start:end])
 
     def _write_block(self, block: memoryview) -> None:
@@ -229,22 +325,36 @@ def write_file(disk: Disk, path: Path, content: bytes) -> None:
 
 
 class LocalReadableFolder:
-    """A folder on this machine."""
+    """A folder on this machine.
 
-    def __init__(self, path: Path, disk: Disk) -> None:
+    Args:
+        link_sources: as in `StagedFolder`; what is verified here is added.
+    """
+
+    def __init__(self, path: Path, disk: Disk, link_sources: dict[str, LinkSource] | None = None) -> None:
         self.path = path
         self.is_shared = True
         self._disk = disk
+        self._link_sources = link_sources
+        self._identities: dict[str, tuple[int, ...]] = {}
 
     @contextmanager
     def open(self, file: str) -> Iterator[LocalSource]:
         """Open a plain file of the folder; it is closed at the end of the block."""
         _check_plain(file)
         source = open_source(self._disk, self.path / file)
+        # Before it is read: a later change is then noticed.
+        self._identities[file] = source.identity
         try:
             yield source
         finally:
             source.close()
+
+    def on_verified(self, file: str, entry: FileEntry) -> None:
+        """Later folders may link to this file."""
+        if self._link_sources is not None and file.endswith(FROZEN_SUFFIX):
+            paths = deque([self.path / file], _MOST_PATHS)
+            self._link_sources[file] = LinkSource(entry, self._identities[file], paths)
 
 
 def open_source(disk: Disk, path: StrPath) -> LocalSource:
@@ -254,7 +364,7 @@ def open_source(disk: Disk, path: StrPath) -> LocalSource:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "Not a plain file", str(path))
-        return LocalSource(fd, disk, status.st_size, path)
+        return LocalSource(fd, disk, status, path)
     except BaseException:
         disk.close(fd)
         raise
@@ -263,8 +373,8 @@ def open_source(disk: Disk, path: StrPath) -> LocalSource:
 class LocalSource:
     """A file that is read at any offset, from any thread."""
 
-    def __init__(self, fd: int, disk: Disk, size_bytes: int, path: StrPath) -> None:
-        self.size_bytes = size_bytes
+    def __init__(self, fd: int, disk: Disk, status: os.stat_result, path: StrPath) -> None:
+        self.size_bytes, self.identity = status.st_size, _identify(status)
         self._fd = fd
         self._disk = disk
         self._path = path

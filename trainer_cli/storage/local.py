@@ -20,7 +20,14 @@ from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.storage.base import ReadableFolder, UnsyncedError
 from trainer_cli.storage.copying import copy_folder
 from trainer_cli.storage.disk import READ_ONLY, Disk, delete_tree, exists, is_folder, is_same_file
-from trainer_cli.storage.folder import LATEST_LINK, LocalReadableFolder, StagedFolder, open_source, write_file
+from trainer_cli.storage.folder import (
+    LATEST_LINK,
+    LinkSource,
+    LocalReadableFolder,
+    StagedFolder,
+    open_source,
+    write_file,
+)
 from trainer_cli.storage.hidden_names import REPLACED_PREFIX, Hidden, HiddenName, removed_marker
 from trainer_cli.storage.manifest_lock import (
     POLL_S,
@@ -73,6 +80,7 @@ class LocalStorage:
         self._undeleted: set[Path] = set()
         self._reported_links: set[str] = set()
         self._root_synced = False
+        self._link_sources: dict[str, LinkSource] = {}
 
     def names(self, earlier: Collection[str] = ()) -> list[str]:
         """The folders with a plain name. Those of `earlier` that are still there are not examined again."""
@@ -126,7 +134,8 @@ class LocalStorage:
         self._staged.add(staging.name)
         try:
             self.disk.mkdir(staging)
-            folder = StagedFolder(staging, self.disk, digest, partial(self._publish, staging, name))
+            publish = partial(self._publish, staging, name)
+            folder = StagedFolder(staging, self.disk, digest, publish, final=final, link_sources=self._link_sources)
             if replace:
                 folder.publishes_by(partial(self._replace, folder, name))
             yield folder
@@ -143,7 +152,8 @@ class LocalStorage:
         hidden = HiddenName.parse(hidden_name)
         if hidden is None or hidden.kind is not Hidden.tmp:
             raise ValueError(f"{hidden_name!r} is not the name of a folder that is being written")
-        return StagedFolder(self.root / hidden_name, self.disk, digest)
+        final = self.root / hidden.name
+        return StagedFolder(self.root / hidden_name, self.disk, digest, final=final, link_sources=self._link_sources)
 
     def separate(self, rank: int) -> None:
         """Nothing: all machines must see the root."""
@@ -167,7 +177,7 @@ class LocalStorage:
                 if not is_same_file(self.disk, fd, path / MANIFEST_FILE):
                     continue  # The manifest was amended, replaced or removed since it was opened.
                 if locked:
-                    yield LocalReadableFolder(path, self.disk)
+                    yield LocalReadableFolder(path, self.disk, self._link_sources)
                     return
                 if time.monotonic() > deadline:
                     raise FileNotFoundError(errno.ENOENT, "The checkpoint is just being removed", str(path))

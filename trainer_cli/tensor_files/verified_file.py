@@ -53,7 +53,7 @@ class VerifiedFile:
         entry = manifest.files.get(file)
         if entry is None:
             raise self.damaged("the manifest does not list it")
-        self._entry = entry
+        self._file, self._entry, self._folder = file, entry, folder
         self._opening = folder.open(file)
         self._digest: Digest = new_digest(entry.algorithm)
         self._spares: list[memoryview] = []
@@ -79,6 +79,7 @@ class VerifiedFile:
                 self.read([self.left_bytes])
                 if f"{self._entry.algorithm}:{self._digest.hexdigest()}" != self._entry.digest:
                     raise self.damaged("its content is not what was written: the digest differs")
+                self._folder.on_verified(self._file, self._entry)
         finally:
             self._opening.__exit__(kind, error, trace)
 

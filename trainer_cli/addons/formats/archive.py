@@ -171,6 +171,9 @@ class _Members(Mapping[str, FileEntry]):
             self._read_archive_of(file)
         yield _MemoryFile(self._contents[file])
 
+    def on_verified(self, file: str, entry: FileEntry) -> None:
+        """Nothing: no file can link to a part of an archive."""
+
     def _read_archive_of(self, file: str) -> None:
         """Read the archive that contains a file. KeyError if no archive should contain it."""
         name = self._archive_of[file]

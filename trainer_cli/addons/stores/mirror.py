@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainer_cli.errors import NO_SPACE, StoreAwayError, as_clause
 from trainer_cli.layout import MANIFEST_FILE
-from trainer_cli.manifest import Manifest
+from trainer_cli.manifest import FileEntry, Manifest
 from trainer_cli.storage import ReadableFolder, Storage
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ class _Source:
                 opened.read_at(buffers, offset)
 
             yield _SourceFile(opened.size_bytes, read_at)
+
+    def on_verified(self, file: str, entry: FileEntry) -> None:
+        """Nothing: no checkpoint is saved here."""
 
 
 @dataclass(eq=False)
