@@ -183,10 +183,10 @@ _ELSEWHERE = {
     "CUDA_VISIBLE_DEVICES={} before the command chooses them.": (
         "device=[0-9],* gpu=[0-9],* gpus=[0-9],* devices=[0-9],* gpu_ids=[0-9],*"
     ),
-    "A process takes the first GPU that it sees: CUDA_VISIBLE_DEVICES={} before the command chooses.": (
-        "device=[1-9] gpu=[1-9] gpu_id gpu_ids cuda_visible_devices"
+    "device=cuda:{}": "device=[1-9] gpu=[1-9] gpu_id gpu_ids",
+    "A sweep's `--devices {}` gives each run one of these; else CUDA_VISIBLE_DEVICES={} before the command.": (
+        "cuda_visible_devices"
     ),
-    "A process takes the first GPU that it sees: CUDA_VISIBLE_DEVICES before the command chooses.": "device=cuda:*",
     "OMP_NUM_THREADS={} before the command sets it, and a resume needs the same.": (
         "threads num_threads n_threads omp_num_threads torch_num_threads cpu_threads"
     ),

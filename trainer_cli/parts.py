@@ -199,6 +199,8 @@ class RunSweep(Protocol):
         config_dir: Path | None = None,
         config_name: str = "config",
         at_once: int | None = None,
+        devices: str | None = None,
+        per_device: int | None = None,
         submit: Sequence[str] = (),
     ) -> int: ...
 

@@ -1,9 +1,10 @@
-"""The user's cache: copies of what is in stores, and what was extracted from archives."""
+"""The user's cache: copies of what is in stores, what was extracted from archives, and locks of GPUs."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from pathlib import Path
 
 from trainer_cli.errors import UserError
@@ -12,6 +13,11 @@ from trainer_cli.errors import UserError
 def cache_of(url: str) -> Path:
     """The folder for copies of the content of a URL."""
     return _cache() / hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
+def folder_of_devices() -> Path:
+    """The folder for the locks of this machine's GPUs: several machines may have one home folder."""
+    return _cache() / "devices" / socket.gethostname()
 
 
 def is_cached(path: Path) -> bool:

@@ -107,7 +107,7 @@ def test_a_global_batch_size_decides_the_batch_of_a_rank_or_the_accumulation(
 ) -> None:
     data = {"_target_": "trainer_cli.Digits", **sizes}
     config = TrainConfig(
-        model=MODEL, data=data, optimizer=SGD, device=Device.cpu, loop=LoopConfig(grad_accum_steps=accumulated)
+        model=MODEL, data=data, optimizer=SGD, device=Device["cpu"], loop=LoopConfig(grad_accum_steps=accumulated)
     )
     made = Builder(config, Trust(), Ranks(ranks))
     if isinstance(expected, str):

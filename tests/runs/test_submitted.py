@@ -86,7 +86,7 @@ def swept(*submit: str, **behaviour: str) -> ExitCode:
     planned = fake(**behaviour)
     behaviours = {one.job.key: what for one, what in planned}
 
-    def command(one: Planned, frozen: Path) -> Sequence[str]:
+    def command(one: Planned, frozen: Path, _locks: Sequence[Path]) -> Sequence[str]:
         return [sys.executable, "fake.py", str(one.run.path), behaviours[one.job.key]]
 
     jobs = Submitted(read_submission(submit), Path("runs/x/sweep"))

@@ -28,7 +28,7 @@ def swept(at_once: int = 1, **behaviour: str) -> ExitCode:
     planned = fake(**behaviour)
     behaviours = {one.job.key: what for one, what in planned}
 
-    def command(one: Planned, frozen: Path) -> Sequence[str]:
+    def command(one: Planned, frozen: Path, _locks: Sequence[Path]) -> Sequence[str]:
         assert frozen.read_text() == one.frozen
         return [sys.executable, "fake.py", str(one.run.path), behaviours[one.job.key]]
 

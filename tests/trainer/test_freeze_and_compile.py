@@ -246,7 +246,7 @@ def test_a_config_freezes_and_compiles() -> None:
         optimizer={"_target_": "torch.optim.SGD", "lr": 0.1},
         freeze=["re:layers[.]1[.].*"],
         compile=CompileConfig(enabled=True, backend="eager", dynamic=False),
-        device=Device.cpu,
+        device=Device["cpu"],
     )
     builder = Builder(config, Trust())
     made = builder.shapes(builder.data())

@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   train fit resume=runs/digits loop.max_duration=40ep
   train fit --json digits
   train fit -m --jobs 2 digits optimizer.lr=1e-3,3e-3 'seed=range(3)'
+  train fit -m --devices 0,2 digits 'seed=range(4)'
   train fit digits parallel=ddp parallel.processes_per_node=2
   torchrun --nproc-per-node 2 -m trainer_cli fit digits parallel=ddp
   train fit -m --submit slurm --submit partition=gpu --submit timeout_min=60 digits seed=1,2
@@ -54,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="with -m: number of runs at a time (1; all with --submit slurm)"
     )
+    parser.add_argument("--devices", metavar="LIST", help="with -m: give each run a GPU of its own: 0,2, UUIDs, or all")
+    parser.add_argument(
+        "--jobs-per-device", type=int, metavar="K", help="with -m: number of runs at a time on one GPU (1)"
+    )
     parser.add_argument(
         "--submit",
         action="append",
@@ -71,9 +76,11 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("--json is for one run, and -m starts several", cure="`train top --json` lists them.")
         return _sweep(args)
     # They are refused rather than ignored: who gives them expects many runs.
-    for flag, value in (("--jobs", args.jobs), ("--submit", args.submit)):
+    for flag, value in (("--jobs", args.jobs), ("--submit", args.submit), ("--jobs-per-device", args.jobs_per_device)):
         if value is not None:
             raise UserError(f"{flag} is for a sweep", cure="Add -m.")
+    if args.devices is not None:
+        raise UserError("--devices is for a sweep", cure="Add -m; a single run takes device=cuda:1.")
     if args.supervised:
         from trainer_cli.processes import stop_with_parent
 
@@ -117,6 +124,8 @@ def _sweep(args: argparse.Namespace) -> int:
         config_dir=args.config_dir,
         config_name=args.config_name,
         at_once=args.jobs,
+        devices=args.devices,
+        per_device=args.jobs_per_device,
         submit=args.submit or (),
     )
 

@@ -33,6 +33,12 @@ def check_processes(config: TrainConfig, world_size: int) -> None:
         ConfigError: the config cannot be trained by this number of processes.
     """
     parallel = config.parallel
+    if ":" in config.device and world_size > 1:
+        raise ConfigError(
+            f"device is {config.device}, but each of {world_size} processes trains on a GPU of its own",
+            location="device",
+            hint="Set device=cuda; CUDA_VISIBLE_DEVICES before the command chooses the GPUs.",
+        )
     check_strategy(parallel, config.precision.dtype, world_size)
     check_tensor_size(parallel.tensor_size, world_size)
     if parallel.strategy is ParallelStrategy.fsdp:

@@ -24,14 +24,12 @@ from trainer_cli.schema.field_checks import check_folder, check_patterns
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.values import at_least, check_duration, check_fields, checked, duration, needs, unfit_value
 
-
-class Device(StrEnum):
-    """Where a model is trained."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-    mps = "mps"
+# It has the functional form: names with a colon cannot be attributes. A machine has at most 16 GPUs.
+Device = StrEnum(
+    "Device",
+    "auto cpu cuda mps cuda:0 cuda:1 cuda:2 cuda:3 cuda:4 cuda:5 cuda:6 cuda:7 cuda:8 cuda:9 cuda:10 cuda:11 cuda:12 "
+    "cuda:13 cuda:14 cuda:15",
+)
 
 
 class Dtype(StrEnum):
@@ -471,8 +469,8 @@ class TrainConfig:
     """Seed of python, numpy, torch and the sample order."""
     deterministic: bool = False
     """Only deterministic kernels; an operation that has none is an error."""
-    device: Device = Device.auto
-    """auto, cpu, cuda or mps."""
+    device: Device = Device["auto"]
+    """auto, cpu, cuda, mps, or one GPU by its number among those that the process sees, such as cuda:1."""
     resume: str = "auto"
     """auto (the newest valid checkpoint, if there is one), never, must, anew (move the run to `.trash` beside it, and
     begin at step 0), a checkpoint of this run (its path, RUN@best or RUN@step500), or its directory."""

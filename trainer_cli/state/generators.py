@@ -33,6 +33,7 @@ def capture_rng() -> dict[str, Any]:
     }
     if _cuda_in_use():
         state["cuda"] = torch.cuda.get_rng_state_all()
+        state["current_cuda"] = torch.cuda.current_device()
     if torch.backends.mps.is_available():
         state["mps"] = torch.mps.get_rng_state()
     return state
@@ -52,6 +53,9 @@ def restore_rng(state: Mapping[str, Any], *, warn: bool = False) -> None:
     torch.set_rng_state(state["torch"])
     for index, device_state in enumerate(state["cuda"][: _cuda_devices()]):
         torch.cuda.set_rng_state(device_state, index)
+    # The run may continue on a GPU of another number.
+    if _cuda_devices() and (current := state.get("current_cuda")) is not None:
+        torch.cuda.set_rng_state(state["cuda"][current])
     if state["mps"] is not None and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
 
@@ -68,7 +72,8 @@ def rng_kept() -> Iterator[None]:
 
 def _warn_of_other_devices(state: Mapping[str, Any]) -> None:
     """Warn if a state is of another number of GPUs than there are, unless neither run uses one."""
-    if len(state["cuda"]) != _cuda_devices() and (state["cuda"] or _cuda_in_use()):
+    moves = "current_cuda" in state and _cuda_devices() > 0
+    if len(state["cuda"]) != _cuda_devices() and not moves and (state["cuda"] or _cuda_in_use()):
         logger.warning(
             "the checkpoint has random states of %d GPUs, but there are %d here: "
             "random numbers drawn on a GPU will differ from an uninterrupted run",

@@ -75,6 +75,9 @@ class Single:
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Move the model to the device."""
+        if device.type == "cuda" and device.index is not None:
+            # Streams, pinned memory and random numbers are those of the current device.
+            torch.cuda.set_device(device)
         return model.to(device)
 
     def trained(self, model: nn.Module) -> nn.Module:

@@ -123,6 +123,9 @@ def pick_device(name: str) -> torch.device:
     if not available.get(device.type, False):
         have = ", ".join(kind for kind in available if available[kind])
         raise UserError(f"device is {name}, but this machine has none", where="device", cure=f"It has: {have}.")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        cure = f"There are: {', '.join(f'cuda:{index}' for index in range(count))}."
+        raise UserError(f"device is {name}, but this process sees no such GPU", where="device", cure=cure)
     return device
 
 

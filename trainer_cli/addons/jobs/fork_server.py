@@ -54,8 +54,9 @@ _IMPORTED = (
 """What most trainings import besides torch."""
 _TIME_VARIABLE = "TRAIN_MOMENT"
 """`TIME_VARIABLE` of config/resolvers.py, which would import Hydra."""
-_VARIABLES = (_TIME_VARIABLE, *LAUNCHED, ON_NCCL_ERROR)
-"""Environment variables that may differ between a server and its forks: no library reads them when it is imported."""
+_VARIABLES = (_TIME_VARIABLE, *LAUNCHED, ON_NCCL_ERROR, "CUDA_VISIBLE_DEVICES")
+"""Environment variables that may differ between a server and its forks: no library reads them when it is imported.
+CUDA does at its start, which a server refuses."""
 _REQUEST_BYTES = 1 << 17
 _NUMBER = struct.Struct("i")
 

@@ -17,16 +17,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the file with the frozen config, the overrides that it was composed with, and the folder of configs."""
     parser.add_argument("file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--hold", type=Path, action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     add_config_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Fit with the config in the file; stop when the parent process ends."""
+    from trainer_cli.addons.jobs.devices import hold
     from trainer_cli.addons.jobs.sweep_table import recording_error
     from trainer_cli.config import Composed
     from trainer_cli.processes import stop_with_parent
 
+    hold(args.hold)
     stop_with_parent()
     tolerate_lost_output()
     with recording_error(args.file):
@@ -46,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
             return composed
 
         flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
+        flags += [f"--hold={file}" for file in args.hold]
         child = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
         with ExitStack() as stack:
             for hook in hooks:

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from trainer_cli.addons.jobs.devices import ALL_DEVICES, Devices, choose_devices
 from trainer_cli.addons.jobs.submit import SLURM, Submitted, check_processes, read_submission
 from trainer_cli.addons.jobs.supervise import Children
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
@@ -65,12 +66,15 @@ def run_sweep(
     config_dir: Path | None = None,
     config_name: str = "config",
     at_once: int | None = None,
+    devices: str | None = None,
+    per_device: int | None = None,
     submit: Sequence[str] = (),
 ) -> int:
     """Run every job of the command line, and return the exit code.
 
     Args:
-        at_once: jobs at a time; None: one, or all under Slurm.
+        at_once: jobs at a time; None: one, or all under Slurm, or as many as the devices that were asked for take.
+        devices, per_device: the values of `--devices` and `--jobs-per-device`.
         submit: values of `--submit`, see `read_submission`; empty: the jobs run in child processes.
     """
     if at_once is not None and at_once < 1:
@@ -82,14 +86,23 @@ def run_sweep(
     to_console(planned[0].level)
     options = ["--config-dir", str(config_dir)] if config_dir is not None else []
 
-    def command(job: Planned, frozen: Path) -> list[str]:
-        return own_command(["_job", *options, str(frozen), *job.job.overrides])
+    def command(job: Planned, frozen: Path, locks: Sequence[Path]) -> list[str]:
+        held = [f"--hold={file}" for file in locks]
+        return own_command(["_job", *options, *held, str(frozen), *job.job.overrides])
 
     # The cores that this process may use, which a container or Slurm limits.
     cores: int | None = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if submission is not None and submission.cluster == SLURM:
         # Slurm runs the jobs on other machines: all may wait in its queue at once.
         at_once, cores = at_once or len(planned), None
+    given = None
+    if submission is None:
+        given, at_once = _choose_devices(planned, devices, per_device, at_once)
+    elif devices is not None or per_device is not None:
+        raise UserError(
+            "--devices and --jobs-per-device are for runs that this command starts",
+            cure="With --submit the cluster chooses: --submit gpus_per_node=1.",
+        )
     at_once = at_once or 1
     folder = folder_of([job.base for job in planned])
     if not folder.exists() and RunDir(folder.parent).exists_as_run():
@@ -100,13 +113,39 @@ def run_sweep(
     display = None
     if is_terminal(sys.stderr):
         display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}, settings_of(planned))
-    new_sweep = partial(Sweep, planned, command, at_once, cores, display=display)
+    new_sweep = partial(Sweep, planned, command, at_once, cores, display=display, devices=given)
     if submission is None:
         with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
             return new_sweep(children=children).run()
     for job in planned:
         check_processes(submission, job.parallel)
     return new_sweep(children=Submitted(submission, folder)).run()
+
+
+def _choose_devices(
+    planned: Sequence[Planned], wanted: str | None, per_device: int | None, at_once: int | None
+) -> tuple[Devices | None, int | None]:
+    """The devices for the jobs, if each is given its own, and how many jobs run at a time."""
+    if per_device is not None:
+        wanted = wanted or ALL_DEVICES
+    elif wanted is None and at_once in (None, 1):
+        # A single job may use all devices.
+        return None, at_once
+    processes = [job.processes for job in planned]
+    settings = {job.device for job in planned}
+    devices = choose_devices(wanted, per_device or 1, settings=settings, processes=max(processes))
+    if devices is None:
+        return None, at_once
+    most = len(devices) * devices.per_device // min(processes)
+    if at_once is not None and at_once > most:
+        log.info(
+            "%s at a time, not %d: %d on each of the devices %s; --jobs-per-device sets how many",
+            format_count(most, "job"),
+            at_once,
+            devices.per_device,
+            devices,
+        )
+    return devices, min(at_once or most, most)
 
 
 def job_file(folder: Path, key: str, suffix: str) -> Path:
@@ -129,6 +168,7 @@ class Planned:
     level: str
     """Of the messages on the console."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    device: str = "auto"
     folders: Mapping[str, str] = field(default_factory=dict)
     """Config key -> folder outside the run directory in which the job saves or copies checkpoints."""
     begins_anew: bool = False
@@ -144,6 +184,11 @@ class Planned:
     def key(self) -> str:
         """The name of the job in the sweep."""
         return self.job.key
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that train the job."""
+        return self.parallel.processes_per_node or 1
 
     @property
     def overrides(self) -> list[str]:
@@ -258,6 +303,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         reopened=reopened,
         level=config.logging.level,
         parallel=config.parallel,
+        device=config.device,
         folders=_folders(config.checkpoint),
         begins_anew=begins_anew,
         how_to_resume=how_to_resume,
@@ -329,14 +375,16 @@ class Sweep:
     """Runs the jobs of one command, from the lock of the sweep's folder to the last table."""
 
     planned: Sequence[Planned]
-    command: Callable[[Planned, Path], Sequence[str]]
-    """The command line of a job and of the file with its frozen config."""
+    command: Callable[[Planned, Path, Sequence[Path]], Sequence[str]]
+    """The command line of a job, of the file with its frozen config, and of the locks of its devices."""
     at_once: int
     cores: int | None
     """The cores for all jobs together; None: they run on other machines."""
     children: Children | Submitted
     display: SweepDisplay | None = None
     """Shows the jobs on a terminal; None: a line is printed at the start and the end of each."""
+    devices: Devices | None = None
+    """Gives each job its own; None: the jobs see all devices."""
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes of the jobs that ended in this command."""
 
@@ -363,7 +411,7 @@ class Sweep:
             log.info("%s in %s%s", count, self.folder, f", {finished} finished" if finished else "")
             with StopSignals(self.children.promise) as signals:
                 try:
-                    self._work(waiting, signals, self._environment(len(waiting)))
+                    self._work(waiting, signals, self._environment())
                 except KeyboardInterrupt as interrupt:
                     self.children.kill()
                     interrupt.add_note(f"kept: the checkpoints that the jobs saved, in {self.folder}")
@@ -396,10 +444,19 @@ class Sweep:
         self._draw()
         by_key = {job.key: job for job in waiting}
         queue = list(waiting)
-        signal_sent = False
+        signal_sent, waits = False, False
         while queue or self.children:
             while queue and len(self.children) < self.at_once and signals.stop_request is None:
-                self._start(queue.pop(0), env)
+                # A job of an earlier command, which was killed, may still be saving.
+                job = next((job for job in queue if not job.run.is_locked()), None)
+                if job is None or not self._start(job, env):
+                    if not waits:
+                        why = f"no device is free of {self.devices}" if job else "its run is in use by another process"
+                        log.info("%s waits: %s", (job or queue[0]).key, why)
+                    waits = True
+                    break
+                queue.remove(job)
+                waits = False
                 # Before the next start, which may wait for seconds until the server of the forks has imported torch.
                 self._draw()
             if signals.stop_request is not None:
@@ -422,20 +479,31 @@ class Sweep:
         if self.display is not None:
             self.display.draw_if_due()
 
-    def _start(self, job: Planned, env: Mapping[str, str]) -> None:
-        """Start a job, and show that it has started."""
-        self._report(job, "started")
+    def _start(self, job: Planned, env: Mapping[str, str]) -> bool:
+        """Start a job, and show that it has started. False, and it is not, if too few devices are free."""
+        locks: Sequence[Path] = ()
+        if self.devices is not None:
+            taken = self.devices.take(job.key, job.processes)
+            if taken is None:
+                return False
+            env, locks = {**env, **taken.variables()}, taken.locks
+            self._report(job, f"started on device {taken.names}")
+        else:
+            self._report(job, "started")
         # The files of an earlier command.
         for suffix in ("failure", ERROR):
             with contextlib.suppress(FileNotFoundError):
                 self._file(job, suffix).unlink()
-        self.children.start(job.key, self.command(job, self._file(job, "yaml")), env)
+        self.children.start(job.key, self.command(job, self._file(job, "yaml"), locks), env)
         if self.display is not None:
             self.display.update(self._rows())
+        return True
 
     def _on_ended(self, job: Planned, code: int) -> None:
         """Take over the exit code of a job, record a failure, and print how it ended."""
         self.codes[job.key] = code
+        if self.devices is not None:
+            self.devices.release(job.key)
         if code in (ExitCode.DONE, *_SAVED):
             self._report(job, as_sentence(self._row(job), settings_of(self.planned)))
             return
@@ -472,15 +540,16 @@ class Sweep:
             number = [other.job.key for other in self.planned].index(job.key) + 1
             log.info("[%d/%d] %s %s", number, len(self.planned), job.key, event)
 
-    def _environment(self, count: int) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         """The environment of a job. Jobs that run at the same time share the cores."""
         env = dict(os.environ)
-        side_by_side = min(self.at_once, count)
+        # Of all jobs, not of those that are left: a job that resumes must have as many threads as before.
+        side_by_side = min(self.at_once, len(self.planned))
         # Their lines are in their logs as they come.
         env["PYTHONUNBUFFERED"] = "1"
         if self.cores is not None and side_by_side > 1 and "OMP_NUM_THREADS" not in env:
             # Each job of torch would otherwise start a thread for every core.
-            threads = max(1, self.cores // side_by_side)
+            threads = max(1, self.cores // (side_by_side * max(job.processes for job in self.planned)))
             env["OMP_NUM_THREADS"] = str(threads)
             log.info("%s at a time, each with OMP_NUM_THREADS=%d", format_count(side_by_side, "job"), threads)
         return env
@@ -490,7 +559,12 @@ class Sweep:
 
     def _row(self, job: Planned) -> JobStatus:
         return job_status(
-            job.key, job.job.swept, job.run, self._file(job, "failure"), live_state=self.children.state(job.key)
+            job.key,
+            job.job.swept,
+            job.run,
+            self._file(job, "failure"),
+            live_state=self.children.state(job.key),
+            devices="" if self.devices is None else self.devices.names(job.key),
         )
 
     def _rows(self) -> list[JobStatus]:

@@ -104,6 +104,9 @@ class SweepDisplay:
         rule = self._settings.rule(measured.union(*(row.best for row in rows)))
         cells = [self._cells(row, rule) for row in shown]
         header = list(_HEADER if rule is None else (*_HEADER[:3], f"best {rule.metric}", _HEADER[4]))
+        if any(row.devices for row in shown):
+            header.append("device")
+            cells = [[*texts, row.devices] for texts, row in zip(cells, shown, strict=True)]
         widths = [max(map(cell_width, column)) for column in zip(header, *cells, strict=True)]
         # Only the names, in the first column, are shortened to fit.
         widths[0] = max(min(widths[0], width - sum(widths[1:]) - 2 * len(widths)), 8)

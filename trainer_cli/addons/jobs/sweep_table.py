@@ -52,6 +52,8 @@ class JobStatus:
     best: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Validation metric -> its best `value`, the `step` of it, and its `mode` (`min` or `max`)."""
     last: Mapping[str, Any] = field(default_factory=dict)
+    devices: str = ""
+    """The devices of a running job, if it was given its own."""
 
     @property
     def finished(self) -> bool:
@@ -60,7 +62,7 @@ class JobStatus:
 
 
 def job_status(
-    key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, live_state: str | None = None
+    key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, live_state: str | None = None, devices: str = ""
 ) -> JobStatus:
     """Read the status of a job from the disk.
 
@@ -101,6 +103,7 @@ def job_status(
         attempts=attempts,
         best=best if isinstance(best, dict) else {},
         last=last if isinstance(last, dict) else {},
+        devices=devices,
     )
 
 
