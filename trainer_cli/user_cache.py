@@ -1,9 +1,11 @@
-"""The user's cache: copies of what is in stores, what was extracted from archives, and locks of GPUs."""
+"""The user's cache: copies of what is in stores, what was extracted from archives, what was compiled, and locks of
+GPUs."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import socket
 from pathlib import Path
 
@@ -18,6 +20,16 @@ def cache_of(url: str) -> Path:
 def folder_of_devices() -> Path:
     """The folder for the locks of this machine's GPUs: several machines may have one home folder."""
     return _cache() / "devices" / socket.gethostname()
+
+
+def folder_of_compiled(version: str) -> Path:
+    """The folder for what a version of torch compiles: apart for each processor, whose instructions it uses."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    processor = next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    return _cache() / "compiled" / f"{version}-{hashlib.sha256(processor.encode()).hexdigest()[:8]}"
 
 
 def is_cached(path: Path) -> bool:

@@ -256,6 +256,30 @@ def test_random_states_of_missing_gpus_are_reported(caplog: pytest.LogCaptureFix
     assert "random states of 1 GPUs, but there are 0 here" in caplog.text
 
 
+@pytest.mark.parametrize(("before", "now", "gpus"), [(1, 0, 1), (0, 1, 2), (1, 1, 2)])
+def test_a_run_goes_on_with_its_random_numbers_on_a_gpu_of_another_number(
+    before: int, now: int, gpus: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fakes of torch's calls."""
+    restored: dict[int, Any] = {}
+    for name, value in {
+        "is_available": True, "is_initialized": True, "device_count": 2, "current_device": before,
+        "get_rng_state_all": ["of GPU 0", "of GPU 1"],
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    state = capture_rng()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now)
+
+    def set_rng_state(state: Any, index: int = now) -> None:
+        restored[index] = state
+
+    monkeypatch.setattr(torch.cuda, "set_rng_state", set_rng_state)
+    restore_rng(state, warn=True)
+    assert restored[now] == f"of GPU {before}"
+    assert "random states of" not in caplog.text
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
 @pytest.mark.parametrize(
     ("values", "finite"),

@@ -46,7 +46,7 @@ def list_with_marks(settings: Iterable[str]) -> list[Any]:
 @pytest.mark.parametrize("ours", list_with_marks(one for ours in SETTINGS for one in ours.split(" | ")))
 def test_what_a_word_is_written_as_here_composes(ours: str) -> None:
     key = ours.rpartition(" ")[2].partition("=")[0]
-    filled = ours.replace("{}", VALUES.get(key, "2")).replace("=N", "=2")
+    filled = ours.replace("cuda:{}", "cuda:2").replace("{}", VALUES.get(key, "2")).replace("=N", "=2")
     compose([*GROUPS, *([ours] if ours.startswith("+") else filled.split(" "))])
 
 

@@ -54,6 +54,8 @@ ROWS = [
     typed("project=a", KEY, "there is no key", "Did you mean `run_dir='a/${name}'` or `loggers=wandb loggers.wandb."),
     typed("resume_training=true", KEY, "there is no key", left_out),
     typed("resume=true", TYPE, "resume is true, but it must be auto, never, must, anew or a path", left_out),
+    typed("device=1", TYPE, "device is 1", "Did you mean 'device=cuda:1'?"),
+    typed("cuda_visible_devices=1", KEY, "there is no key", "A sweep's `--devices 1` gives each run one of these"),
     typed("device=0", TYPE, "device is 0", shown()),
     typed("zzzz=640", KEY, "there is no key", "`train config NAME` the arguments of your own classes."),
     body("zzzz: 640", KEY, "there is no key", "`train config NAME` the arguments of your own classes."),

@@ -88,6 +88,13 @@ def test_jobs_side_by_side_share_the_cores_unless_a_number_of_threads_is_given(
     assert logs == [f"finish {threads}\n"] * 2
 
 
+def test_a_job_that_is_tried_again_has_as_many_threads_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert swept(2, a="fail", b="finish", c="finish") == ExitCode.FAILED
+    assert swept(2, a="finish", b="finish", c="finish") == ExitCode.DONE
+    assert job_file(Path("runs/x/sweep"), "a", "log").read_text() == "fail 3\nfinish 3\n"
+
+
 @pytest.mark.parametrize(
     ("codes", "facts", "expected"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -38,7 +39,9 @@ from trainer_cli.patterns import check_pattern, matches
 from trainer_cli.running.build import Builder
 from trainer_cli.schema.sections import CompileConfig, CompileMode, Device, TrainConfig
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.user_cache import folder_of_compiled
 
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 BODY = ["body.0.*", "re:body[.]1[.].*"]
 """The first layer and the batch norm behind it."""
 
@@ -278,6 +281,37 @@ def test_a_compiled_model_is_saved_under_its_own_names_and_resumes_exactly(tmp_p
     assert "torch._dynamo" in sys.modules
     assert list(resumed.checkpoint_state()["model"]) == list(nn.Module.state_dict(Noisy()))
     assert same(everything(plain)["model"], everything(resumed)["model"]) == []
+
+
+@pytest.mark.parametrize("given", [None, "mine", "torchinductor_me"])
+def test_what_is_compiled_is_kept_in_the_users_cache_unless_a_folder_is_given(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(COMPILED, raising=False)
+    given = str(tmp_path / given) if given is not None else None
+    if given is not None:
+        monkeypatch.setenv(COMPILED, given)
+    trainer(Noisy)
+    assert os.environ.get(COMPILED) == given, "nothing is compiled"
+    trainer(Noisy, compile={"backend": "eager"})
+    folder = os.environ[COMPILED]
+    # What torch sets itself when the compiler is imported is no choice of the user.
+    given = given if given is not None and given.endswith("mine") else None
+    compiled = tmp_path / "trainer-cli/compiled"
+    assert folder == given or re.fullmatch(rf"{compiled}/{re.escape(torch.__version__)}-[0-9a-f]{{8}}", folder)
+    assert given is not None or Path(folder).is_dir()
+    other = folder_of_compiled("9.9")
+    assert other.name.startswith("9.9-"), "another torch loads nothing of this one"
+
+
+def test_without_a_folder_for_it_the_compiler_works_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(COMPILED, raising=False)
+    for cache in (tmp_path / "file", Path("~nobody-here")):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        trainer(Noisy, compile={"backend": "eager"})
+        assert "trainer-cli" not in os.environ.get(COMPILED, "")
 
 
 def test_deterministic_covers_cublas_cudnn_and_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

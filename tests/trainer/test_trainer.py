@@ -137,6 +137,14 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
         pick_device("cuda")
 
 
+def test_a_gpu_is_chosen_by_its_number_and_one_that_is_not_there_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(UserError, match=r"device is cuda:2, but this process sees no such GPU.*: cuda:0, cuda:1\."):
+        pick_device("cuda:2")
+
+
 def test_hooks_may_add_to_a_checkpoint_and_take_it_back(tmp_path: Path) -> None:
     loaded: dict[str, Any] = {}
 

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from trainer_cli.signatures import check_type, make_instance
 from trainer_cli.state import clean_name, find_versions, fit_model, inner_optimizers
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import compile_deterministically, leave_compiler_out, step_lightly
+from trainer_cli.user_cache import folder_of_compiled
 
 P = TypeVar("P")
 
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _SMALLEST_RANDOM_SEED = 2**32
 """Torch starts with a random seed of 53 bits; seeds that people give are smaller."""
+_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 CONSOLE = "console"
 """Name of the logger that shows metrics."""
 
@@ -52,6 +55,7 @@ def compile_model(model: nn.Module, settings: Mapping[str, Any] | None) -> None:
             location="compile",
             hint="Give {} for its defaults.",
         )
+    _keep_compiled()
     settings = {key: value for key, value in settings.items() if value is not None}
     backend = settings.get("backend", "inductor")
     if isinstance(backend, str) and backend != "inductor":
@@ -63,6 +67,21 @@ def compile_model(model: nn.Module, settings: Mapping[str, Any] | None) -> None:
         model.compile(**settings)
     except (TypeError, RuntimeError, ValueError) as error:
         raise ConfigError(f"torch.compile refused its settings: {error}", location="compile") from error
+
+
+def _keep_compiled() -> None:
+    """Keep what is compiled in the user's cache, unless the user has chosen a folder.
+
+    Torch keeps it in the folder for temporary files, which is empty after a restart of the machine or on another one.
+    Not in the run directory: it is code that torch loads, and a run may be someone else's.
+    """
+    # Torch writes its own choice into the environment, which forks of a server then have.
+    if os.path.basename(os.environ.get(_COMPILED, "torchinductor_")).startswith("torchinductor_"):
+        # Without a folder for it the compiler works as ever.
+        with suppress(UserError, OSError):
+            folder = folder_of_compiled(torch.__version__)
+            folder.mkdir(parents=True, exist_ok=True)
+            os.environ[_COMPILED] = str(folder)
 
 
 def seed_everything(seed: int | None) -> None:
