@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import CODE, fork_jobs, hold, make_project, running
@@ -80,7 +81,7 @@ def sweep(project: Path, patch: pytest.MonkeyPatch, *arguments: str, visible: st
     return main([*SWEEP, *arguments])
 
 
-def environment_of(project: Path) -> dict[str, str]:
+def environment_of(project: Path) -> dict[str, Any]:
     """The environment of a sweep in a process of its own, on a machine with two devices."""
     return {"CUDA_VISIBLE_DEVICES": "0,1", "XDG_CACHE_HOME": str(project / "cache")}
 
