@@ -25,13 +25,13 @@ PACKAGE = Path(__file__).parents[1] / "trainer_cli"
 ROOT = PACKAGE.name
 
 FLOORS = (
-    "version addon containers elsewhere bounds gc_pause memory png signals strict_json torch_compat",
+    "version addon containers elsewhere bounds gc_pause memory png signals source_view strict_json torch_compat",
     "environment lazy leaves terminal",
     "errors goodput",
     "patterns ranks user_cache",
     "metric_names parts",
     "steps files",
-    "values layout models user_key",
+    "values layout models scratch user_key",
     "signatures",
     "loads",
     "schema",

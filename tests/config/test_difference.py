@@ -138,7 +138,7 @@ def test_secrets_stay_out_of_it(empty_folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 _FREE = """
-    name run_dir device model_call resume resume_allow ckpt trust loggers loggers.jsonl loggers.console.style
+    name run_dir device model_call resume resume_allow source ckpt trust loggers loggers.jsonl loggers.console.style
     vars vars.width vars.nested.a
     load.states load.strict load.ignore_keys load.key_mapping load.key_mapping.model load.average
     load.chunk_size load.progress

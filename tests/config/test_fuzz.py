@@ -26,7 +26,7 @@ from trainer_cli.config.composing import compose, from_yaml
 from trainer_cli.config.tree import ConfigTree, Node
 from trainer_cli.errors import ConfigError, raise_all
 from trainer_cli.keys.config_keys import list_keys
-from trainer_cli.schema.sections import TrainConfig
+from trainer_cli.schema.sections import SourceOf, TrainConfig
 
 IN_ALL = int(os.environ.get("TRAIN_FUZZ", "1000"))
 TEXTS = {
@@ -211,7 +211,7 @@ PATHS = Kind(
 OWN_VALUES = Kind(lambda value: isinstance(value, dict), [{}, {"a": 1, "b": {"c": [None]}}], [None, 3, "x", [1], True])
 KEYS: dict[str, Kind] = {
     "name": TEXT_OR_NULL, "run_dir": TEXT, "seed": whole(0, null=False), "deterministic": TRUTH,
-    "device": choice("auto", "cpu", "cuda", "mps"), "model_call": choice("batch", "args", "kwargs"), "resume": TEXT, "resume_allow": KEYS_OF, "ckpt": PATHS,
+    "device": choice("auto", "cpu", "cuda", "mps"), "model_call": choice("batch", "args", "kwargs"), "resume": TEXT, "source": choice("run", "project"), "resume_allow": KEYS_OF, "ckpt": PATHS,
     "parallel.strategy": choice("single", "ddp", "fsdp"), "parallel.find_unused_parameters": TRUTH,
     "parallel.processes_per_node": whole(1, null=True), "logging.rank_files": TRUTH,
     "parallel.shard_size": whole(1, null=True), "parallel.tensor_size": whole(1, null=False), "parallel.wrap": TEXTS_OF,
@@ -563,4 +563,4 @@ def test_file_and_command_line_are_judged_alike_and_together(
     assert not wrong, f"{text}\n{typed}\nwas accepted"
     assert_right(composed.config)
     again = from_yaml(composed.to_yaml(), trusted=True, cwd=folder)
-    assert again.config == replace(composed.config, resume="auto", resume_allow=[], trust=[])
+    assert again.config == replace(composed.config, resume="auto", resume_allow=[], source=SourceOf.run, trust=[])

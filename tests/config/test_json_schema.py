@@ -121,7 +121,7 @@ VALUES = [
 
 SECTIONS = {one.key: one.kind for one in list_keys() if one.is_section}
 CLOSED = [one.key for one in list_keys() if one.path[0] in SECTIONS and not one.is_section]
-PLAIN = ["name", "run_dir", "seed", "deterministic", "device", "resume", "resume_allow", "trust"]
+PLAIN = ["name", "run_dir", "seed", "deterministic", "device", "resume", "resume_allow", "source", "trust"]
 """Keys that the config itself judges; the others are for who builds them."""
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import train
+from command import Result, train
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +74,7 @@ checkpoint: {save_interval: 4, max_checkpoints: 10}
 device: cpu
 """
 MINE = "+experiment=mine"
-OWN = "with the source that the run keeps"
+OWN = "the source is the one that the run keeps"
 
 
 def write_project(folder: Path) -> Path:
@@ -93,13 +94,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = write_project(tmp_path_factory.mktemp("kept") / "project")
     done = train("fit", MINE, cwd=project)
     assert done.code == 0, done.err
+    other = train("fit", MINE, "name=other", "optimizer.lr=0.11", cwd=project)
+    assert other.code == 0, other.err
     return project
 
 
 @pytest.fixture
 def project(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the project with its run."""
-    return Path(shutil.copytree(trained, tmp_path / "project"))
+    """A copy of the project with its runs, in its place as far as they know."""
+    return copy(trained, tmp_path / "project")
+
+
+def copy(project: Path, to: Path) -> Path:
+    shutil.copytree(project, to)
+    for file in to.glob("runs/*/environment.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "project_root": str(to)}))
+    return to
 
 
 def edit(project: Path, factor: int = 3) -> None:
@@ -199,3 +209,175 @@ def test_without_a_project_of_its_own_a_run_keeps_config_and_versions(tmp_path: 
     assert done.code == 0, done.err
     (folder,) = sources(tmp_path, "digits_mlp")
     assert json.loads((folder / "source.json").read_text())["files"] == {}
+
+
+DATA_EDIT = "        self.train, self.val = Points(0, 32)", "        self.train, self.val = Points(8, 40)"
+VERBS = {
+    "replay": ("replay", "runs/mine", "6"),
+    "replay range": ("replay", "runs/mine", "5..8", "--digests", "--json"),
+    "RUN@stepN": ("validate", "ckpt=runs/mine@step3"),
+    "diverge": ("diverge", "runs/mine", "runs/other", "--json"),
+    "bisect": ("bisect", "runs/mine", "val/loss < 0.703", "--json"),
+    "bisect train": ("bisect", "runs/mine", "train/loss < 0.7", "--json"),
+    "data": ("data", "runs/mine", "3", "--show", "--json"),
+    "check run": ("check", "run", "runs/mine", "--stretches", "all"),
+    "validate": ("validate", "ckpt=runs/mine/checkpoints/step*"),
+    "predict": ("predict", "ckpt=runs/mine/checkpoints/step8"),
+}
+
+
+def edit_all(project: Path) -> None:
+    """Edit what the model computes and what the data is."""
+    edit(project)
+    (project / "mine/points.py").write_text(POINTS.replace(*DATA_EDIT))
+
+
+def outcome(done: Result, project: Path) -> tuple[int, str]:
+    """The exit code and what was printed, without the time that it took and the folder."""
+    out = re.sub(r"\(?\d+\.\d+ ?s\b|\b\d+(\.\d+)? samples/s|\"(seconds|checked)\": [^,\n]*", "TIME", done.out)
+    return done.code, out.replace(str(project), "PROJECT")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_gives_what_it_gave_before_the_source_was_edited(project: Path, tmp_path: Path, verb: str) -> None:
+    edited = copy(project, tmp_path / "edited" / "project")
+    edit_all(edited)
+    before = train(*VERBS[verb], cwd=project)
+    after = train(*VERBS[verb], cwd=edited)
+    print(before.out, before.err, after.out, after.err)
+    assert OWN not in before.err
+    assert outcome(after, edited) == outcome(before, project)
+    told = [line for line in after.err.splitlines() if OWN in line]
+    assert all(
+        ": here differs mine/layers.py (changed), mine/points.py (changed); source=project" in line for line in told
+    )
+    assert 1 <= len(told) <= 1 + (verb == "RUN@stepN") + (verb == "diverge")
+    assert "not what" not in after.err
+    if verb == "predict":
+        files = [folder / "runs/mine/predictions/step8/val.jsonl" for folder in (project, edited)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_source_of_the_project_is_taken_on_demand(project: Path, verb: str) -> None:
+    edit(project)
+    if verb == "data":
+        (project / "mine/points.py").write_text(POINTS.replace(*DATA_EDIT))
+    done = train(*VERBS[verb], "source=project", cwd=project)
+    print(done.out, done.err)
+    assert OWN not in done.err
+    assert "layers.py" in done.err + done.out or "not equal" in done.out or verb == "data"
+
+
+def validate(project: Path, *overrides: str, **more: Any) -> Result:
+    return train("validate", "ckpt=runs/mine/checkpoints/step8", *overrides, cwd=project, **more)
+
+
+def losses(done: Result) -> list[str]:
+    assert done.code == 0, done.err
+    return re.findall(r"val +([\d.]+)", done.out)
+
+
+def test_of_a_project_that_is_gone_the_kept_files_are_enough(tmp_path: Path) -> None:
+    project, moved, elsewhere = (tmp_path / name for name in ("project", "moved", "elsewhere"))
+    write_project(project)
+    assert train("fit", MINE, cwd=project).code == 0
+    expected = losses(validate(project))
+    elsewhere.mkdir()
+    shutil.move(project / "runs", elsewhere / "runs")
+    # Files beside the code are found where the project is.
+    done = validate(elsewhere)
+    assert losses(done) == expected
+    assert f"in {elsewhere} is none" in done.err
+    project.rename(moved)
+    gone = validate(elsewhere)
+    assert gone.code != 0
+    assert "points.csv" in gone.err
+    (elsewhere / "mine").mkdir()
+    shutil.copy(moved / "mine/points.csv", elsewhere / "mine")
+    assert losses(validate(elsewhere)) == expected
+
+
+def test_each_step_is_replayed_with_the_source_of_its_own_attempt(project: Path) -> None:
+    edit(project)
+    done = train("fit", MINE, "loop.max_duration=12", cwd=project)
+    assert done.code == 0, done.err
+    edit(project, 5)
+    for step, kept in ((6, "1"), (10, "3")):
+        done = train("replay", "runs/mine", str(step), "--quiet", cwd=project)
+        print(kept, done.out, done.err)
+        assert (done.code, done.out.startswith("verified: equal at")) == (0, True)
+    done = train("check", "run", "runs/mine", "--stretches", "all", cwd=project)
+    assert done.code == 0, done.out + done.err
+    # One process imports one source: that of the newest.
+    done = train("validate", "ckpt=runs/mine/checkpoints/step*", cwd=project)
+    assert done.code == 0, done.err
+    assert "the source is not what runs/mine/checkpoints/step0 was trained with: mine/layers.py (changed)" in done.err
+    found = train("bisect", "runs/mine", "val/loss < 100", "--first", "1", "--last", "11", cwd=project)
+    assert "the condition holds at step 1 already" in found.err, found.err
+
+
+def test_source_of_others_is_run_only_if_it_is_trusted(project: Path, tmp_path: Path) -> None:
+    expected = losses(validate(project))
+    edit(project)
+    mine = losses(validate(project, "source=project"))
+    stranger = {"XDG_STATE_HOME": str(tmp_path / "stranger")}
+    refused = validate(project, **stranger)
+    assert losses(refused) == mine != expected
+    assert "is not signed by this user's key, so it is not run; that of the project is used, which differs in" in (
+        refused.err
+    )
+    assert "mine/layers.py. If you trust whoever wrote it, add 'trust=[source]'." in refused.err
+    assert losses(validate(project, "trust=[source]", **stranger)) == expected
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.move(project / "runs", elsewhere / "runs")
+    refused = validate(elsewhere, **stranger)
+    assert refused.code == 2
+    assert "is not signed by this user's key, so it is not run" in refused.err
+
+
+def test_a_damaged_source_is_reported_and_not_run(project: Path) -> None:
+    edit(project)
+    mine = losses(validate(project, "source=project"))
+    for file in (project / "runs/mine/source").rglob("net.py"):
+        file.write_text("raise SystemExit('run')\n")
+    done = validate(project)
+    assert losses(done) == mine
+    assert re.search(r"the source kept in .* is damaged: files/mine/net.py is not what was kept; that of", done.err)
+
+
+def test_resolvers_and_spawned_workers_have_the_source_of_the_run(project: Path) -> None:
+    resolvers = "from mine.layers import FACTOR\n\n\ndef rate():\n    return FACTOR / 10\n"
+    (project / "configs/resolvers.py").write_text(resolvers)
+    spawns = "torch.multiprocessing.set_start_method('spawn', force=True)\n        self.train, "
+    scaled = "from mine.layers import FACTOR\n\n        return self.points[index] * FACTOR"
+    points = POINTS.replace("self.train, ", spawns).replace("return self.points[index]", scaled)
+    (project / "mine/points.py").write_text(points)
+    fit = train("fit", MINE, "name=spawned", "optimizer.lr=${rate:}", "data.num_workers=2", cwd=project, cold=True)
+    assert fit.code == 0, fit.err
+    edit(project)
+    done = train("replay", "runs/spawned", "6", "--quiet", cwd=project, cold=True)
+    assert (done.code, done.out[:8]) == (0, "verified"), done.err + done.out
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_view_is_gone_after_the_command_and_made_only_if_something_differs(project: Path, edited: bool) -> None:
+    folder = project.parent / "temporary"
+    folder.mkdir()
+    if edited:
+        edit(project)
+    done = validate(project, TMPDIR=str(folder), cold=True)
+    assert done.code == 0, done.err
+    assert (OWN in done.err) is edited
+    assert list(folder.glob("train-source-*")) == []
+
+
+def test_two_ranks_keep_one_source_and_replay_with_it(project: Path) -> None:
+    done = train("fit", MINE, "name=ranks", "parallel.processes_per_node=2", "parallel.strategy=ddp", cwd=project)
+    assert done.code == 0, done.err
+    assert len(sources(project, "ranks")) == 1
+    edit(project)
+    done = train("replay", "runs/ranks", "6", "--quiet", cwd=project)
+    assert (done.code, done.out[:8]) == (0, "verified"), done.err + done.out
+    assert done.err.count(OWN) == 1

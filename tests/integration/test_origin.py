@@ -208,7 +208,7 @@ def test_another_seed_that_splits_the_data_of_the_run_anew_is_refused(project: P
 
 def test_validate_in_the_run_s_project_reports_other_source_once(project: Path) -> None:
     (project / "shapes.py").write_text(MODULE.replace("self.layer(batch[0])", "-self.layer(batch[0])"))
-    done = train("validate", "ckpt=runs/mine/checkpoints/step*", cwd=project)
+    done = train("validate", "ckpt=runs/mine/checkpoints/step*", "source=project", cwd=project)
     assert done.code == 0, done.err
     assert done.err.count("the source is not what") == 1
     assert "shapes.py (changed)" in done.err
@@ -230,6 +230,8 @@ def test_the_run_of_checkpoints_in_another_folder_is_found(project: Path, verb: 
 @pytest.mark.parametrize("edited", ["shapes.py", "part.py", None])
 def test_validate_from_another_project_refuses_another_model(project: Path, tmp_path: Path, edited: str | None) -> None:
     other, run = tmp_path / "other", project / "runs/mine"
+    # As that of an older version, which kept none.
+    shutil.rmtree(run / "source")
     other.mkdir()
     shutil.copy(project / "shapes.py", other)
     shutil.copy(project / "part.py", other)

@@ -175,6 +175,8 @@ def test_what_has_changed_since_the_run_is_one_message(tmp_path: Path) -> None:
         (folder / "line.py").write_text(code)
         (folder / "numbers.txt").write_text("".join(f"{number}\n" for number in range(8)))
     assert train("fit", *OF_LINE, cwd=project).code == 0
+    # As by an older version, which kept none.
+    shutil.rmtree(project / "run/source")
     # Another file that computes the same is named, and is no fault.
     (project / "line.py").write_text(f"{LINE}\n# the same")
     done = train("replay", "run", "8", "--quiet", cwd=project)

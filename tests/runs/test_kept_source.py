@@ -158,7 +158,7 @@ def test_a_file_that_the_json_does_not_name_is_in_no_view(run: RunDir, tmp_path:
     folder = keep(run)
     (folder / "files/sitecustomize.py").write_text("raise SystemExit\n")
     source = KeptSource.read(folder)
-    source.write_view(make(tmp_path / "view"), None)
+    source.write_view(make(tmp_path / "view"), tmp_path / "gone")
     assert sorted(source.files) == sorted(FILES)
     assert not (tmp_path / "view/sitecustomize.py").exists()
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.addons.exact.attempts import scratch_folder
+from trainer_cli.scratch import scratch_folder
 
 HOLD = """
 import sys
-from trainer_cli.addons.exact.attempts import scratch_folder
+from trainer_cli.scratch import scratch_folder
 
-with scratch_folder() as folder:
+with scratch_folder("train-check-") as folder:
     (folder / "run").mkdir()
     print(folder, flush=True)
     sys.stdin.read()
@@ -31,7 +31,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_folder_goes_with_the_check_whatever_ends_it(temporary: Path) -> None:
     def check() -> None:
-        with scratch_folder() as folder:
+        with scratch_folder("train-check-") as folder:
             assert list(temporary.iterdir()) == [folder]
             raise KeyboardInterrupt
 
@@ -49,7 +49,7 @@ def test_what_a_killed_check_left_goes_with_the_next_one_and_nothing_else(tempor
     assert other.stdin is not None
     held = Path(other.stdout.readline().strip())
     others[2].symlink_to(held)
-    with scratch_folder() as folder:
+    with scratch_folder("train-check-") as folder:
         assert folder != held
         assert (held / "run").exists()
     other.kill()
@@ -57,6 +57,6 @@ def test_what_a_killed_check_left_goes_with_the_next_one_and_nothing_else(tempor
     other.stdin.close()
     other.stdout.close()
     assert held.exists()
-    with scratch_folder():
+    with scratch_folder("train-check-"):
         assert not held.exists()
     assert sorted(temporary.iterdir()) == sorted(others)

@@ -28,6 +28,7 @@ from trainer_cli.components.shadows import refuse_shadows
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.parts import explain_missing
 from trainer_cli.patterns import did_you_mean
+from trainer_cli.source_view import read_import_roots
 
 OURS = "trainer_cli"
 _OWN_COMPONENTS = tuple(
@@ -273,10 +274,10 @@ def import_from(project: Path) -> None:
     """
     refuse_shadows(project)
     # First, as for `python script.py`; `refuse_shadows` has excluded modules that would hide a library.
-    root = str(project)
-    # It is added once, although every composition in a process calls this.
-    if sys.path[:1] != [root]:
-        sys.path.insert(0, root)
+    roots = read_import_roots(project)
+    # They are added once, although every composition in a process calls this.
+    if sys.path[: len(roots)] != roots:
+        sys.path[:0] = roots
 
 
 def find_project_packages(project: Path) -> Iterator[str]:

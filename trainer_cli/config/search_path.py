@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.addon import each_addon
 from trainer_cli.errors import ConfigError
+from trainer_cli.source_view import in_view
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -193,8 +194,8 @@ def shipped_folder(name: str, package: Path = PACKAGE) -> Path | None:
 
 
 def project_root(explicit: Path | None, cwd: Path) -> Path:
-    """The folder that holds the configs in use, else the current one. A user's own classes import from it."""
-    return (cwd / explicit).resolve().parent if explicit is not None else cwd.resolve()
+    """The folder that holds the configs in use, else the current one; or its view. Own classes are imported from it."""
+    return in_view((cwd / explicit).resolve().parent if explicit is not None else cwd.resolve())
 
 
 def list_names(names: Sequence[str]) -> str:

@@ -32,11 +32,13 @@ _LEAST_OF_DATA: Mapping[str, int] = {
     "batch_size": 1, "val_batch_size": 1, GLOBAL_BATCH_SIZE: 1, "num_workers": 0, "overfit_batches": 1,
 }  # fmt: skip
 """Key of DATA_KEYS that holds a whole number -> the least that it may be."""
-OF_ONE_COMMAND = ("resume", "resume_allow", "trust")
+OF_ONE_COMMAND = ("resume", "resume_allow", "source", "trust")
 """Keys that apply to a single command and are not recovered from a config on disk."""
 SEVERAL = ("callbacks", "loggers")
 """Groups of which several options are chosen at once."""
-WITHOUT_EFFECT = ("name", "run_dir", "resume", "resume_allow", "trust", "checkpoint", "loggers", "logging", "restarts")
+WITHOUT_EFFECT = (
+    "name", "run_dir", "resume", "resume_allow", "source", "trust", "checkpoint", "loggers", "logging", "restarts",
+)  # fmt: skip
 """Sections on which no number of a training depends."""
 
 

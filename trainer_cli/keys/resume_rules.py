@@ -25,6 +25,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "model_call": "a model that takes a batch one way refuses the others",
     "resume": "how to start",
     "resume_allow": "how to start",
+    "source": "is used by commands that open a run only",
     "ckpt": "is used only while the run has no checkpoint",
     "load.chunk_size": "how checkpoints are downloaded",
     "load.progress": "how checkpoints are downloaded",
@@ -53,7 +54,7 @@ MAY_CHANGE: Mapping[str, str] = {
 }
 """Config key, or the beginning of keys with a `*`, -> why they may change."""
 SOURCE = "source"
-"""Entry of `resume_allow` for the project's source code; not a key of the config."""
+"""The key of the source that commands take, and the entry of `resume_allow` and of `trust` for source."""
 
 
 def why_may_change(key: str, allowed: Iterable[str] = ()) -> str | None:

@@ -14,3 +14,12 @@ from trainer_cli.origin.kept_source import (
     KeptSource as KeptSource,
     SourceFacts as SourceFacts,
 )
+from trainer_cli.origin.use import (
+    UNUSED as UNUSED,
+    USED as USED,
+    is_source_kept as is_source_kept,
+    of_project as of_project,
+    of_source as of_source,
+    use_kept_source as use_kept_source,
+    use_source_of as use_source_of,
+)

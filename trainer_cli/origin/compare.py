@@ -22,6 +22,7 @@ from trainer_cli.origin.source_files import find_imported_modules
 from trainer_cli.parallel import ProcessGroup, check_same
 from trainer_cli.runs import RunDir
 from trainer_cli.selection import StoredCheckpoint, ckpt_argument
+from trainer_cli.source_view import is_view
 from trainer_cli.terminal import format_first
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class EvaluatedOrigin:
         # Any attempt of the run may have saved this checkpoint.
         run = run or StoredCheckpoint(checkpoint).find_run()
         trained_in = [] if run is None else RunDir(run).project_roots
-        if manifest.source and root not in trained_in:
+        if manifest.source and root not in trained_in and not is_view(root):
             _refuse_other_model(self._composed, checkpoint, manifest, differing, trained_in)
         if differing != self._reported:
             report_source(str(checkpoint), differing)

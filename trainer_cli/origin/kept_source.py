@@ -22,6 +22,7 @@ from trainer_cli.bounds import is_bounded, is_list, is_table, is_text
 from trainer_cli.errors import CheckpointError
 from trainer_cli.files import sync
 from trainer_cli.runs import RunDir
+from trainer_cli.source_view import ROOTS_FILE
 from trainer_cli.storage import replacing
 from trainer_cli.user_key import is_signed, sign
 
@@ -71,14 +72,17 @@ class KeptSource:
 
     @classmethod
     def of_attempt(cls, run: RunDir, attempt: int) -> KeptSource | None:
-        """The source of an attempt; None if none was kept.
+        """The source of an attempt; None if none was kept, or it was removed.
 
         Raises:
             DamagedSourceError: see `read`.
         """
         digest = next((entry.get("source") for entry in run.attempts if entry.get("attempt") == attempt), None)
         # The name is part of a path: a summary may come from anybody.
-        return cls.read(run.source_folder / digest) if digest is not None and _DIGEST.fullmatch(digest) else None
+        if digest is None or not _DIGEST.fullmatch(digest):
+            return None
+        folder = run.source_folder / digest
+        return cls.read(folder) if folder.exists() else None
 
     @classmethod
     def read(cls, folder: Path) -> KeptSource:
@@ -152,16 +156,12 @@ class KeptSource:
                 differing[path] = "not there"
         return differing
 
-    def write_view(self, view: Path, project: Path | None) -> None:
-        """Write its files into an empty folder, with links to the other entries of the project but Python files.
-
-        Args:
-            project: the folder that has them; None: there is none.
-        """
+    def write_view(self, view: Path, project: Path) -> None:
+        """Write its files into an empty folder, with links to the other entries of the project but Python files."""
         folders = {parent for path in self.files for parent in PurePosixPath(path).parents}
         for folder in sorted(folders):
             (view / folder).mkdir(exist_ok=True)
-            for entry in [] if project is None else _list_entries(project / folder):
+            for entry in _list_entries(project / folder):
                 # A link to a folder that has kept files would lead to those of the project.
                 is_code = entry.suffix in (".py", ".pyc") or entry.name == "__pycache__"
                 if not is_code and folder / entry.name not in folders:
@@ -170,6 +170,7 @@ class KeptSource:
             # A file without the ending of Python may be linked already.
             (view / path).unlink(missing_ok=True)
             (view / path).write_bytes(content)
+        (view / ROOTS_FILE).write_text("\n".join(self.facts.import_roots), "utf-8")
 
 
 def _list_entries(folder: Path) -> list[Path]:

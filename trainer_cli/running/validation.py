@@ -30,7 +30,7 @@ from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import LoadOptions
 from trainer_cli.messages import to_console
-from trainer_cli.origin import EvaluatedOrigin, naming_project
+from trainer_cli.origin import EvaluatedOrigin, naming_project, of_source, use_source_of
 from trainer_cli.running.results import Results
 from trainer_cli.runs import BestSettings, RunDir, ValidationRow
 from trainer_cli.schema import TrainConfig
@@ -89,7 +89,7 @@ def validate(
         composed.refuse_shipped_default()
         return validation.run_random_weights(composed)
     patterns = [command.ckpt] if isinstance(command.ckpt, str) else command.ckpt
-    provide_steps(patterns, replays=replays, config_dir=config_dir)
+    provide_steps(patterns, replays=replays, overrides=of_source(overrides), config_dir=config_dir)
     return validation.run_watching(patterns) if command.validate.watch else validation.run(patterns)
 
 
@@ -239,6 +239,9 @@ class _Validation:
         for path, problem in selection.damaged.items():
             log.error("%s: %s", path, problem)
         groups = self._group_by_config(selection)
+        if groups:
+            # The newest: a process imports a project from one source.
+            use_source_of(groups[-1][2][-1], self.overrides, self.settings["config_dir"])
         experiments = []
         for source, text, paths in groups:
             with naming_project(StoredCheckpoint(paths[0]).find_run(), self.settings["config_dir"]):

@@ -44,6 +44,13 @@ class ModelCall(StrEnum):
     kwargs = "kwargs"
 
 
+class SourceOf(StrEnum):
+    """Whose source a command imports the classes of a run from."""
+
+    run = "run"
+    project = "project"
+
+
 class SchedulerInterval(StrEnum):
     """After what a scheduler makes its step."""
 
@@ -478,6 +485,9 @@ class TrainConfig:
     """Keys, sections and globs of keys that may change on a resume beyond the usual ones. data: also samples that are
     not those of the checkpoint. source: `train validate` may take the model from another project, in which its file
     differs."""
+    source: SourceOf = SourceOf.run
+    """Of commands that open a run, where the project was edited since: run, the source that the run keeps; project, the
+    project as it is now."""
     ckpt: Any = None
     """fit: start a new run from this checkpoint. validate: which checkpoints (a glob, or a list of them)."""
     model: Any = None
@@ -520,7 +530,8 @@ class TrainConfig:
     loggers: dict[str, Any] = field(default_factory=dict)
     """name -> node with `_target_`; null switches one off."""
     trust: list[str] = field(default_factory=list)
-    """Top-level packages whose components a recovered config may name."""
+    """Top-level packages whose components a recovered config may name. source: also the source that a run keeps which
+    another user has made."""
     vars: dict[str, Any] = field(default_factory=dict)
     """Values of your own, for `${vars.NAME}` in other keys; nothing else reads them."""
 

@@ -7,21 +7,18 @@ On other systems each process is a new interpreter. Processes that are left at t
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import math
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +31,6 @@ from trainer_cli.addons.exact.trace import OWN_FAILURE, SAVED_STEP, ProbePlan, P
 from trainer_cli.auto_values import auto_keys
 from trainer_cli.config import Composed, from_yaml
 from trainer_cli.errors import ExitCode, TrainError, UserError
-from trainer_cli.files import locked_file, private_file
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.running import values_found
 from trainer_cli.schema import CheckpointConfig
@@ -199,38 +195,6 @@ def _interpreter(call: str) -> list[str]:
     # Last on the path, so that it shadows no module of the user's.
     path = f"import sys; sys.path.append({str(Path(__file__).resolve().parents[3])!r})"
     return [sys.executable, "-P", "-c", f"{path}; from {__name__} import run_probe, serve; {call}"]
-
-
-_PREFIX = "train-check-"
-_LOCK = "lock"
-
-
-@contextmanager
-def scratch_folder() -> Generator[Path, None, None]:
-    """A new folder among those for temporary files, held for as long as this process lives."""
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    try:
-        with private_file(folder / f"{_LOCK}.part", os.O_RDWR | os.O_CREAT) as lock:
-            # Where a filesystem has no locks, no process removes what others left: only what has a lock counts as ours.
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Under its name it is never seen unlocked while this process lives.
-                os.rename(folder / f"{_LOCK}.part", folder / _LOCK)
-            _clear_what_is_left(folder.parent)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _clear_what_is_left(parent: Path) -> None:
-    """Remove folders of checks of this user that were killed."""
-    for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError, UserError):
-            # In a folder that all users share, another could have planted a link.
-            if not folder.is_symlink() and folder.stat().st_uid == os.getuid():
-                # Raises while the check that made it lives.
-                with locked_file(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW, wait=False):
-                    shutil.rmtree(folder, ignore_errors=True)
 
 
 _KILLED = -9

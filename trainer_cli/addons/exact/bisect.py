@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.addons.exact.replay_plan import find_step, split_steps
-from trainer_cli.addons.exact.replay_process import replay_in_process
+from trainer_cli.addons.exact.replay_process import read_json_of, replay_in_process
 from trainer_cli.addons.exact.step_positions import read_records
 from trainer_cli.catalog import Catalog
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.files import read_rows
 from trainer_cli.metric_names import TRAIN_PREFIX
+from trainer_cli.origin import use_kept_source
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.runs import Run, RunDir, write_json
 from trainer_cli.selection import provide_steps
@@ -146,6 +147,7 @@ class Bisection:
         self.run, self.condition = RunDir(run), condition or Condition("", "!=")
         self._words = _read_command(command)
         self._overrides, self._config_dir, self._show = list(overrides), config_dir, show
+        self._flags = [] if config_dir is None else ["--config-dir", str(config_dir)]
         self._metric = self._read_metric()
         # A later attempt may have made steps again, with other values.
         facts = repr((condition, command, _versions_of(self._words), self._overrides, len(self.records.attempts)))
@@ -214,7 +216,7 @@ class Bisection:
 
     def _find_in_training(self, low: int, high: int) -> FoundStep:
         """The first of the steps after `low` in whose batches the condition holds: a record is a mean over several."""
-        words = [*self._overrides, *([] if self._config_dir is None else ["--config-dir", str(self._config_dir)])]
+        words = [*self._overrides, *self._flags]
         name = self.condition.metric.removeprefix(TRAIN_PREFIX)
         for first, last in split_steps(Run.open(self.run.path), low + 1, high):
             for row in replay_in_process(self.run.path, first, last, words, quiet=False)["steps"]:
@@ -270,6 +272,8 @@ class Bisection:
     def _evaluate(self, step: int) -> float:
         """The metric at a step, or 1 if the command says that the condition holds there."""
         path = find_step(self.run.path, step)
+        # Before a replay, which then uses the same view.
+        use_kept_source(self.run, self.records.attempt_of(max(step, 1)).number, self._overrides, self._config_dir)
         if path is None:
             provide_steps([f"{self.run.path}@step{step}"], overrides=self._overrides, config_dir=self._config_dir)
             path = find_step(self.run.path, step)
@@ -290,7 +294,13 @@ class Bisection:
 
         folder = self._file.parent / "validation"
         settings = [f"validate.folder={json.dumps(str(folder))}", "logging.level=warning"]
-        validate([f"ckpt={path}", *settings, *self._overrides], config_dir=self._config_dir, show=collect)
+        words = [f"ckpt={path}", *settings, *self._overrides]
+        if len({attempt.get("source") for attempt in self.run.attempts}) > 1:
+            # Of several sources, each is imported in a process of its own.
+            rows = read_json_of(["validate", *words, *self._flags, "--json"])["rows"]
+            values = {f"{row['loader']}/{name}": float(value) for row in rows for name, value in row["metrics"].items()}
+        else:
+            validate(words, config_dir=self._config_dir, show=collect)
         if metric not in values:
             measured = ", ".join(sorted(values)) or "none"
             raise UserError(

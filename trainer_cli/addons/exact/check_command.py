@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from trainer_cli.commands import Parser, add_config_arguments
+from trainer_cli.commands import Parser, add_config_arguments, add_overrides
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.running import showing_import
 from trainer_cli.signals import SignalHandlers, stopping
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resume.set_defaults(check=_check_resume)
     run_parser = checks.add_parser("run", help="a run's directory is what its config gives", allow_abbrev=False)
     run_parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
+    add_overrides(run_parser, "changes of the run's config, such as where its data is now")
     run_parser.add_argument(
         "--stretches",
         metavar="K",
@@ -66,7 +67,7 @@ def _check_run(args: argparse.Namespace) -> int:
     if count == 0:
         raise UserError(f"--stretches {args.stretches} is not a number of stretches", cure="Write 1 or more, or: all.")
     show = (lambda text: None) if args.json else lambda text: print(text, flush=True)
-    check = check_run(args.run_dir, count, show=show, output=args.output)
+    check = check_run(args.run_dir, count, show=show, output=args.output, overrides=args.overrides)
     text = str(check)
     print(json.dumps(check.as_dict(), indent=2) if args.json else wrapped(text, line_width(sys.stdout)))
     return int(ExitCode.DONE if check.equal else ExitCode.FAILED)

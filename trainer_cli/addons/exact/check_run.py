@@ -25,7 +25,7 @@ from trainer_cli.catalog import Entry
 from trainer_cli.environment import timestamp, versions
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.layout import MANIFEST_FILE
-from trainer_cli.origin import other_source
+from trainer_cli.origin import is_source_kept, of_project, other_source
 from trainer_cli.runs import Run, RunDir, write_json
 from trainer_cli.storage import open_storage
 from trainer_cli.terminal import format_count
@@ -79,13 +79,21 @@ class RunCheck:
         return {"run": str(self.run), "equal": self.equal, **self.facts, "stretches": stretches, "of": self.of}
 
 
-def check_run(run: Path, count: int | None, *, show: Callable[[str], None], output: Path | None = None) -> RunCheck:
+def check_run(
+    run: Path,
+    count: int | None,
+    *,
+    show: Callable[[str], None],
+    output: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> RunCheck:
     """Make stretches of a run again, and write `check.json`.
 
     Args:
         count: how many, spread evenly over the run; the last is one of them. None: all.
         show: called with a line for each stretch before and after it is made.
         output: the file to write; by default `RUN/replayed/check.json`.
+        overrides: of the run's config.
 
     Raises:
         UserError: there is no such run.
@@ -108,12 +116,14 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
     file = output or directory.replayed_folder / CHECK_FILE
     _check_writable(file)
     facts = _collect_facts(directory, kept)
-    if changed := facts["source"]["changed"]:
+    # A replay uses the source that the run keeps, or says why not.
+    uses_kept = not of_project(overrides) and is_source_kept(directory, kept[-1][0].manifest)
+    if (changed := facts["source"]["changed"]) and not uses_kept:
         show(f"the source has changed since: {', '.join(f'{name} ({how})' for name, how in changed.items())}")
     outcomes = []
     for start, last in spread_evenly(all_stretches, count):
         show(f"replays steps {start + 1:,} to {last:,}")
-        outcomes.append(_replay_stretch(run, start, last))
+        outcomes.append(_replay_stretch(run, start, last, overrides))
         show(str(outcomes[-1]))
     check = RunCheck(run, outcomes, len(all_stretches), facts)
     write_json(file, check.as_dict())
@@ -158,10 +168,10 @@ def spread_evenly(stretches: Sequence[tuple[int, int]], count: int | None) -> li
     return [stretches[total * (index + 1) // count - 1] for index in range(count)]
 
 
-def _replay_stretch(run: Path, start: int, last: int) -> ReplayedStretch:
+def _replay_stretch(run: Path, start: int, last: int, overrides: Sequence[str]) -> ReplayedStretch:
     """Make the steps in a process of its own, so that nothing of one stretch reaches the next."""
     try:
-        outcome = replay_in_process(run, start + 1, last)
+        outcome = replay_in_process(run, start + 1, last, overrides)
     except (UserError, CheckpointError) as error:
         return ReplayedStretch(start, last, problem=f"cannot be made: {error}")
     return ReplayedStretch(start, last, outcome["records"], _find_problem(run, outcome, start, last))

@@ -39,6 +39,7 @@ from trainer_cli.keys import WITHOUT_EFFECT
 from trainer_cli.layout import parse_step
 from trainer_cli.manifest import Manifest
 from trainer_cli.metric_names import TRAIN_PREFIX
+from trainer_cli.origin import KeptSource
 from trainer_cli.runs import Run, RunDir, split_attempt
 from trainer_cli.selection import StoredCheckpoint, select_one, suggest_selector
 from trainer_cli.terminal import format_count, format_first
@@ -442,6 +443,10 @@ def project_of(run: Path) -> Path | None:
         # Not the run itself, nor a path that depends on the current folder: files of the run may come from anybody.
         if root.is_absolute() and root.resolve() in run.resolve().parents:
             return root
+    attempts = Run.open(run).attempts
+    source = KeptSource.of_attempt(RunDir(split_attempt(run)[0]), int(attempts[-1].get("attempt") or 1))
+    if source is not None and source.is_own:
+        return None
     raise UserError(
         f"{run} was trained in the project {roots[-1]}, which is not the current one, and does not hold the run",
         cure="Run the command there, or move the run into that project.",

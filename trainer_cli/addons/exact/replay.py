@@ -32,7 +32,7 @@ from trainer_cli.environment import versions
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError, UserError
 from trainer_cli.files import locked_file
 from trainer_cli.loads import WHOLE
-from trainer_cli.origin import EvaluatedOrigin, naming_project, other_source
+from trainer_cli.origin import EvaluatedOrigin, naming_project, other_source, use_kept_source
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import fork_path, import_torch, kept_settings, showing_import
 from trainer_cli.runs import Run, RunDir
@@ -89,7 +89,8 @@ class Replayed:
 def compose_replay(
     plan: ReplayPlan, overrides: Sequence[str] = (), *, config_dir: Path | None = None, config_name: str = "config"
 ) -> Composed:
-    """The config that made the steps, with overrides on top."""
+    """The config that made the steps, with overrides on top. Classes are imported from the source that made them."""
+    use_kept_source(RunDir(plan.run), plan.attempt, overrides, config_dir)
     with naming_project(plan.run, config_dir):
         return from_yaml(
             plan.config, overrides, config_dir=config_dir, config_name=config_name, sections=_REPLAYED_SECTIONS

@@ -9,11 +9,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.addons.exact.replay_plan import plan_replay
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
+from trainer_cli.origin import UNUSED, USED
 from trainer_cli.processes import own_command
 from trainer_cli.ranks import drop_ranks
 
@@ -33,11 +35,21 @@ def replay_in_process(
     Raises:
         UserError, CheckpointError: they cannot be made, with the message of the process.
     """
-    command = own_command(["replay", str(run), f"{first}..{last}", *["--quiet"] * quiet, "--json", *words])
+    return read_json_of(["replay", str(run), f"{first}..{last}", *["--quiet"] * quiet, "--json", *words], folder)
+
+
+def read_json_of(arguments: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
+    """The JSON that this program prints for arguments in a process of its own, whose source is that of one attempt.
+
+    Raises:
+        UserError, CheckpointError: it failed, with its message.
+    """
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        own_command(arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         cwd=folder, env=drop_ranks(os.environ),
     )  # fmt: skip
+    for line in re.findall(rf"warning: (?:{USED}|{UNUSED}).*", done.stderr):
+        _say_once(line)
     # The object comes last, indented: a model and a dataset may print, too.
     begin = done.stdout.rfind("\n{\n") + 1
     try:
@@ -54,6 +66,12 @@ def replay_in_process(
         kind = CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError
         raise kind(message, cure=cure[1] if cure else None) from None
     return outcome
+
+
+@cache
+def _say_once(line: str) -> None:
+    """Print what each process of a search says."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def replay_step(

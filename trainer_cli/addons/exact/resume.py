@@ -19,13 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addons.exact.attempts import Chain, Probes, Runner, RunProbe, scratch_folder
+from trainer_cli.addons.exact.attempts import Chain, Probes, Runner, RunProbe
 from trainer_cli.addons.exact.causes import Evidence, advise_saving, describe, explain, name_values
 from trainer_cli.addons.exact.digests import Asks
 from trainer_cli.addons.exact.report import Comparison, Finding, FoundDifference, ResumeReport, find_failure, title_of
 from trainer_cli.addons.exact.trace import SAVED_STEP, ProbeStop, StopPlace, TraceKind, plan_chains
 from trainer_cli.config import Composed, compose
 from trainer_cli.errors import UserError
+from trainer_cli.scratch import scratch_folder
 from trainer_cli.terminal import format_count
 
 STEPS = 12
@@ -65,7 +66,7 @@ def check_resume(
     if steps < LEAST_STEPS:
         raise UserError(f"a check of {format_count(steps, 'step')} proves nothing", cure=f"Use at least {LEAST_STEPS}.")
     began = time.monotonic()
-    with scratch_folder() as folder, ExitStack() as stack:
+    with scratch_folder("train-check-") as folder, ExitStack() as stack:
         if run is None:
             run = stack.enter_context(closing(Probes(cwd or Path.cwd())))
         runner = Runner(composed, folder, steps, config_dir, run, show)

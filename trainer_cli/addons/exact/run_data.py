@@ -23,7 +23,7 @@ from trainer_cli.data import Loader, SharedLoader, length_of
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
 from trainer_cli.messages import to_console
-from trainer_cli.origin import TRAIN, DataAndSource, compare_forked, naming_project
+from trainer_cli.origin import TRAIN, DataAndSource, compare_forked, naming_project, use_kept_source
 from trainer_cli.parallel import imitate_group
 from trainer_cli.running import Builder, Data
 
@@ -157,6 +157,7 @@ def open_data(
     attempt = records.attempts[-1] if attempt is None else attempt
     is_of_run = attempt.config == records.config
     source = records.run.config_file if is_of_run else yaml.safe_dump(dict(attempt.config), sort_keys=False)
+    use_kept_source(records.run, attempt.number, overrides, config_dir)
     with naming_project(records.run.path, config_dir):
         composed = from_yaml(source, overrides, config_dir=config_dir, sections=("data",))
         to_console("warning")

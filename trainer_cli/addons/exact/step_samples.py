@@ -86,7 +86,7 @@ def find_known_samples(
         overrides: of a replay. Those are used that say where the data is, and what is trusted.
         show: called with the reason if there are none.
     """
-    needed = [override for override in overrides if override.startswith(("data.", "trust="))]
+    needed = [override for override in overrides if override.startswith(("data.", "source=", "trust="))]
     try:
         steps = read_step_samples(path, first, last, overrides=needed, config_dir=config_dir)
         return {step.step: step for step in steps}

@@ -28,7 +28,7 @@ from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.files import is_url
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.messages import to_console
-from trainer_cli.origin import EvaluatedOrigin, naming_project
+from trainer_cli.origin import EvaluatedOrigin, naming_project, of_source, use_source_of
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.ranks import Ranks
 from trainer_cli.running import import_torch, run_or_place
@@ -82,7 +82,7 @@ def predict(
             "predict needs ckpt=, whose weights to use", cure=f"For example: train predict ckpt=runs/{example}@best."
         )
     patterns = [command.ckpt] if isinstance(command.ckpt, str) else command.ckpt
-    provide_steps(patterns, replays=replays, config_dir=config_dir)
+    provide_steps(patterns, replays=replays, overrides=of_source(overrides), config_dir=config_dir)
     settings["sections"] = EVALUATED
     other_overrides = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
     with Holds() as holds:
@@ -92,6 +92,9 @@ def predict(
         for path, problem in selection.damaged.items():
             log.error("%s: %s", path, problem)
         folders = _folders(selection.paths)
+        for path in selection.paths[-1:]:
+            # The newest: a process imports a project from one source.
+            use_source_of(path, other_overrides, config_dir)
         for path in selection.paths:
             with naming_project(StoredCheckpoint(path).find_run(), config_dir):
                 experiment = _Experiment(path, other_overrides, settings, command, allow_pickle=allow_pickle)

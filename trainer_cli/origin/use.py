@@ -1,0 +1,156 @@
+"""Import the classes of a run from the source that it keeps, where that of the project differs."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from trainer_cli.config import given_value, project_root
+from trainer_cli.errors import UserError
+from trainer_cli.keys import SOURCE
+from trainer_cli.manifest import Manifest
+from trainer_cli.origin.compare import other_source, report_source
+from trainer_cli.origin.kept_source import FILES_FOLDER, DamagedSourceError, KeptSource
+from trainer_cli.origin.source_files import find_imported_modules
+from trainer_cli.runs import RunDir
+from trainer_cli.scratch import scratch_folder
+from trainer_cli.selection import StoredCheckpoint
+from trainer_cli.source_view import in_view, is_view, stand_for
+from trainer_cli.terminal import format_first
+
+log = logging.getLogger(__name__)
+
+USED = "the source is the one that the run keeps"
+"""The beginning of the line that says so."""
+UNUSED = "the source kept in"
+"""The beginning of the line that says why it is not used."""
+_VARIABLE = "TRAIN_SOURCE_VIEW"
+"""Environment variable with the view of the process that has started this one: digest, project and folder."""
+_decided: set[Path] = set()
+"""Projects whose source is chosen: a process imports from one."""
+
+
+def use_source_of(checkpoint: Path, overrides: Sequence[str], config_dir: Path | None = None) -> None:
+    """`use_kept_source` for the attempt that made a checkpoint."""
+    manifest, run = StoredCheckpoint(checkpoint).manifest, StoredCheckpoint(checkpoint).find_run()
+    if manifest is not None and run is not None:
+        use_kept_source(RunDir(run), manifest.attempt, overrides, config_dir)
+
+
+def of_source(overrides: Iterable[str]) -> list[str]:
+    """The overrides that say which source is used, for a command that this one starts."""
+    return [override for override in overrides if override.startswith((f"{SOURCE}=", "trust="))]
+
+
+def use_kept_source(run: RunDir, attempt: int, overrides: Sequence[str], config_dir: Path | None = None) -> None:
+    """Import the project from the source that an attempt of a run has kept, if it differs, and log that.
+
+    Call it before the config of the run is composed. A process imports a project from one source: later calls change
+    nothing but report what differs.
+
+    Args:
+        overrides: `source=project`, `resume_allow=[source]` and `experiment=` take the source of the project.
+
+    Raises:
+        UserError: the source is not to be trusted, and the project has none.
+    """
+    if of_project(overrides):
+        return
+    project = project_root(config_dir, Path.cwd())
+    try:
+        source = KeptSource.of_attempt(run, attempt)
+    except DamagedSourceError as error:
+        log.warning("%s; that of the project is used", error.what)
+        return
+    differing = {} if source is None else source.find_differences(project)
+    is_decided = project in _decided or is_view(project)
+    _decided.add(project)
+    if source is None or not differing:
+        return
+    if is_decided:
+        report_source(f"attempt {attempt} of {run.path}", differing)
+        return
+    has_project = any(how == "changed" for how in differing.values()) or len(differing) < len(source.files)
+    if not source.is_own and not _names(overrides, "trust", SOURCE):
+        _refuse_foreign(source, differing, has_project=has_project)
+        return
+    if not _join_view(source, project):
+        recorded = Path(source.facts.project_root)
+        _make_view(source, project, recorded if not has_project and recorded.is_dir() else project)
+        files = format_first([f"{file} ({how})" for file, how in differing.items()])
+        log.warning(
+            "%s (%s): here %s; source=project takes what is here",
+            USED, run.path, f"differs {files}" if has_project else f"in {project} is none",
+        )  # fmt: skip
+
+
+def _refuse_foreign(source: KeptSource, differing: Iterable[str], *, has_project: bool) -> None:
+    message = f"{UNUSED} {source.folder} is not signed by this user's key, so it is not run"
+    cure = f"If you trust whoever wrote it, add 'trust=[{SOURCE}]'."
+    if not has_project:
+        raise UserError(message, cure=cure)
+    files = format_first([*differing])
+    log.warning("%s; that of the project is used, which differs in %s. %s", message, files, cure)
+
+
+def is_source_kept(run: RunDir, manifest: Manifest | None) -> bool:
+    """Whether a run keeps the source of the attempt that made one of its checkpoints."""
+    try:
+        source = None if manifest is None else KeptSource.of_attempt(run, manifest.attempt)
+    except DamagedSourceError:
+        return False
+    return (
+        manifest is not None and source is not None and not other_source(manifest.source, source.folder / FILES_FOLDER)
+    )
+
+
+def of_project(overrides: Sequence[str]) -> bool:
+    """Whether overrides choose the source of the project."""
+    chosen = given_value(overrides, SOURCE) == "project"
+    return chosen or _names(overrides, "resume_allow", SOURCE) or given_value(overrides, "experiment") is not None
+
+
+def _names(overrides: Iterable[str], key: str, word: str) -> bool:
+    """Whether an override puts a word into a list."""
+    values = (re.fullmatch(rf"\+*{key}\+?=(.*)", override, re.DOTALL) for override in overrides)
+    return any(value is not None and word in re.findall(r"[\w.*]+", value[1]) for value in values)
+
+
+def _join_view(source: KeptSource, project: Path) -> bool:
+    """Use the view of the process that has started this one, if it is of this source."""
+    try:
+        digest, of, view = json.loads(os.environ.get(_VARIABLE, "null"))
+    except (ValueError, TypeError):
+        return False
+    if (digest, of) != (source.digest, str(project)) or not Path(view).is_dir():
+        return False
+    _enter(project, Path(view))
+    return True
+
+
+def _make_view(source: KeptSource, project: Path, beside: Path) -> None:
+    """Write a view, which is removed when this process ends, and use it in this process and those that it starts."""
+    stack, owner = ExitStack(), os.getpid()
+    folder = stack.enter_context(scratch_folder("train-source-"))
+    # A fork that ends leaves the view to this process.
+    atexit.register(lambda: stack.close() if os.getpid() == owner else None)
+    view = folder.resolve() / project.name
+    view.mkdir()
+    source.write_view(view, beside)
+    os.environ[_VARIABLE] = json.dumps([source.digest, str(project), str(view)])
+    _enter(project, view)
+
+
+def _enter(project: Path, view: Path) -> None:
+    # Modules that the resolvers of the configs have imported are of today.
+    for name in find_imported_modules(project):
+        del sys.modules[name]
+    stand_for(project, view)
+    assert in_view(project) == view

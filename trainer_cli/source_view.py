@@ -1,0 +1,40 @@
+"""Folders that stand for a project in this process: its classes are imported from there (`origin/use.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOTS_FILE = ".train-import-roots"
+"""File of a view: the folders in it, one a line, from which modules are imported besides the view itself."""
+_views: dict[Path, Path] = {}
+
+
+def stand_for(project: Path, view: Path) -> None:
+    """Have a view stand for the root of a project."""
+    _views[project] = view
+
+
+def in_view(path: Path) -> Path:
+    """The view of a project, or the same folder in it for one in the project's root; the path itself without a view."""
+    if path.parent in _views:
+        return _views[path.parent] / path.name
+    return _views.get(path, path)
+
+
+def is_view(root: Path) -> bool:
+    """Whether a folder stands for a project."""
+    return root in _views.values()
+
+
+def find_project(root: Path) -> Path:
+    """The project that a view stands for; any other folder itself."""
+    return next((project for project, view in _views.items() if view == root), root)
+
+
+def read_import_roots(root: Path) -> list[str]:
+    """The folders from which the modules of a project, or of a view, are imported."""
+    try:
+        below = (root / ROOTS_FILE).read_text("utf-8").split("\n")
+    except OSError:
+        below = []
+    return [str(root / folder) for folder in below if folder] + [str(root)]
