@@ -27,8 +27,8 @@ from slower import TOLERANCE, Comparison, compare
 from table import Table
 
 TABLES = {
-    "cli": "answers", "start": "start", "loop": "loop", "callbacks": "callbacks", "save": "save", "load": "load",
-    "stall": "stall", "frequency": "frequency", "dip": "dip", "recovery": "recovery",
+    "cli": "answers", "start": "start", "loop": "loop", "callbacks": "callbacks", "save": "save", "linked": "linked",
+    "load": "load", "stall": "stall", "frequency": "frequency", "dip": "dip", "recovery": "recovery",
     "failures": "failures", "batches": "batches", "growth": "growth", "scale": "scale", "files": "files",
     "console": "console", "ranks": "rank_table", "gpu": "gpu", "stores": "stores",
     "replay": "replayed", "serve": "served",
