@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from faulty_disk import FaultyDisk
 from tiny import ListLogger, StopAt, everything, loader, on, same, trainer
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ from trainer_cli.format.rank_files import FilesOfRank
 from trainer_cli.format.readable import check_readable
 from trainer_cli.format.sharded import ShardedFormat
 from trainer_cli.format.stored import StoredState
-from trainer_cli.manifest import Digest, new_digest
+from trainer_cli.manifest import Digest, FileEntry, new_digest
 from trainer_cli.schema.checkpoint_config import CheckpointFormat
 from trainer_cli.storage import folder as storage_folder
 from trainer_cli.storage.disk import Disk
@@ -376,6 +377,43 @@ def test_a_resume_links_to_what_it_has_verified_and_ends_as_one_run(tmp_path: Pa
         one, other = (Checkpointer().read(tmp_path / part / f"step{step}") for part in ("straight", "parts"))
         assert same(one["model"], other["model"]) == []
         assert same(one["optimizer"], other["optimizer"]) == []
+
+
+def test_what_was_only_read_is_fsynced_before_a_checkpoint_shares_it(tmp_path: Path) -> None:
+    fit(tmp_path, steps=1)
+
+    def verified(disk: Disk) -> tuple[LocalStorage, FileEntry]:
+        # By another process, for all that the disk of this one knows.
+        storage = LocalStorage(tmp_path, disk=disk)
+        entry = Catalog(storage).entry("step1")
+        assert entry.manifest is not None
+        assert Catalog(storage).why_damaged(entry) is None
+        return storage, entry.manifest.files[FROZEN]
+
+    disk = FaultyDisk()
+    storage, frozen = verified(disk)
+    with storage.writing("step2") as folder:
+        assert folder.link(FROZEN, frozen)
+        (fsync,) = (number for number, done in enumerate(disk.operations, 1) if done == "fsync file")
+        assert disk.operations[fsync:][0] == f"link {FROZEN}"
+        (folder.path / FROZEN).unlink()
+        assert folder.link(FROZEN, frozen)
+        assert disk.operations.count("fsync file") == 1, "once"
+    storage, frozen = verified(FaultyDisk(at=fsync))
+    with storage.writing("step2") as folder:
+        # The fsync of the file fails.
+        assert not folder.link(FROZEN, frozen)
+
+
+def test_the_space_of_a_removed_checkpoint_is_not_free_if_another_shares_it(tmp_path: Path) -> None:
+    fit(tmp_path, steps=2)
+    later: list[Callable[[], object]] = []
+    storage = LocalStorage(tmp_path, later=later.append)
+    assert storage.remove("step1")
+    assert storage.removed_bytes() < WIDTH * WIDTH * 4
+    later[0]()
+    assert storage.remove("step2")
+    assert storage.removed_bytes() > WIDTH * WIDTH * 4
 
 
 @pytest.mark.parametrize("format", [CheckpointFormat.torch_file, CheckpointFormat.archive])

@@ -19,7 +19,6 @@ from trainer_cli.catalog.catalog import Catalog
 
 TRAINING = (
     "model=mlp",
-    "model.hidden=[4]",
     "loggers=jsonl",
     "loop.max_duration=6",
     "loop.log_interval=1",
@@ -32,6 +31,11 @@ TRAINING = (
     "run_dir=run",
 )
 """Saves steps 2 and 4 for safety, and step 6 at the end."""
+MODELS = {
+    "all trained": ("model.hidden=[4]",),
+    "linked": ("model.hidden=[512,512]", "model.dropout=0", "freeze=[layers.1.*,layers.4.*]"),
+}
+"""Of the second, later checkpoints link to the file of the frozen layers."""
 _CHOICE = pytest.mark.parametrize(
     "every", [False, pytest.param(True, marks=pytest.mark.campaign)], ids=["one of each kind", "all"]
 )
@@ -45,7 +49,8 @@ _LOOKS = 3
 class Campaign:
     """Trainings with a fault each, several at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: str) -> None:
+        self.model = model
         # As deep as the folders of the trainings with faults: each parent of a new directory is looked at.
         folder = folder / "reference"
         folder.mkdir()
@@ -56,6 +61,9 @@ class Campaign:
         second, staging = (_number(done.operations, line) for line in ("committed step 6", "mkdir .tmp.step6"))
         self.second_save = range(staging - _LOOKS, second)
         self.removal = range(second, len(self.operations) + 1)
+        links = [number for number in self.second_save if self.operations[number - 1].startswith("link ")]
+        # With a look at the earlier file before, and two at the new one.
+        self.linking = [number for link in links for number in range(link - 1, link + 3)]
 
     def fit(self, cwd: Path, disk: dict[str, Any]) -> Result:
         """One start of the training, on a disk with that fault, or without one.
@@ -64,7 +72,7 @@ class Campaign:
         saves, are waited for.
         """
         disk = {"block_bytes": _BLOCK_BYTES, "one_thread_at_a_time": True, **disk}
-        return train("fit", *TRAINING, cwd=cwd, disk=disk)
+        return train("fit", *TRAINING, *MODELS[self.model], cwd=cwd, disk=disk)
 
     def choose(self, numbers: Sequence[int], *, every: bool) -> list[int]:
         """All of these operations, or the first of each kind in their order."""
@@ -83,9 +91,9 @@ class Campaign:
             list(executor.map(one, numbers))
 
 
-@pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
-    return Campaign(tmp_path_factory.mktemp("campaign"))
+@pytest.fixture(scope="module", params=MODELS)
+def campaign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+    return Campaign(tmp_path_factory.mktemp("campaign"), request.param)
 
 
 def _number(lines: list[str], beginning: str) -> int:
@@ -120,6 +128,8 @@ def test_the_faults_meet_a_whole_save_and_a_whole_removal(campaign: Campaign) ->
     assert {"rename", "fsync_dir", "unlink", "rmdir"} <= set(removal)
     written = {campaign.operations[number - 1].split()[0] for number in campaign.second_save}
     assert {"open_new", "bypass_cache", "write", "truncate", "fsync"} <= written
+    kinds = [campaign.operations[number - 1].split()[0] for number in campaign.linking]
+    assert kinds == (["stat", "link", "stat", "stat"] if campaign.model == "linked" else [])
 
 
 @_CHOICE
@@ -128,9 +138,16 @@ def test_a_save_that_fails_leaves_the_older_ones_and_can_be_made_again(
 ) -> None:
     def check(number: int, own: Path) -> None:
         # At every other operation the disk fails once; at the rest it is full from then on.
-        full = number % 2 == 0
+        full = number % 2 == 0 and number not in campaign.linking
         error = errno.ENOSPC if full else errno.EIO
         failed = campaign.fit(own, {"at": number, "fault": "error", "number": error, "persistent": full})
+        if number in campaign.linking:
+            # The file is written instead.
+            assert failed.code == 0, failed.err
+            assert committed(failed) == [2, 4, 6]
+            assert sound(own / "run") == ["step6"]
+            assert_same_run(own / "run", campaign.run)
+            return
         assert failed.code == 1, failed.err
         assert "Traceback" not in failed.err
         renamed = number == campaign.second_save[-1]
@@ -152,7 +169,8 @@ def test_a_save_that_fails_leaves_the_older_ones_and_can_be_made_again(
         assert_same_run(own / "run", campaign.run)
 
     # The last operation makes the save sure after it can be seen.
-    campaign.each(campaign.choose(campaign.second_save[::-1], every=every), tmp_path, check)
+    numbers = {*campaign.choose(campaign.second_save[::-1], every=every), *campaign.linking}
+    campaign.each(sorted(numbers), tmp_path, check)
 
 
 @_CHOICE

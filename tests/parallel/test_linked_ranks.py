@@ -17,8 +17,9 @@ pytestmark = pytest.mark.slow
 
 BASE = [
     "experiment=digits_mlp", "model.hidden=[1024,1024]", "model.dropout=0", "freeze=[layers.1.*,layers.4.*]",
-    "data.batch_size=8", "scheduler=null", "loop.max_duration=6", "loop.eval_interval=null",
-    "loggers.tensorboard=null", "checkpoint.save_interval=2", "checkpoint.remove=never", "logging.console=off",
+    "data.batch_size=8", "data.global_batch_size=16", "scheduler=null", "loop.max_duration=6",
+    "loop.eval_interval=null", "loggers.tensorboard=null",
+    "checkpoint.save_interval=2", "checkpoint.remove=never", "logging.console=off",
 ]  # fmt: skip
 """Frozen matrices of 4 MiB and 256 KiB, which two ranks divide."""
 WAYS = {

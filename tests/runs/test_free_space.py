@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,18 +70,35 @@ class WithBase(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
-    [({}, None), ({"link_frozen": False}, "warns"), ({"format": "archive"}, "warns")],
+    ("settings", "has_links", "says"),
+    [
+        ({}, True, None),
+        ({}, False, "warns"),
+        ({"link_frozen": False}, True, "warns"),
+        ({"format": "archive"}, True, "warns"),
+    ],
 )
-def test_what_checkpoints_share_is_counted_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], says: str | None
+def test_what_checkpoints_share_is_counted_once_where_the_file_system_has_links(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    has_links: bool,
+    says: str | None,
 ) -> None:
+    def refuse(old: Path, new: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not has_links:
+        # As FAT does.
+        monkeypatch.setattr(os, "link", refuse)
     checkpoint = CheckpointerCallback(tmp_path, **settings)
     # Ten of which half is shared take five and a half, and the logs some more.
     cast("Any", checkpoint.storage).disk = Left(7 * SIZE)
     with caplog.at_level(logging.WARNING):
         check_space(trainer(WithBase, checkpoint=checkpoint), NEW, timeline(10), SIZE)
     assert [record.levelname for record in caplog.records] == (["WARNING"] if says else [])
+    assert os.listdir(tmp_path) == [], "the trial leaves nothing"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.files import is_url
 from trainer_cli.running.checkpoint_size import IMPLEMENTATIONS
 from trainer_cli.schema import CheckpointConfig, CheckpointFormat, Compression
+from trainer_cli.storage import LocalStorage
 from trainer_cli.torch_compat import step_lightly
 
 if TYPE_CHECKING:
@@ -106,12 +107,16 @@ def check_space(trainer: Trainer, start_point: StartPoint, timeline: Timeline, s
     automatic = int(checkpoint.settings.is_automatic)
     added_bytes = peak.size_bytes - sum(present.values()) + automatic * size_bytes
     added = peak.count - len(present) + automatic
-    # The first of them may write the frozen tensors.
-    shared_bytes = _shared_bytes(trainer, checkpoint.settings)
-    added_bytes -= shared_bytes * max(added - 1, 0)
-    free = FreeSpace(checkpoint.storage.free_bytes(), checkpoint.storage.free_files())
-    peak_space = NeededSpace(added_bytes, files * added)
-    shortage = find_shortage(NeededSpace(size_bytes, files), peak_space, free, shared_bytes)
+    storage = checkpoint.storage
+    free = FreeSpace(storage.free_bytes(), storage.free_files())
+    save, peak_space = NeededSpace(size_bytes, files), NeededSpace(added_bytes, files * added)
+    shortage = find_shortage(save, peak_space, free)
+    shared_bytes = _shared_bytes(trainer, checkpoint.settings) if shortage else 0
+    # A link is tried only where that decides, as it writes to the disk.
+    if shared_bytes and isinstance(storage, LocalStorage) and storage.has_links():
+        # The first of them may write the frozen tensors.
+        peak_space = NeededSpace(added_bytes - shared_bytes * max(added - 1, 0), files * added)
+        shortage = find_shortage(save, peak_space, free, shared_bytes)
     if shortage is None:
         return
     if shortage.refuses and not checkpoint.tolerates_errors:

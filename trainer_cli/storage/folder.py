@@ -48,6 +48,8 @@ class LinkSource:
     new and each removed link changes."""
     paths: deque[Path]
     """Its names, the newest last. That of a save that failed, or of a checkpoint that was removed, does not exist."""
+    is_synced: bool = True
+    """False for one that this process has only read: another program may have copied it, and the disk not have it."""
 
 
 def _identify(status: os.stat_result) -> tuple[int, ...]:
@@ -147,7 +149,7 @@ class StagedFolder:
             return False
         while source.paths:
             try:
-                if self._link_to(source.paths[-1], file, source.identity):
+                if self._link_to(source.paths[-1], file, source):
                     self.files[file] = entry
                     source.paths.append(self._final / file)
                     return True
@@ -156,13 +158,24 @@ class StagedFolder:
                 source.paths.pop()
             except OSError as error:
                 logger.debug("%s is written, as it cannot be linked: %s", self.path / file, error)
+                # If the error came after the link.
+                with suppress(OSError):
+                    self._disk.unlink(self.path / file)
                 return False
         return False
 
-    def _link_to(self, earlier: Path, file: str, identity: tuple[int, ...]) -> bool:
+    def _link_to(self, earlier: Path, file: str, source: LinkSource) -> bool:
         """Link to a file of this identity; False if it has another, or the file system has no links."""
+        identity = source.identity
         if _identify(self._disk.stat(earlier, follow=False)) != identity:
             return False
+        if not source.is_synced:
+            fd = self._disk.open(earlier)
+            try:
+                self._disk.fsync(fd)
+            finally:
+                self._disk.close(fd)
+            source.is_synced = True
         self._disk.link(earlier, self.path / file)
         if not exists(self._disk, self.path / file):
             return False
@@ -354,7 +367,7 @@ class LocalReadableFolder:
         """Later folders may link to this file."""
         if self._link_sources is not None and file.endswith(FROZEN_SUFFIX):
             paths = deque([self.path / file], _MOST_PATHS)
-            self._link_sources[file] = LinkSource(entry, self._identities[file], paths)
+            self._link_sources[file] = LinkSource(entry, self._identities[file], paths, is_synced=False)
 
 
 def open_source(disk: Disk, path: StrPath) -> LocalSource:

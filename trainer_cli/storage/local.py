@@ -360,7 +360,7 @@ class LocalStorage:
         return self._free(self.disk.free_files)
 
     def removed_bytes(self) -> int:
-        """Size of the files in removed folders that are still to be deleted."""
+        """Size of the files in removed folders that are still to be deleted, and are in no other folder."""
         size_bytes = 0
         # Another thread may be deleting them.
         with suppress(OSError):
@@ -369,8 +369,23 @@ class LocalStorage:
                     continue
                 for file in self.disk.listdir(self.root / name):
                     with suppress(FileNotFoundError):
-                        size_bytes += self.disk.stat(self.root / name / file, follow=False).st_size
+                        status = self.disk.stat(self.root / name / file, follow=False)
+                        size_bytes += status.st_size if status.st_nlink <= 1 else 0
         return size_bytes
+
+    def has_links(self) -> bool:
+        """Whether a file can have two names here, which is tried."""
+        folder = self._hidden_path(Hidden.tmp, "link")
+        try:
+            self._create_root()
+            self.disk.mkdir(folder)
+            write_file(self.disk, folder / "one", b"")
+            self.disk.link(folder / "one", folder / "two")
+            return exists(self.disk, folder / "two")
+        except OSError:
+            return False
+        finally:
+            self._try_to_delete(folder)
 
     def _free(self, query: Callable[[Path], int | None]) -> int | None:
         """The answer of the file system for the root, or for its first parent that exists."""

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from html.parser import HTMLParser
 from http.client import HTTPException, HTTPResponse
 from inspect import signature
@@ -33,6 +34,8 @@ T = TypeVar("T")
 PART_BYTES = 16 * 1024 * 1024
 """Objects larger than this are sent and fetched in parts of this size, several at a time."""
 _PARTS_AT_ONCE = 8
+_COPIED_BYTES = 128 * 1024 * 1024
+"""Objects are copied within a store in parts of this size, each of which takes a store a few seconds."""
 _ATTEMPTS = 6
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 8.0
@@ -341,6 +344,49 @@ class ObjectClient:
     def copy(self, key: str, new: str) -> None:
         """Copy an object to another key, within the store."""
         self._repeat(f"copy {key}", lambda: self._files.cp_file(self._path(key), self._path(new)))
+
+    @property
+    def copies_new(self) -> bool:
+        """Whether `copy_new` is possible, as far as is known."""
+        return self.scheme in _S3 and self._is_conditional
+
+    def copy_new(self, key: str, new: str, info: ObjectInfo, on_part: Callable[[], object]) -> None:
+        """Copy an object to a key that must not exist yet, within a store of S3.
+
+        Args:
+            info: size and tag that the object must still have.
+            on_part: as in `upload_new`.
+
+        Raises:
+            FileNotFoundError: the object does not exist any more.
+            OSError, UserError: it is another one, the new key exists, or the store does not copy.
+        """
+        # Not by `cp_file`, which overwrites. As a multipart upload, whose end has the condition of `upload_new`.
+        root, name = (self._files.split_path(self._path(each))[:2] for each in (key, new))
+        source = {"CopySource": dict(zip(("Bucket", "Key"), root, strict=True)), "CopySourceIfMatch": info.tag}
+
+        def ask(call: str, **arguments: Any) -> Any:
+            arguments |= zip(("Bucket", "Key"), name, strict=True)
+            return self._repeat(f"copy {key}", lambda: self._files.call_s3(call, **arguments))
+
+        upload = {"UploadId": ask("create_multipart_upload")["UploadId"]}
+        try:
+            parts: list[dict[str, Any]] = []
+            size_bytes = info.size_bytes or 0
+            for number, start in enumerate(range(0, size_bytes, _COPIED_BYTES), 1):
+                on_part()
+                some = f"bytes={start}-{min(start + _COPIED_BYTES, size_bytes) - 1}"
+                part = ask("upload_part_copy", **upload, **source, PartNumber=number, CopySourceRange=some)
+                parts.append({"PartNumber": number, "ETag": part["CopyPartResult"]["ETag"]})
+            # Some stores ignore the condition of a part.
+            if self.info(key) != info:
+                raise OSError(errno.ESTALE, "it was replaced", self._path(key))
+            ask("complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}, IfNoneMatch="*")
+        except BaseException:
+            # Parts that stay are paid for.
+            with suppress(Exception):
+                ask("abort_multipart_upload", **upload)
+            raise
 
     def _path(self, key: str) -> str:
         return f"{self.url}/{key}"

@@ -1,6 +1,7 @@
 """The folders of checkpoints in an object store, without their local copies: claimed, sent, listed, changed, removed.
 
     send     claim the name -> files, none of which replaces an object -> manifest, if none exists -> is it still ours?
+             a file that this process has sent for an earlier checkpoint is copied within the store
     remove   claim -> marker -> manifest -> files -> claim -> marker
 
 A checkpoint exists if its manifest does. The claim says which process sends or removes a folder. A later attempt of the
@@ -22,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_cli.addons.stores.object_client import ObjectClient
+from trainer_cli.addons.stores.object_client import ObjectClient, ObjectInfo
 from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.layout import MANIFEST_FILE, PINNED_FILE, is_plain
-from trainer_cli.manifest import FileEntry, Manifest, ManifestError
+from trainer_cli.manifest import FROZEN_SUFFIX, FileEntry, Manifest, ManifestError
 from trainer_cli.schema import DigestAlgorithm
 from trainer_cli.storage import (
     REMOVED_PREFIX,
@@ -93,6 +94,8 @@ class ObjectFolders:
         self._claim = _Claim(run_id, attempt, secrets.token_hex(8))
         self._markers = (f"{REMOVED_PREFIX}{run_id}", f"{REMOVED_PREFIX}{_NO_RUN}")
         self._known: dict[str, _Folder] = {}
+        self._copyable: dict[str, tuple[FileEntry, ObjectInfo]] = {}
+        """Files that this process has sent, and that later checkpoints may share, by their keys; the newest last."""
         self._is_listed = False
         self._away_until: float | None = None
         """When a store that did not answer is listed again; None: it answers."""
@@ -158,18 +161,48 @@ class ObjectFolders:
         """
         began, whole = time.monotonic(), Manifest.parse(manifest)
         self._take(name)
-        _run_in_parallel([partial(self._send, name, file, source, whole) for file in whole.files])
-        self.commit(name, manifest, compare=True)
+        try:
+            _run_in_parallel([partial(self._send, name, file, source, whole) for file in whole.files])
+            shared = {file: self.client.info(f"{name}/{file}") for file in whole.files if file.endswith(FROZEN_SUFFIX)}
+            self.commit(name, manifest, compare=True)
+        except BaseException:
+            # Whatever it was, the next try sends every file.
+            self._copyable.clear()
+            raise
+        # Not before it is known that no other process has sent to this name meanwhile.
+        self._copyable |= {f"{name}/{file}": (whole.files[file], info) for file, info in shared.items() if info}
         size_bytes = len(manifest) + sum(entry.size_bytes for entry in whole.files.values())
         logger.info(
             "sent %s (%s, %.1f s)", self.location(name), format_count(size_bytes, "byte"), time.monotonic() - began
         )
 
     def _send(self, name: str, file: str, source: ReadableFolder, manifest: Manifest) -> None:
-        verify(source, manifest, [file])
         with source.open(file) as opened:
             # A read of nothing raises where the sending is to end.
-            self.send_file(name, file, source.path / file, self._claim, partial(opened.read_at, [], 0))
+            on_part = partial(opened.read_at, [], 0)
+            if self._copy(f"{name}/{file}", manifest.files[file], on_part):
+                return
+            verify(source, manifest, [file])
+            self.send_file(name, file, source.path / file, self._claim, on_part)
+
+    def _copy(self, new: str, entry: FileEntry, on_part: Callable[[], object]) -> bool:
+        """Copy a file that this process has sent for another checkpoint; False if there is none, or that fails."""
+        for key, (sent, info) in reversed(list(self._copyable.items())):
+            if sent != entry or not self.client.copies_new:
+                continue
+            try:
+                self.client.copy_new(key, new, info, on_part)
+                return True
+            except InterruptedError:
+                raise
+            # Of any kind: sending it needs no copy.
+            except Exception as error:
+                logger.debug("%s is sent, as %s cannot be copied: %s", new, key, error)
+                self._copyable.pop(key, None)
+                # The checkpoint may have been removed. Any other reason is probably that of each.
+                if not isinstance(error, FileNotFoundError):
+                    break
+        return False
 
     def send_file(
         self,
@@ -372,6 +405,8 @@ class ObjectFolders:
     def _delete_objects(self, name: str) -> None:
         """Delete the objects of a folder without a manifest."""
         self.forget(name)
+        for key in [key for key in list(self._copyable) if key.startswith(f"{name}/")]:
+            self._copyable.pop(key, None)
         # Last, the markers after the claim: by them a later attempt of this run finds a folder deleted in part.
         # The listing may lack its own marker.
         files = {*self.client.list(name), self._markers[0]}
