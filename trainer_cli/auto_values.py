@@ -1,4 +1,4 @@
-"""Values of a config that a run finds by itself before its first step: `data.batch_size=auto`, `optimizer.lr=auto`."""
+"""Values of a config that a run finds by itself before its first step: `data.batch_size=auto` and others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from trainer_cli.steps import GLOBAL_BATCH_SIZE
 
 AUTO = "auto"
 BATCH_SIZE = "data.batch_size"
+WORKERS = "data.num_workers"
 LR = "optimizer.lr"
-KEYS = (BATCH_SIZE, LR)
+KEYS = (BATCH_SIZE, WORKERS, LR)
 """Keys that may be `auto`, in the order in which their values are found."""
 _MOST_SAMPLES = 8192
 _BATCH_SIZE = re.compile(r"auto(?::([1-9]\d*))?")
@@ -45,6 +46,7 @@ def auto_keys(config: TrainConfig) -> tuple[str, ...]:
     """The keys of a config whose values are still to be found, in the order in which they are found."""
     is_auto = {
         BATCH_SIZE: is_auto_batch_size((config.data or {}).get("batch_size")),
+        WORKERS: (config.data or {}).get("num_workers") == AUTO,
         LR: (config.optimizer or {}).get("lr") == AUTO,
     }
     return tuple(key for key in KEYS if is_auto[key])
@@ -56,6 +58,8 @@ def replace_auto(values: Mapping[str, Any]) -> dict[str, Any]:
     numbers = numbers_instead(data if isinstance(data, Mapping) else {})
     if isinstance(data, Mapping) and is_auto_batch_size(data.get("batch_size")):
         replaced["data"] = {**data, "batch_size": numbers[BATCH_SIZE]}
+    if isinstance(data, Mapping) and data.get("num_workers") == AUTO:
+        replaced["data"] = {**replaced["data"], "num_workers": numbers[WORKERS]}
     if isinstance(optimizer, Mapping) and optimizer.get("lr") == AUTO:
         replaced["optimizer"] = {**optimizer, "lr": numbers[LR]}
     return replaced
@@ -64,4 +68,4 @@ def replace_auto(values: Mapping[str, Any]) -> dict[str, Any]:
 def numbers_instead(data: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers with which a config with the section `data` can be checked and planned before its values are found."""
     # 1 divides every global batch; 32 is the default of the loaders.
-    return {BATCH_SIZE: 32 if data.get(GLOBAL_BATCH_SIZE) is None else 1, LR: 1e-3}
+    return {BATCH_SIZE: 32 if data.get(GLOBAL_BATCH_SIZE) is None else 1, WORKERS: 0, LR: 1e-3}

@@ -22,6 +22,11 @@ PACKAGES = (
 _GIT_TIMEOUT_S = 5.0
 
 
+def usable_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def environment(project_root: Path, argv: Sequence[str], *, now: float) -> dict[str, Any]:
     """Facts about this process. No environment variable is recorded, so no secret.
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.auto_values import is_auto_batch_size
+from trainer_cli.auto_values import AUTO, is_auto_batch_size
 from trainer_cli.errors import Code, ConfigError, raise_all
 from trainer_cli.keys.resume_rules import why_may_change
 from trainer_cli.schema import TrainConfig
@@ -125,11 +125,12 @@ def check_data_counts(node: Mapping[str, Any]) -> Iterator[ConfigError]:
     """Refuse numbers of `data` that our loaders read and that are not whole, or too small."""
     for name, least in _LEAST_OF_DATA.items():
         value = node.get(name)
-        is_auto = name == "batch_size" and is_auto_batch_size(value)
+        is_auto = is_auto_batch_size(value) if name == "batch_size" else name == "num_workers" and value == AUTO
         is_valid = is_auto or (type(value) is int and value >= least)
         if value is None or value == MISSING or is_valid:
             continue
-        auto = ", or auto, or auto:LIMIT" if name == "batch_size" and isinstance(value, str) else ""
+        autos = {"batch_size": ", or auto, or auto:LIMIT", "num_workers": ", or auto"}
+        auto = autos.get(name, "") if isinstance(value, str) else ""
         expected = f"a whole number of at least {least}{auto}"
         yield unfit_value(f"data.{name}", value, expected, code=Code.wrong_value)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from trainer_cli.auto_values import AUTO
 from trainer_cli.callbacks import CheckpointerCallback, RunIdentity
 from trainer_cli.components import (
     SAVER,
@@ -124,6 +125,9 @@ class Builder:
         settings |= {"rank": self.group.data_rank, "world_size": self.group.data_size}
         # Pinned memory makes the copies to the device asynchronous.
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
+        if settings.get("num_workers") == AUTO:
+            # Samples do not depend on it: only a fit finds a number.
+            settings["num_workers"] = 0
         val_batch_size, overfit = settings.pop("val_batch_size", None), settings.pop("overfit_batches", None)
         drop_last = bool(settings.pop("drop_last", False))
         source = self.make({key: value for key, value in node.items() if key not in DATA_KEYS}, "data")

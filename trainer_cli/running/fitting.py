@@ -382,6 +382,7 @@ def _build_trainer(
     import_torch()
     composed.check_targets()
     from trainer_cli.running.build import Builder, make_identity
+    from trainer_cli.running.data_wait import DataWait
     from trainer_cli.running.failed_step import EvaluationCheck
 
     # Layers are divided before the data is built: ranks of one tensor-parallel group read the same samples.
@@ -407,7 +408,7 @@ def _build_trainer(
         identity=identity,
         run_dir=start.run.path,
         hparams=composed.hparams,
-        observers={"evaluation_check": EvaluationCheck(start.run.path)},
+        observers={"evaluation_check": EvaluationCheck(start.run.path), "data_wait": DataWait()},
     )
     # With logging.level=error no message clears it.
     clear_status()

@@ -12,6 +12,7 @@ import pytest
 from compare import final_state, metrics
 from exact_project import POINTS
 
+from trainer_cli.addons.auto import decisions
 from trainer_cli.addons.jobs.sweep import plan_jobs
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import ConfigError, ExitCode
@@ -186,3 +187,46 @@ def test_a_sweep_decides_for_each_job_and_goes_on_with_what_was_found(run: Calla
     with pytest.raises(ConfigError, match=r"refused +seed +0 -> 1") as refused:
         plan_jobs([*swept, "seed=1"])
     assert "auto" not in str(refused.value).splitlines()[1]
+
+
+WORKERS = ["data.batch_size=4", "data.num_workers=auto"]
+
+
+def test_a_number_of_workers_is_found_once_and_changes_no_value(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {0: 10.0, 1: 9.0, 2: 18.0, 4: 18.5, 8: 0.0}
+    tried = []
+
+    def measure(loader: Any, workers: int) -> float:
+        assert loader.num_workers == workers
+        tried.append(workers)
+        return rates[workers]
+
+    monkeypatch.setattr(decisions, "_measure_rate", measure)
+    monkeypatch.setattr(decisions, "usable_cores", lambda: 16)
+    assert run("fit", *WORKERS, "loop.max_duration=4") == 0
+    decision = json.loads(Path("runs/mine/decisions.json").read_text())["data.num_workers"]
+    assert (decision["value"], tried) == (2, [0, 1, 2, 4])
+    assert decision["reason"] == "batches a second by workers: 0: 10, 1: 9, 2: 18, 4: 18.5"
+    assert "num_workers: 2" in Path("runs/mine/config.yaml").read_text()
+    assert run("fit", *WORKERS) == 0
+    assert len(tried) == 4, "a resume keeps the number"
+    assert run("fit", *WORKERS, "name=none", "data.num_workers=0") == 0
+    assert final_state(Path("runs/mine")) == final_state(Path("runs/none"))
+    assert metrics(Path("runs/mine")) == metrics(Path("runs/none"))
+
+
+def test_rates_are_measured_with_and_without_workers(run: Callable[..., int]) -> None:
+    assert run("fit", *WORKERS) == 0
+    measured = json.loads(Path("runs/mine/decisions.json").read_text())["data.num_workers"]["measured"]
+    assert measured["workers"][:2] == [0, 1]
+    assert all(rate > 0 for rate in measured["batches_per_s"])
+
+
+def test_other_commands_need_no_number_of_workers(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", *WORKERS) == 0
+    assert "data.num_workers (auto): its value is found before the first step" in capsys.readouterr().out
+    assert run("validate", "ckpt=none", "data.batch_size=4", "data.num_workers=auto") == 0
+    assert run("fit", "data.batch_size=4", "data.num_workers=many") == ExitCode.USER
+    assert "a whole number of at least 0, or auto" in capsys.readouterr().err

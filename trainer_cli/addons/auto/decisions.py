@@ -7,14 +7,26 @@ that of a config with the numbers that were found.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
+import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.auto_values import BATCH_SIZE, LR, AutoDecision, auto_keys, largest_batch_size, numbers_instead
+from trainer_cli.auto_values import (
+    BATCH_SIZE,
+    LR,
+    WORKERS,
+    AutoDecision,
+    auto_keys,
+    largest_batch_size,
+    numbers_instead,
+)
 from trainer_cli.config import Composed, batches_of_step
+from trainer_cli.environment import usable_cores
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import Start
@@ -29,6 +41,11 @@ if TYPE_CHECKING:
     from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+_TRIAL_S = 1.0
+"""Seconds for which the batches of a number of workers are counted."""
+_GAIN = 1.1
+"""Ratio of rates from which on more workers are worth it."""
 
 
 def batch_sizes(data: Mapping[str, Any], samples: int, data_size: int) -> list[int]:
@@ -142,6 +159,53 @@ def _build_trial(composed: Composed, config: TrainConfig, group: ProcessGroup) -
     return builder.trainer(data, identity=RunIdentity(), run_dir=Path(config.run_dir), loggers={}), data
 
 
+def _decide_workers(composed: Composed, group: ProcessGroup, start: Start) -> AutoDecision:
+    """The smallest number of workers that loads batches about as fast as any. Rank 0 measures its own share."""
+    decision = None
+    with group.checking("while a number of workers was searched"):
+        if group.is_main:
+            decision = _measure_workers(composed, group)
+    decision = group.broadcast(decision)
+    assert decision is not None
+    return decision
+
+
+def _measure_workers(composed: Composed, group: ProcessGroup) -> AutoDecision:
+    """Load batches with 0, 1, 2, 4 and so on workers, up to the cores of a rank, as long as that is faster."""
+    from trainer_cli.running import Builder
+
+    cores = usable_cores() * group.machines // group.world_size
+    rates: dict[int, float] = {}
+    for count in (0, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)):
+        data = {**composed.config.data, "num_workers": count}
+        loader = Builder(replace(composed.config, data=data), composed.trust, group).data().train
+        rates[count] = _measure_rate(loader, count)
+        # One worker may be no faster than none, where two are.
+        if count > 1 and rates[count] < _GAIN * max(list(rates.values())[:-1]):
+            break
+    best = next(count for count, rate in rates.items() if rate * _GAIN > max(rates.values()))
+    listed = ", ".join(f"{count}: {rate:.3g}" for count, rate in rates.items())
+    measured = {"workers": list(rates), "batches_per_s": list(rates.values())}
+    return AutoDecision(best, f"batches a second by workers: {listed}", measured)
+
+
+def _measure_rate(loader: Any, workers: int) -> float:
+    """Batches a second, from the second batch on: workers start before the first."""
+    count, began = -1, 0.0
+    try:
+        for epoch in itertools.count():
+            with closing(loader.iterate(epoch)) as batches:
+                for _ in batches:
+                    count += 1
+                    began = began if count else time.monotonic()
+                    # Of each worker at least one more: their first batches are ready together.
+                    if time.monotonic() - began > _TRIAL_S and count > workers:
+                        return count / (time.monotonic() - began)
+    finally:
+        loader.close()
+    raise AssertionError
+
+
 def _decide_rate(composed: Composed, group: ProcessGroup, start: Start) -> AutoDecision:
     """The learning rate that a range test suggests.
 
@@ -198,4 +262,4 @@ def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> AutoDe
 
 
 # The key of the config -> decides its value, from the config, the ranks and the start of the run.
-_DECIDERS = {BATCH_SIZE: _decide_batch_size, LR: _decide_rate}
+_DECIDERS = {BATCH_SIZE: _decide_batch_size, WORKERS: _decide_workers, LR: _decide_rate}
