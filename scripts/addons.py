@@ -41,10 +41,12 @@ def shipped() -> str:
     """The text of `shipped.json`."""
     brings = {}
     for name, addon in _shipped_addons():
-        module, _, attribute = addon.parts.get(CKPT_ACTIONS.name, "").partition(":")
-        actions = getattr(import_module(module), attribute) if module else ()
+        actions = []
+        for verb, part in {"ckpt": CKPT_ACTIONS.name, "check": "check.checks"}.items():
+            module, _, attribute = addon.parts.get(part, "").partition(":")
+            actions += [f"{verb} {action}" for action in (getattr(import_module(module), attribute) if module else ())]
         brings[name] = {
-            "verbs": [*(verb for verb, entry in addon.verbs.items() if entry.summary), *(f"ckpt {a}" for a in actions)],
+            "verbs": [*(verb for verb, entry in addon.verbs.items() if entry.summary), *actions],
             "names": sorted(each for names in addon.names.values() for each in names.split()),
             "parts": sorted(addon.parts),
             "configs": sorted(_configs_in(Path(addon.configs))) if addon.configs is not None else [],

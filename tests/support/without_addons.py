@@ -34,6 +34,7 @@ NEEDS: Mapping[str, Sequence[Sequence[str]]] = {
     "exact": [
         ["replay", "runs/digits_mlp", "2"],
         ["data", "runs/digits_mlp", "2"],
+        ["check", "run", "runs/digits_mlp"],
         ["ckpt", "show", "runs/digits_mlp@step1"],
         [*FIT, "name=fork", "ckpt=runs/digits_mlp@step1"],
     ],
@@ -44,6 +45,7 @@ NEEDS: Mapping[str, Sequence[Sequence[str]]] = {
     ],
     "inspect": [[*FIT, "name=norms", "callbacks=norms"]],
     "jobs": [[*FIT, "-m", "seed=1,2"], ["plan", "-m", "digits_mlp", "seed=1,2"], [*FIT, "name=jobs", "restarts.max=1"]],
+    "precheck": [["check", "data", "digits_mlp"], ["check", "model", "digits_mlp"]],
     "predict": [["predict", "ckpt=runs/digits_mlp@latest"]],
     "sparsity": [[*FIT, "name=sparse", "sparsity=gmp"]],
     "stores": [
@@ -58,7 +60,7 @@ NEEDS: Mapping[str, Sequence[Sequence[str]]] = {
 }
 """What needs each add-on: commands that are refused without it."""
 VERBS = {
-    "exact": ("replay", "diverge", "check", "bisect", "data"),
+    "exact": ("replay", "diverge", "bisect", "data"),
     "predict": ("predict",),
     "view": ("serve", "report"),
 }

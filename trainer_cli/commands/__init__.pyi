@@ -1,3 +1,4 @@
+from trainer_cli.commands.check import Check as Check
 from trainer_cli.commands.ckpt import Action as Action
 from trainer_cli.commands.command_line import (
     Parser as Parser,

@@ -52,6 +52,9 @@ VERBS: Mapping[str, Verb] = {
     ),
     "top": Verb("trainer_cli.commands.top", "show all runs below a folder, live: state, step, rate, loss, time left"),
     "tail": Verb("trainer_cli.commands.tail", "show the last log lines and metrics of a run, and follow them"),
+    "check": Verb(
+        "trainer_cli.commands.check", "check data, model, resume and runs: before the first step, and after the last"
+    ),
     "config": Verb("trainer_cli.commands.config", "print the composed config, and where each value comes from"),
     "ckpt": Verb("trainer_cli.commands.ckpt", "handle checkpoints: ls, show, verify, diff, pin, rm, prune, export"),
     "list": Verb("trainer_cli.commands.list", "list the experiments, models, data and other options"),

@@ -17,11 +17,6 @@ ADDON = AddOn(
             "find the first step where two runs differ, and what differs first",
             after="replay",
         ),
-        "check": Verb(
-            "trainer_cli.addons.exact.check_command",
-            "prove that a resume equals a run without a stop, and check a finished run",
-            after="diverge",
-        ),
         "bisect": Verb(
             "trainer_cli.addons.exact.bisect_command",
             "find the first step of a run at which a condition holds",
@@ -34,6 +29,7 @@ ADDON = AddOn(
         ),
     },
     parts={
+        "check.checks": "trainer_cli.addons.exact.check_command:CHECKS",
         "checkpoint.replay_step": "trainer_cli.addons.exact.replay_process:replay_step",
         "hint.failed_step": "trainer_cli.addons.exact.replay_plan:describe_commands",
         "hint.failed_evaluation": "trainer_cli.addons.exact.replay_plan:describe_evaluation",

@@ -8,56 +8,30 @@ import signal
 import sys
 from pathlib import Path
 
-from trainer_cli.commands import Parser, add_config_arguments, add_overrides
+from trainer_cli.commands import Check, add_config_arguments, add_overrides
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.running import showing_import
 from trainer_cli.signals import SignalHandlers, stopping
 from trainer_cli.terminal import is_terminal, line_width, wrapped
 
-EXAMPLES = """examples:
-  train check resume digits
-  train check resume mine data.num_workers=2 --steps 30
-  train check run runs/digits
-  train check run runs/digits --stretches all --json
-
-`resume` trains a few steps without a stop, and again in processes that are stopped or killed at every kind of place
-and started again, in a temporary folder; runs/ is not touched. Every value of every step must be equal, bit for bit.
-
-`run` replays stretches between the checkpoints of a run, and compares every record and every tensor, bit for bit.
-It writes what it found into RUN/replayed/check.json.
-
-Exit code 0: all are equal. 1: some are not; the first that differs is printed.
-"""
 STRETCHES = 3
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a parser for each check."""
-    checks = parser.add_subparsers(title="checks", metavar="CHECK", parser_class=Parser)
-    resume = checks.add_parser(
-        "resume", help="stopping and resuming an experiment changes no value", allow_abbrev=False
-    )
-    add_config_arguments(resume)
-    resume.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each run (12)")
-    resume.set_defaults(check=_check_resume)
-    run_parser = checks.add_parser("run", help="a run's directory is what its config gives", allow_abbrev=False)
-    run_parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
-    add_overrides(run_parser, "changes of the run's config, such as where its data is now")
-    run_parser.add_argument(
+def _add_resume_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser)
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each run (12)")
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
+    add_overrides(parser, "changes of the run's config, such as where its data is now")
+    parser.add_argument(
         "--stretches",
         metavar="K",
         default=str(STRETCHES),
         help=f"how many stretches between two checkpoints to replay, or all ({STRETCHES})",
     )
-    run_parser.add_argument("--output", metavar="FILE", type=Path, help="write the result here, not into RUN/replayed")
-    run_parser.set_defaults(check=_check_run)
-    for subparser in (resume, run_parser):
-        subparser.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the check that the command names."""
-    return int(args.check(args))
+    parser.add_argument("--output", metavar="FILE", type=Path, help="write the result here, not into RUN/replayed")
 
 
 def _check_run(args: argparse.Namespace) -> int:
@@ -105,3 +79,24 @@ def _show_in_place(text: str) -> None:
     """Show a line on stderr in place of the previous one."""
     sys.stderr.write(f"\r\x1b[K{text}")
     sys.stderr.flush()
+
+
+CHECKS = {
+    "resume": Check(
+        "stopping and resuming an experiment changes no value",
+        _add_resume_arguments,
+        _check_resume,
+        ("train check resume digits", "train check resume mine data.num_workers=2 --steps 30"),
+        "trains a few steps without a stop, and again in processes that are stopped or killed at every kind of place "
+        "and started again, in a temporary folder; runs/ is not touched. Every value of every step must be equal, bit "
+        "for bit.",
+    ),
+    "run": Check(
+        "a run's directory is what its config gives",
+        _add_run_arguments,
+        _check_run,
+        ("train check run runs/digits", "train check run runs/digits --stretches all --json"),
+        "replays stretches between the checkpoints of a run, and compares every record and every tensor, bit for bit. "
+        "It writes what it found into RUN/replayed/check.json.",
+    ),
+}

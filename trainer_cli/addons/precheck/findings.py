@@ -1,0 +1,41 @@
+"""What a check has found, and its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Sureness(StrEnum):
+    """How sure it is that something is a fault."""
+
+    certain = "certain"
+    likely = "likely"
+    """It rarely is meant."""
+    hint = "hint"
+    """It may well be meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A fault, or what may be one."""
+
+    where: str
+    sureness: Sureness
+    what: str
+    cure: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrecheckReport:
+    """What was looked at, and what was found there."""
+
+    looked_at: list[str] = field(default_factory=list)
+    findings: list[Suspicion] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What could not be looked at, and what is as it should be but may surprise."""
+
+    def __str__(self) -> str:
+        findings = [f"{each.sureness}: {each.where}: {each.what}. {each.cure}." for each in self.findings]
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n".join([*self.looked_at, *findings, *notes, f"{len(findings) or 'nothing'} found"])
