@@ -10,6 +10,7 @@ from campaign.fault_class import FaultClass
 MODULES = (
     "campaign.kills",
     "campaign.kill_points",
+    "campaign.source",
     "campaign.replacements",
     "campaign.uploads",
     "campaign.copies",

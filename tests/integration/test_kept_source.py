@@ -307,6 +307,8 @@ def test_each_step_is_replayed_with_the_source_of_its_own_attempt(project: Path)
         done = train("replay", "runs/mine", str(step), "--quiet", cwd=project)
         print(kept, done.out, done.err)
         assert (done.code, done.out.startswith("verified: equal at")) == (0, True)
+    refused = train("replay", "runs/mine", "7..10", cwd=project)
+    assert "attempt 2, which continued the finished run, began at step 8" in refused.err
     done = train("check", "run", "runs/mine", "--stretches", "all", cwd=project)
     assert done.code == 0, done.out + done.err
     # One process imports one source: that of the newest.

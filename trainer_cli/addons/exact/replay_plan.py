@@ -149,8 +149,13 @@ def find_boundary(history: Run, start_step: int, last: int) -> tuple[int, str] |
             return None
         # At its end a run logs and evaluates what it otherwise would later.
         is_finished = attempts.get(earlier, {}).get("status") == RunStatus.finished
-        if is_finished or _trains_otherwise(history, earlier, later):
-            why = "continued the finished run" if is_finished else "has another config than the one before"
+        is_kept = any(entry.step == began for entry, _ in [*history.entries, *history.replayed])
+        sources = [attempts.get(number, {}).get("source") for number in (earlier, later)]
+        # Without its checkpoint the steps can still be made, with the source of the last.
+        has_other_source = is_kept and None not in sources and sources[0] != sources[1]
+        if is_finished or has_other_source or _trains_otherwise(history, earlier, later):
+            other = "source" if has_other_source else "config"
+            why = "continued the finished run" if is_finished else f"has another {other} than the one before"
             return began, f"attempt {later}, which {why}, began at step {began}"
         later = earlier
     return None
