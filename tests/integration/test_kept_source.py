@@ -383,3 +383,35 @@ def test_two_ranks_keep_one_source_and_replay_with_it(project: Path) -> None:
     done = train("replay", "runs/ranks", "6", "--quiet", cwd=project)
     assert (done.code, done.out[:8]) == (0, "verified"), done.err + done.out
     assert done.err.count(OWN) == 1
+
+
+SENTENCE = "runs/mine is a finished run of the same config, source and data; its best val/loss is "
+
+
+def fit_anew(*words: str, cwd: Path) -> str:
+    """Train to the end; the messages."""
+    done = train("fit", *words, cwd=cwd)
+    assert done.code == 0, done.err
+    return done.err
+
+
+def test_a_new_run_says_which_finished_run_it_repeats(project: Path) -> None:
+    assert SENTENCE in fit_anew(MINE, "name=same", cwd=project)
+
+
+@pytest.mark.parametrize("word", ["seed=7", "loop.max_duration=6", "optimizer.lr=0.2"])
+def test_a_run_of_another_config_says_nothing(word: str, project: Path) -> None:
+    assert "is a finished run of the same" not in fit_anew(MINE, "name=unlike", "resume=anew", word, cwd=project)
+
+
+def test_a_job_of_a_sweep_says_it_too(project: Path) -> None:
+    swept = train("fit", "-m", MINE, "name=swept", "seed=0,1", cwd=project)
+    assert swept.code == 0, swept.err
+    logs = {path.stem: path.read_text() for path in (project / "runs/swept/sweep/.jobs").glob("*.log")}
+    assert [key for key, text in logs.items() if SENTENCE in text] == ["seed=0"]
+
+
+def test_a_run_that_is_begun_anew_is_not_its_own_repetition(project: Path) -> None:
+    assert "is a finished run of the same" not in fit_anew(MINE, "resume=anew", cwd=project)
+    edit(project)
+    assert "is a finished run of the same" not in fit_anew(MINE, "name=edited", cwd=project)

@@ -44,6 +44,7 @@ from trainer_cli.running.ending import describe_best, print_already_finished, pr
 from trainer_cli.running.repeated_steps import find_differing_end, repeats_steps
 from trainer_cli.running.resume import keep_records, note_gone_checkpoints, stored_config
 from trainer_cli.running.risen_loss import find_risen_loss, read_losses
+from trainer_cli.running.same_run import describe_same_run
 from trainer_cli.running.start import (
     Done,
     Start,
@@ -281,8 +282,10 @@ def _begin_attempt(
         resume=None if config.resume in RESUME_WORDS else config.resume,
         differs_until=differs_until,
         forked_from=describe_fork(fork, counts_on=config.load.options().resumes),
-        source=keep_source(run, composed, config_text, origin, facts),
+        source=(source := keep_source(run, composed, config_text, origin, facts)),
     )
+    if start.is_new and source is not None and (sentence := describe_same_run(run, source, composed.raw)) is not None:
+        log.info("%s", sentence)
     if start_step == 0:
         keep_records(run, attempt, begins_anew=start.entry is None)
     trainer.recording.set_repeats(repeats_steps(run.attempts, start_step))
