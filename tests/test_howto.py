@@ -35,6 +35,7 @@ OF_ADDONS = {
     "load.progress": "stores",
     "load.strict": "formats",
     "notes": "view",
+    "notify.": "watch",
     "predict.": "predict",
 }
 """Beginnings of keys that only the page of an add-on names."""

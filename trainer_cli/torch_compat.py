@@ -12,6 +12,7 @@ release_ddp          frees the reducer, which has hooks on parameters; where the
 next_batch           `__next__` of a DataLoader adds a range for profilers, which takes longer than many batches;
                      where the names are missing, it is called.
 is_without_devices   whether a fork can use CUDA; where the name is missing, it is assumed to.
+dump_cuda_memory     what the allocator holds; where the name is missing, nothing is written.
 overflow_flags       which steps GradScaler skips, without waiting for the device; where missing, none is counted.
 """
 
@@ -24,6 +25,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -305,3 +307,11 @@ def compile_deterministically() -> None:
 def _is_layer(function: Any, name: str) -> bool:
     code = getattr(function, "__code__", None)
     return code is not None and code.co_qualname == name
+
+
+def dump_cuda_memory(path: Path) -> bool:
+    """Write what CUDA's allocator holds, with its history if that is recorded. Whether that is possible."""
+    dump = getattr(torch.cuda.memory, "_dump_snapshot", None)
+    if dump is not None:
+        dump(str(path))
+    return dump is not None

@@ -231,6 +231,7 @@ NO_EFFECT = {
     "parallel.wrap_min_parameters=9": ("parallel.strategy is single", "parallel.strategy=fsdp"),
     "parallel.cpu_offload=true": ("parallel.strategy is single", "parallel.strategy=fsdp"),
     "restarts.backoff=3s": ("restarts.max is 0", "restarts.max=2"),
+    "notify.events=[end]": ("notify.command is null", "notify.command=mail"),
 }  # fmt: skip
 BY_SECTION_RULES = {"precision", "parallel.mixed_precision", "parallel.tensor_size"}
 """Keys with rules of their own, which name more than one other key; tests/config/test_mistakes.py has them."""

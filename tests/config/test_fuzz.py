@@ -270,6 +270,12 @@ KEYS: dict[str, Kind] = {
     "precision.growth_interval": whole(1, null=True),
     "restarts.max": whole(0, null=False), "restarts.backoff": duration("s"),
     "parallel.timeout": duration("s", null=False),
+    "notify.command": TEXT_OR_NULL, "notify.url": TEXT_OR_NULL, "notify.stall": duration("s"),
+    "notify.events": Kind(
+        lambda value: isinstance(value, list) and set(map(str, value)) <= {"end", "failure", "killed", "stall", "best"},
+        [[], ["end"], ["best", "stall"]],
+        [None, "end", 3, True, {"end": 1}, [None], ["ends"], [["end"]]],
+    ),
 }  # fmt: skip
 UNKNOWN = [
     "sed",
@@ -281,7 +287,18 @@ UNKNOWN = [
     "modell",
     "load.x",
 ]
-SECTIONS = ["compile", "restarts", "loop", "precision", "checkpoint", "load", "validate", "predict", "logging"]
+SECTIONS = [
+    "compile",
+    "restarts",
+    "notify",
+    "loop",
+    "precision",
+    "checkpoint",
+    "load",
+    "validate",
+    "predict",
+    "logging",
+]
 
 
 @st.composite
@@ -356,6 +373,8 @@ NEEDS: list[tuple[str, Any, Callable[[dict[str, Any]], bool]]] = [
     ("checkpoint.keep_by_age", {}, lambda values: bool(
         values.get("checkpoint.max_checkpoints") or values.get("checkpoint.remove") == "all_without_rule")),
     ("restarts.backoff", "10s", has("restarts.max")),
+    ("notify.events", ["end", "failure", "killed", "stall"], lambda values: bool(
+        values.get("notify.command") or values.get("notify.url"))),
     *((f"parallel.{key}", usual, FSDP) for key, usual in (
         ("shard_size", None), ("cpu_offload", False), ("mixed_precision", False))),
     ("parallel.find_unused_parameters", False, has("parallel.strategy", "ddp")),

@@ -32,3 +32,4 @@ from trainer_cli.addons.text.tokens import TokenFiles as TokenFiles
 from trainer_cli.addons.trackers.mlflow import MlflowLogger as MlflowLogger
 from trainer_cli.addons.trackers.trackio import TrackioLogger as TrackioLogger
 from trainer_cli.addons.trackers.wandb import WandbLogger as WandbLogger
+from trainer_cli.addons.watch.loss_spike import LossSpike as LossSpike

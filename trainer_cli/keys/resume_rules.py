@@ -42,6 +42,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "loop.eval_*": "evaluations do not affect training",
     "loop.log_interval": "what is recorded",
     "restarts.*": "what happens after a failure",
+    "notify.*": "who is told",
     "logging.*": "what is printed",
     "loggers": "what is recorded",
     "loggers.*": "what is recorded",

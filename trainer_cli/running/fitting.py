@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.addon import find_part
 from trainer_cli.auto_values import AutoDecision, auto_keys
 from trainer_cli.catalog import Entry
 from trainer_cli.checkpoint import GroupVerifier
@@ -38,7 +39,7 @@ from trainer_cli.loggers import JsonlLogger
 from trainer_cli.messages import SILENT, to_console, to_file
 from trainer_cli.origin import DataAndSource, compare_forked, compare_resumed, keep_source
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
-from trainer_cli.parts import FIND_AUTO
+from trainer_cli.parts import FIND_AUTO, explain_missing
 from trainer_cli.running.disk_failures import explain_disk_failure
 from trainer_cli.running.ending import describe_best, print_already_finished, print_outcome
 from trainer_cli.running.repeated_steps import find_differing_end, repeats_steps
@@ -406,12 +407,19 @@ def _build_trainer(
     )
     if group.is_main:
         show_status("building the model …")
+    observe = find_part("observe.fit")
+    if observe is None and (composed.config.notify.command or composed.config.notify.url):
+        raise explain_missing("notify", "parts", "observe.fit", "notify") or AssertionError
     trainer = builder.trainer(
         data,
         identity=identity,
         run_dir=start.run.path,
         hparams=composed.hparams,
-        observers={"evaluation_check": EvaluationCheck(start.run.path), "data_wait": DataWait()},
+        observers={
+            "evaluation_check": EvaluationCheck(start.run.path),
+            "data_wait": DataWait(),
+            **(observe(composed.config, start.run) if observe else {}),
+        },
     )
     # With logging.level=error no message clears it.
     clear_status()

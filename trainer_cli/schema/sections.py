@@ -434,6 +434,41 @@ class RestartsConfig:
         check_fields(self, "restarts")
 
 
+class NotifyEvent(StrEnum):
+    """What is told of a run."""
+
+    end = "end"
+    failure = "failure"
+    killed = "killed"
+    stall = "stall"
+    best = "best"
+
+
+def _check_events(key: str, events: list[str]) -> None:
+    if unknown := set(events) - set(NotifyEvent):
+        raise unfit_value(key, min(unknown), f"a list of {', '.join(NotifyEvent)}")
+
+
+@dataclass(kw_only=True, slots=True)
+class NotifyConfig:
+    """Who is told what happens to a run, and when."""
+
+    command: str | None = None
+    """A command for the shell, which gets the message on stdin, and facts as JSON in TRAIN_FACTS; null: none."""
+    url: str | None = None
+    """URLs that Apprise sends to (the extra `notify`), such as ${oc.env:NOTIFY_URL}; null: none."""
+    events: list[NotifyEvent] = needs(
+        checked(_check_events, ["end", "failure", "killed", "stall"]), ("command", True), ("url", True)
+    )
+    """What is told: end, failure, killed (at the next start), stall, best (at most one in ten minutes)."""
+    stall: Any = duration("10m", units=(Unit.SECOND,))
+    """Time without a completed batch after which the stacks of all threads and ranks are written to the log; null:
+    never."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "notify")
+
+
 @dataclass(kw_only=True, slots=True)
 class LoggingConfig:
     """What is printed, and how."""
@@ -524,6 +559,7 @@ class TrainConfig:
     predict: PredictConfig = field(default_factory=PredictConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     callbacks: dict[str, Any] = field(default_factory=lambda: {SYSTEM: {"_target_": "trainer_cli.SystemMonitor"}})
     """name -> node with `_target_`; null switches one off. `system` is there by default."""

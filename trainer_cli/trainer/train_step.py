@@ -56,6 +56,8 @@ class TrainStep:
     model_weight: float | Tensor | None = None
     """Weight of the batch of the last `forward`: `weight` of its outputs, or the labels that count in the loss of a
     model of Hugging Face; None: neither."""
+    skips_update = False
+    """Set by a callback in `on_before_optimizer_step` to leave out the update of this step, by all its optimizers."""
     _batch_count = 0
     """Batches and microbatches begun. By it an optimizer counts the weight of a batch once, however many losses."""
     _took_samples = False
@@ -317,7 +319,7 @@ class TrainStep:
         self._starts_early = type(self).train_batch is TrainStep.train_batch
         self._total, self._has_agreed = None, False
         # An evaluation may have called `forward`.
-        self._has_called = self._averages = self._has_unaveraged = False
+        self._has_called = self._averages = self._has_unaveraged = self.skips_update = False
         # Made again each time: a callback may have changed parameter groups or schedules.
         self._entries = tuple(
             OptimizerEntry(name, optimizer, trainer.schedulers.functions_of_steps(name))
@@ -383,6 +385,7 @@ class TrainStep:
         """
         self._complete = True
         self.update()
+        self.skips_update = False
         self.batches.clear()
         if self._agreement is not None:
             self._end_agreement(self._agreement)
@@ -490,7 +493,10 @@ class TrainStep:
         if self._clips:
             entry.grad_norm = self._precision.clip(entry.parameters, self._strategy)
         entry.keep_settings()
-        if entry.needs_closure:
+        if self.skips_update:
+            # A scaler has unscaled the gradients, and refuses to do so again before its update.
+            self._scale_used = scaler is not None
+        elif entry.needs_closure:
             optimizer.step(self._closure(entry))
         elif scaler is None:
             try:
