@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="with -m: number of runs at a time (1; all with --submit slurm)"
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="with -m: number of runs at a time (1; with --devices one on each; with --submit slurm all)",
     )
     parser.add_argument("--devices", metavar="LIST", help="with -m: give each run a GPU of its own: 0,2, UUIDs, or all")
     parser.add_argument(

@@ -4,72 +4,31 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from command import CODE, fork_jobs, hold, make_project, running
+from command import fork_jobs, hold, running
+from device_watch import environment_of, make_watched_project, read_notes
 
 from trainer_cli.commands.command_line import main
 
 pytestmark = pytest.mark.slow
-WATCHES = '''
-def is_alive(pid):
-    """Whether a process may still use its device."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def watch():
-    """Note this process as one of a job on these devices, and how many jobs each of them has now."""
-    import fcntl
-
-    job = [word for word in sys.argv if word.startswith("seed=")][-1]
-    with open("devices", "a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        for device in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
-            file.write(f"{device} {job} {os.getpid()}\\n")
-            file.flush()
-            file.seek(0)
-            lines = [line.split() for line in file]
-            jobs = {line[1] for line in lines if line[0] == device and line[1] != "has" and is_alive(line[2])}
-            file.write(f"{device} has {len(jobs)}\\n")
-
-
-class Data:
-    def __init__(self, size=160):
-        if "_job" in sys.argv:
-            watch()
-            if os.path.exists("dies") and os.path.getsize("dies") == 0:
-                open("dies", "w").write("died")
-                os.kill(os.getpid(), 9)
-'''
 SWEEP = ("fit", "-m", "experiment=mine", "device=cpu", "loggers=jsonl", "loop.max_duration=8")
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    code = CODE.replace("import time\n", "import sys\nimport time\n", 1)
-    code = code.replace("class Data:\n    def __init__(self, size=160):\n", WATCHES.lstrip("\n"))
-    assert "watch()" in code
-    return make_project(tmp_path, **{"mine/parts.py": code})
+def project(tmp_path: Path) -> Iterator[Path]:
+    yield make_watched_project(tmp_path)
+    # After a failed test nothing waits any longer: a run whose command was killed would do so for ever.
+    for held in tmp_path.glob("hold-*"):
+        held.unlink()
 
 
 def seen(project: Path) -> tuple[dict[str, int], Mapping[str, list[str]]]:
     """Device -> the most jobs that it had at a time; job -> the devices that its processes had, in order."""
-    most: dict[str, int] = {}
-    devices: dict[str, list[str]] = {}
-    for line in (project / "devices").read_text().splitlines():
-        device, word, number = line.split()
-        if word == "has":
-            most[device] = max(most.get(device, 0), int(number))
-        else:
-            devices.setdefault(word, []).append(device)
-    return most, devices
+    most, processes = read_notes(project)
+    return most, {job: [device for device, _ in notes] for job, notes in processes.items()}
 
 
 def sweep(project: Path, patch: pytest.MonkeyPatch, *arguments: str, visible: str = "0,1") -> int:
@@ -79,11 +38,6 @@ def sweep(project: Path, patch: pytest.MonkeyPatch, *arguments: str, visible: st
     patch.setenv("XDG_CACHE_HOME", str(project / "cache"))
     fork_jobs(patch)
     return main([*SWEEP, *arguments])
-
-
-def environment_of(project: Path) -> dict[str, Any]:
-    """The environment of a sweep in a process of its own, on a machine with two devices."""
-    return {"CUDA_VISIBLE_DEVICES": "0,1", "XDG_CACHE_HOME": str(project / "cache")}
 
 
 def test_each_job_has_a_device_of_its_own_and_one_that_is_killed_frees_it(
@@ -145,6 +99,8 @@ def test_jobs_on_the_cpu_are_given_devices_only_when_asked(project: Path, monkey
         ),
         (("fit", "experiment=mine", "--jobs-per-device", "1"), "--jobs-per-device is for a sweep. Add -m."),
         ((*SWEEP, "--devices", "7", "seed=1,2"), "there is no device '7'. There are: 0, 1."),
+        ((*SWEEP, "--devices", "", "seed=1,2"), "there is no device ''. There are: 0, 1."),
+        ((*SWEEP, "--jobs-per-device", "0", "seed=1,2"), "--jobs-per-device is 0, but it must be at least 1"),
         ((*SWEEP, "--submit", "local", "--devices", "1", "seed=1,2"), "--submit gpus_per_node=1"),
     ],
 )

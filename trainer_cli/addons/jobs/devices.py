@@ -128,7 +128,7 @@ def choose_devices(wanted: str | None, per_device: int, *, settings: set[str], p
     present = list_devices(os.environ.get(VISIBLE))
     if wanted is None and len(present) < 2:
         return None
-    chosen = _choose(wanted or ALL_DEVICES, present)
+    chosen = _choose(ALL_DEVICES if wanted is None else wanted, present)
     if len(chosen) < processes:
         raise UserError(
             f"a run of {processes} processes needs as many devices, but is given {', '.join(chosen)}",

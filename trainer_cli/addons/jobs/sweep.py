@@ -126,14 +126,16 @@ def _choose_devices(
     planned: Sequence[Planned], wanted: str | None, per_device: int | None, at_once: int | None
 ) -> tuple[Devices | None, int | None]:
     """The devices for the jobs, if each is given its own, and how many jobs run at a time."""
-    if per_device is not None:
-        wanted = wanted or ALL_DEVICES
+    if wanted is None and per_device is not None:
+        wanted = ALL_DEVICES
     elif wanted is None and at_once in (None, 1):
         # A single job may use all devices.
         return None, at_once
     processes = [job.processes for job in planned]
     settings = {job.device for job in planned}
-    devices = choose_devices(wanted, per_device or 1, settings=settings, processes=max(processes))
+    devices = choose_devices(
+        wanted, 1 if per_device is None else per_device, settings=settings, processes=max(processes)
+    )
     if devices is None:
         return None, at_once
     most = len(devices) * devices.per_device // min(processes)
