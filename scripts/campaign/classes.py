@@ -30,6 +30,7 @@ MODULES = (
     "campaign.hostile",
     "campaign.torn_logs",
     "campaign.ranks",
+    "campaign.devices",
     "campaign.experiments",
     "campaign.long_tests",
 )  # fmt: skip
