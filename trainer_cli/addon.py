@@ -29,12 +29,14 @@ class Verb(NamedTuple):
         summary: what it does, in half a sentence; empty for a verb that `train` itself starts, which is listed nowhere.
         after: the verb after which it is listed; None: after all others.
         loads_torch: whether it needs seconds until it prints something.
+        error_offset: added to the exit codes of errors, for a verb whose own exit codes are answers.
     """
 
     module: str
     summary: str = ""
     after: str | None = None
     loads_torch: bool = False
+    error_offset: int = 0
 
 
 class AddOn(NamedTuple):

@@ -31,6 +31,7 @@ MODULES = (
     "campaign.torn_logs",
     "campaign.ranks",
     "campaign.devices",
+    "campaign.compared",
     "campaign.experiments",
     "campaign.long_tests",
 )  # fmt: skip

@@ -66,6 +66,11 @@ def test_an_example_can_be_run(
         assert parsed.command or Condition.parse(parsed.condition)
     elif verb == "diverge":
         assert [str(parsed.first), str(parsed.second)] == arguments[:2]
+    elif verb == "compare":
+        from trainer_cli.addons.compare.sides import read_sides
+
+        if not parsed.first.startswith("runs/"):
+            read_sides(parsed.first, parsed.second, parsed.overrides, budget=parsed.budget, config_dir=None)
     elif verb == "config" and parsed.diff:
         assert not parsed.diff.startswith("-")
     elif verb == "serve":

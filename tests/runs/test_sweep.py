@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from faked import FAKE, attempts, fake, message
 
+from trainer_cli.addons.jobs.run_jobs import job_file
 from trainer_cli.addons.jobs.supervise import Children
-from trainer_cli.addons.jobs.sweep import Planned, Sweep, exit_code, folder_of, job_file, plan_jobs
+from trainer_cli.addons.jobs.sweep import Planned, Sweep, exit_code, folder_of, plan_jobs
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import Code, ConfigError, ExitCode, RunDirectoryError
 from trainer_cli.runs.run_dir import RunDir, write_json

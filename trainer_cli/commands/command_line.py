@@ -134,14 +134,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print_error(error, whole=_wants_traceback())
         record_for_torchrun(error)
-        return int(error.exit_code)
+        return _error_code(arguments, error.exit_code)
     except KeyboardInterrupt as interrupt:
         clear_status()
         print("interrupted", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output has what it wanted: neither a mistake of the user nor a fault of ours.
-        return _reader_closed()
+        return _error_code(arguments, _reader_closed())
     except Exception as error:
         from trainer_cli.commands.print_errors import print_crash, print_error
 
@@ -149,9 +149,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             cure = f"What was committed before is intact. {disk_cure(error)}"
             print_error(TrainError(error.strerror or str(error), where=error.filename, cure=cure))
             # A name that is too long was chosen by the user, at least in part.
-            return int(ExitCode.USER if error.errno == errno.ENAMETOOLONG else ExitCode.FAILED)
+            code = ExitCode.USER if error.errno == errno.ENAMETOOLONG else ExitCode.FAILED
+            return _error_code(arguments, code)
         print_crash(error, whole=_wants_traceback())
-        return int(ExitCode.FAILED)
+        return _error_code(arguments, ExitCode.FAILED)
+
+
+def _error_code(arguments: Sequence[str], code: int) -> int:
+    """The exit code of an error: of a verb whose own exit codes are answers it is another one."""
+    verb = find_verb(arguments[0]) if arguments and code < ExitCode.STOPPED_EARLY else None
+    return int(code) + (0 if verb is None else verb.error_offset)
 
 
 def _is_disk_error(error: Exception) -> TypeGuard[OSError]:

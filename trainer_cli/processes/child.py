@@ -13,8 +13,19 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import trainer_cli
+
+
+class FrozenJob(NamedTuple):
+    """A fit in a process of its own: its name, its config as `Composed.freeze` returns it, and the overrides of it."""
+
+    key: str
+    frozen: str
+    overrides: Sequence[str] = ()
+    processes: int = 1
+    """The number of processes that train."""
 
 
 def own_command(arguments: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ ADDON = AddOn(
     parts={
         "fit.in_children": "trainer_cli.addons.jobs.supervise:fit_in_children",
         "fit.sweep": "trainer_cli.addons.jobs.sweep:run_sweep",
+        "jobs.run": "trainer_cli.addons.jobs.run_jobs:run_jobs",
         "plan.sweep": "trainer_cli.addons.jobs.sweep:plan_jobs",
         "process.launch_ranks": "trainer_cli.addons.jobs.launch:launch_ranks",
         "process.serve_forks": "trainer_cli.addons.jobs.fork_server:serve_forks",

@@ -9,17 +9,21 @@ all of these have ended. The kernel releases the locks of a process that is kill
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from trainer_cli.errors import UserError
 from trainer_cli.files import locked_file, open_private
+from trainer_cli.terminal import format_count
 from trainer_cli.user_cache import folder_of_devices
+
+log = logging.getLogger(__name__)
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 ALL_DEVICES = "all"
@@ -32,12 +36,14 @@ _LISTED = re.compile(r"^\s*(GPU|MIG).*?(\d+): .*\(UUID: (\S+)\)", re.M)
 class Taken(NamedTuple):
     """The devices of a job."""
 
-    names: str
-    """The value of CUDA_VISIBLE_DEVICES."""
-    locks: Sequence[Path]
+    names: str = ""
+    """The value of CUDA_VISIBLE_DEVICES; empty: the job sees all devices."""
+    locks: Sequence[Path] = ()
 
     def variables(self) -> dict[str, str]:
         """The environment variables of the job's processes."""
+        if not self.names:
+            return {}
         # Numbers are those of nvidia-smi, unless the user has set what they are numbers of.
         order = {} if {VISIBLE, ORDER} & os.environ.keys() else {ORDER: "PCI_BUS_ID"}
         return {VISIBLE: self.names, **order}
@@ -136,6 +142,38 @@ def choose_devices(wanted: str | None, per_device: int, *, settings: set[str], p
             cure=f"There are: {', '.join(present)}.",
         )
     return Devices(chosen, per_device)
+
+
+def share_devices(
+    users: Collection[tuple[str, int]], wanted: str | None, per_device: int | None, at_once: int | None
+) -> tuple[Devices | None, int]:
+    """The devices for some jobs, if each is given its own, and how many jobs run at a time.
+
+    Args:
+        users: the `device` of each config, and the number of its processes.
+        wanted, per_device, at_once: the values of `--devices`, `--jobs-per-device` and `--jobs`.
+    """
+    if wanted is None and per_device is not None:
+        wanted = ALL_DEVICES
+    elif wanted is None and at_once in (None, 1):
+        # A single job may use all devices.
+        return None, 1
+    processes = [count for _, count in users]
+    settings = {device for device, _ in users}
+    per_device = 1 if per_device is None else per_device
+    devices = choose_devices(wanted, per_device, settings=settings, processes=max(processes))
+    if devices is None:
+        return None, at_once or 1
+    most = len(devices) * devices.per_device // min(processes)
+    if at_once is not None and at_once > most:
+        log.info(
+            "%s at a time, not %d: %d on each of the devices %s; --jobs-per-device sets how many",
+            format_count(most, "job"),
+            at_once,
+            devices.per_device,
+            devices,
+        )
+    return devices, min(at_once or most, most)
 
 
 def _choose(wanted: str, present: Mapping[str, str]) -> dict[str, str]:

@@ -18,14 +18,14 @@ import logging
 import os
 import re
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from trainer_cli.addons.jobs.devices import ALL_DEVICES, Devices, choose_devices
+from trainer_cli.addons.jobs.devices import Devices, Taken, share_devices
+from trainer_cli.addons.jobs.run_jobs import count_cores, job_environment, job_file, run_in_turn
 from trainer_cli.addons.jobs.submit import SLURM, Submitted, check_processes, read_submission
 from trainer_cli.addons.jobs.supervise import Children
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
@@ -90,14 +90,14 @@ def run_sweep(
         held = [f"--hold={file}" for file in locks]
         return own_command(["_job", *options, *held, str(frozen), *job.job.overrides])
 
-    # The cores that this process may use, which a container or Slurm limits.
-    cores: int | None = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores: int | None = count_cores()
     if submission is not None and submission.cluster == SLURM:
         # Slurm runs the jobs on other machines: all may wait in its queue at once.
         at_once, cores = at_once or len(planned), None
     given = None
     if submission is None:
-        given, at_once = _choose_devices(planned, devices, per_device, at_once)
+        users = [(job.device, job.processes) for job in planned]
+        given, at_once = share_devices(users, devices, per_device, at_once)
     elif devices is not None or per_device is not None:
         raise UserError(
             "--devices and --jobs-per-device are for runs that this command starts",
@@ -120,39 +120,6 @@ def run_sweep(
     for job in planned:
         check_processes(submission, job.parallel)
     return new_sweep(children=Submitted(submission, folder)).run()
-
-
-def _choose_devices(
-    planned: Sequence[Planned], wanted: str | None, per_device: int | None, at_once: int | None
-) -> tuple[Devices | None, int | None]:
-    """The devices for the jobs, if each is given its own, and how many jobs run at a time."""
-    if wanted is None and per_device is not None:
-        wanted = ALL_DEVICES
-    elif wanted is None and at_once in (None, 1):
-        # A single job may use all devices.
-        return None, at_once
-    processes = [job.processes for job in planned]
-    settings = {job.device for job in planned}
-    devices = choose_devices(
-        wanted, 1 if per_device is None else per_device, settings=settings, processes=max(processes)
-    )
-    if devices is None:
-        return None, at_once
-    most = len(devices) * devices.per_device // min(processes)
-    if at_once is not None and at_once > most:
-        log.info(
-            "%s at a time, not %d: %d on each of the devices %s; --jobs-per-device sets how many",
-            format_count(most, "job"),
-            at_once,
-            devices.per_device,
-            devices,
-        )
-    return devices, min(at_once or most, most)
-
-
-def job_file(folder: Path, key: str, suffix: str) -> Path:
-    """A file of a job in the folder of its sweep: the frozen config (yaml), the output (log), how it failed."""
-    return folder / ".jobs" / f"{key}.{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,67 +412,61 @@ class Sweep:
         # Before the first job starts, which takes seconds: its process imports torch.
         self._draw()
         by_key = {job.key: job for job in waiting}
-        queue = list(waiting)
-        signal_sent, waits = False, False
-        while queue or self.children:
-            while queue and len(self.children) < self.at_once and signals.stop_request is None:
-                # A job of an earlier command, which was killed, may still be saving.
-                job = next((job for job in queue if not job.run.is_locked()), None)
-                if job is None or not self._start(job, env):
-                    if not waits:
-                        why = f"no device is free of {self.devices}" if job else "its run is in use by another process"
-                        log.info("%s waits: %s", (job or queue[0]).key, why)
-                    waits = True
-                    break
+
+        def end(key: str, code: int) -> bool:
+            self._on_ended(by_key[key], code)
+            self._write()
+            return False
+
+        run_in_turn(
+            self.children,
+            self._take_unlocked(waiting),
+            lambda job, taken: self._start(job, env, taken),
+            end,
+            at_once=self.at_once,
+            signals=signals,
+            devices=self.devices,
+            draw=self._draw,
+        )
+
+    def _take_unlocked(self, waiting: Sequence[Planned]) -> Iterator[Planned | None]:
+        """The jobs in order, without those whose run is in use until it is free; None while that are all."""
+        queue, waits = list(waiting), False
+        while queue:
+            # A job of an earlier command, which was killed, may still be saving.
+            job = next((job for job in queue if not job.run.is_locked()), None)
+            if job is not None:
                 queue.remove(job)
-                waits = False
-                # Before the next start, which may wait for seconds until the server of the forks has imported torch.
-                self._draw()
-            if signals.stop_request is not None:
-                # No other job begins after the signal; those that run may save first.
-                queue.clear()
-                if not signal_sent:
-                    # Not SIGINT for Ctrl-C: the terminal sends that to the jobs itself, and a second one interrupts.
-                    self.children.signal(signal.SIGTERM)
-                    signal_sent = True
-            self._draw()
-            for key, code in self.children.wait():
-                if signal_sent and code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
-                    # The signal ended the process before its handlers were set, so there was nothing to save.
-                    code = ExitCode.STOPPED_EARLY
-                self._on_ended(by_key[key], code)
-                self._write()
+            elif not waits:
+                log.info("%s waits: its run is in use by another process", queue[0].key)
+            waits = job is None
+            yield job
+
+    def _environment(self) -> Mapping[str, str]:
+        # Of all jobs, not of those that are left: a job that resumes must have as many threads as before.
+        most = max(job.processes for job in self.planned)
+        return job_environment(min(self.at_once, len(self.planned)), self.cores, processes=most)
 
     def _draw(self) -> None:
         """Draw the table of the jobs, if there is one."""
         if self.display is not None:
             self.display.draw_if_due()
 
-    def _start(self, job: Planned, env: Mapping[str, str]) -> bool:
-        """Start a job, and show that it has started. False, and it is not, if too few devices are free."""
-        locks: Sequence[Path] = ()
-        if self.devices is not None:
-            taken = self.devices.take(job.key, job.processes)
-            if taken is None:
-                return False
-            env, locks = {**env, **taken.variables()}, taken.locks
-            self._report(job, f"started on device {taken.names}")
-        else:
-            self._report(job, "started")
+    def _start(self, job: Planned, env: Mapping[str, str], taken: Taken) -> None:
+        """Start a job, and show that it has started."""
+        self._report(job, f"started on device {taken.names}" if taken.names else "started")
         # The files of an earlier command.
         for suffix in ("failure", ERROR):
             with contextlib.suppress(FileNotFoundError):
                 self._file(job, suffix).unlink()
-        self.children.start(job.key, self.command(job, self._file(job, "yaml"), locks), env)
+        command = self.command(job, self._file(job, "yaml"), taken.locks)
+        self.children.start(job.key, command, {**env, **taken.variables()})
         if self.display is not None:
             self.display.update(self._rows())
-        return True
 
     def _on_ended(self, job: Planned, code: int) -> None:
         """Take over the exit code of a job, record a failure, and print how it ended."""
         self.codes[job.key] = code
-        if self.devices is not None:
-            self.devices.release(job.key)
         if code in (ExitCode.DONE, *_SAVED):
             self._report(job, as_sentence(self._row(job), settings_of(self.planned)))
             return
@@ -541,20 +502,6 @@ class Sweep:
         if self.display is None:
             number = [other.job.key for other in self.planned].index(job.key) + 1
             log.info("[%d/%d] %s %s", number, len(self.planned), job.key, event)
-
-    def _environment(self) -> dict[str, str]:
-        """The environment of a job. Jobs that run at the same time share the cores."""
-        env = dict(os.environ)
-        # Of all jobs, not of those that are left: a job that resumes must have as many threads as before.
-        side_by_side = min(self.at_once, len(self.planned))
-        # Their lines are in their logs as they come.
-        env["PYTHONUNBUFFERED"] = "1"
-        if self.cores is not None and side_by_side > 1 and "OMP_NUM_THREADS" not in env:
-            # Each job of torch would otherwise start a thread for every core.
-            threads = max(1, self.cores // (side_by_side * max(job.processes for job in self.planned)))
-            env["OMP_NUM_THREADS"] = str(threads)
-            log.info("%s at a time, each with OMP_NUM_THREADS=%d", format_count(side_by_side, "job"), threads)
-        return env
 
     def _file(self, job: Planned, suffix: str) -> Path:
         return job_file(self.folder, job.key, suffix)

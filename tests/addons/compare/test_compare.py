@@ -1,0 +1,253 @@
+"""`train compare` on real trainings whose answer is known, and after kills, edits and mistakes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import shlex
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Result, fork_jobs, make_project, records, running, train
+
+from trainer_cli.commands.command_line import main
+from trainer_cli.parts import list_addons
+
+pytestmark = pytest.mark.slow
+
+SHORT = ("--budget", "30steps", "--", "digits_mlp", "model.hidden=[16]", "loop.eval_interval=15", "loggers=jsonl")
+CLEAR = ("compare", "optimizer.lr=0.02", "optimizer.lr=1e-6")
+
+
+def run_here(*words: str, cwd: Path) -> Result:
+    """Run the command in this process; its runs are forks of a warm one."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        patch.chdir(cwd)
+        fork_jobs(patch)
+        code = main(words)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+HALVED = "self.hidden = torch.nn.Linear(2, width)\n        self.hidden.weight.data /= 2"
+
+
+def compare(*words: str, cwd: Path) -> tuple[int, dict[str, Any]]:
+    """The exit code, and what `--json` prints."""
+    result = run_here(words[0], "--json", *words[1:], cwd=cwd)
+    try:
+        return result.code, json.loads(result.out)
+    except ValueError:
+        raise AssertionError(result.out + result.err) from None
+
+
+def folder_of(project: Path) -> Path:
+    """The folder of the only comparison."""
+    [folder] = (project / "runs/compare").iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clear(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A finished comparison, whose answer is that a learning rate of almost nothing is worse."""
+    project = tmp_path_factory.mktemp("clear")
+    return project, run_here(*CLEAR, *SHORT, cwd=project)
+
+
+def test_a_learning_rate_of_almost_nothing_is_worse_and_the_page_says_by_how_much(clear: tuple[Path, Result]) -> None:
+    project, result = clear
+    assert result.code == 1, result.err
+    assert "optimizer.lr: 0.02 -> 1e-06" in result.out
+    assert "B is worse than A: mean difference -" in result.out
+    assert "A varies by ±" in result.out
+    pairs = records(folder_of(project) / "pairs.jsonl")
+    assert [pair["seed"] for pair in pairs] == [*range(1, len(pairs) + 1)]
+    assert 3 <= len(pairs) < 10
+    runs = sorted(path.name for path in folder_of(project).glob("*-seed*"))
+    assert runs == sorted(f"{side}-seed{pair['seed']}" for pair in pairs for side in "ab")
+
+
+def test_the_runs_are_those_of_a_plain_fit_with_the_seed(clear: tuple[Path, Result]) -> None:
+    project, _ = clear
+    alone = train(
+        "fit", *SHORT[3:], "optimizer.lr=0.02", "seed=2", "loop.max_duration=30", "run_dir=runs/alone", cwd=project
+    )
+    assert alone.code == 0, alone.err
+    compared = folder_of(project) / "a-seed2"
+    files = [run / "checkpoints/step30/rank0.safetensors" for run in (compared, project / "runs/alone")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    values = [row["val/loss"] for row in records(project / "runs/alone/metrics.jsonl") if "val/loss" in row]
+    assert min(values) == records(folder_of(project) / "pairs.jsonl")[1]["a"]
+
+
+def test_the_same_command_again_trains_nothing_and_says_the_same(clear: tuple[Path, Result]) -> None:
+    project, first = clear
+    again = train(*CLEAR, *SHORT, cwd=project)
+    assert (again.code, again.out) == (first.code, first.out)
+    # Nor when the runs are gone: the pairs are recorded.
+    copy = project.parent / "moved"
+    shutil.copytree(project, copy)
+    for run in folder_of(copy).glob("*-seed*"):
+        shutil.rmtree(run)
+    assert train(*CLEAR, *SHORT, cwd=copy).out == first.out
+    assert not list(folder_of(copy).glob("*-seed*"))
+
+
+def test_json_has_every_pair_with_the_interval_after_it(clear: tuple[Path, Result]) -> None:
+    project, _ = clear
+    code, report = compare(*CLEAR, *SHORT, cwd=project)
+    assert (code, report["verdict"], report["exit_code"], report["error"]) == (1, "worse", 1, None)
+    assert report["differs"] == {"optimizer.lr": {"a": 0.02, "b": 1e-06}}
+    assert report["same_batches"] is True
+    assert (report["metric"], report["mode"], report["a"]) == ("val/loss", "min", "optimizer.lr=0.02")
+    assert report["high"] < 0
+    assert report["pairs"][0]["low"] is None
+    last = report["pairs"][-1]
+    assert (last["mean"], last["low"], last["high"]) == (report["mean"], report["low"], report["high"])
+    for pair in report["pairs"]:
+        assert pair["difference"] == pair["a"] - pair["b"]
+    assert report["noise"] > 0
+
+
+def test_another_comparison_takes_the_runs_that_have_the_same_config(clear: tuple[Path, Result]) -> None:
+    project, _ = clear
+    copy = project.parent / "other"
+    shutil.copytree(project, copy)
+    before = folder_of(copy)
+    swapped = (CLEAR[0], CLEAR[2], CLEAR[1])
+    code, report = compare(*swapped, *SHORT, cwd=copy)
+    assert (code, report["verdict"]) == (0, "better")
+    assert report["folder"] != str(before.relative_to(copy))
+    assert all(Path(pair["a_run"]).parent.name == before.name for pair in report["pairs"])
+    assert not list((copy / report["folder"]).glob("*-seed*"))
+
+
+def test_the_same_config_is_not_decided_and_with_a_margin_no_difference(tmp_path: Path) -> None:
+    words = ("compare", "digits_mlp", "digits_mlp", "--budget", "6steps", "--seeds", "8")
+    overrides = ("--", "model.hidden=[8]", "loop.eval_interval=6", "loggers=jsonl")
+    code, report = compare(*words, *overrides, cwd=tmp_path)
+    assert (code, report["verdict"], report["differs"]) == (3, "not_decided", {})
+    assert {pair["difference"] for pair in report["pairs"]} == {0}
+    code, report = compare(*words, "--margin", "0.001", *overrides, cwd=tmp_path)
+    assert (code, report["verdict"]) == (2, "no_difference")
+
+
+def test_a_run_is_compared_with_changes_of_it_and_by_another_metric(tmp_path: Path) -> None:
+    assert train("fit", *SHORT[3:], "loop.max_duration=6", "loop.eval_interval=6", cwd=tmp_path).code == 0
+    words = ("compare", "runs/digits_mlp", "data.batch_size=512", "--seeds", "1", "--metric", "val/accuracy")
+    code, report = compare(*words, cwd=tmp_path)
+    assert (code, report["verdict"], report["same_batches"]) == (3, "not_decided", False)
+    assert (report["metric"], report["mode"], report["length"]) == ("val/accuracy", "max", "6")
+    assert report["pairs"][0]["difference"] == report["pairs"][0]["b"] - report["pairs"][0]["a"]
+
+
+def test_several_runs_at_a_time_give_the_same_records(clear: tuple[Path, Result], tmp_path: Path) -> None:
+    project, alone = clear
+    result = run_here(*CLEAR, "--jobs", "4", *SHORT, cwd=tmp_path)
+    assert (result.code, result.out) == (alone.code, alone.out), result.err
+    files = [folder_of(each) / "pairs.jsonl" for each in (project, tmp_path)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_an_edited_model_is_trained_again_and_an_unedited_one_is_not(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    words = ("compare", "mine", "model.width=4", "--seeds", "1", "--budget", "6steps", "--", "loggers=jsonl")
+    first = train(*words, "loop.eval_interval=6", cwd=project)
+    assert first.code == 3, first.err
+    file = folder_of(project) / "pairs.jsonl"
+    [before] = records(file)
+    assert "mine/parts.py" in before["source"]
+    parts = project / "mine/parts.py"
+    parts.write_text(parts.read_text().replace("self.hidden = torch.nn.Linear(2, width)", f"""{HALVED}"""))
+    again = train(*words, "loop.eval_interval=6", cwd=project)
+    assert again.code == 3, again.err
+    assert "mine/parts.py has changed" in again.err
+    [after] = records(file)
+    assert after["a"] != before["a"]
+    assert after["source"] != before["source"]
+    # The earlier runs are kept.
+    assert sorted(path.name for path in (folder_of(project) / ".trash").iterdir()) == ["a-seed1-1", "b-seed1-1"]
+    assert train(*words, "loop.eval_interval=6", cwd=project).out == again.out
+    assert records(file) == [after]
+
+
+def test_a_comparison_that_is_killed_goes_on_with_the_same_records_and_verdict(
+    clear: tuple[Path, Result], tmp_path: Path
+) -> None:
+    project, undisturbed = clear
+    chance = random.Random(5)
+    for _ in range(3):
+        with running(*CLEAR, *SHORT, cwd=tmp_path) as command:
+            time.sleep(0.2 + 3 * chance.random())
+            command.signal(signal.SIGKILL)
+            command.end()
+    result = train(*CLEAR, *SHORT, cwd=tmp_path)
+    assert (result.code, result.out) == (undisturbed.code, undisturbed.out), result.err
+    files = [folder_of(each) / "pairs.jsonl" for each in (project, tmp_path)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    words = ("compare", "digits_mlp", "optimizer.lr=0.1", "--budget", "100000steps", "--", "loggers=jsonl")
+    with running(*words, cwd=tmp_path) as command:
+        command.wait_for(lambda: bool(list(tmp_path.glob("runs/compare/*/a-seed1/metrics.jsonl"))), "a run")
+        command.signal(signal.SIGTERM)
+        result = command.end()
+    assert result.code == 75, result.err
+    assert "next: the same command goes on" in result.out
+    [run] = tmp_path.glob("runs/compare/*/a-seed1")
+    assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
+
+
+def test_a_run_that_fails_is_an_error_with_a_code_of_its_own(tmp_path: Path) -> None:
+    words = ("compare", "digits_mlp", "optimizer.lr=1e30", "--budget", "30steps", "--", "loggers=jsonl")
+    code, report = compare(*words, cwd=tmp_path)
+    assert code == 65
+    assert report["verdict"] is None
+    assert report["error"].startswith("b-seed1 failed: ")
+    assert ".jobs/b-seed1.log" in report["error"]
+
+
+MISTAKES = {
+    "digits_mpl optimizer.lr=1": "A is 'digits_mpl', which is no experiment and no run",
+    "optimizer.lr=1 optimizer.lr=2": "no experiment is chosen",
+    "digits_mlp optimizer.lrr=1": "optimizer.lrr",
+    "digits_mlp seed=3": "seed= and train compare",
+    "digits_mlp model.hidden=[8] --budget 5potatoes": "--budget",
+    "digits_mlp model.hidden=[8] --seeds 0": "--seeds and --jobs must be at least 1",
+    "digits_mlp model.hidden=[8] --margin -1": "--margin",
+    "digits_mlp model.hidden=[8] --mode most": "--mode",
+    "digits_mlp model.hidden=[8] --budgit 5": "--budget",
+    "digits_mlp": "train compare needs",
+    "digits_mlp digits -- digits": "an experiment of both is given, too",
+    "'digits_mlp digits' optimizer.lr=1": "Write one experiment or run",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_has_an_exit_code_that_is_no_verdict_and_writes_nothing(words: str, tmp_path: Path) -> None:
+    result = train("compare", *shlex.split(words), cwd=tmp_path)
+    assert result.code == 66, result.out + result.err
+    assert MISTAKES[words] in result.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_metric_that_nothing_measures_is_named_with_those_that_are(clear: tuple[Path, Result]) -> None:
+    project, _ = clear
+    result = train(*CLEAR, "--metric", "val/acuracy", "--mode", "max", *SHORT, cwd=project)
+    assert result.code == 66
+    assert "has no value of val/acuracy" in result.err
+    assert "val/accuracy" in result.err
+
+
+def test_it_is_an_addon() -> None:
+    assert list_addons()["compare"] == "shipped"

@@ -1,0 +1,161 @@
+"""What is compared: experiments, runs, or overrides, composed to two configs."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.config import Composed, SearchPath, compose, diff, from_yaml, given_value
+from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.layout import in_runs
+from trainer_cli.patterns import did_you_mean
+from trainer_cli.running import refuse_no_optimizer
+from trainer_cli.runs import RunDir
+
+_EXPERIMENT = "experiment"
+_OWN_KEYS = ("seed", "run_dir", "resume")
+"""Keys that the comparison sets."""
+_NAMES = ("name", "run_dir", "seed")
+"""Keys that change no training, or that are the same in each pair."""
+_OF_BATCHES = ("data", "loop.grad_accum_steps")
+"""Keys on which it depends which samples a step has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A or B: what the user wrote, and its config."""
+
+    letter: str
+    text: str
+    composed: Composed
+
+    @property
+    def digest(self) -> str:
+        """The same for configs that train the same, apart from the seed."""
+        values = {key: value for key, value in self.composed.raw.items() if key not in _NAMES}
+        return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:12]
+
+    @property
+    def processes(self) -> int:
+        """The number of processes of each of its runs."""
+        return self.composed.config.parallel.processes_per_node or 1
+
+    def freeze(self, folder: Path, seed: int) -> tuple[str, str]:
+        """The name of its run with a seed, and the frozen config of that run in a folder."""
+        key = f"{self.letter}-seed{seed}"
+        return key, self.composed.with_values({"seed": seed, "run_dir": str(folder)}).freeze(key)
+
+
+def read_sides(
+    first: str, second: str, common: Sequence[str], *, budget: str | int | None, config_dir: Path | None
+) -> tuple[Side, Side]:
+    """Compose A and B. Nothing is written.
+
+    Args:
+        common: overrides of both.
+        budget: the length of each training; None: as configured.
+
+    Raises:
+        UserError: a config is wrong, or cannot be compared.
+    """
+    read = [_Words.read(letter, text, config_dir) for letter, text in (("a", first), ("b", second))]
+    has_common = given_value(common, _EXPERIMENT) is not None
+    for words in read:
+        if has_common and words.base is not None:
+            raise UserError(
+                f"{words.letter.upper()} is {words.base}, and an experiment of both is given, too",
+                cure="Leave out one of them.",
+            )
+    bases = [words.base for words in read if words.base is not None]
+    if not bases and not has_common:
+        raise UserError(
+            "no experiment is chosen: A and B are overrides alone",
+            cure=f"Name it at the end: train compare {shlex.quote(first)} {shlex.quote(second)} -- digits_mlp.",
+        )
+    # Overrides alone change what the other side is.
+    a, b = (words.compose(next(iter(bases), None), common, budget, config_dir) for words in read)
+    return a, b
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The words of one side: what it begins with, and its overrides."""
+
+    letter: str
+    text: str
+    base: str | Path | None
+    """An experiment by its name, a run by its path; None: the side has overrides alone."""
+    overrides: Sequence[str]
+
+    @classmethod
+    def read(cls, letter: str, text: str, config_dir: Path | None) -> _Words:
+        """Read `digits_mlp`, `runs/digits`, `optimizer.lr=0.1 model.dropout=0`, or a name with overrides behind it.
+
+        Raises:
+            UserError: there is no such experiment or run.
+        """
+        text = text.removeprefix(f"{letter.upper()}=").strip()
+        if RunDir(text).exists_as_run():
+            return cls(letter, text, Path(text), ())
+        words = shlex.split(text)
+        # A source tree that a run has kept, `RUN/source/DIGEST`, is to be one more base here.
+        names = [word for word in words if "=" not in word and not word.startswith("~")]
+        overrides = [word for word in words if word not in names]
+        if len(names) > 1 or not words:
+            cure = "Write one experiment or run, and overrides, each side in quotes: 'digits_mlp optimizer.lr=0.1'."
+            raise UserError(f"{letter.upper()} is {text!r}", cure=cure)
+        if not names:
+            return cls(letter, text, None, overrides)
+        experiments = SearchPath.of(config_dir, "config", None).options(_EXPERIMENT)
+        paths = (names[0], in_runs(names[0]) or "")
+        run = next((Path(path) for path in paths if RunDir(path).exists_as_run()), None)
+        if names[0] not in experiments and run is None:
+            raise UserError(
+                f"{letter.upper()} is {names[0]!r}, which is no experiment and no run",
+                cure=did_you_mean(names[0], experiments).strip() or f"Experiments: {', '.join(experiments) or 'none'}.",
+            )
+        return cls(letter, text, names[0] if names[0] in experiments else run, overrides)
+
+    def compose(
+        self, other: str | Path | None, common: Sequence[str], budget: str | int | None, config_dir: Path | None
+    ) -> Side:
+        """The side, on the base of the other one if it has none itself."""
+        base, overrides = self.base if self.base is not None else other, [*common, *self.overrides]
+        for key in _OWN_KEYS:
+            if given_value(overrides, key) is not None:
+                raise UserError(
+                    f"{key}= and train compare, which trains seeds 1 to --seeds in a folder of its own",
+                    cure=f"Leave {key}= out.",
+                )
+        if isinstance(base, Path):
+            composed = from_yaml(RunDir(base).config_file, overrides, config_dir=config_dir)
+        else:
+            experiment = [f"{_EXPERIMENT}={base}"] if base is not None else []
+            composed = compose([*experiment, *overrides], config_dir=config_dir)
+        for key in composed.time_dependent_keys:
+            raise ConfigError(
+                f"{key} holds ${{now:…}}, different at each start, so a comparison could not go on",
+                source=composed.where(key),
+                hint="Leave the time out: each run has a directory of its own.",
+            )
+        # Two runs must not save in one folder, and trials are not copied.
+        values: dict[str, Any] = {"checkpoint.folder": None, "checkpoint.copy_to.folder": None, "resume": "auto"}
+        values |= {} if budget is None else {"loop.max_duration": budget}
+        composed = composed.with_values(values)
+        refuse_no_optimizer(composed)
+        return Side(self.letter, self.text, composed)
+
+
+def find_differences(a: Side, b: Side) -> Mapping[str, tuple[Any, Any]]:
+    """Config key -> its values in A and in B, where they differ."""
+    changes = diff(a.composed.raw, b.composed.raw)
+    return {change.key: (change.old, change.new) for change in changes if change.key not in _NAMES}
+
+
+def has_same_batches(differences: Mapping[str, object]) -> bool:
+    """Whether the steps of both sides have the same samples, for one seed."""
+    return not any(f"{key}.".startswith(f"{part}.") for key in differences for part in _OF_BATCHES)
