@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,8 @@ def test_the_source_of_the_project_is_taken_on_demand(project: Path, verb: str) 
     done = train(*VERBS[verb], "source=project", cwd=project)
     print(done.out, done.err)
     assert OWN not in done.err
-    assert "layers.py" in done.err + done.out or "not equal" in done.out or verb == "data"
+    told = done.err + done.out
+    assert "the source is not what" in told or "source has changed" in told or "not equal" in told or verb == "data"
 
 
 def validate(project: Path, *overrides: str, **more: Any) -> Result:
@@ -373,6 +375,49 @@ def test_a_view_is_gone_after_the_command_and_made_only_if_something_differs(pro
     assert done.code == 0, done.err
     assert (OWN in done.err) is edited
     assert list(folder.glob("train-source-*")) == []
+
+
+def test_a_source_finds_what_lies_beside_its_project_and_what_git_ignores(project: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    (project / ".gitignore").write_text("mine/deeper.py\nruns\n")
+    beside = 'TABLE = Path(__file__).resolve().parents[2] / "tables/points.csv"'
+    (project / "mine/points.py").write_text(POINTS.replace('TABLE = Path(__file__).with_name("points.csv")', beside))
+    (project.parent / "tables").mkdir()
+    shutil.copy(project / "mine/points.csv", project.parent / "tables")
+    done = train("fit", MINE, "name=beside", cwd=project)
+    assert done.code == 0, done.err
+    edit(project)
+    done = train("replay", "runs/beside", "6", "--quiet", cwd=project)
+    assert (done.code, done.out[:8]) == (0, "verified"), done.err + done.out
+    assert OWN in done.err
+
+
+def test_an_error_in_the_source_of_a_run_does_not_send_to_the_project_that_one_is_in(project: Path) -> None:
+    edit(project)
+    done = validate(project, "model._target_=mine.net.Other")
+    assert done.code == 2
+    assert "Run the command in" not in done.err
+
+
+def test_a_script_that_runs_a_command_stays_the_main_module(project: Path) -> None:
+    script = project / "go.py"
+    script.write_text(
+        "import sys\nfrom trainer_cli.running import validate\n"
+        "code = validate(['ckpt=runs/mine/checkpoints/step8'])\n"
+        "print(code, sys.modules['__main__'].__file__, sys.modules['mine.layers'].FACTOR)\n"
+    )
+    edit(project)
+    done = subprocess.run([sys.executable, "go.py"], cwd=project, capture_output=True, text=True, check=False)
+    assert OWN in done.stderr
+    assert done.stdout.splitlines()[-1] == f"0 {script} 1", done.stderr
+
+
+def test_a_source_that_cannot_be_searched_ends_no_training(project: Path) -> None:
+    late = f"def shift():\n    if 0:\n        import {'x' * 300}\n    return 0.5\n"
+    (project / "mine/late.py").write_text(late)
+    done = train("fit", MINE, "name=odd", cwd=project)
+    assert done.code == 0, done.err
+    assert records(project, "odd") == records(project)
 
 
 def test_two_ranks_keep_one_source_and_replay_with_it(project: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from dying_disk import Died, die_at
 
 from trainer_cli.files import durable
+from trainer_cli.origin import source_files
 from trainer_cli.origin.kept_source import DamagedSourceError, KeptSource, SourceFacts
 from trainer_cli.origin.source_files import add_imports, find_ignored, find_import_roots
 from trainer_cli.runs.run_dir import RunDir
@@ -215,6 +218,25 @@ def test_a_view_has_the_kept_files_and_leads_to_what_lies_beside_them(run: RunDi
     assert (project / "parts.py").read_text() == "x = 9\n"
 
 
+def test_a_view_leads_to_code_that_was_not_kept_because_git_ignores_it(run: RunDir, tmp_path: Path) -> None:
+    project = make(tmp_path / "project")
+    (project / "mine").mkdir()
+    (project / "mine/local.py").write_text("z = 1\n")
+    facts = replace(FACTS, not_kept={"mine/local.py": "ignored by git", "gone.py": "ignored by git"})
+    KeptSource.read(keep(run, facts=facts)).write_view(view := make(tmp_path / "view"), project)
+    assert (view / "mine/local.py").read_text() == "z = 1\n"
+    assert not (view / "gone.py").is_symlink()
+
+
+def test_a_view_of_a_project_that_now_has_a_file_where_a_folder_was_has_the_kept_files(
+    run: RunDir, tmp_path: Path
+) -> None:
+    project = make(tmp_path / "project")
+    (project / "mine").write_text("")
+    KeptSource.read(keep(run)).write_view(view := make(tmp_path / "view"), project)
+    assert {name: (view / name).read_bytes() for name in FILES} == FILES
+
+
 def test_differences_are_told_by_file_and_line_ends_are_none(run: RunDir, tmp_path: Path) -> None:
     project = make(tmp_path / "project/mine/deep").parents[1]
     source = KeptSource.read(keep(run))
@@ -245,6 +267,27 @@ def test_files_that_are_imported_later_are_found_by_their_statements(tmp_path: P
         "main.py", "lone.py", "package/__init__.py", "package/sub.py", "package/sibling.py", "package/deep/leaf.py",
         "package/deep/twig.py", "broken.py", "src/src_only.py",
     }  # fmt: skip
+
+
+def test_imports_of_a_large_project_are_followed_up_to_a_size_and_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(source_files, "_MOST_PARSED_BYTES", 25)
+    for number in range(9):
+        (tmp_path / f"m{number}.py").write_text(f"import m{number + 1}\n")
+    assert add_imports(tmp_path, ["m0.py"], [""]) == {"m0.py", "m1.py", "m2.py", "m3.py"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "the source of the run is large: imports in 1 file are not followed"
+    ]
+
+
+def test_code_that_python_warns_of_is_read_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text("import other\nX = '\\d'\n")
+    (tmp_path / "other.py").write_text("")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert add_imports(tmp_path, ["odd.py"], [""]) == {"odd.py", "other.py"}
+    assert told == []
 
 
 def test_the_folders_that_modules_are_imported_from_are_told_by_their_names() -> None:

@@ -1,4 +1,5 @@
 from trainer_cli.origin.compare import (
+    DIFFERENT as DIFFERENT,
     TRAIN as TRAIN,
     DataAndSource as DataAndSource,
     EvaluatedOrigin as EvaluatedOrigin,

@@ -22,7 +22,7 @@ from trainer_cli.origin.source_files import find_imported_modules
 from trainer_cli.parallel import ProcessGroup, check_same
 from trainer_cli.runs import RunDir
 from trainer_cli.selection import StoredCheckpoint, ckpt_argument
-from trainer_cli.source_view import is_view
+from trainer_cli.source_view import find_project, is_view
 from trainer_cli.terminal import format_first
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DIFFERENT = "the source is not what"
+"""The beginning of the line that says what differs from a checkpoint."""
 TRAIN = "train"
 """The name of the training data."""
 _EVALUATION_SECTIONS = frozenset({"model", "model_call", "data", "step", "precision", "callbacks", "compile"})
@@ -205,7 +207,7 @@ def naming_project(run: Path | None, config_dir: Path | None = None) -> Iterator
     except UserError as error:
         roots = [] if run is None else RunDir(run).project_roots
         projects = [project for project in roots if project.is_dir()]
-        if projects and project_root(config_dir, Path.cwd()) not in projects:
+        if projects and find_project(project_root(config_dir, Path.cwd())) not in projects:
             mistake = error.mistakes[-1] if isinstance(error, ConfigErrors) else error
             cure = f"Run the command in {projects[-1]}, the project of the run."
             mistake.cure = f"{cure} {mistake.cure}" if mistake.cure else cure
@@ -368,4 +370,4 @@ def report_source(name: str, differing: Mapping[str, str], advice: str = "") -> 
     """Report the source files of a checkpoint that differ in this project, as `other_source` returns them."""
     if differing:
         files = [f"{file} ({how})" for file, how in differing.items()]
-        log.warning("the source is not what %s was trained with: %s", name, format_first(files) + advice)
+        log.warning("%s %s was trained with: %s", DIFFERENT, name, format_first(files) + advice)

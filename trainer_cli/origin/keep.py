@@ -31,6 +31,16 @@ def keep_source(
         config_text: the config as the run stores it.
         environment: that of the attempt.
     """
+    try:
+        return _keep(run, composed, config_text, origin, environment)
+    except (OSError, UserError) as error:
+        log.warning("the source of the run is not kept: %s", without_secrets(str(error)))
+        return None
+
+
+def _keep(
+    run: RunDir, composed: Composed, config_text: str, origin: DataAndSource, environment: Mapping[str, Any]
+) -> str:
     root = composed.project_root
     modules = find_imported_modules(root)
     import_roots = find_import_roots(modules)
@@ -55,8 +65,4 @@ def keep_source(
     )
     by_key = {".".join(path): value for path, value in whole_values(composed.raw)}
     values = {key: value for key, value in by_key.items() if why_may_change(key) is None}
-    try:
-        return KeptSource.write(run, facts, files, config_text, values)
-    except (OSError, UserError) as error:
-        log.warning("the source of the run is not kept: %s", without_secrets(str(error)))
-        return None
+    return KeptSource.write(run, facts, files, config_text, values)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -158,14 +159,16 @@ class KeptSource:
 
     def write_view(self, view: Path, project: Path) -> None:
         """Write its files into an empty folder, with links to the other entries of the project but Python files."""
-        folders = {parent for path in self.files for parent in PurePosixPath(path).parents}
+        folders = {str(parent) for path in self.files for parent in PurePosixPath(path).parents}
         for folder in sorted(folders):
             (view / folder).mkdir(exist_ok=True)
-            for entry in _list_entries(project / folder):
+            for name in list_names(project / folder):
+                path = os.path.normpath(f"{folder}/{name}")
+                # What git ignores is only there.
+                is_code = (name.endswith((".py", ".pyc")) or name == "__pycache__") and path not in self.facts.not_kept
                 # A link to a folder that has kept files would lead to those of the project.
-                is_code = entry.suffix in (".py", ".pyc") or entry.name == "__pycache__"
-                if not is_code and folder / entry.name not in folders:
-                    (view / folder / entry.name).symlink_to(entry)
+                if not is_code and path not in folders:
+                    os.symlink(f"{project}/{path}", f"{view}/{path}")
         for path, content in self.files.items():
             # A file without the ending of Python may be linked already.
             (view / path).unlink(missing_ok=True)
@@ -173,9 +176,10 @@ class KeptSource:
         (view / ROOTS_FILE).write_text("\n".join(self.facts.import_roots), "utf-8")
 
 
-def _list_entries(folder: Path) -> list[Path]:
+def list_names(folder: Path) -> list[str]:
+    """The names in a folder, of which there may be very many; none if it cannot be listed."""
     try:
-        return list(folder.iterdir())
+        return os.listdir(folder)
     except OSError:
         return []
 

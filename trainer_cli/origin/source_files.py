@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import ast
+import logging
 import os
 import sys
 import sysconfig
+import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 from trainer_cli.config import PACKAGE
 from trainer_cli.environment import run_git
+from trainer_cli.terminal import format_count
+
+log = logging.getLogger(__name__)
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-_MOST_PARSED_BYTES = 1 << 20
+_MOST_FILE_BYTES = 1 << 20
 """A larger file is data or was generated, and takes seconds to parse."""
+_MOST_PARSED_BYTES = 4 << 20
+"""Of all files: a start waits for it. It is no time, by which equal projects would have other sources."""
 
 
 def find_imported_modules(root: Path) -> dict[str, str]:
@@ -54,14 +62,18 @@ def find_import_roots(modules: dict[str, str]) -> list[str]:
 def add_imports(root: Path, files: Iterable[str], import_roots: Iterable[str]) -> set[str]:
     """The files, and all files of the project that their import statements lead to, also those inside functions."""
     found, roots = set(files), [PurePosixPath(folder) for folder in import_roots]
-    unread = list(found)
-    while unread:
-        path = PurePosixPath(unread.pop())
-        for folder, names in _read_imports(root / path, path):
+    unread, left = deque(sorted(found)), _MOST_PARSED_BYTES
+    while unread and left > 0:
+        path = PurePosixPath(unread.popleft())
+        content = _read_code(root / path)
+        left -= len(content)
+        for folder, names in _read_imports(content, path):
             for base in roots if folder is None else [folder]:
                 new = {file for file in _find_files(root, base, names) if file not in found}
                 found |= new
-                unread += new
+                unread += sorted(new)
+    if unread:
+        log.warning("the source of the run is large: imports in %s are not followed", format_count(len(unread), "file"))
     return found
 
 
@@ -72,12 +84,21 @@ def find_ignored(root: Path, files: Iterable[str]) -> set[str]:
     return set(names) & set((listed or "").splitlines())
 
 
-def _read_imports(file: Path, path: PurePosixPath) -> Iterator[tuple[PurePosixPath | None, list[str]]]:
-    """What a file imports: names from a package on, with the folder of a relative import."""
+def _read_code(file: Path) -> bytes:
+    """The content of a file; none if it cannot be read, or is too large."""
     try:
         content = file.read_bytes()
-        tree = ast.parse(content) if len(content) <= _MOST_PARSED_BYTES else ast.Module([], [])
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+    except OSError:
+        return b""
+    return content if len(content) <= _MOST_FILE_BYTES else b""
+
+
+def _read_imports(content: bytes, path: PurePosixPath) -> Iterator[tuple[PurePosixPath | None, list[str]]]:
+    """What a file imports: names from a package on, with the folder of a relative import."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

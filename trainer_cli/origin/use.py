@@ -17,7 +17,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.keys import SOURCE
 from trainer_cli.manifest import Manifest
 from trainer_cli.origin.compare import other_source, report_source
-from trainer_cli.origin.kept_source import FILES_FOLDER, DamagedSourceError, KeptSource
+from trainer_cli.origin.kept_source import FILES_FOLDER, DamagedSourceError, KeptSource, list_names
 from trainer_cli.origin.source_files import find_imported_modules
 from trainer_cli.runs import RunDir
 from trainer_cli.scratch import scratch_folder
@@ -141,8 +141,13 @@ def _make_view(source: KeptSource, project: Path, beside: Path) -> None:
     folder = stack.enter_context(scratch_folder("train-source-"))
     # A fork that ends leaves the view to this process.
     atexit.register(lambda: stack.close() if os.getpid() == owner else None)
-    view = folder.resolve() / project.name
-    view.mkdir()
+    # The lock of the folder lies beside what stands for the project's parent.
+    view = folder.resolve() / "of" / project.name
+    view.mkdir(parents=True, exist_ok=True)
+    # Code that looks for data or packages beside its project, by its own path, finds them.
+    for name in list_names(beside.parent):
+        if name != project.name:
+            os.symlink(beside.parent / name, view.parent / name)
     source.write_view(view, beside)
     os.environ[_VARIABLE] = json.dumps([source.digest, str(project), str(view)])
     _enter(project, view)
@@ -151,6 +156,8 @@ def _make_view(source: KeptSource, project: Path, beside: Path) -> None:
 def _enter(project: Path, view: Path) -> None:
     # Modules that the resolvers of the configs have imported are of today.
     for name in find_imported_modules(project):
-        del sys.modules[name]
+        # Workers and pickles ask for the script that runs.
+        if name != "__main__":
+            del sys.modules[name]
     stand_for(project, view)
     assert in_view(project) == view

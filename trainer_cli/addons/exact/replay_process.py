@@ -9,17 +9,19 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.addons.exact.replay_plan import plan_replay
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
-from trainer_cli.origin import UNUSED, USED
+from trainer_cli.origin import DIFFERENT, UNUSED, USED
 from trainer_cli.processes import own_command
 from trainer_cli.ranks import drop_ranks
 
 _STDERR = 2
+
+_said: set[str] = set()
+"""What differs, as far as it was told."""
 
 
 def replay_in_process(
@@ -48,8 +50,12 @@ def read_json_of(arguments: Sequence[str], folder: Path | None = None) -> dict[s
         own_command(arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         cwd=folder, env=drop_ranks(os.environ),
     )  # fmt: skip
-    for line in re.findall(rf"warning: (?:{USED}|{UNUSED}).*", done.stderr):
-        _say_once(line)
+    for line in re.findall(rf"warning: (?:{USED}|{UNUSED}|{DIFFERENT}).*", done.stderr):
+        # Each process of a search says it, of the checkpoint that it begins from.
+        what = line.rpartition(" was trained with: ")[2]
+        if what not in _said:
+            _said.add(what)
+            print(line, file=sys.stderr, flush=True)
     # The object comes last, indented: a model and a dataset may print, too.
     begin = done.stdout.rfind("\n{\n") + 1
     try:
@@ -66,12 +72,6 @@ def read_json_of(arguments: Sequence[str], folder: Path | None = None) -> dict[s
         kind = CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError
         raise kind(message, cure=cure[1] if cure else None) from None
     return outcome
-
-
-@cache
-def _say_once(line: str) -> None:
-    """Print what each process of a search says."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def replay_step(
