@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -91,3 +92,23 @@ def lost_share(interval_s: float, save_s: float, between_failures_s: float) -> f
     An approximation for failures that are rare beside the interval: 1.0 is all time, where they are not.
     """
     return min(1.0, save_s / (interval_s + save_s) + interval_s / (2 * between_failures_s))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedTimes:
+    """What the first steps of a training took, when it was tried."""
+
+    steps: int
+    step_s: float
+    """A usual step, with its wait for data."""
+    spread: float | None
+    """Standard deviation of the steps of a quarter of a second each, as a share of `step_s`; None of too few."""
+    evaluation_s: float
+    save_s: float
+    """How long the training waits for a save; waits below 10 ms count as none."""
+    start_s: float
+    """All that comes once: imports, data, compilation, the end."""
+    memory_bytes: int
+    """Peak of resident memory of the main process."""
+    device_bytes: int | None
+    """Peak that torch has reserved on its GPU; None without one."""

@@ -29,7 +29,7 @@ LONG = {"console", "failures", "growth", "ranks", "recovery"}
 """Tables of many processes or long runs, which campaigns measure."""
 OF_ADDONS = {
     "failures": "jobs", "files": "formats", "frequency": "text", "growth": "text", "recovery": "jobs",
-    "replay": "exact", "serve": "view", "stall": "text", "stores": "stores", "sweep": "jobs",
+    "probe": "precheck", "replay": "exact", "serve": "view", "stall": "text", "stores": "stores", "sweep": "jobs",
 }  # fmt: skip
 """Tables that need an add-on."""
 

@@ -126,7 +126,7 @@ def test_options_are_offered_with_their_description(made: Path) -> None:
 
 
 def test_hidden_flags_are_not_offered(made: Path) -> None:
-    assert not {"--answer", "_job"} & {
+    assert not {"--answer", "_job", "_probe"} & {
         *offered("train complete --", made),
         *offered("train ", made),
         *offered("train _", made),

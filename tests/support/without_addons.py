@@ -45,7 +45,7 @@ NEEDS: Mapping[str, Sequence[Sequence[str]]] = {
     ],
     "inspect": [[*FIT, "name=norms", "callbacks=norms"]],
     "jobs": [[*FIT, "-m", "seed=1,2"], ["plan", "-m", "digits_mlp", "seed=1,2"], [*FIT, "name=jobs", "restarts.max=1"]],
-    "precheck": [["check", "data", "digits_mlp"], ["check", "model", "digits_mlp"]],
+    "precheck": [["check", "data", "digits_mlp"], ["check", "model", "digits_mlp"], ["plan", "digits_mlp", "--probe"]],
     "predict": [["predict", "ckpt=runs/digits_mlp@latest"]],
     "sparsity": [[*FIT, "name=sparse", "sparsity=gmp"]],
     "stores": [

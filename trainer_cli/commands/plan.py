@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
+from typing import cast
 
+from trainer_cli.addon import find_part
 from trainer_cli.commands.command_line import add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.parts import PLAN_JOBS
+from trainer_cli.goodput import ProbedTimes
+from trainer_cli.parts import PLAN_JOBS, explain_missing
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.terminal import clear_status, line_width, show_status, wrapped
 
@@ -17,12 +22,14 @@ EXAMPLES = """examples:
   train plan digits checkpoint.max_checkpoints=3 checkpoint.ephemeral_save_interval=50
   train plan digits checkpoint.save_interval=5min --step-time 0.02
   train plan digits --between-failures 6h
+  train plan digits --probe
   train plan digits --json
   train plan -m digits optimizer.lr=1e-3,3e-3
 
 It lists every evaluation, every checkpoint with its reason, what is removed when and why, what is on the disk at the
 end, and the most disk that checkpoints take on the way. A run that exists is planned from where it would resume.
-Nothing is written or trained. What a run alone can tell is listed as unknown.
+Nothing is written or trained. What a run alone can tell is listed as unknown. With --probe a process of its own trains
+for about ten seconds in a temporary folder, evaluates and saves once, and the plan says how long the run will take.
 """
 
 
@@ -33,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step-time", type=float, metavar="SECONDS", help="seconds that an optimizer step takes, for rules in time"
     )
+    parser.add_argument("--probe", action="store_true", help="train some steps, to say how long the run will take")
     parser.add_argument(
         "--step-tokens", type=float, metavar="N", help="tokens of an optimizer step, for rules in tokens"
     )
@@ -49,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{flag} is {value:g}, but it must be a number above 0")
     between_failures_s = _seconds(args.between_failures)
     if args.multirun:
+        if args.probe:
+            raise UserError("--probe is for one run, and -m plans several", cure="Leave -m out, or give --step-time.")
         return _plan_sweep(args, between_failures_s)
     from trainer_cli.processes import compose_fit, provide_fork
     from trainer_cli.running import describe_plan, plan
@@ -57,13 +67,28 @@ def run(args: argparse.Namespace) -> int:
     # A plan touches nothing: it says what must be computed, and does not.
     provide_fork(composed.config, replays=False)
     planned = plan(
-        composed, step_time_s=args.step_time, step_tokens=args.step_tokens, between_failures_s=between_failures_s
+        composed,
+        step_time_s=args.step_time,
+        step_tokens=args.step_tokens,
+        between_failures_s=between_failures_s,
+        probe=partial(_find_probe(), config_dir=args.config_dir) if args.probe else None,
     )
     # A plan of a finished run has not loaded torch.
     clear_status()
     text = describe_plan(planned, as_json=args.json)
     print(text if args.json else wrapped(text, line_width(sys.stdout), indent=15))
     return int(ExitCode.DONE)
+
+
+def _find_probe() -> Callable[..., ProbedTimes]:
+    """What times some steps.
+
+    Raises:
+        UserError: no add-on does.
+    """
+    if (probe := find_part("plan.probe")) is None:
+        raise explain_missing("--probe", "parts", "plan.probe") or AssertionError
+    return cast("Callable[..., ProbedTimes]", probe)
 
 
 def _seconds(text: str | None) -> float | None:

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from trainer_cli.goodput import ProbedTimes
 from trainer_cli.loads import describe_left_out
 from trainer_cli.policy import CheckpointKind, Timeline
 from trainer_cli.running.failures import BestInterval
 from trainer_cli.running.planning import Plan
 from trainer_cli.running.start import Done
-from trainer_cli.terminal import format_bytes, format_count, line_width, painted, table
+from trainer_cli.terminal import format_bytes, format_clock, format_count, line_width, painted, table
 
 _MAX_WIDTH = 64
 _MAX_ROWS = 40
@@ -68,6 +69,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "copies": plan.copies,
         "estimates": list(plan.estimates),
         "unknown": list(plan.unknown),
+        "duration_s": plan.duration_s,
+        "probed": None if plan.probed is None else asdict(plan.probed),
         "best_interval": None if plan.best_interval is None else asdict(plan.best_interval),
     }
 
@@ -212,8 +215,24 @@ def _summary(plan: Plan) -> Iterator[str]:
         yield f"  copied to      {plan.copies}"
     if plan.size.trained is not None:
         yield f"  each takes     {format_bytes(plan.size.trained)}"
+    if plan.probed is not None:
+        yield from _describe_probed(plan, plan.probed)
     if plan.left_out:
         yield f"  left out       {describe_left_out(plan.left_out)}"
+
+
+def _describe_probed(plan: Plan, times: ProbedTimes) -> Iterator[str]:
+    """How long the run will take, how sure that is, and the memory."""
+    step_s = plan.step_counts.step_time_s or times.step_s
+    if plan.duration_s is not None and plan.timeline.end is not None:
+        training_s = (plan.timeline.end.step - plan.start_point.progress.step) * step_s
+        sureness = "" if times.spread is None else f" ± {format_clock(training_s * times.spread)}"
+        yield f"  will take      {format_clock(plan.duration_s)}{sureness}"
+    pauses = f"evaluation {times.evaluation_s:.3g} s, save {times.save_s:.3g} s"
+    steps = f"step {times.step_s:.3g} s (mean of {times.steps:,})"
+    yield f"  measured       start {times.start_s:.3g} s, {steps}, {pauses}"
+    device = "" if times.device_bytes is None else f", {format_bytes(times.device_bytes)} on the GPU"
+    yield f"  memory         {format_bytes(times.memory_bytes)}{device}"
 
 
 def _chart(plan: Plan) -> Iterator[str]:

@@ -19,6 +19,7 @@ from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.components import SAVER, import_from, import_target
 from trainer_cli.config import Composed
 from trainer_cli.errors import UserError
+from trainer_cli.goodput import ProbedTimes
 from trainer_cli.layout import Naming
 from trainer_cli.loads import find_left_out
 from trainer_cli.messages import to_console
@@ -92,6 +93,18 @@ class Plan:
     """Parameters that are trained later."""
     best_interval: BestInterval | None = None
     """The best interval of saves for the given time between failures."""
+    probed: ProbedTimes | None = None
+    """What some steps took."""
+
+    @property
+    def duration_s(self) -> float | None:
+        """How long the run will take, by the steps that were probed; None without any, or without a known end."""
+        times, line = self.probed, self.timeline
+        if times is None or line.end is None:
+            return None
+        steps = line.end.step - self.start_point.progress.step
+        evaluations_s, saves_s = len(line.evaluations) * times.evaluation_s, len(line.saves) * times.save_s
+        return times.start_s + steps * (self.step_counts.step_time_s or times.step_s) + evaluations_s + saves_s
 
 
 def plan(
@@ -100,12 +113,14 @@ def plan(
     step_time_s: float | None = None,
     step_tokens: float | None = None,
     between_failures_s: float | None = None,
+    probe: Callable[[Composed], ProbedTimes] | None = None,
 ) -> Plan:
     """Plan what a `fit` with this config would do now. Nothing is written, locked or trained.
 
     Args:
         step_time_s, step_tokens: expected duration and tokens of one optimizer step, for intervals in these units.
         between_failures_s: mean time between failures, for which the best interval of saves is computed.
+        probe: times some steps, if the run is to be trained.
 
     Raises:
         TrainError: `fit` would refuse the config before its first step.
@@ -123,7 +138,7 @@ def plan(
         )
         if isinstance(start, Done):
             return _plan_nothing(run, start, step_time_s, between_failures_s)
-        return _plan_training(composed, start, step_time_s, step_tokens, between_failures_s)
+        return _plan_training(composed, start, step_time_s, step_tokens, between_failures_s, probe)
 
 
 def _plan_nothing(run: RunDir, done: Done, step_time_s: float | None, between_failures_s: float | None) -> Plan:
@@ -148,6 +163,7 @@ def _plan_training(
     step_time_s: float | None,
     step_tokens: float | None,
     between_failures_s: float | None,
+    probe: Callable[[Composed], ProbedTimes] | None,
 ) -> Plan:
     """The plan for a run that will train: build what it needs, and simulate it."""
     import_torch()
@@ -155,6 +171,8 @@ def _plan_training(
     from trainer_cli.running.build import Builder
 
     composed = composed.with_values(start.stored_values)
+    if (probed := None if probe is None else probe(composed)) is not None:
+        step_time_s = step_time_s or probed.step_s
     undecided = auto_keys(composed.config)
     numbers = numbers_instead(composed.config.data or {})
     composed = composed.with_values({key: numbers[key] for key in undecided})
@@ -208,6 +226,7 @@ def _plan_training(
         best_interval=_require_best_interval(
             start.run, size.trained, between_failures_s, step_time_s, in_background=in_background
         ),
+        probed=probed,
     )
 
 
@@ -442,21 +461,21 @@ def _list_rules(setting: Simulation) -> Iterator[tuple[str, Any]]:
 
 
 def _describe_estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
-    """What is estimated from the flags of the command."""
-    flags = {
-        "s": ("step_time_s", "--step-time", "s a step"),
-        "tok": ("step_tokens", "--step-tokens", " tokens a step; the steps differ where samples do"),
+    """What is estimated from the time and the tokens of a step."""
+    texts = {
+        "s": ("step_time_s", "a step of {:.3g} s"),
+        "tok": ("step_tokens", "--step-tokens, {:g} tokens a step; the steps differ where samples do"),
     }
     for key, interval in _list_rules(setting):
-        if interval is not None and interval.duration.unit in flags:
-            field, flag, unit = flags[interval.duration.unit]
+        if interval is not None and interval.duration.unit in texts:
+            field, text = texts[interval.duration.unit]
             if (value := getattr(step_counts, field)) is not None:
-                yield f"{key} ({interval.duration}): estimated from {flag}, {value:g}{unit}"
+                yield f"{key} ({interval.duration}): estimated from {text.format(value)}"
     if setting.retention.keep_by_age and setting.enabled and step_counts.step_time_s is not None:
-        yield f"checkpoint.keep_by_age: estimated from --step-time, {step_counts.step_time_s:g}s a step"
+        yield f"checkpoint.keep_by_age: estimated from a step of {step_counts.step_time_s:.3g} s"
     if setting.limits.max_time_s is not None and step_counts.step_time_s is not None:
         limit = setting.limits.max_time_s
-        yield f"loop.max_time ({limit:g}s): estimated from --step-time, {step_counts.step_time_s:g}s a step"
+        yield f"loop.max_time ({limit:g}s): estimated from a step of {step_counts.step_time_s:.3g} s"
 
 
 def _describe_format(checkpoint: CheckpointConfig) -> Iterator[str]:
@@ -478,7 +497,7 @@ def _describe_unknown(
 ) -> Iterator[str]:
     """What the plan leaves out, and how to make it known."""
     no_length = "the train loader has no length" if knows_length else "it depends on data.batch_size"
-    cures = {"s": "give --step-time SECONDS", "tok": "give --step-tokens N"}
+    cures = {"s": "give --probe or --step-time SECONDS", "tok": "give --step-tokens N"}
     for key, interval in _list_rules(setting):
         if interval is not None and not step_counts.knows(interval):
             cure = cures.get(interval.duration.unit, no_length)
