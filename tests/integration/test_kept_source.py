@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -410,6 +411,33 @@ def test_a_script_that_runs_a_command_stays_the_main_module(project: Path) -> No
     done = subprocess.run([sys.executable, "go.py"], cwd=project, capture_output=True, text=True, check=False)
     assert OWN in done.stderr
     assert done.stdout.splitlines()[-1] == f"0 {script} 1", done.stderr
+
+
+def test_a_view_that_does_not_fit_on_the_disk_is_an_error_with_a_cure_and_leaves_nothing(project: Path) -> None:
+    (project.parent / "temporary").mkdir()
+    edit(project)
+    script = project / "go.py"
+    script.write_text(
+        "import resource, sys\n"
+        "from trainer_cli.commands import main\n"
+        "from trainer_cli.origin.kept_source import KeptSource\n"
+        "write = KeptSource.write_view\n"
+        "def write_on_full_disk(*args):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (10, 1 << 30))\n"
+        "    try:\n"
+        "        write(*args)\n"
+        "    finally:\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))\n"
+        "KeptSource.write_view = write_on_full_disk\n"
+        "sys.argv = ['train', 'validate', 'ckpt=runs/mine/checkpoints/step8']\n"
+        "sys.exit(main())\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(project.parent / "temporary")}
+    done = subprocess.run([sys.executable, "go.py"], cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "cannot be written to a temporary folder: [Errno 27]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((project.parent / "temporary").iterdir()) == []
 
 
 def test_a_source_that_cannot_be_searched_ends_no_training(project: Path) -> None:

@@ -138,17 +138,23 @@ def _join_view(source: KeptSource, project: Path) -> bool:
 def _make_view(source: KeptSource, project: Path, beside: Path) -> None:
     """Write a view, which is removed when this process ends, and use it in this process and those that it starts."""
     stack, owner = ExitStack(), os.getpid()
-    folder = stack.enter_context(scratch_folder("train-source-"))
     # A fork that ends leaves the view to this process.
     atexit.register(lambda: stack.close() if os.getpid() == owner else None)
-    # The lock of the folder lies beside what stands for the project's parent.
-    view = folder.resolve() / "of" / project.name
-    view.mkdir(parents=True, exist_ok=True)
-    # Code that looks for data or packages beside its project, by its own path, finds them.
-    for name in list_names(beside.parent):
-        if name != project.name:
-            os.symlink(beside.parent / name, view.parent / name)
-    source.write_view(view, beside)
+    try:
+        folder = stack.enter_context(scratch_folder("train-source-"))
+        # The lock of the folder lies beside what stands for the project's parent.
+        view = folder.resolve() / "of" / project.name
+        view.mkdir(parents=True, exist_ok=True)
+        # Code that looks for data or packages beside its project, by its own path, finds them.
+        for name in list_names(beside.parent):
+            if name != project.name:
+                os.symlink(beside.parent / name, view.parent / name)
+        source.write_view(view, beside)
+    except OSError as error:
+        raise UserError(
+            f"the source that the run keeps cannot be written to a temporary folder: {error}",
+            cure=f"Set TMPDIR to a folder with space, or add {SOURCE}=project to take the source of the project.",
+        ) from None
     os.environ[_VARIABLE] = json.dumps([source.digest, str(project), str(view)])
     _enter(project, view)
 
