@@ -64,6 +64,8 @@ def test_an_example_can_be_run(
         assert parse_steps(parsed.steps, keeps=parsed.keep)
     elif verb == "bisect":
         assert parsed.command or Condition.parse(parsed.condition)
+    elif verb in ("rerun", "pack"):
+        assert parsed.run_dir in (Path("runs/digits"), Path("digits.tar.gz"))
     elif verb == "diverge":
         assert [str(parsed.first), str(parsed.second)] == arguments[:2]
     elif verb == "compare":

@@ -303,7 +303,9 @@ def test_flags_choices_and_keys_are_reported_together(
 
 
 OF_ADDONS = {"export": "formats", "average": "formats", "strip": "formats", "report": "view", "serve": "view"}
-OF_ADDONS |= dict.fromkeys(("replay", "diverge", "check", "bisect", "data"), "exact") | {"predict": "predict"}
+OF_ADDONS |= dict.fromkeys(("replay", "diverge", "check", "bisect", "data", "rerun", "pack"), "exact") | {
+    "predict": "predict"
+}
 """Verb or action -> the add-on that brings it."""
 
 

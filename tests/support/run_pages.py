@@ -104,6 +104,7 @@ PAGES = {
             r"^runs/digits_mlp@step36 was not kept: replays 6 steps from step30",
             r"^\*? +runs/digits_mlp/replayed/step37 +37 ",
             r"^diverge before step 1: settings of the optimizer .*eps \(1e-08 -> 1e-06\)",
+            r"(?s)(^equal up to step 60: 12 records and 3 checkpoints$.*){2}",
         )
     ),
     "docs/notebooks.md": Page(shows=(r"finished at step 675", r"finished at step 270")),

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from trainer_cli.config import Composed, compose, from_yaml, given_value, share_time
@@ -30,6 +30,8 @@ from trainer_cli.runs import RunDir
 from trainer_cli.schema import ANEW, RESUME_WORDS, TrainConfig
 from trainer_cli.selection import ckpt_argument, provide_steps, run_of
 from trainer_cli.terminal import format_count
+
+Observe = Callable[[Composed, ProcessGroup], AbstractContextManager[object]]
 
 
 def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:
@@ -94,7 +96,12 @@ def provide_fork(config: TrainConfig, *, replays: bool = True, config_dir: Path 
 
 
 def fit_in_processes(
-    compose: Callable[[], Composed], again: Sequence[str], *, supervised: bool, allow_pickle: bool = False
+    compose: Callable[[], Composed],
+    again: Sequence[str],
+    *,
+    supervised: bool,
+    allow_pickle: bool = False,
+    observe: Observe = lambda composed, group: nullcontext(),
 ) -> int:
     """Fit, and return the exit code.
 
@@ -102,13 +109,26 @@ def fit_in_processes(
         compose: composes the config; called once, on rank 0.
         again: arguments of `train` with which a child process does the same; it ends with this process.
         supervised: this process is such a child.
+        observe: makes what is entered around the training, in each process that trains.
     """
+
+    def fit(composed: Composed, group: ProcessGroup) -> int:
+        # Imported here: a mistake in the config is reported before torch is imported.
+        from trainer_cli.running import fit
+
+        with observe(composed, group):
+            return fit(composed, allow_pickle=allow_pickle, group=group)
+
     with share_time():
-        return _fit_in_processes(compose, again, supervised=supervised, allow_pickle=allow_pickle)
+        return _fit_in_processes(compose, again, fit, supervised=supervised)
 
 
 def _fit_in_processes(
-    compose: Callable[[], Composed], again: Sequence[str], *, supervised: bool, allow_pickle: bool
+    compose: Callable[[], Composed],
+    again: Sequence[str],
+    fit: Callable[[Composed, ProcessGroup], int],
+    *,
+    supervised: bool,
 ) -> int:
     """Train in this process, as one rank of many, or in children, as the config and the environment ask for."""
     ranks = read_ranks(os.environ)
@@ -120,7 +140,7 @@ def _fit_in_processes(
             composed.check_processes(ranks.world_size)
             return composed
 
-        return run_as_rank(composed_by_main, partial(_fit, allow_pickle=allow_pickle))
+        return run_as_rank(composed_by_main, fit)
     composed = _resume_if_restarted(compose())
     config = composed.config
     processes = config.parallel.processes_per_node or 1
@@ -150,8 +170,8 @@ def _fit_in_processes(
         )
     if config.parallel.strategy == "fsdp":
         # One process needs a group, too.
-        return run_as_rank(lambda: composed, partial(_fit, allow_pickle=allow_pickle))
-    return _fit(composed, ALONE, allow_pickle=allow_pickle)
+        return run_as_rank(lambda: composed, fit)
+    return fit(composed, ALONE)
 
 
 def _resume_if_restarted(composed: Composed) -> Composed:
@@ -159,13 +179,6 @@ def _resume_if_restarted(composed: Composed) -> Composed:
     if composed.config.resume == ANEW and is_restarted(os.environ):
         return composed.with_values({"resume": "auto"})
     return composed
-
-
-def _fit(composed: Composed, group: ProcessGroup, *, allow_pickle: bool) -> int:
-    # Imported here: a mistake in the config is reported before torch is imported.
-    from trainer_cli.running import fit
-
-    return fit(composed, allow_pickle=allow_pickle, group=group)
 
 
 def _refuse_early(composed: Composed, processes: int) -> None:

@@ -113,7 +113,7 @@ def refuse_nested(path: Path) -> None:
                 cure="Choose a name= or run_dir= that is not below it.",
             )
     for name in os.listdir(path) if path.is_dir() else ():
-        if name == SWEEP_FOLDER:
+        if name == SWEEP_FOLDER or name.startswith("."):
             continue
         inner_runs = [run for run in RunFinder(path / name).find() if run.unreadable is None]
         if inner_runs:

@@ -9,6 +9,8 @@ from the checkpoint before it. On this rest
     train bisect        the first step at which a condition holds
     train diverge       the first step at which two runs differ, and what differs first in it
     train check run     stretches of a run, made again and compared
+    train rerun         a whole run, made again from the source that it keeps, and compared while it trains
+    train pack          what a rerun needs, in one file
     train check resume  a training that is stopped and resumed at every kind of place, against one without a stop
 
 It promises that what it calls equal is equal bit for bit, but for what depends on the clock, and that it writes

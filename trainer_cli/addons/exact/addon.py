@@ -27,6 +27,18 @@ ADDON = AddOn(
             "show which samples a step of a run used, or will use",
             after="bisect",
         ),
+        "rerun": Verb(
+            "trainer_cli.addons.exact.rerun_command",
+            "make a whole run again from the source that it keeps, and compare all of it",
+            after="data",
+            loads_torch=True,
+        ),
+        "pack": Verb(
+            "trainer_cli.addons.exact.pack_command",
+            "write what makes a run again into one file",
+            after="rerun",
+            loads_torch=True,
+        ),
     },
     parts={
         "check.checks": "trainer_cli.addons.exact.check_command:CHECKS",

@@ -180,7 +180,7 @@ def _plan_proof(plan: ReplayPlan, config: TrainConfig) -> ReplayPlan | None:
 def _compare_records(plan: ReplayPlan, config: TrainConfig) -> RecordComparison:
     # The records of a checkpoint that is loaded are the run's own.
     after = plan.start_step if plan.start is not None else -1
-    return RecordComparison(plan.records, after=after, without=_not_comparable(config))
+    return RecordComparison(plan.records, after=after, without=not_comparable(config))
 
 
 def _fit(
@@ -262,7 +262,7 @@ def _config_of_replay(config: TrainConfig) -> TrainConfig:
     return replace(config, loggers={}, callbacks=callbacks, loop=replace(config.loop, max_time=None))
 
 
-def _not_comparable(config: TrainConfig) -> list[str]:
+def not_comparable(config: TrainConfig) -> list[str]:
     """Globs of metrics that are logged at steps which the clock chose."""
     loop = config.loop
     intervals = {"train/*": loop.log_interval, "*/*": loop.eval_interval}

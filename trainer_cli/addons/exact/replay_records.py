@@ -36,12 +36,20 @@ class RecordComparison(Logger):
         records: lines of `metrics.jsonl`.
         after: the step after which records are compared.
         without: further globs of keys that are not compared.
+        replayed: lines that a replay has written.
     """
 
-    def __init__(self, records: Iterable[Mapping[str, Any]], *, after: int, without: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        *,
+        after: int,
+        without: Iterable[str] = (),
+        replayed: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
         self._after, self._without = after, tuple(without)
         self._recorded = group_by_step(records)
-        self._replayed: dict[int, dict[str, Any]] = {}
+        self._replayed = group_by_step(replayed)
 
     def log(self, record: Record) -> None:
         if record.metrics or not record.has_media:

@@ -27,6 +27,7 @@ from trainer_cli.tensor_files import bytes_of
 from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
+    from trainer_cli.parallel import ProcessGroup
     from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -112,17 +113,9 @@ class ReplaySaver(Callback):
                 return False
 
             if trainer.strategy.group.on_main(hold):
-                self.states[trainer.progress.step] = self._first_difference(trainer, trainer.loading.read_state(path))
-
-    def _first_difference(self, trainer: Trainer, kept: Mapping[str, Any]) -> str | None:
-        live = trainer.checkpoint_state()
-        keys = kept.keys() & live.keys()
-        if kept.get("loop", {}).get("owed_record") is not None:
-            # The run was stopped before the evaluation of this step, which has been made here.
-            keys &= set(_BEFORE_EVALUATION)
-        group = trainer.strategy.group
-        names = (name for key in sorted(keys) for name in find_differences(kept[key], live[key], key, rank=group.rank))
-        return next(filter(None, group.gather(next(names, None))), None)
+                self.states[trainer.progress.step] = find_first_difference(
+                    trainer.loading.read_state(path), trainer.checkpoint_state(), trainer.strategy.group
+                )
 
     def _may_keep(self, step: int) -> bool:
         """Whether the state after a step may be kept as that of the run. Called on rank 0."""
@@ -142,6 +135,16 @@ class ReplaySaver(Callback):
             self.checkpointer.save(
                 trainer.checkpoint_state, self.kept[step], metadata=metadata, trained=trainer.trained
             )
+
+
+def find_first_difference(kept: Mapping[str, Any], live: Mapping[str, Any], group: ProcessGroup) -> str | None:
+    """The first part of a state that differs on some rank, of keys that both have; None without any. Collective."""
+    keys = kept.keys() & live.keys()
+    if any(state.get("loop", {}).get("owed_record") is not None for state in (kept, live)):
+        # One was stopped before the evaluation of this step, which the other has made.
+        keys &= set(_BEFORE_EVALUATION)
+    names = (name for key in sorted(keys) for name in find_differences(kept[key], live[key], key, rank=group.rank))
+    return next(filter(None, group.gather(next(names, None))), None)
 
 
 def find_differences(expected: Any, value: Any, key: str, *, rank: int = 0) -> Iterator[str]:
