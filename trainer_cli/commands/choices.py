@@ -78,7 +78,8 @@ def values_of(kind: Any) -> Iterator[str]:
     elif kind is bool:
         yield from ("true", "false")
     elif isinstance(kind, type) and issubclass(kind, Enum):
-        yield from (member.name for member in kind)
+        # Without `cuda:3` and the like: which of them a machine has is unknown here.
+        yield from (member.name for member in kind if ":" not in member.name)
 
 
 def _defaults(content: Mapping[Any, Any]) -> dict[str, str]:
