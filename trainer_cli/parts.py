@@ -9,9 +9,8 @@ An add-on names the parts that it brings in its `addon.py`. Who asks for one nam
 Besides these, `format.NAME` is a format of checkpoints, which `format` asks for by its name, `storage.SCHEME` a storage
 for URLs, or `storage.*` for all others, `copies.open` makes the copies of a run's checkpoints (`callbacks`),
 `check.checks` are checks of `train check` by name, and `plan.probe` times some steps for `train plan --probe`
-(`commands`). `observe.fit` makes callbacks that watch a fit, from
-its config and run directory (`running`). `jobs.run` runs jobs that another add-on has made (`FrozenJob` of
-`processes`).
+(`commands`). `observe.fit` makes callbacks that watch a fit, from its config and run directory (`running`). `jobs.run`
+runs jobs that another add-on has made (`FrozenJob` of `processes`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ script = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(script)
 
 
-NAMED = ("format.", "storage.", "copies.", "check.", "observe.", "jobs.")
+NAMED = ("format.", "storage.", "copies.", "check.", "observe.", "jobs.", "plan.")
 """Beginnings of the names of parts that a package asks for by itself."""
 
 
