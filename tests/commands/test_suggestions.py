@@ -117,8 +117,8 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
             "`train list optimizer` lists its options, `train config --fields optimizer` e",
         ),
         ("help loop.max_duration", "max_duration` explains it, and `train config mine` shows its values."),
-        ("compare runs/a runs/b", "`train report runs/a runs/b` draws their curves, `train diverge runs/a runs/b`"),
-        ("compare runs/a runs/b", "`train config --diff runs/a runs/b` compares their configs."),
+        ("vs runs/a runs/b", "`train report runs/a runs/b` draws their curves, `train diverge runs/a runs/b`"),
+        ("vs runs/a runs/b", "`train config --diff runs/a runs/b` compares their configs."),
         ("my.yaml", "Write 'train fit NAME' with the name of an experiment: mine, "),
         ("validate mine", "For example: train validate ckpt='runs/mine/checkpoints/step*'"),
         pytest.param(

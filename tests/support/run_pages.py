@@ -58,6 +58,8 @@ PAGES = {
     "docs/predict.md": Page(shows=(r'^\{"sample": 0, ',)),
     "docs/own-callback.md": Page(shows=(r"(?s)(finished at step \d+: val/loss is steady.*){2}",)),
     "docs/own-model.md": Page(shows=(r"finished at step \d+: max_duration of 10,?000 tokens",)),
+    "docs/precheck.md": Page(shows=(r"will take",)),
+    "docs/watch.md": Page(shows=(r"finished at step",)),
     "docs/schedules.md": Page(shows=(r"(?s)(finished at step.*){3}",)),
     "docs/tutorial.md": Page(
         shows=(r"(?s)(finished at step.*){7}", *of_addon("view", r"spiral\.html: 1 run", r"sweep\.html: 4 runs"))

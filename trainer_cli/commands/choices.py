@@ -118,7 +118,7 @@ _VERBS_ELSEWHERE = {
         ("init create scaffold", "train new", "", "DIR"),
         ("diff", "train diverge", "", "RUN OTHER"),
         (
-            "compare",
+            "vs versus",
             "train report: draws their curves|train diverge: finds the first step that differs"
             "|train config --diff: compares their configs",
             "",
@@ -304,7 +304,7 @@ def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> Us
 
 def several_runs(verb: str, runs: Sequence[str]) -> UserError:
     """The error for a verb that shows one folder or run, and got several, with the commands that compare them."""
-    error = _translate_verb("compare", runs)
+    error = _translate_verb("vs", runs)
     assert error is not None
     return UserError(f"train {verb} takes one path, and got {' '.join(runs)}", cure=error.cure)
 
