@@ -22,13 +22,13 @@ _OF_TRACE = ("tests/testing/test_trace.py",)
 OF_REPLAY: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "a replay passes an attempt with another config": (
         "find_boundary",
-        "is_finished or _trains_otherwise(history, earlier, later)",
-        "is_finished",
+        "is_finished or has_other_source or _trains_otherwise(history, earlier, later)",
+        "is_finished or has_other_source",
         _BOUNDARIES,
     ),
     "a replay passes the end of a finished run": (
         "find_boundary",
-        "is_finished or _trains_otherwise(history, earlier, later)",
+        "is_finished or has_other_source or _trains_otherwise(history, earlier, later)",
         "not is_finished",
         _BOUNDARIES,
     ),

@@ -56,7 +56,7 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
     # Values that count as true for `needs(…, (name, True))`.
     true = {
         "enabled": "true", "metric": "val/loss", "ephemeral_save_interval": "1st", "max": "1", "max_checkpoints": "9",
-        "folder": "x",
+        "folder": "x", "command": "x", "url": "json://x",
     }  # fmt: skip
     alone: list[list[str]] = []
     together: list[str] = []
