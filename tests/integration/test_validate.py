@@ -286,6 +286,11 @@ def test_a_projects_own_package_is_trusted_and_another_by_leave(tmp_path: Path) 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     arguments = [f"ckpt={root}/runs/mine@latest", "validate.folder=out"]
+    # The run keeps the package, and this user has signed it.
+    result = train("validate", *arguments, "validate.folder=kept", cwd=elsewhere)
+    assert result.code == 0, result
+    assert "the source is the one that the run keeps" in result.err
+    arguments.append("source=project")
     result = train("validate", *arguments, cwd=elsewhere)
     assert result.code == 2, result
     assert "mine.parts.Data" in result.err

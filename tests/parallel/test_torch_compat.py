@@ -239,7 +239,7 @@ def test_a_batch_is_the_same_without_torchs_range_for_profilers(
 def test_private_names_of_torch_are_used_in_this_module_alone() -> None:
     package = Path(__file__).parents[2] / "trainer_cli"
     private = re.compile(
-        r"torch\._\w+|\._(opt_called|found_inf_per_device|dynamo|foreach_\w+|profiler_enabled|next_data)\b"
+        r"torch\._(?!_)\w+|\._(opt_called|found_inf_per_device|dynamo|foreach_\w+|profiler_enabled|next_data)\b"
     )
     folders = ("parallel", "data", "trainer", "callbacks")
     files = [package / "torch_compat.py", *(path for folder in folders for path in (package / folder).glob("*.py"))]

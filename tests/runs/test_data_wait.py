@@ -33,7 +33,7 @@ WAITS = [STARTED, (110, 9.0, 3.0), (210, 11.0, 8.0), (410, 30.0, 9.0)]
     [
         (0, "set data.num_workers=4, or =auto"),
         (3, "set data.num_workers=6, or =auto"),
-        (8, "8 workers are as many as there are cores; store samples as they are used"),
+        (8, "num_workers=8 is one for each core; store samples as they are used"),
         (None, "its loader makes its own batches; give it more workers"),
     ],
 )

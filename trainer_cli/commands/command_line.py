@@ -321,8 +321,12 @@ def parser_of(word: str, verb: Verb) -> Parser:
 
 def actions_of(parser: argparse.ArgumentParser) -> Mapping[str, Parser]:
     """Name -> parser of each action of a verb; most verbs have no actions."""
-    subparsers = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return next((action.choices for action in subparsers), {})
+    subparsers = _find_subparsers(parser)
+    return {} if subparsers is None else subparsers.choices
+
+
+def _find_subparsers(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[Parser] | None:
+    return next((action for action in parser._actions if isinstance(action, argparse._SubParsersAction)), None)
 
 
 def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
@@ -332,14 +336,17 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
         UserError: an argument is unknown or missing; it names the nearest known one.
     """
     actions = actions_of(parser)
-    if actions and words[:1] not in (["-h"], ["--help"]):
+    # Without add-ons a verb may have no action left.
+    has_actions = _find_subparsers(parser) is not None
+    if has_actions and words[:1] not in (["-h"], ["--help"]):
         if not words or words[0] not in actions:
             from trainer_cli.commands.choices import no_action
 
             raise no_action(verb, words, actions)
         verb, parser, words = f"{verb} {words[0]}", actions[words[0]], words[1:]
     # argparse cannot parse actions intermixed; only --help gets here with them.
-    parse = parser.parse_known_args if actions_of(parser) else parser.parse_known_intermixed_args
+    is_plain = _find_subparsers(parser) is not None
+    parse = parser.parse_known_args if is_plain else parser.parse_known_intermixed_args
     parsed, unknown = parse(words)
     takes_overrides = hasattr(parsed, "overrides")
     if any(word.startswith("-") for word in unknown):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.environment import usable_cores
 from trainer_cli.goodput import Activity
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer import Callback
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ class DataWait(Callback):
             self._is_told = True
             share = waited_s / (waited_s + computed_s)
             log.warning(
-                "training waited %.0f %% of the last %d steps for data: %s", 100 * share, steps, _advise(self._loader)
+                "training waited %.0f %% of the last %s for data: %s",
+                100 * share,
+                format_count(steps, "step"),
+                _advise(self._loader),
             )
 
 
@@ -60,5 +64,5 @@ def _advise(loader: Any) -> str:
     if workers is None:
         return "its loader makes its own batches; give it more workers"
     if workers >= usable_cores():
-        return f"{workers} workers are as many as there are cores; store samples as they are used"
+        return f"num_workers={workers} is one for each core; store samples as they are used"
     return f"set data.num_workers={min(2 * workers or _WORKERS, usable_cores())}, or =auto"

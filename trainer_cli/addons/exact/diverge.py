@@ -443,8 +443,8 @@ def project_of(run: Path) -> Path | None:
         # Not the run itself, nor a path that depends on the current folder: files of the run may come from anybody.
         if root.is_absolute() and root.resolve() in run.resolve().parents:
             return root
-    attempts = Run.open(run).attempts
-    source = KeptSource.of_attempt(RunDir(split_attempt(run)[0]), int(attempts[-1].get("attempt") or 1))
+    directory = RunDir(split_attempt(run)[0])
+    source = KeptSource.of_attempt(directory, max((entry.get("attempt", 1) for entry in directory.attempts), default=1))
     if source is not None and source.is_own:
         return None
     raise UserError(

@@ -28,7 +28,7 @@ from trainer_cli.processes import text_of
 from trainer_cli.runs import Run, RunDir, read_json, write_json
 from trainer_cli.storage import replacing
 from trainer_cli.strict_json import strict_json
-from trainer_cli.terminal import format_first
+from trainer_cli.terminal import format_count, format_first
 
 _FACTS_FILE = "packed.json"
 _PACKED = ("config.yaml", "environment.json", "summary.json", "metrics.jsonl", "source")
@@ -217,7 +217,7 @@ class Rerun:
     def describe_compared(self, step: int) -> str:
         """What was compared up to a step, all of which is equal."""
         records, states = len(self.compare_records().steps(step)), len(self._read_state()["states"])
-        return f"equal up to step {step:,}: {records} records and {states} checkpoints"
+        return f"equal up to step {step:,}: {format_count(records, 'record')} and {format_count(states, 'checkpoint')}"
 
     def find_causes(self) -> list[str]:
         """What of the new run is not as it was, the likeliest cause of a difference first."""

@@ -122,8 +122,10 @@ def check_data(composed: Composed, seconds: float) -> PrecheckReport:
     # The short ones first: what they leave of their time is for the others.
     for number, each in enumerate(sorted(sets, key=lambda each: (each.length is None, each.length))):
         each.read((until - time.monotonic()) / (len(sets) - number))
-        of = f" of {each.length:,}" if each.length is not None else "" if each.is_whole else " (the first of a stream)"
-        report.looked_at.append(f"{each.name}: {each.count:,}{of} samples looked at")
+        of = "" if each.length is None else f"{each.count:,} of "
+        samples = format_count(each.count if each.length is None else each.length, "sample")
+        of_stream = "" if each.length is not None or each.is_whole else ", the first of a stream,"
+        report.looked_at.append(f"{each.name}: {of}{samples}{of_stream} looked at")
         report.findings.extend(
             Suspicion(each.name, *judged) for judged in (*_judge(each), *_judge_labels(each, classes))
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.parts import FAILED_STEP
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer import Callback, Trainer
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,8 @@ class LossSpike(Callback):
         if loss <= middle + self.deviations * spread:
             return None
         distance = (loss - middle) / (spread or math.inf)
-        return f"{loss:.4g} is {distance:.1f} deviations above {middle:.4g}, the median of {len(before)} steps"
+        steps = format_count(len(before), "step")
+        return f"{loss:.4g} is {distance:.1f} deviations above {middle:.4g}, the median of {steps}"
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """After a step with a spike: ask to go back, on every rank at the same step."""

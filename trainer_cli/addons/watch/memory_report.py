@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from trainer_cli.dtensor import local_of
+from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import dump_cuda_memory
 from trainer_cli.trainer import Trainer
 
@@ -35,7 +36,9 @@ def note_tensors(error: BaseException, trainer: Trainer, run: Path) -> None:
                 rows[storage.data_ptr()] = size, before if name == "tensor" else text
     lines = [f"{size / 2**20:12,.1f} MiB  {text}" for size, text in sorted(rows.values(), reverse=True)]
     path = run / f"out_of_memory.rank{trainer.strategy.group.rank}.txt"
-    note = "\n".join([f"the largest of {len(rows)} tensors that Python holds, as in {path}:", *lines[:5]])
+    note = "\n".join(
+        [f"the largest of {format_count(len(rows), 'tensor')} that Python holds, as in {path}:", *lines[:5]]
+    )
     # The error of a disk must not take the place of this one.
     with suppress(OSError):
         path.write_text("\n".join(lines), encoding="utf-8")
