@@ -53,7 +53,7 @@ class DataWait(Callback):
             log.warning(
                 "training waited %.0f %% of the last %s for data: %s",
                 100 * share,
-                format_count(steps, "step"),
+                format_count(int(steps), "step"),
                 _advise(self._loader),
             )
 
