@@ -25,7 +25,7 @@ TOPS = ("docs", "examples")
 
 from prune import Brings, names_of, prune  # noqa: E402
 from trainer_cli.addon import AddOn, each_addon  # noqa: E402
-from trainer_cli.parts import CKPT_ACTIONS  # noqa: E402
+from trainer_cli.parts import CHECKS, CKPT_ACTIONS  # noqa: E402
 
 
 def _shipped_addons() -> Iterator[tuple[str, AddOn]]:
@@ -42,7 +42,7 @@ def shipped() -> str:
     brings = {}
     for name, addon in _shipped_addons():
         actions = []
-        for verb, part in {"ckpt": CKPT_ACTIONS.name, "check": "check.checks"}.items():
+        for verb, part in {"ckpt": CKPT_ACTIONS.name, "check": CHECKS.name}.items():
             module, _, attribute = addon.parts.get(part, "").partition(":")
             actions += [f"{verb} {action}" for action in (getattr(import_module(module), attribute) if module else ())]
         brings[name] = {

@@ -40,8 +40,8 @@ TOP = f"{PACKAGE}/__init__.py"
 """Imports the public names when they are used, so that it reaches none by itself."""
 MAIN = f"{PACKAGE}/commands/command_line.py"
 """Imports verbs when they are called, as the `addon.py` of each add-on names them."""
-PARTS = f"{PACKAGE}/parts.py"
-"""Imports parts of add-ons when they are asked for, as the `addon.py` of each add-on names them."""
+PARTS = (f"{PACKAGE}/parts.py", f"{PACKAGE}/fit_parts.py")
+"""Import parts of add-ons when they are asked for, as the `addon.py` of each add-on names them."""
 CONFIGS = f"{PACKAGE}/config/search_path.py"
 """Finds configs by their names."""
 TESTS, CAMPAIGN = "tests/", "scripts/campaign/"
@@ -78,7 +78,8 @@ class Graph:
         self._public |= {name: module for module, names in brought["names"].items() for name in names.split()}
         self._parts = {
             constant: brought["parts"][part].partition(":")[0]
-            for constant, part in parts_in(self._nodes.get(PARTS, ())).items()
+            for file in PARTS
+            for constant, part in parts_in(self._nodes.get(file, ())).items()
             if part in brought["parts"]
         }
         self._verbs = {
@@ -271,7 +272,7 @@ class Graph:
             yield from self._files_of(f"{module}.{name}")
             if name == "listed_verbs":
                 yield from self._verbs.values()
-            if module == f"{PACKAGE}.parts" and name in self._parts:
+            if f"{module.replace('.', '/')}.py" in PARTS and name in self._parts:
                 yield from self._files_of(self._parts[name])
         strings, tested = self._strings[file], file.startswith((TESTS, CAMPAIGN))
         for text in () if _names_verbs(file) else strings:

@@ -30,7 +30,7 @@ FLOORS = (
     "errors goodput",
     "patterns ranks user_cache",
     "metric_names parts",
-    "steps files",
+    "fit_parts steps files",
     "values layout models scratch user_key",
     "signatures",
     "loads",
@@ -197,7 +197,7 @@ def test_an_add_on_is_imported_by_its_own_modules_alone() -> None:
             for imported, line in (_ours(name) if name != ROOT else ())
             if imported.startswith(f"{ROOT}.addons.") and _package_of(imported) != _package_of(name)
         ),
-        "the folder of an add-on can be deleted: ask for a part (trainer_cli/parts.py), or move the name into the core",
+        "the folder of an add-on can be deleted: ask for a part (parts.py, fit_parts.py), or move the name down",
     )
 
 

@@ -19,7 +19,7 @@ def main() -> int:
     if sys.argv[1:2] == ["_fork_server"]:
         # This comes before the imports register theirs: exit handlers run from the last to the first.
         atexit.register(_end_fork)
-        from trainer_cli.parts import SERVE_FORKS
+        from trainer_cli.fit_parts import SERVE_FORKS
 
         global _fork_code, _report, _server
         # Returns in each fork, as the process of another command.

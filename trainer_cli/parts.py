@@ -1,16 +1,14 @@
-"""What the core, and add-ons, ask of add-ons: each part with its type, and the error where the add-on is missing.
+"""Ask add-ons for parts: what is asked for about checkpoints, steps and commands, each with its type.
 
 An add-on names the parts that it brings in its `addon.py`. Who asks for one names no add-on:
 
     READ_FOREIGN.need(str(path))     the part, or an error that names the missing add-on
     FAILED_STEP.find()               the part or None, for what is left out if nobody can do it
-    AT_END.each()                    those of all add-ons
+    CHECKS.each()                    those of all add-ons
 
-Besides these, `format.NAME` is a format of checkpoints, which `format` asks for by its name, `storage.SCHEME` a storage
-for URLs, or `storage.*` for all others, `copies.open` makes the copies of a run's checkpoints (`callbacks`),
-`check.checks` are checks of `train check` by name, and `plan.probe` times some steps for `train plan --probe`
-(`commands`). `observe.fit` makes callbacks that watch a fit, from its config and run directory (`running`). `jobs.run`
-runs jobs that another add-on has made (`FrozenJob` of `processes`).
+What fits ask for is in `fit_parts.py`. Besides these, `format.NAME` is a format of checkpoints, which `format` asks for
+by its name, `storage.SCHEME` a storage for URLs, or `storage.*` for all others (`storage`), and `copies.open` makes the
+copies of a run's checkpoints (`callbacks`).
 """
 
 from __future__ import annotations
@@ -26,17 +24,11 @@ from trainer_cli.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from torch import Tensor
 
-    from trainer_cli.auto_values import AutoDecision
-    from trainer_cli.commands import Action
-    from trainer_cli.config import Composed
-    from trainer_cli.parallel import ProcessGroup
-    from trainer_cli.running import Start
+    from trainer_cli.commands import Action, Check
     from trainer_cli.runs import RunDir
-    from trainer_cli.schema import TrainConfig
 
 T = TypeVar("T")
 
@@ -170,83 +162,10 @@ EARLIEST_START: AddOnPart[Callable[[RunDir], int | None]] = AddOnPart("replay.ea
 """The earliest step after which steps of a run can be made again. For reports."""
 
 
-class AtEnd(Protocol):
-    """Surrounds a fit, whose config is given to `expect` before anything is written."""
-
-    def expect(self, config: TrainConfig) -> None: ...
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-AT_END: AddOnPart[Callable[[], AtEnd]] = AddOnPart("fit.at_end")
-"""Does something at the end of a fit, in its first process. For `train fit` and the jobs of a sweep."""
-
-
-class FitInChildren(Protocol):
-    def __call__(self, config: TrainConfig, again: Sequence[str], *, supervised: bool) -> int: ...
-
-
-FIT_IN_CHILDREN: AddOnPart[FitInChildren] = AddOnPart("fit.in_children")
-"""Fits in child processes: restarted ones, or ranks. For `restarts.max` and `parallel.processes_per_node`."""
-
-
-class RunSweep(Protocol):
-    def __call__(
-        self,
-        arguments: Sequence[str],
-        *,
-        config_dir: Path | None = None,
-        config_name: str = "config",
-        at_once: int | None = None,
-        devices: str | None = None,
-        per_device: int | None = None,
-        submit: Sequence[str] = (),
-    ) -> int: ...
-
-
-RUN_SWEEP: AddOnPart[RunSweep] = AddOnPart("fit.sweep")
-"""Runs the jobs of a sweep. For `train fit -m`."""
-
-
-class PlannedJob(Protocol):
-    """A job of a sweep, and the overrides of its config."""
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def overrides(self) -> Sequence[str]: ...
-
-
-class PlanJobs(Protocol):
-    def __call__(
-        self, arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config"
-    ) -> Sequence[PlannedJob]: ...
-
-
-PLAN_JOBS: AddOnPart[PlanJobs] = AddOnPart("plan.sweep")
-"""Composes and checks the jobs of a sweep. For `train plan -m`."""
-
-
-class FindAuto(Protocol):
-    def __call__(
-        self, composed: Composed, start: Start, group: ProcessGroup
-    ) -> tuple[Composed, dict[str, AutoDecision]]: ...
-
-
-FIND_AUTO: AddOnPart[FindAuto] = AddOnPart("fit.find_auto")
-"""Finds the values of a config that are `auto`. For a fit."""
-LAUNCH_RANKS: AddOnPart[Callable[[Sequence[str], int], int]] = AddOnPart("process.launch_ranks")
-"""Runs `train` with these arguments in so many ranks of this machine. Needed to replay a run of more processes."""
-SERVE_FORKS: AddOnPart[Callable[[Sequence[str]], tuple[int, int]]] = AddOnPart("process.serve_forks")
-"""Makes this process a server of forks. Returns in each the descriptor of its report, and the server's process number.
-For `python -m trainer_cli`."""
 CKPT_ACTIONS: AddOnPart[Mapping[str, Action]] = AddOnPart("ckpt.actions")
 """Actions of `train ckpt` by name."""
+CHECKS: AddOnPart[Mapping[str, Check]] = AddOnPart("check.checks")
+"""Checks of `train check` by name."""
 
 
 class FindOrigin(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli import addon as addon_module, parts
+from trainer_cli import addon as addon_module, fit_parts, parts
 from trainer_cli.addon import AddOn, each_addon, find_part
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
@@ -18,7 +18,7 @@ from trainer_cli.parts import AddOnPart, explain_missing, list_addons
 
 ROOT = Path(__file__).parents[2]
 PARTS: Mapping[str, AddOnPart[Any]] = {
-    name: value for name, value in vars(parts).items() if isinstance(value, AddOnPart)
+    name: value for name, value in (vars(parts) | vars(fit_parts)).items() if isinstance(value, AddOnPart)
 }
 SPEC = importlib.util.spec_from_file_location("addons", ROOT / "scripts" / "addons.py")
 assert SPEC is not None
@@ -27,7 +27,7 @@ script = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(script)
 
 
-NAMED = ("format.", "storage.", "copies.", "check.", "observe.", "jobs.", "plan.")
+NAMED = ("format.", "storage.", "copies.")
 """Beginnings of the names of parts that a package asks for by itself."""
 
 
@@ -42,7 +42,8 @@ PROTOCOLS = {
     name: protocol
     for name in PARTS
     if PARTS[name].find() is not None
-    if (protocol := getattr(parts, parts.__annotations__[name].removeprefix("AddOnPart[").removesuffix("]"), None))
+    for table in (parts, fit_parts)
+    if (protocol := getattr(table, table.__annotations__.get(name, "")[len("AddOnPart[") : -1], None))
 }
 """Those of the parts whose type names the arguments."""
 
@@ -76,7 +77,7 @@ def without_exact(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_that_is_missing_is_none_or_an_error_that_names_its_addon() -> None:
     assert parts.FAILED_STEP.find() is None
     assert list(parts.FAILED_STEP.each()) == []
-    assert parts.AT_END.find() is not None
+    assert fit_parts.AT_END.find() is not None
     with pytest.raises(UserError) as caught:
         parts.REPLAY_STEP.need("runs/x@step4", "ckpt")
     assert str(caught.value) == (
@@ -109,9 +110,9 @@ def test_what_a_missing_addon_would_bring_is_known(
 
 @pytest.mark.addon("view")
 def test_an_installed_addon_is_asked_after_those_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = AddOn(parts={parts.AT_END.name: "collections:OrderedDict"})
+    mine = AddOn(parts={fit_parts.AT_END.name: "collections:OrderedDict"})
     monkeypatch.setattr(addon_module, "_find_installed", lambda: {"mine": mine})
-    hooks = [hook.__name__ for hook in parts.AT_END.each()]
+    hooks = [hook.__name__ for hook in fit_parts.AT_END.each()]
     assert "ReportAtEnd" in hooks[:-1]
     assert hooks[-1] == "OrderedDict"
     assert list_addons()["mine"] == "installed"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
-from trainer_cli.addon import find_part
-from trainer_cli.parts import explain_missing
+from trainer_cli.parts import AddOnPart
 
 if TYPE_CHECKING:
     from trainer_cli.callbacks.retention import Retention
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint import CheckpointMetadata
     from trainer_cli.schema import CheckpointConfig, Newer
     from trainer_cli.storage import Storage
-
-_PART = "copies.open"
 
 
 class RunCopies(Protocol):
@@ -49,6 +46,9 @@ class RunCopies(Protocol):
     def close(self, timeout_s: float) -> bool: ...
 
 
+_OPEN: AddOnPart[Callable[..., RunCopies]] = AddOnPart("copies.open")
+
+
 def open_copies(
     source: Storage, folder: Path, config: CheckpointConfig, *, run_id: str, attempt: int, cache: Path | None
 ) -> RunCopies | None:
@@ -63,7 +63,5 @@ def open_copies(
     """
     if config.copy_to.folder is None:
         return None
-    make = find_part(_PART)
-    if make is None:
-        raise explain_missing("checkpoint.copy_to.folder", "parts", _PART) or AssertionError(_PART)
-    return cast(RunCopies, make(source, folder, config, run_id=run_id, attempt=attempt, cache=cache))
+    make = _OPEN.need("checkpoint.copy_to.folder")
+    return make(source, folder, config, run_id=run_id, attempt=attempt, cache=cache)

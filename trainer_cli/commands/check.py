@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from trainer_cli.addon import each_part
 from trainer_cli.commands.command_line import Parser
+from trainer_cli.parts import CHECKS
 
 EXAMPLES = "Exit code 0: all is equal, or nothing was found. 1: something was; it is printed.\n"
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a parser for each check."""
     subparsers = parser.add_subparsers(title="checks", metavar="CHECK", parser_class=Parser)
     examples, paragraphs = ["examples:"], []
-    for checks in each_part("check.checks"):
+    for checks in CHECKS.each():
         for name, check in checks.items():
             subparser = subparsers.add_parser(name, help=check.summary, allow_abbrev=False)
             check.add_arguments(subparser)

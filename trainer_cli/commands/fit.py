@@ -16,7 +16,7 @@ from trainer_cli.commands.command_line import (
 )
 from trainer_cli.commands.streams import tolerate_lost_output
 from trainer_cli.errors import ExitCode, UserError, one_line
-from trainer_cli.parts import AT_END, RUN_SWEEP
+from trainer_cli.fit_parts import AT_END, RUN_SWEEP
 from trainer_cli.ranks import read_ranks
 
 if TYPE_CHECKING:

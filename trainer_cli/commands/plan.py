@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
 from functools import partial
-from typing import cast
 
-from trainer_cli.addon import find_part
 from trainer_cli.commands.command_line import add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.goodput import ProbedTimes
-from trainer_cli.parts import PLAN_JOBS, explain_missing
+from trainer_cli.fit_parts import PLAN_JOBS, PROBE
 from trainer_cli.steps import Duration, Unit
 from trainer_cli.terminal import clear_status, line_width, show_status, wrapped
 
@@ -71,24 +67,13 @@ def run(args: argparse.Namespace) -> int:
         step_time_s=args.step_time,
         step_tokens=args.step_tokens,
         between_failures_s=between_failures_s,
-        probe=partial(_find_probe(), config_dir=args.config_dir) if args.probe else None,
+        probe=partial(PROBE.need("--probe"), config_dir=args.config_dir) if args.probe else None,
     )
     # A plan of a finished run has not loaded torch.
     clear_status()
     text = describe_plan(planned, as_json=args.json)
     print(text if args.json else wrapped(text, line_width(sys.stdout), indent=15))
     return int(ExitCode.DONE)
-
-
-def _find_probe() -> Callable[..., ProbedTimes]:
-    """What times some steps.
-
-    Raises:
-        UserError: no add-on does.
-    """
-    if (probe := find_part("plan.probe")) is None:
-        raise explain_missing("--probe", "parts", "plan.probe") or AssertionError
-    return cast("Callable[..., ProbedTimes]", probe)
 
 
 def _seconds(text: str | None) -> float | None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from trainer_cli.config import Composed, compose, from_yaml, given_value, share_time
 from trainer_cli.errors import UserError
+from trainer_cli.fit_parts import FIT_IN_CHILDREN
 from trainer_cli.parallel import ALONE, ProcessGroup
-from trainer_cli.parts import FIT_IN_CHILDREN
 from trainer_cli.processes.override_text import text_of
 from trainer_cli.processes.rank import run_as_rank
 from trainer_cli.ranks import (

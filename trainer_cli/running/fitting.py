@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.addon import find_part
 from trainer_cli.auto_values import AutoDecision, auto_keys
 from trainer_cli.catalog import Entry
 from trainer_cli.checkpoint import GroupVerifier
@@ -34,12 +33,12 @@ from trainer_cli.config import Composed
 from trainer_cli.environment import environment, versions
 from trainer_cli.errors import ExitCode, NotFiniteError, without_secrets
 from trainer_cli.files import is_url, read_rows
+from trainer_cli.fit_parts import FIND_AUTO, OBSERVE_FIT
 from trainer_cli.loads import LoadOptions
 from trainer_cli.loggers import JsonlLogger
 from trainer_cli.messages import SILENT, to_console, to_file
 from trainer_cli.origin import DataAndSource, compare_forked, compare_resumed, keep_source
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
-from trainer_cli.parts import FIND_AUTO, explain_missing
 from trainer_cli.running.disk_failures import explain_disk_failure
 from trainer_cli.running.ending import describe_best, print_already_finished, print_outcome
 from trainer_cli.running.repeated_steps import find_differing_end, repeats_steps
@@ -407,9 +406,8 @@ def _build_trainer(
     )
     if group.is_main:
         show_status("building the model …")
-    observe = find_part("observe.fit")
-    if observe is None and (composed.config.notify.command or composed.config.notify.url):
-        raise explain_missing("notify", "parts", "observe.fit", "notify") or AssertionError
+    notify = composed.config.notify
+    observe = OBSERVE_FIT.need("notify", "notify") if notify.command or notify.url else OBSERVE_FIT.find()
     trainer = builder.trainer(
         data,
         identity=identity,

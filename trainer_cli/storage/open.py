@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from trainer_cli.addon import find_part
 from trainer_cli.files import as_path, is_url
-from trainer_cli.parts import explain_missing
+from trainer_cli.parts import AddOnPart
 from trainer_cli.storage.base import Storage
 from trainer_cli.storage.local import LocalStorage
 
-_ANY = "storage.*"
+_ANY: AddOnPart[Callable[..., Storage]] = AddOnPart("storage.*")
 """The part that is the storage of every scheme without one of its own."""
 
 
@@ -29,7 +29,5 @@ def open_storage(root: Path | str, *, cache: Path | None = None, **identity: Any
     if not is_url(root):
         return LocalStorage(as_path(root), **identity)
     scheme = str(root).partition("://")[0]
-    storage = find_part(f"storage.{scheme}") or find_part(_ANY)
-    if storage is None:
-        raise explain_missing(str(root), "parts", _ANY) or AssertionError(_ANY)
-    return cast(Storage, storage(root, cache=cache, **identity))
+    make = AddOnPart[Callable[..., Storage]](f"storage.{scheme}").find() or _ANY.need(str(root))
+    return make(root, cache=cache, **identity)

@@ -20,15 +20,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.addon import find_part
 from trainer_cli.addons.compare.confidence import MeanInterval, PairedVerdict, decide_in_order, standard_deviation
 from trainer_cli.addons.compare.sides import Side, find_differences, has_same_batches
 from trainer_cli.catalog import Catalog
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.files import read_rows, replace
+from trainer_cli.fit_parts import RUN_JOBS
 from trainer_cli.metric_names import Mode
 from trainer_cli.origin import other_source
-from trainer_cli.parts import explain_missing
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.policy import BestRule
 from trainer_cli.processes import FrozenJob
@@ -39,7 +38,6 @@ from trainer_cli.terminal import format_first
 log = logging.getLogger(__name__)
 
 COMPARE_FOLDER = "compare"
-_RUN_JOBS = "jobs.run"
 """The part that runs jobs."""
 _SPEC = "compare.json"
 _RECORDS = "pairs.jsonl"
@@ -121,9 +119,7 @@ class PairedRuns:
                 # Here, before A is trained: B might be wrong.
                 for side in self.sides:
                     side.composed.check_targets()
-            if (run_jobs := find_part(_RUN_JOBS)) is None:
-                raise explain_missing("train compare", "parts", _RUN_JOBS) or AssertionError(_RUN_JOBS)
-            stopped = run_jobs(
+            stopped = RUN_JOBS.need("train compare")(
                 self.folder,
                 self._queue(),
                 self._on_ended,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.addons.exact.divergence import RUINED, BlamedSamples, StepRow
 from trainer_cli.commands import add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.parts import LAUNCH_RANKS
+from trainer_cli.fit_parts import LAUNCH_RANKS
 from trainer_cli.ranks import read_ranks
 from trainer_cli.terminal import format_count, format_first, line_width, print_json, wrapped, wrapped_report
 

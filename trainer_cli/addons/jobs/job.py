@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     tolerate_lost_output()
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.
-        from trainer_cli.parts import AT_END
+        from trainer_cli.fit_parts import AT_END
         from trainer_cli.processes import fit_in_processes, provide_fork
 
         hooks = [make_hook() for make_hook in AT_END.each()]
