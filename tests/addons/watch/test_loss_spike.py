@@ -138,6 +138,7 @@ def test_stop_ends_before_the_update_and_names_the_step(tmp_path: Path) -> None:
         _fit(tmp_path, _spike("stop"), Plant(SPIKE), each)
     assert caught.value.exit_code == 1
     assert "action=skip" in str(caught.value)
+    assert "others" not in str(caught.value)
     assert len(each.states) == 8
 
 
@@ -147,6 +148,20 @@ def test_warn_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         watched = _fit(tmp_path / "warned", _spike("warn"), Plant(SPIKE))
     assert same(bare.model.state_dict(), watched.model.state_dict()) == []
     assert next(text for text in caplog.messages if "loss spike" in text).startswith("loss spike at step 9")
+
+
+class LeaveOut(Callback):
+    """Leaves out the update of the ninth step."""
+
+    def on_before_optimizer_step(self, trainer: Any, *args: Any) -> None:
+        if trainer.step.step_idx == 8:
+            trainer.step.skips_update = True
+
+
+def test_warn_leaves_an_update_out_that_another_callback_leaves_out(tmp_path: Path) -> None:
+    bare = _fit(tmp_path / "bare", None, LeaveOut(), Plant(SPIKE))
+    watched = _fit(tmp_path / "warned", None, LeaveOut(), Plant(SPIKE), _spike("warn"))
+    assert same(bare.model.state_dict(), watched.model.state_dict()) == []
 
 
 def test_roll_back_never_sees_the_batches_again(tmp_path: Path) -> None:
@@ -178,7 +193,7 @@ def test_a_resume_is_exact_wherever_it_was_stopped(action: str, accumulated: int
 
 def test_more_than_max_times_end_the_training(tmp_path: Path) -> None:
     for action in ("skip", "roll_back"):
-        with pytest.raises(TrainError, match=r"spike at step .*, after 1 others"):
+        with pytest.raises(TrainError, match=r"spike at step .*, after 1 other\."):
             _fit(tmp_path / action, _spike(action, max_times=1), Plant(SPIKE, (2, 0)))
 
 

@@ -249,6 +249,31 @@ def test_an_evaluation_that_makes_progress_is_no_stall(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "stalls"]
 
 
+def test_a_stall_is_told_though_its_stacks_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "train.log").mkdir()
+    told = threading.Event()
+
+    class Waiting(Callback):
+        def on_train_step_start(self, *args: Any) -> None:
+            if made.progress.step == 1:
+                assert told.wait(60)
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "no progress for 0.2 s" in record.getMessage():
+                told.set()
+
+    listener = Listener()
+    logging.getLogger("trainer_cli").addHandler(listener)
+    config = TrainConfig(run_dir=str(tmp_path), notify=NotifyConfig(stall="0.2s"))
+    made = trainer(Line, callbacks={"waiting": Waiting(), "watch": Watch(config, RunDir(tmp_path))})
+    try:
+        made.fit(loader(8))
+    finally:
+        logging.getLogger("trainer_cli").removeHandler(listener)
+    assert (told.is_set(), made.progress.step) == (True, 6)
+
+
 @pytest.mark.parametrize(
     ("waits", "text"),
     [

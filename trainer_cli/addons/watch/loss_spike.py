@@ -88,7 +88,7 @@ class LossSpike(Callback):
         message, look = f"loss spike at step {step}: {spike}", _describe_step(trainer.run_dir, step)
         if self.action == "stop" or (self.action != "warn" and self.times >= self.max_times):
             raise TrainError(
-                f"{message}, after {self.times} others",
+                message + (f", after {format_count(self.times, 'other')}" if self.times else ""),
                 cure=f"{look}To train on without it, resume with callbacks.loss_spike.action=skip, or a larger "
                 "max_times, and 'resume_allow=[callbacks]'.",
             )
@@ -96,7 +96,8 @@ class LossSpike(Callback):
             log.warning("%s; action: %s. %s", message, self.action, look)
         self.times += self.action != "warn"
         self._goes_back = self.action == "roll_back"
-        trainer.step.skips_update = self.action == "skip"
+        # Another callback may have left out the update already.
+        trainer.step.skips_update |= self.action == "skip"
 
     def _find_spike(self, trainer: Trainer) -> str | None:
         """Add the loss of this step to the window; what makes it a spike, or None. Collective."""

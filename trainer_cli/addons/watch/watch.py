@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -115,10 +115,11 @@ class Watch(Callback):
             if (now := _read_place(trainer)) != place:
                 place, ticks = now, 0
             elif ticks * tick_s >= stall_s > (ticks - 1) * tick_s:
-                with open(log_file, "a", encoding="utf-8") as file:
-                    faulthandler.dump_traceback(file)
-                own = describe_main_thread()
-                write_json(self._file_of(group.rank), own)
+                # A disk that is full may be what the step waits for, and must not end this thread.
+                with suppress(OSError):
+                    with open(log_file, "a", encoding="utf-8") as file:
+                        faulthandler.dump_traceback(file)
+                    write_json(self._file_of(group.rank), describe_main_thread())
                 if group.is_main:
                     # The others notice it within a tick or two of this rank.
                     self._stopped.wait(3 * tick_s if group.world_size > 1 else 0)
