@@ -256,7 +256,7 @@ def test_a_stall_is_told_though_its_stacks_cannot_be_written(tmp_path: Path) -> 
     class Waiting(Callback):
         def on_train_step_start(self, *args: Any) -> None:
             if made.progress.step == 1:
-                assert told.wait(60)
+                assert told.wait(500)
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
