@@ -65,6 +65,12 @@ def replace_auto(values: Mapping[str, Any]) -> dict[str, Any]:
     return replaced
 
 
+def stand_ins(config: TrainConfig) -> dict[str, Any]:
+    """Key -> the number with which a config is checked and planned, for each value that is still to be found."""
+    numbers = numbers_instead(config.data or {})
+    return {key: numbers[key] for key in auto_keys(config)}
+
+
 def numbers_instead(data: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers with which a config with the section `data` can be checked and planned before its values are found."""
     # 1 divides every global batch; 32 is the default of the loaders.

@@ -38,14 +38,14 @@ class ForwardState:
         # Shared buffers are copied once.
         tensors = {buffer for *_, buffers in self._buffers for buffer in buffers.values() if buffer is not None}
         self._copies = {buffer: _copy_tensor(buffer) for buffer in tensors}
-        copied_parameters = list(model.parameters()) if parameters else []
-        self._parameters = [(local_of(parameter), _copy_tensor(parameter)) for parameter in copied_parameters]
+        copied = list(model.named_parameters()) if parameters else []
+        self._parameters = [(name, local_of(parameter), _copy_tensor(parameter)) for name, parameter in copied]
 
     def restore(self) -> list[str]:
         """Restore the model's tensors and their values.
 
         Returns:
-            The names of the persistent buffers that had other values.
+            The names of the persistent buffers, and of the copied parameters, that had other values.
         """
         changed = []
         # The tensors first, then their values: a forward may have put another tensor in the place of a buffer.
@@ -68,7 +68,9 @@ class ForwardState:
                     if tensor.shape != value.shape:
                         tensor.resize_(value.shape)
                     tensor.copy_(value)
-            for tensor, value in self._parameters:
+            for name, tensor, value in self._parameters:
+                if not _same_bits(tensor, value):
+                    changed.append(name)
                 tensor.copy_(value)
         for module, state in self._extra:
             module.set_extra_state(state)

@@ -39,7 +39,7 @@ from trainer_cli.messages import Logging
 from trainer_cli.optim import make_optimizer, parameters_of, schedule_from
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running.reach import check_folder, check_partial, check_reach
-from trainer_cli.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
+from trainer_cli.schema import CheckpointConfig, Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.signatures import find_misfits, read_parameters
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.strategies import DDP, Single, Strategy, find_blocks, recompute
@@ -307,6 +307,14 @@ class Builder:
             config=identity.extra_files.get(CONFIG_FILE, b"").decode(),
             hparams=hparams,
         )
+
+    def trial(self) -> tuple[Trainer, Data]:
+        """Build what trains, with its data, for measurements: without callbacks, loggers, schedules and checkpoints."""
+        saves = CheckpointConfig(enabled=False, save_interval=None)
+        config = replace(self.config, scheduler=None, callbacks={}, loggers={}, checkpoint=saves)
+        builder = Builder(config, self.trust, self.group)
+        data = builder.data()
+        return builder.trainer(data, identity=RunIdentity(), run_dir=Path(config.run_dir), loggers={}), data
 
     def evaluator(self, data: Data) -> Trainer:
         """Build a trainer that only evaluates: with a new model, without optimizer and loggers."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.auto_values import BATCH_SIZE, auto_keys, numbers_instead
+from trainer_cli.auto_values import BATCH_SIZE, stand_ins
 from trainer_cli.catalog import Catalog, Entry
 from trainer_cli.components import SAVER, import_from, import_target
 from trainer_cli.config import Composed
@@ -173,9 +173,8 @@ def _plan_training(
     composed = composed.with_values(start.stored_values)
     if (probed := None if probe is None else probe(composed)) is not None:
         step_time_s = step_time_s or probed.step_s
-    undecided = auto_keys(composed.config)
-    numbers = numbers_instead(composed.config.data or {})
-    composed = composed.with_values({key: numbers[key] for key in undecided})
+    undecided = stand_ins(composed.config)
+    composed = composed.with_values(undecided)
     config = composed.config
     folder = start.run.folder_for(config.checkpoint.folder)
     # Targets are checked before the data is built, which may take minutes.

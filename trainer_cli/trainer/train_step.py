@@ -102,6 +102,20 @@ class TrainStep:
         self.batch_size, self.model_weight, self._took_samples = size, None, False
         self._batch_count += 1
 
+    def train_batches(self, batches: Iterable[tuple[Any, int]]) -> Tensor:
+        """Make an optimizer step with batches and their numbers of samples, outside of a training loop.
+
+        Returns the mean of the losses before the step.
+        """
+        losses = []
+        for batch, size in batches:
+            self.begin_batch(size)
+            if self.evaluates_again:
+                self.batches.append((batch, size))
+            losses.append(read_outputs(self.train_batch(batch))[0].detach())
+        self.end_step()
+        return torch.stack(losses).mean()
+
     def weigh(self, outputs: Mapping[str, Any], size: int | None = None) -> float | Tensor:
         """The weight of the present batch: `weight` of the outputs, else `model_weight`, else its number of samples.
 

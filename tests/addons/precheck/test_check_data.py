@@ -152,7 +152,7 @@ def test_the_time_is_kept_and_what_was_not_looked_at_is_said(check: Check) -> No
 
 def test_a_stream_is_looked_at_from_its_beginning(check: Check) -> None:
     code, report = check("def make():\n    data = Data()\n    data.train = Stream()\n    return data")
-    assert (code, report["looked_at"][1]) == (ExitCode.FAILED, "train: 60 samples looked at")
+    assert (code, report["looked_at"][1]) == (ExitCode.FAILED, "train: 60 of 60 samples looked at")
     assert [each["what"][:11] for each in report["findings"]] == ["30 samples "]
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.auto_values import (
@@ -30,15 +29,12 @@ from trainer_cli.environment import usable_cores
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.running import Start
-from trainer_cli.schema import CheckpointConfig, TrainConfig
 from trainer_cli.steps import GLOBAL_BATCH_SIZE
 from trainer_cli.terminal import format_bytes, format_count
 
 if TYPE_CHECKING:
     from trainer_cli.addons.auto.find import BatchSizeTrial
     from trainer_cli.addons.auto.trial_memory import TrialMemory
-    from trainer_cli.running import Data
-    from trainer_cli.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -133,30 +129,17 @@ def _measure_batch_sizes(composed: Composed, group: ProcessGroup) -> tuple[list[
     """Try batch sizes on this rank alone. Returns the trials, and the memory that they could take."""
     from trainer_cli.addons.auto.find import try_batch_sizes
     from trainer_cli.addons.auto.trial_memory import TrialMemory
+    from trainer_cli.running import Builder
 
     config = composed.config
     data = {**config.data, "batch_size": 1, GLOBAL_BATCH_SIZE: None, "overfit_batches": None, "drop_last": False}
     optimizer = {**config.optimizer, "lr": numbers_instead(data)[LR]} if LR in auto_keys(config) else config.optimizer
     loop = replace(config.loop, grad_accum_steps=1)
-    trial_trainer, trial_data = _build_trial(
-        composed, replace(config, data=data, optimizer=optimizer, loop=loop), ALONE
-    )
+    trial = replace(config, data=data, optimizer=optimizer, loop=loop)
+    trial_trainer, trial_data = Builder(trial, composed.trust).trial()
     sizes = batch_sizes(config.data, getattr(trial_data.train, "length", None) or 1, group.data_size)
     memory = TrialMemory(trial_trainer.device, processes=-(-group.world_size // group.machines))
     return try_batch_sizes(trial_trainer, trial_data.train, sizes, memory), memory
-
-
-def _build_trial(composed: Composed, config: TrainConfig, group: ProcessGroup) -> tuple[Trainer, Data]:
-    """Build what trains, without callbacks, loggers, schedules and checkpoints."""
-    from trainer_cli.callbacks import RunIdentity
-    from trainer_cli.running import Builder
-
-    config = replace(
-        config, scheduler=None, callbacks={}, loggers={}, checkpoint=CheckpointConfig(enabled=False, save_interval=None)
-    )
-    builder = Builder(config, composed.trust, group)
-    data = builder.data()
-    return builder.trainer(data, identity=RunIdentity(), run_dir=Path(config.run_dir), loggers={}), data
 
 
 def _decide_workers(composed: Composed, group: ProcessGroup, start: Start) -> AutoDecision:
@@ -227,20 +210,18 @@ def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> AutoDe
         UserError: the test found no learning rate.
     """
     from trainer_cli.addons.auto.find import find_learning_rate
+    from trainer_cli.running import Builder
 
     config = composed.config
     batch_size, accumulated = batches_of_step(config, group.data_size)
-    trainer, data = _build_trial(
-        composed,
-        replace(
-            config,
-            data={**config.data, "batch_size": batch_size, GLOBAL_BATCH_SIZE: None},
-            # With 1.0, a group's rate is its `lr_scale`.
-            optimizer={**config.optimizer, "lr": 1.0},
-            loop=replace(config.loop, grad_accum_steps=accumulated * group.data_size),
-        ),
-        ALONE,
+    trial = replace(
+        config,
+        data={**config.data, "batch_size": batch_size, GLOBAL_BATCH_SIZE: None},
+        # With 1.0, a group's rate is its `lr_scale`.
+        optimizer={**config.optimizer, "lr": 1.0},
+        loop=replace(config.loop, grad_accum_steps=accumulated * group.data_size),
     )
+    trainer, data = Builder(trial, composed.trust).trial()
     if (fork := start.fork(composed)) is not None:
         trainer.loading.load(fork, config.load.options(), (), data.train)
     largest = max(float(entry["lr"]) for optimizer in trainer.optimizers.values() for entry in optimizer.param_groups)

@@ -21,14 +21,14 @@ from trainer_cli.batches import sample_count, to_device
 from trainer_cli.data import Loader, as_loader, generators_of
 from trainer_cli.errors import UserError
 from trainer_cli.loads import WHOLE
-from trainer_cli.outputs import ForwardState, modes_kept, read_outputs
+from trainer_cli.outputs import ForwardState, modes_kept
 from trainer_cli.state import inner_optimizers, rng_kept
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer import Trainer, capture, load_all
 
 log = logging.getLogger(__name__)
 
-CountedBatch = tuple[Any, int | None]
+CountedBatch = tuple[Any, int]
 """A batch on the device, and its number of samples; None if the loader does not know it."""
 
 _OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory")
@@ -89,7 +89,7 @@ def find_learning_rate(
             for entry, ratio in zip(param_groups, ratios, strict=True):
                 entry["lr"] = rate * ratio
             # The mean over the ranks, so that all end the trial at the same step.
-            loss = float(group.sum(_step(trainer, batches_of_step).cpu().double())) / group.world_size
+            loss = float(group.sum(trainer.step.train_batches(batches_of_step).cpu().double())) / group.world_size
             mean = _SMOOTHING * mean + (1 - _SMOOTHING) * loss
             # The mean starts at 0, which is a bias of the first steps.
             smoothed = mean / (1 - _SMOOTHING ** (number + 1))
@@ -180,7 +180,7 @@ def _try_batch_size(trainer: Trainer, loader: Loader, size: int, steps: int) -> 
             for _ in range(steps):
                 with rng_kept():
                     batch = to_device(loader.source.fetch((0, 0, size)), trainer.device)
-                _step(trainer, [(batch, size)])
+                trainer.step.train_batches([(batch, size)])
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or _OUT_OF_MEMORY.search(str(error)):
             return False
@@ -247,7 +247,7 @@ def _first_batches(trainer: Trainer, loader: Any, steps: int) -> Iterator[Counte
         count_before = count
         with closing(loader.iterate(epoch)) as batches:
             for batch in batches:
-                yield to_device(batch, trainer.device), loader.batch_samples
+                yield to_device(batch, trainer.device), sample_count(batch, loader.batch_samples)
                 count += 1
                 if count == steps:
                     return
@@ -260,17 +260,3 @@ def _divide(batches: Iterable[CountedBatch], count: int) -> Iterator[list[Counte
     iterator = iter(batches)
     while batches_of_step := list(itertools.islice(iterator, count)):
         yield batches_of_step
-
-
-def _step(trainer: Trainer, batches: Iterable[CountedBatch]) -> torch.Tensor:
-    """Make an optimizer step with batches and their numbers of samples. Returns the mean loss before the step."""
-    step = trainer.step
-    losses = []
-    for batch, samples in batches:
-        step.begin_batch(sample_count(batch, samples))
-        if step.evaluates_again:
-            step.batches.append((batch, step.batch_size))
-        loss, _ = read_outputs(step.train_batch(batch))
-        losses.append(loss.detach())
-    step.end_step()
-    return torch.stack(losses).mean()

@@ -38,7 +38,6 @@ from trainer_cli.terminal import format_first
 log = logging.getLogger(__name__)
 
 COMPARE_FOLDER = "compare"
-"""The part that runs jobs."""
 _SPEC = "compare.json"
 _RECORDS = "pairs.jsonl"
 _ORPHAN_S = 120.0

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from trainer_cli.auto_values import auto_keys, numbers_instead
+from trainer_cli.auto_values import stand_ins
 from trainer_cli.commands import Check, add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.messages import to_console
@@ -40,15 +40,12 @@ def _run(args: argparse.Namespace) -> int:
     with showing_import():
         from trainer_cli.addons.precheck.data_check import check_data
         from trainer_cli.addons.precheck.model_check import check_model
-        from trainer_cli.components import import_from
         from trainer_cli.config import compose
 
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     composed.refuse_shipped_default()
-    import_from(composed.project_root)
     to_console(composed.config.logging.level)
-    numbers = numbers_instead(composed.config.data or {})
-    composed = composed.with_values({key: numbers[key] for key in auto_keys(composed.config)})
+    composed = composed.with_values(stand_ins(composed.config))
     composed.check_targets()
     with composed.placing():
         report: PrecheckReport = (

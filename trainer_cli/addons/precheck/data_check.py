@@ -6,27 +6,27 @@ import hashlib
 import itertools
 import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from trainer_cli.addons.precheck.findings import PrecheckReport, Sureness, Suspicion
+from trainer_cli.addons.precheck.findings import PrecheckReport, Sureness
 from trainer_cli.batches import is_dense
 from trainer_cli.components import fill_from_data
 from trainer_cli.config import Composed
+from trainer_cli.data import sample_indices
 from trainer_cli.leaves import walk
 from trainer_cli.running import Builder
 from trainer_cli.terminal import format_count, format_first
 from trainer_cli.trainer import seed_everything
 
-_LABELS = frozenset({"label", "labels", "target", "targets", "y"})
+_LABELS = ("label", "labels", "target", "targets", "y")
 """Names of a label in a sample that is a mapping or a named tuple; in others it is the last of several values."""
-_CLASSES = frozenset({"classes", "num_classes", "n_classes", "num_labels"})
+_CLASSES = ("classes", "num_classes", "n_classes", "num_labels")
 """Arguments of a model that are its number of classes."""
 _REREAD = 4
 """Samples that are read with another seed, to see whether they are drawn."""
@@ -40,73 +40,104 @@ class _Set:
     """The samples of a loader, and what was seen in those that were read."""
 
     def __init__(self, name: str, loader: Any) -> None:
+        # Of a loader of this package, or of torch's DataLoader.
         source = getattr(loader, "source", None) or getattr(loader, "loader", None)
         self.name = name
         self.dataset: Any = getattr(source, "dataset", None)
-        # Of a loader of this package, or of torch's DataLoader.
+        count = None if isinstance(self.dataset, IterableDataset) else getattr(self.dataset, "__len__", None)
+        self.length: float = math.inf if count is None else count()
+        """Infinite for a stream whose end was not seen."""
         self.stacks = default_collate in (getattr(source, "collate", None), getattr(source, "collate_fn", None))
         """Whether samples must be of equal shapes."""
-        self.own_order, self.seed = getattr(source, "own_order", None), getattr(source, "seed", 0)
-        length = None if isinstance(self.dataset, IterableDataset) else getattr(self.dataset, "__len__", None)
-        self.length: int | None = None if length is None else length()
-        self.count, self.is_whole, self.draws = 0, False, False
+        self.order = getattr(source, "order", None)
+        self.count, self.draws = 0, False
         self.digests: dict[bytes, Any] = {}
-        """Digest -> the first sample that has it."""
+        """Digest -> the key of the first sample that has it."""
         self.repeats: list[str] = []
         self.forms: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        """Value in a sample -> each type and shape that it has -> the first sample with it."""
-        self.faults: defaultdict[str, list[Any]] = defaultdict(list)
+        """Value in a sample -> each type and shape that it has -> the key of the first sample with it."""
+        self.faults: defaultdict[str, list[str]] = defaultdict(list)
         """What is wrong -> the samples of which it is."""
-        self.labels: Counter[float] = Counter()
+        self.labels: set[float] = set()
 
     def read(self, seconds: float) -> None:
         """Look at samples from all parts of the set, until the time is over or all were read."""
-        until, self.is_whole = time.monotonic() + seconds, True
-        for key, read in self._each():
+        until = time.monotonic() + seconds
+        stream = iter(self.dataset) if self.length == math.inf else None
+        while self.count < self.length and (not self.count or time.monotonic() < until):
+            key = self.count if stream else self._find_key(self.count)
             # One seed for all: where samples are drawn, equal sources give equal samples.
             seed_everything(0)
             try:
-                self._look_at(key, read())
-                if self.length and self.count < _REREAD:
+                self._look_at(key, next(stream) if stream else self.dataset[key])
+                if not stream and self.count < _REREAD:
                     seed_everything(1)
-                    self.draws |= _digest(read()) not in self.digests
-            except Exception as error:
-                self.faults[f"cannot be read ({type(error).__name__})"].append(f"{key}: {error}")
-            self.count += 1
-            if time.monotonic() > until:
-                self.is_whole = self.count == self.length
+                    self.draws |= _digest(_arrays_in(self.dataset[key])) not in self.digests
+            except StopIteration:
+                self.length = self.count
                 break
+            except Exception as error:
+                self.faults[f"cannot be read ({type(error).__name__})"].append(f"[{key}: {error}]")
+            self.count += 1
 
-    def _each(self) -> Iterator[tuple[Any, Callable[[], Any]]]:
-        """The number of each sample, and a function that reads it."""
-        if self.length is None:
-            yield from ((key, partial(lambda sample: sample, sample)) for key, sample in enumerate(self.dataset))
-            return
-        # Numbers that are spread evenly over the set, from the first on; a step without a common factor meets all.
-        step = next(n for n in itertools.count(round(0.618 * self.length) or 1) if math.gcd(n, self.length) == 1)
-        for index in (number * step % self.length for number in range(self.length)):
-            key = index if self.own_order is None else self.own_order(self.seed, 0, index, index + 1)[0]
-            yield key, partial(self.dataset.__getitem__, key)
+    def _find_key(self, number: int) -> Any:
+        """The key of a sample in an order of numbers that is spread over the whole set."""
+        index = sample_indices(0, 0, number, number + 1, int(self.length))[0]
+        return self.order(0, index, index + 1)[0][0] if self.order else index
 
     def _look_at(self, key: Any, sample: Any) -> None:
-        digest = _digest(sample)
-        if digest in self.digests:
-            self.repeats.append(f"[{key}] = [{self.digests[digest]}]")
-        self.digests.setdefault(digest, key)
-        leaves = dict(walk(sample))
-        self.forms["a sample"].setdefault(f"values {' '.join(leaves)}", key)
+        arrays = _arrays_in(sample)
+        if (first := self.digests.setdefault(_digest(arrays), key)) != key:
+            self.repeats.append(f"[{key}] = [{first}]")
+        self.forms["a sample"].setdefault(f"values {' '.join(arrays)}", key)
         last = f"[{len(sample) - 1}]" if isinstance(sample, list | tuple) and len(sample) > 1 else None
-        for name, leaf in leaves.items():
-            array, is_label = _as_array(leaf), name == last or name in _LABELS
-            self.forms[name or "value"].setdefault(
-                f"{type(leaf).__name__ if array is None else array.dtype} {() if array is None else array.shape}", key
-            )
-            if array is not None and array.dtype.kind in "fc" and not np.isfinite(array).all():
-                self.faults[f"have NaN or infinity in {name or 'their value'}"].append(key)
-            elif leaf is None and is_label:
-                self.faults[f"have no label ({name} is None)"].append(key)
-            elif is_label and array is not None and array.size == 1:
-                self.labels[array.item()] += 1
+        for name, array in arrays.items():
+            kind, is_label = array.dtype.kind, name == last or name in _LABELS
+            self.forms[name or "value"].setdefault(f"{'text' if kind == 'U' else array.dtype} {array.shape}", key)
+            if kind in "fc" and not np.isfinite(array).all():
+                self.faults[f"have NaN or infinity in {name or 'their value'}"].append(f"[{key}]")
+            elif is_label and kind == "U" and array == "None":
+                self.faults[f"have no label ({name} is None)"].append(f"[{key}]")
+            elif is_label and kind in "biuf" and array.size == 1:
+                self.labels.add(array.item())
+
+    def has_few_values(self) -> bool:
+        """Whether most samples are equal to another, as where each is one of a few values."""
+        return len(self.digests) < self.count / 2
+
+    def judge(self, report: PrecheckReport) -> None:
+        """Report what is wrong in the values of samples."""
+        for fault, keys in self.faults.items():
+            what = f"{len(keys):,} {fault}: {format_first(keys, 5)}"
+            report.add("certain", self.name, what, "Repair these samples, or leave them out")
+        for name, forms in self.forms.items():
+            shapes = {form.partition(" ")[2] for form in forms}
+            if len(forms) > 1 and (self.stacks or len(shapes) == 1):
+                what = f"{name} differs: {format_first([f'{form} in [{key}]' for form, key in forms.items()], 3)}"
+                cure = "Make them equal in the dataset, or give data.collate_fn, which makes a batch of samples"
+                report.add("certain" if len(shapes) > 1 else "likely", self.name, what, cure)
+        # With one seed most samples are equal: they are drawn, whatever their number is.
+        is_drawn = self.draws and self.has_few_values()
+        if not is_drawn and len(self.repeats) > (0 if self.labels else _PASSAGES * self.count):
+            what = f"{format_count(len(self.repeats), 'sample')} equal to another: {format_first(self.repeats, 3)}"
+            sureness: Sureness = "hint" if self.has_few_values() else "likely"
+            report.add(sureness, self.name, what, "Leave out copies that are not meant")
+
+    def judge_labels(self, report: PrecheckReport, classes: int) -> None:
+        """Report what is wrong with the labels."""
+        if len(self.labels) == 1 < self.count:
+            what = f"every label is {min(self.labels):g}"
+            cure = "Check how labels are read, and how the set was split"
+            report.add("certain" if self.count == self.length else "likely", self.name, what, cure)
+        elif self.labels and classes > 1 and all(float(label).is_integer() for label in self.labels):
+            if outside := sorted(self.labels - set(range(classes))):
+                what = f"labels {format_first(outside)}, and the model has {classes} classes"
+                cure = f"Number labels from 0 to {classes - 1}, or give the model more classes"
+                report.add("certain", self.name, what, cure)
+            missing = sorted(set(range(classes)) - self.labels)
+            if self.name == "train" and missing and (self.count == self.length or self.count > _ENOUGH * classes):
+                what = f"no sample of class {format_first(missing)} of the model's {classes} classes"
+                report.add("likely", self.name, what, "Check how the set was split, or give the model fewer classes")
 
 
 def check_data(composed: Composed, seconds: float) -> PrecheckReport:
@@ -120,93 +151,50 @@ def check_data(composed: Composed, seconds: float) -> PrecheckReport:
     node = fill_from_data(composed.config.model, data.source, "model") or {}
     classes = next((value for key, value in node.items() if key in _CLASSES and isinstance(value, int)), 0)
     # The short ones first: what they leave of their time is for the others.
-    for number, each in enumerate(sorted(sets, key=lambda each: (each.length is None, each.length))):
+    for number, each in enumerate(sorted(sets, key=lambda each: each.length)):
         each.read((until - time.monotonic()) / (len(sets) - number))
-        of = "" if each.length is None else f"{each.count:,} of "
-        samples = format_count(each.count if each.length is None else each.length, "sample")
-        of_stream = "" if each.length is not None or each.is_whole else ", the first of a stream,"
-        report.looked_at.append(f"{each.name}: {of}{samples}{of_stream} looked at")
-        report.findings.extend(
-            Suspicion(each.name, *judged) for judged in (*_judge(each), *_judge_labels(each, classes))
-        )
-    for one, other in itertools.combinations(sets, 2):
-        both = [
-            f"{one.name}[{key}] = {other.name}[{other.digests[digest]}]"
-            for digest, key in one.digests.items()
-            if digest in other.digests
-        ]
-        if one.draws != other.draws:
-            report.notes.append(
-                f"{one.name}, {other.name}: samples of {(one if one.draws else other).name} are drawn anew at each "
-                "reading, so they equal none of the other set; check once with the augmentation switched off"
-            )
-        elif both and (one.labels or len(both) > _PASSAGES * min(one.count, other.count)):
-            what = f"{format_count(len(both), 'sample')} in both: {format_first(both, 3)}"
-            cure = "What was trained on measures nothing: leave them out of one set, or split before copies are made"
-            sureness = Sureness.hint if _has_few_values(one) else Sureness.certain
-            report.findings.append(Suspicion(f"{one.name}, {other.name}", sureness, what, cure))
+        total = "the samples of a stream" if each.length == math.inf else format_count(int(each.length), "sample")
+        report.looked_at.append(f"{each.name}: {each.count:,} of {total} looked at")
+        each.judge(report)
+        each.judge_labels(report, classes)
+    for pair in itertools.combinations(sets, 2):
+        _compare(report, *pair)
     return report
 
 
-def _has_few_values(each: _Set) -> bool:
-    """Whether most samples are equal to another, as where each is one of a few values."""
-    return len(each.digests) < each.count / 2
-
-
-def _judge(each: _Set) -> Iterator[tuple[Sureness, str, str]]:
-    """What is wrong in the values of samples: how sure, what, and a cure."""
-    for fault, keys in each.faults.items():
-        yield Sureness.certain, f"{len(keys):,} {fault}: {_list(keys)}", "Repair these samples, or leave them out"
-    for name, forms in each.forms.items():
-        shapes = {form.partition(" ")[2] for form in forms}
-        if len(forms) > 1 and (each.stacks or len(shapes) == 1):
-            listed = format_first([f"{form} in [{key}]" for form, key in forms.items()], 3)
-            cure = "Make them equal in the dataset, or give data.collate_fn, which makes a batch of samples"
-            yield Sureness.certain if len(shapes) > 1 else Sureness.likely, f"{name} differs: {listed}", cure
-    # With one seed most samples are equal: they are drawn, whatever their number is.
-    is_drawn = each.draws and _has_few_values(each)
-    if not is_drawn and len(each.repeats) > (0 if each.labels else _PASSAGES * each.count):
-        what = f"{format_count(len(each.repeats), 'sample')} equal to another: {format_first(each.repeats, 3)}"
-        yield Sureness.hint if _has_few_values(each) else Sureness.likely, what, "Leave out copies that are not meant"
-
-
-def _judge_labels(each: _Set, classes: int) -> Iterator[tuple[Sureness, str, str]]:
-    """What is wrong with the labels, as `_judge`."""
-    sureness = Sureness.certain if each.is_whole else Sureness.likely
-    if len(each.labels) == 1 < each.count:
-        yield (
-            sureness,
-            f"every label is {next(iter(each.labels)):g}",
-            "Check how labels are read, and how the set was split",
+def _compare(report: PrecheckReport, one: _Set, other: _Set) -> None:
+    """Report samples that are in two sets."""
+    names = f"{one.name}, {other.name}"
+    shared = [
+        f"{one.name}[{one.digests[digest]}] = {other.name}[{other.digests[digest]}]"
+        for digest in one.digests
+        if digest in other.digests
+    ]
+    if one.draws != other.draws:
+        report.notes.append(
+            f"{names}: samples of {(one if one.draws else other).name} are drawn anew at each reading, so they equal "
+            "none of the other set; check once with the augmentation switched off"
         )
-    elif each.labels and classes > 1 and all(float(label).is_integer() for label in each.labels):
-        if outside := sorted(label for label in each.labels if not 0 <= label < classes):
-            what = f"labels {format_first(outside)}, and the model has {classes} classes"
-            yield Sureness.certain, what, f"Number labels from 0 to {classes - 1}, or give the model more classes"
-        missing = [label for label in range(classes) if label not in each.labels]
-        if each.name == "train" and missing and (each.is_whole or each.count > _ENOUGH * classes):
-            what = f"no sample of class {format_first(missing)} of the model's {classes} classes"
-            yield Sureness.likely, what, "Check how the set was split, or give the model fewer classes"
+    elif shared and (one.labels or len(shared) > _PASSAGES * min(one.count, other.count)):
+        what = f"{format_count(len(shared), 'sample')} in both: {format_first(shared, 3)}"
+        cure = "What was trained on measures nothing: leave them out of one set, or split before copies are made"
+        report.add("hint" if one.has_few_values() else "certain", names, what, cure)
 
 
-def _digest(sample: Any) -> bytes:
+def _arrays_in(sample: Any) -> Mapping[str, np.ndarray[Any, Any]]:
+    """The numbers of each tensor, array, image and number of a sample by name; anything else as text."""
+    arrays = {}
+    for name, leaf in walk(sample):
+        if isinstance(leaf, torch.Tensor) and is_dense(leaf):
+            leaf = (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).detach().cpu().numpy()
+        is_number = isinstance(leaf, int | float) or hasattr(leaf, "__array_interface__")
+        arrays[name] = np.asarray(leaf if is_number else repr(leaf))
+    return arrays
+
+
+def _digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
     """A digest of the exact values of a sample."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, leaf in walk(sample):
-        array = _as_array(leaf)
-        described = f"{leaf!r}" if array is None else f"{array.dtype}{array.shape}"
-        digest.update(f"{name} {described}".encode(errors="replace") + (b"" if array is None else array.tobytes()))
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype}{array.shape}".encode(errors="replace") + array.tobytes())
     return digest.digest()
-
-
-def _as_array(leaf: Any) -> np.ndarray[Any, Any] | None:
-    """The numbers of a tensor, an array, an image or a number; None for anything else."""
-    if isinstance(leaf, torch.Tensor) and is_dense(leaf):
-        leaf = leaf.detach().cpu()
-        leaf = (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
-    is_number = isinstance(leaf, bool | int | float) or hasattr(leaf, "__array_interface__")
-    return np.asarray(leaf) if is_number else None
-
-
-def _list(keys: list[Any]) -> str:
-    return format_first([f"[{key}]" for key in keys], 5)

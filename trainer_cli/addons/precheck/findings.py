@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from typing import Literal
 
-
-class Sureness(StrEnum):
-    """How sure it is that something is a fault."""
-
-    certain = "certain"
-    likely = "likely"
-    """It rarely is meant."""
-    hint = "hint"
-    """It may well be meant."""
+Sureness = Literal["certain", "likely", "hint"]
+"""How sure it is that something is a fault: `likely` rarely is meant, a `hint` may well be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +27,10 @@ class PrecheckReport:
     findings: list[Suspicion] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What could not be looked at, and what is as it should be but may surprise."""
+
+    def add(self, sureness: Sureness, where: str, what: str, cure: str) -> None:
+        """Add a finding."""
+        self.findings.append(Suspicion(where, sureness, what, cure))
 
     def __str__(self) -> str:
         findings = [f"{each.sureness}: {each.where}: {each.what}. {each.cure}." for each in self.findings]
