@@ -282,8 +282,24 @@ def format_rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
+_is_answered = False
+
+
+def begin_answer() -> None:
+    """Note that this command has printed no JSON yet."""
+    global _is_answered
+    _is_answered = False
+
+
+def is_answered() -> bool:
+    """Whether this command has printed its answer as JSON."""
+    return _is_answered
+
+
 def print_json(value: object) -> None:
     """Print standard JSON: NaN and infinity, which it lacks, become texts."""
+    global _is_answered
+    _is_answered = True
     print(json.dumps(_to_json_value(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 

@@ -34,8 +34,10 @@ from trainer_cli.gc_pause import gc_paused
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.terminal import (
     LOADING_TORCH,
+    begin_answer,
     clear_status,
     columns,
+    is_answered,
     painted,
     show_status,
     with_headings,
@@ -120,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     # A program may call this for several commands: each has its own secrets.
     forget_secrets()
+    begin_answer()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         # Only for the command itself: a program that calls main() continues afterwards.
@@ -134,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print_error(error, whole=_wants_traceback())
         record_for_torchrun(error)
-        return _error_code(arguments, error.exit_code)
+        return _fail(arguments, error, error.exit_code)
     except KeyboardInterrupt as interrupt:
         clear_status()
         print("interrupted", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
@@ -150,9 +153,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_error(TrainError(error.strerror or str(error), where=error.filename, cure=cure))
             # A name that is too long was chosen by the user, at least in part.
             code = ExitCode.USER if error.errno == errno.ENAMETOOLONG else ExitCode.FAILED
-            return _error_code(arguments, code)
+            return _fail(arguments, error, code)
         print_crash(error, whole=_wants_traceback())
-        return _error_code(arguments, ExitCode.FAILED)
+        return _fail(arguments, error, ExitCode.FAILED)
+
+
+def _fail(arguments: Sequence[str], error: Exception, exit_code: int) -> int:
+    """The exit code of an error, which is the answer of `--json` if none was printed before."""
+    code = _error_code(arguments, exit_code)
+    if "--json" in arguments and not is_answered():
+        from trainer_cli.commands.print_errors import print_json_error
+
+        print_json_error(error, code)
+    return code
 
 
 def _error_code(arguments: Sequence[str], code: int) -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import trainer_cli
 from trainer_cli.errors import HELP, LOST, ConfigErrors, TrainError, without_secrets
+from trainer_cli.strict_json import strict_json
 from trainer_cli.terminal import clear_status, line_width, painted, wrapped_message
 
 _OURS = ("trainer_cli", "hydra", "omegaconf")
@@ -46,6 +47,21 @@ def print_error(error: TrainError, *, whole: bool = False) -> None:
     if len(mistakes) > 1:
         blocks.append(f"Found {len(mistakes)} mistakes.")
     print("\n\n".join(blocks), file=sys.stderr)
+
+
+def print_json_error(error: Exception, exit_code: int) -> None:
+    """Print an error to stdout as JSON on one line, with each mistake of the user."""
+    if isinstance(error, TrainError):
+        message, mistakes = str(error), error.mistakes if isinstance(error, ConfigErrors) else (error,)
+    else:
+        message, mistakes = f"{type(error).__name__}: {error}", ()
+    names = {"message": "what", "where": "where", "source": "source", "cure": "cure", "code": "code"}
+    listed = [{name: _plain(getattr(one, of, None)) for name, of in names.items()} for one in mistakes]
+    print(strict_json({"error": without_secrets(message), "exit_code": exit_code, "mistakes": listed}))
+
+
+def _plain(value: object) -> str | None:
+    return None if value is None else without_secrets(str(value).rstrip())
 
 
 def record_for_torchrun(error: TrainError) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from trainer_cli.runs import RunDir
 from trainer_cli.schema import TrainConfig
-from trainer_cli.strict_json import strict_json
+from trainer_cli.terminal import print_json
 
 
 class SummaryAtEnd:
@@ -42,4 +42,4 @@ class SummaryAtEnd:
         os.close(self._stdout)
         # A run that is finished already has no new attempt, and no error either.
         if self._run is not None and (error is None or len(self._run.attempts) > self._attempts):
-            print(strict_json(self._run.read_summary(), indent=2), flush=True)
+            print_json(self._run.read_summary())

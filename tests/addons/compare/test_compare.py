@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import random
 import shlex
@@ -14,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Result, fork_jobs, make_project, records, running, train
+from command import Result, make_project, records, running, train
+from here import train_here
 
-from trainer_cli.commands.command_line import main
 from trainer_cli.parts import list_addons
 
 pytestmark = pytest.mark.slow
@@ -25,25 +23,12 @@ SHORT = ("--budget", "30steps", "--", "digits_mlp", "model.hidden=[16]", "loop.e
 CLEAR = ("compare", "optimizer.lr=0.02", "optimizer.lr=1e-6")
 
 
-def run_here(*words: str, cwd: Path) -> Result:
-    """Run the command in this process; its runs are forks of a warm one."""
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as err,
-    ):
-        patch.chdir(cwd)
-        fork_jobs(patch)
-        code = main(words)
-    return Result(code, out.getvalue(), err.getvalue())
-
-
 HALVED = "self.hidden = torch.nn.Linear(2, width)\n        self.hidden.weight.data /= 2"
 
 
 def compare(*words: str, cwd: Path) -> tuple[int, dict[str, Any]]:
     """The exit code, and what `--json` prints."""
-    result = run_here(words[0], "--json", *words[1:], cwd=cwd)
+    result = train_here(words[0], "--json", *words[1:], cwd=cwd)
     try:
         return result.code, json.loads(result.out)
     except ValueError:
@@ -60,7 +45,7 @@ def folder_of(project: Path) -> Path:
 def clear(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A finished comparison, whose answer is that a learning rate of almost nothing is worse."""
     project = tmp_path_factory.mktemp("clear")
-    return project, run_here(*CLEAR, *SHORT, cwd=project)
+    return project, train_here(*CLEAR, *SHORT, cwd=project)
 
 
 def test_a_learning_rate_of_almost_nothing_is_worse_and_the_page_says_by_how_much(clear: tuple[Path, Result]) -> None:
@@ -152,7 +137,7 @@ def test_a_run_is_compared_with_changes_of_it_and_by_another_metric(tmp_path: Pa
 
 def test_several_runs_at_a_time_give_the_same_records(clear: tuple[Path, Result], tmp_path: Path) -> None:
     project, alone = clear
-    result = run_here(*CLEAR, "--jobs", "4", *SHORT, cwd=tmp_path)
+    result = train_here(*CLEAR, "--jobs", "4", *SHORT, cwd=tmp_path)
     assert (result.code, result.out) == (alone.code, alone.out), result.err
     files = [folder_of(each) / "pairs.jsonl" for each in (project, tmp_path)]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -212,7 +197,7 @@ def test_a_run_that_fails_is_an_error_with_a_code_of_its_own(tmp_path: Path) -> 
     words = ("compare", "digits_mlp", "optimizer.lr=1e30", "--budget", "30steps", "--", "loggers=jsonl")
     code, report = compare(*words, cwd=tmp_path)
     assert code == 65
-    assert report["verdict"] is None
+    assert report["exit_code"] == 65
     assert report["error"].startswith("b-seed1 failed: ")
     assert ".jobs/b-seed1.log" in report["error"]
 

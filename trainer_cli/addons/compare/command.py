@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.commands import add_config_dir, add_overrides, tolerate_lost_output
-from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.terminal import format_count, line_width, print_json, table, wrapped_report
 
 if TYPE_CHECKING:
@@ -58,15 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare, print the verdict, and return its exit code."""
     tolerate_lost_output()
-    try:
-        return _compare(args)
-    except TrainError as error:
-        if args.json:
-            print_json({"verdict": None, "error": str(error)})
-        raise
-
-
-def _compare(args: argparse.Namespace) -> int:
     if (
         args.seeds < 1
         or (args.jobs is not None and args.jobs < 1)
