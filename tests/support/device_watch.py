@@ -22,7 +22,9 @@ def watch():
     """Note this process as one of a job on these devices, and how many jobs each of them has now."""
     import fcntl
 
-    job = [word for word in sys.argv if word.startswith("seed=")][-1]
+    # In a sweep; or the name of the frozen config.
+    seeds = [word for word in sys.argv if word.startswith("seed=")]
+    job = (seeds or [os.path.basename(word)[:-5] for word in sys.argv if word.endswith(".yaml")])[-1]
     with open("devices", "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for device in os.environ["CUDA_VISIBLE_DEVICES"].split(","):

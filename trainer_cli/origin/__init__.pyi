@@ -13,7 +13,6 @@ from trainer_cli.origin.keep import keep_source as keep_source
 from trainer_cli.origin.kept_source import (
     DamagedSourceError as DamagedSourceError,
     KeptSource as KeptSource,
-    SourceFacts as SourceFacts,
 )
 from trainer_cli.origin.use import (
     UNUSED as UNUSED,
@@ -21,6 +20,7 @@ from trainer_cli.origin.use import (
     is_source_kept as is_source_kept,
     of_project as of_project,
     of_source as of_source,
+    read_source_of as read_source_of,
     use_kept_source as use_kept_source,
     use_source_of as use_source_of,
 )

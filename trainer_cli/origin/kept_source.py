@@ -71,6 +71,11 @@ class KeptSource:
         """The name of its folder."""
         return self.folder.name
 
+    @property
+    def root(self) -> Path:
+        """The folder of its files, as that of the project."""
+        return self.folder / FILES_FOLDER
+
     @classmethod
     def of_attempt(cls, run: RunDir, attempt: int) -> KeptSource | None:
         """The source of an attempt; None if none was kept, or it was removed.

@@ -17,7 +17,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.keys import SOURCE
 from trainer_cli.manifest import Manifest
 from trainer_cli.origin.compare import other_source, report_source
-from trainer_cli.origin.kept_source import FILES_FOLDER, DamagedSourceError, KeptSource, list_names
+from trainer_cli.origin.kept_source import DamagedSourceError, KeptSource, list_names
 from trainer_cli.origin.source_files import find_imported_modules
 from trainer_cli.runs import RunDir
 from trainer_cli.scratch import scratch_folder
@@ -91,6 +91,26 @@ def use_kept_source(run: RunDir, attempt: int, overrides: Sequence[str], config_
         )  # fmt: skip
 
 
+def read_source_of(run: RunDir, overrides: Sequence[str], project: Path) -> tuple[KeptSource, int] | None:
+    """The source that the last attempt of a run keeps, and the number of that attempt, for a process that trains with
+    it; None if it has none, or overrides choose that of the project.
+
+    Raises:
+        DamagedSourceError: it is not what was written.
+        UserError: it is not to be trusted.
+    """
+    attempt = run.attempts[-1].get("attempt") if run.attempts and not of_project(overrides) else None
+    source = None if attempt is None else KeptSource.of_attempt(run, attempt)
+    if source is None or attempt is None or not source.files:
+        return None
+    if not source.is_own and not _names(overrides, "trust", SOURCE):
+        differing = source.find_differences(project)
+        if not differing:
+            return None
+        _refuse_foreign(source, differing, has_project=False)
+    return source, attempt
+
+
 def _refuse_foreign(source: KeptSource, differing: Iterable[str], *, has_project: bool) -> None:
     message = f"{UNUSED} {source.folder} is not signed by this user's key, so it is not run"
     cure = f"If you trust whoever wrote it, add 'trust=[{SOURCE}]'."
@@ -106,9 +126,7 @@ def is_source_kept(run: RunDir, manifest: Manifest | None) -> bool:
         source = None if manifest is None else KeptSource.of_attempt(run, manifest.attempt)
     except DamagedSourceError:
         return False
-    return (
-        manifest is not None and source is not None and not other_source(manifest.source, source.folder / FILES_FOLDER)
-    )
+    return manifest is not None and source is not None and not other_source(manifest.source, source.root)
 
 
 def of_project(overrides: Sequence[str]) -> bool:

@@ -26,6 +26,10 @@ class FrozenJob(NamedTuple):
     overrides: Sequence[str] = ()
     processes: int = 1
     """The number of processes that train."""
+    kept: tuple[Path, int] | None = None
+    """A run and its attempt whose kept source is trained with, instead of that of the project."""
+    metric: str | None = None
+    """A metric that must be reported: without it the fit is refused before its first step."""
 
 
 def own_command(arguments: Sequence[str]) -> list[str]:

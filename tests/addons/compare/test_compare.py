@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Result, make_project, records, running, train
+from command import Result, make_project, records, running, train, trained, weights
+from device_watch import make_watched_project, read_notes
 from here import train_here
 
 from trainer_cli.parts import list_addons
@@ -20,6 +21,7 @@ from trainer_cli.parts import list_addons
 pytestmark = pytest.mark.slow
 
 SHORT = ("--budget", "30steps", "--", "digits_mlp", "model.hidden=[16]", "loop.eval_interval=15", "loggers=jsonl")
+TINY = ("loggers=jsonl", "loop.max_duration=6", "loop.eval_interval=6")
 CLEAR = ("compare", "optimizer.lr=0.02", "optimizer.lr=1e-6")
 
 
@@ -54,6 +56,8 @@ def test_a_learning_rate_of_almost_nothing_is_worse_and_the_page_says_by_how_muc
     assert "optimizer.lr: 0.02 -> 1e-06" in result.out
     assert "B is worse than A: mean difference -" in result.out
     assert "A varies by ±" in result.out
+    assert "seed 1: A " in result.err
+    assert "inf" not in result.err
     pairs = records(folder_of(project) / "pairs.jsonl")
     assert [pair["seed"] for pair in pairs] == [*range(1, len(pairs) + 1)]
     assert 3 <= len(pairs) < 10
@@ -150,7 +154,7 @@ def test_an_edited_model_is_trained_again_and_an_unedited_one_is_not(tmp_path: P
     assert first.code == 3, first.err
     file = folder_of(project) / "pairs.jsonl"
     [before] = records(file)
-    assert "mine/parts.py" in before["source"]
+    assert "mine/parts.py" in before["a_source"]
     parts = project / "mine/parts.py"
     parts.write_text(parts.read_text().replace("self.hidden = torch.nn.Linear(2, width)", f"""{HALVED}"""))
     again = train(*words, "loop.eval_interval=6", cwd=project)
@@ -158,11 +162,83 @@ def test_an_edited_model_is_trained_again_and_an_unedited_one_is_not(tmp_path: P
     assert "mine/parts.py has changed" in again.err
     [after] = records(file)
     assert after["a"] != before["a"]
-    assert after["source"] != before["source"]
+    assert after["a_source"] != before["a_source"]
     # The earlier runs are kept.
     assert sorted(path.name for path in (folder_of(project) / ".trash").iterdir()) == ["a-seed1-1", "b-seed1-1"]
     assert train(*words, "loop.eval_interval=6", cwd=project).out == again.out
     assert records(file) == [after]
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose model was edited after `runs/mine` was trained, and fits of seed 1 before and after the edit."""
+    project = make_project(tmp_path_factory.mktemp("edited"))
+    trained("mine", *TINY, cwd=project)
+    trained("mine", *TINY, "seed=1", "name=before", cwd=project)
+    parts = project / "mine/parts.py"
+    parts.write_text(parts.read_text().replace("self.hidden = torch.nn.Linear(2, width)", HALVED))
+    trained("mine", *TINY, "seed=1", "name=after", cwd=project)
+    return project
+
+
+def test_a_run_is_trained_by_the_source_that_it_keeps_and_an_experiment_by_that_of_the_project(edited: Path) -> None:
+    words = ("compare", "--json", "runs/mine", "mine", "--seeds", "1", "--name", "first", "--", *TINY)
+    result = train(*words, cwd=edited)
+    assert result.code == 3, result.err
+    report = json.loads(result.out)
+    assert report["source_differs"] == ["mine/parts.py"]
+    assert report["differs"] == {}
+    for run, alone in (("a_run", "before"), ("b_run", "after")):
+        trial = edited / report["pairs"][0][run]
+        assert weights(trial / "checkpoints/step6") == weights(edited / "runs" / alone / "checkpoints/step6")
+    assert json.loads(train(*words, cwd=edited).out)["pairs"] == report["pairs"]
+    # The best so far, by its source alone: what B was is A now, and is not trained again.
+    parts = edited / "mine/parts.py"
+    source = parts.read_text()
+    parts.write_text(source.replace("/= 2", "/= 3"))
+    best = report["pairs"][0]["b_run"]
+    result = train("compare", "--json", best, "mine", "--seeds", "1", "--name", "second", "--", *TINY, cwd=edited)
+    parts.write_text(source)
+    assert json.loads(result.out)["pairs"][0]["a_run"] == best, result.err
+    # Changes of the run are trained by its source, too.
+    result = train("compare", "--json", "runs/mine", "model.width=4", "--seeds", "1", "--", *TINY, cwd=edited)
+    assert json.loads(result.out)["source_differs"] == [], result.err
+    assert "mine/parts.py: the source differs" in train(*words[:1], *words[2:], cwd=edited).out
+
+
+def test_the_source_of_the_project_is_taken_if_asked_for(edited: Path) -> None:
+    words = ("compare", "--json", "runs/mine source=project", "mine", "--seeds", "1", "--name", "third", "--", *TINY)
+    report = json.loads(train(*words, cwd=edited).out)
+    assert report["source_differs"] == []
+    assert {pair["difference"] for pair in report["pairs"]} == {0}
+
+
+def test_a_kept_source_that_was_changed_is_not_run(edited: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(edited, copy)
+    [facts] = copy.glob("runs/mine/source/*/source.json")
+    facts.write_text(facts.read_text().replace('"mac": "', '"mac": "0'))
+    result = train("compare", "runs/mine", "mine", "--seeds", "1", "--name", "mac", "--", *TINY, cwd=copy)
+    assert result.code == 66
+    assert "is not signed by this user's key" in result.err
+    assert not (copy / "runs/compare/mac").exists()
+    [kept] = copy.glob("runs/mine/source/*/files/mine/parts.py")
+    kept.write_text(kept.read_text() + "#")
+    assert train("compare", "runs/mine", "mine", "--", *TINY, cwd=copy).code == 67
+
+
+def test_each_run_has_a_device_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for two devices; each run notes what it sees."""
+    project = make_watched_project(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = ("compare", "mine", "model.width=4", "--devices", "all", "--seeds", "2")
+    result = train_here(*words, "--", *TINY, "device=cpu", cwd=project)
+    assert result.code in (0, 1, 3), result.err
+    most, runs = read_notes(project)
+    assert most == {"0": 1, "1": 1}
+    assert sorted(runs) == ["a-seed1", "a-seed2", "b-seed1", "b-seed2"]
+    assert all(len(used) == 1 for used in runs.values())
 
 
 def test_a_comparison_that_is_killed_goes_on_with_the_same_records_and_verdict(
@@ -224,6 +300,19 @@ def test_a_mistake_has_an_exit_code_that_is_no_verdict_and_writes_nothing(words:
     assert result.code == 66, result.out + result.err
     assert MISTAKES[words] in result.err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_metric_that_nothing_measures_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    words = ("compare", "digits_mlp", "optimizer.lr=1", "--metric", "val/acuracy", "--mode", "max")
+    result = train_here(*words, cwd=tmp_path)
+    assert result.code == 66, result.err
+    assert "--metric is 'val/acuracy', which no validation loader or callback reports" in result.err
+    assert "Did you mean 'val/accuracy'?" in result.err
+    assert not list(tmp_path.glob("runs/compare/*/b-seed1"))
+    assert not list(tmp_path.glob("runs/compare/*/a-seed1/metrics.jsonl"))
+    result = train_here("compare", "digits_mlp", "optimizer.lr=1", "--metric", "val/odd", cwd=tmp_path)
+    assert result.code == 66, result.err
+    assert "--metric val/odd: its name does not say what is better" in result.err
 
 
 def test_a_metric_that_nothing_measures_is_named_with_those_that_are(clear: tuple[Path, Result]) -> None:

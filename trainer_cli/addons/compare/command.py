@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         or not (math.isfinite(args.margin) and args.margin >= 0)
     ):
         raise UserError("--seeds and --jobs must be at least 1, and --margin a number of at least 0")
-    from trainer_cli.addons.compare.pairs import COMPARE_FOLDER, PairedRuns
+    from trainer_cli.addons.compare.pairs import COMPARE_FOLDER, SPEC_FILE, PairedRuns
     from trainer_cli.addons.compare.sides import read_sides
     from trainer_cli.messages import to_console
     from trainer_cli.runs import refuse_nested
@@ -77,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
     sides = read_sides(args.first, args.second, args.overrides, budget=budget, config_dir=args.config_dir)
     a, b = sides
     name = args.name or _name(a.text, b.text, a.digest, b.digest)
-    folder = Path(a.composed.config.run_dir).parent / COMPARE_FOLDER / name
+    runs = Path(a.composed.config.run_dir).parent
+    # A may be a run of another comparison, such as the best so far.
+    runs = runs.parents[1] if (runs / SPEC_FILE).exists() else runs
+    folder = runs / COMPARE_FOLDER / name
     refuse_nested(folder / "a-seed1")
     to_console(a.composed.config.logging.level)
     comparison = PairedRuns(sides, folder, args.seeds, args.margin, args.metric, args.mode)
@@ -101,6 +104,7 @@ def _as_text(report: Mapping[str, Any]) -> str:
     ]
     lines = [f"A: {report['a']}", f"B: {report['b']}"]
     lines += [f"  {key}: {values['a']} -> {values['b']}" for key, values in report["differs"].items()]
+    lines += [f"  {file}: the source differs" for file in report["source_differs"]]
     if not report["differs"]:
         lines.append("A and B have the same config.")
     if not report["same_batches"]:

@@ -38,7 +38,7 @@ from trainer_cli.terminal import format_first
 log = logging.getLogger(__name__)
 
 COMPARE_FOLDER = "compare"
-_SPEC = "compare.json"
+SPEC_FILE = "compare.json"
 _RECORDS = "pairs.jsonl"
 _ORPHAN_S = 120.0
 """How long a run of a killed comparison may take to save and end."""
@@ -55,8 +55,9 @@ class Pair:
     b: float
     a_run: str
     b_run: str
-    source: Mapping[str, str]
-    """Digests of the project's files that both imported."""
+    a_source: Mapping[str, str]
+    b_source: Mapping[str, str]
+    """Digests of the project's files that each imported."""
 
     @property
     def difference(self) -> float:
@@ -110,14 +111,18 @@ class PairedRuns:
         with RunDir(self.folder).lock() as lock:
             lock.name_holder()
             spec = {side.letter: {"text": side.text, "digest": side.digest} for side in self.sides}
-            write_json(self.folder / _SPEC, spec)
+            write_json(self.folder / SPEC_FILE, spec)
             self._read_records()
             if self._is_decided():
                 return
             if any(self._find_finished(side, 1) is None for side in self.sides):
                 # Here, before A is trained: B might be wrong.
                 for side in self.sides:
-                    side.composed.check_targets()
+                    # Classes of a kept source are found in the process that trains with it.
+                    if side.kept is None:
+                        side.composed.check_targets()
+                if self.metric is not None:
+                    self._find_rule([self.metric])
             stopped = RUN_JOBS.need("train compare")(
                 self.folder,
                 self._queue(),
@@ -136,6 +141,7 @@ class PairedRuns:
         differs, pairs, values = find_differences(a, b), self.pairs, [pair.a for pair in self.pairs]
         differences = [pair.difference for pair in pairs]
         decisive = pairs[0] if pairs else self
+        sources = [{*pairs[0].a_source.items()}, {*pairs[0].b_source.items()}] if pairs else [set(), set()]
         return {
             "verdict": self.verdict.value,
             "exit_code": self.verdict.exit_code,
@@ -151,6 +157,7 @@ class PairedRuns:
             **MeanInterval.of(differences).as_dict(),
             "a_mean": sum(values) / len(values) if values else None,
             "noise": standard_deviation(values) if len(values) > 1 else None,
+            "source_differs": sorted({name for name, _ in sources[0] ^ sources[1]}),
             "same_batches": has_same_batches(differs),
             "differs": {key: {"a": old, "b": new} for key, (old, new) in differs.items()},
             "pairs": [
@@ -168,8 +175,8 @@ class PairedRuns:
             for side in self.sides if seed not in self._pairs else ():
                 if self._find_finished(side, seed) is None:
                     key, frozen = side.freeze(self.folder, seed)
-                    self._prepare(RunDir(self.folder / key))
-                    yield FrozenJob(key, frozen, side.composed.overrides, side.processes)
+                    self._prepare(side, RunDir(self.folder / key))
+                    yield FrozenJob(key, frozen, side.composed.overrides, side.processes, side.kept, self.metric)
             self._complete(seed)
             if self._is_decided():
                 return
@@ -181,6 +188,7 @@ class PairedRuns:
         elif code in (ExitCode.STOPPED_EARLY, ExitCode.INTERRUPTED):
             self.stopped = True
         else:
+            error = error.replace("callbacks.NeededMetric.metric", "--metric")
             failed = f"{key} failed: {f'signal {-code}' if code < 0 else error or f'exit code {code}'}"
             output = self.folder / ".jobs" / f"{key}.log"
             failure = TrainError(failed, cure=f"Its output: {output}. The same command goes on.")
@@ -193,16 +201,17 @@ class PairedRuns:
         runs = [self._find_finished(side, seed) for side in self.sides]
         if seed in self._pairs or runs[0] is None or runs[1] is None:
             return
-        rule = self._find_rule(runs[0])
+        rule = self._find_rule([*runs[0].read_summary().get("last_metrics", ())])
         a, b = (_read_value(run, rule) for run in runs if run is not None)
-        source = {**_source_of(runs[0]), **_source_of(runs[1])}
-        pair = Pair(seed, rule.metric, rule.mode.value, a, b, str(runs[0].path), str(runs[1].path), source)
+        paths = (str(runs[0].path), str(runs[1].path))
+        pair = Pair(seed, rule.metric, rule.mode.value, a, b, *paths, _source_of(runs[0]), _source_of(runs[1]))
         self._pairs[seed] = pair
         # As a whole: a reader never sees half a line, and a kill leaves all earlier pairs.
         lines = [json.dumps(asdict(pair)) + "\n" for pair in self.pairs]
         replace(self.folder / _RECORDS, ["".join(lines).encode()])
-        interval = MeanInterval.of([pair.difference for pair in self.pairs])
-        log.info("seed %d: A %.4g, B %.4g; mean difference %.4g ± %.3g", seed, a, b, *interval)
+        mean, radius = MeanInterval.of([pair.difference for pair in self.pairs])
+        known = f" ± {radius:.3g}" if math.isfinite(radius) else ""
+        log.info("seed %d: A %.4g, B %.4g; mean difference %.4g%s", seed, a, b, mean, known)
 
     def _read_records(self) -> None:
         """Take the pairs that were recorded with the same metric, and of the present source."""
@@ -212,13 +221,14 @@ class PairedRuns:
             except TypeError:
                 continue
             is_same = (self.metric or pair.metric, self.mode or pair.mode) == (pair.metric, pair.mode)
-            if is_same and not self._find_changes(pair.source):
+            sources = (pair.a_source, pair.b_source)
+            if is_same and not any(map(_find_changes, self.sides, sources)):
                 self._pairs[pair.seed] = pair
 
     def _find_finished(self, side: Side, seed: int) -> RunDir | None:
         """The finished run of a side with a seed, made by the present source, here or in another comparison."""
         here = [RunDir(self.folder / f"{side.letter}-seed{seed}")]
-        specs = {file.parent: read_json(file) or {} for file in sorted(self.folder.parent.glob(f"*/{_SPEC}"))}
+        specs = {file.parent: read_json(file) or {} for file in sorted(self.folder.parent.glob(f"*/{SPEC_FILE}"))}
         # A run with the same config that was trained outside of comparisons is to be looked for here, too.
         elsewhere = [
             RunDir(folder / f"{letter}-seed{seed}")
@@ -228,28 +238,23 @@ class PairedRuns:
         ]
         for run in (*here, *elsewhere):
             is_finished = run.read_summary().get("status") == RunStatus.finished
-            if is_finished and not self._find_changes(_source_of(run)):
+            if is_finished and not _find_changes(side, _source_of(run)):
                 return run
         return None
 
-    def _prepare(self, run: RunDir) -> None:
+    def _prepare(self, side: Side, run: RunDir) -> None:
         """Wait for the process of a killed comparison, and move away a run that was made by other source."""
         end = time.monotonic() + _ORPHAN_S
         # After that the run itself reports who uses its directory.
         while run.is_locked() and time.monotonic() < end:
             time.sleep(0.05)
-        if run.exists_as_run() and (changed := self._find_changes(_source_of(run))):
+        if run.exists_as_run() and (changed := _find_changes(side, _source_of(run))):
             moved = RunDir.describe_moved(run.move_to_trash())
             log.info("%s has changed: %s is trained again, and moved to %s", format_first([*changed]), run.path, moved)
 
-    def _find_changes(self, source: Mapping[str, str]) -> Mapping[str, str]:
-        """The files of a run's source that differ in this project."""
-        return other_source(source, self.sides[0].composed.project_root)
-
-    def _find_rule(self, run: RunDir) -> BestRule:
-        """The metric that decides, and its direction."""
+    def _find_rule(self, measured: Sequence[str]) -> BestRule:
+        """The metric that decides, of those that a run has measured, and its direction."""
         settings = BestSettings.common(BestSettings.of(asdict(side.composed.config)) for side in self.sides)
-        measured = [*run.read_summary().get("last_metrics", ())]
         rule = settings.rule(measured)
         if (metric := self.metric or (rule.metric if rule else None)) is None:
             cure = f"Name one by --metric: {format_first(measured) or 'none is measured'}."
@@ -258,6 +263,11 @@ class PairedRuns:
         if mode is None:
             raise UserError(f"--metric {metric}: its name does not say what is better", cure="Add --mode min.")
         return BestRule(metric, Mode(mode))
+
+
+def _find_changes(side: Side, source: Mapping[str, str]) -> Mapping[str, str]:
+    """The files of a run's source that differ from what a side trains with."""
+    return other_source(source, side.source_root)
 
 
 def _source_of(run: RunDir) -> Mapping[str, str]:

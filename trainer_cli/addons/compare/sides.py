@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.config import Composed, SearchPath, compose, diff, from_yaml, given_value
+from trainer_cli.config import Composed, SearchPath, compose, diff, from_yaml, given_value, project_root
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.layout import in_runs
+from trainer_cli.origin import read_source_of
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.running import refuse_no_optimizer
 from trainer_cli.runs import RunDir
@@ -32,6 +33,10 @@ class Side:
     letter: str
     text: str
     composed: Composed
+    kept: tuple[Path, int] | None = None
+    """A run and its attempt whose kept source it trains with; None: that of the project."""
+    source_root: Path = Path()
+    """The folder of the project's files that it trains with."""
 
     @property
     def digest(self) -> str:
@@ -102,7 +107,6 @@ class _Words:
         if RunDir(text).exists_as_run():
             return cls(letter, text, Path(text), ())
         words = shlex.split(text)
-        # A source tree that a run has kept, `RUN/source/DIGEST`, is to be one more base here.
         names = [word for word in words if "=" not in word and not word.startswith("~")]
         overrides = [word for word in words if word not in names]
         if len(names) > 1 or not words:
@@ -131,8 +135,14 @@ class _Words:
                     f"{key}= and train compare, which trains seeds 1 to --seeds in a folder of its own",
                     cure=f"Leave {key}= out.",
                 )
+        source = None
         if isinstance(base, Path):
-            composed = from_yaml(RunDir(base).config_file, overrides, config_dir=config_dir)
+            run = RunDir(base)
+            source = read_source_of(run, overrides, project_root(config_dir, Path.cwd()))
+            # Its classes may no longer be in the project. Source and config of one's own run are signed together.
+            trusted = source is not None and source[0].is_own
+            stored = source[0].config if source is not None else run.config_file
+            composed = from_yaml(stored, overrides, config_dir=config_dir, trusted=trusted)
         else:
             experiment = [f"{_EXPERIMENT}={base}"] if base is not None else []
             composed = compose([*experiment, *overrides], config_dir=config_dir)
@@ -147,7 +157,9 @@ class _Words:
         values |= {} if budget is None else {"loop.max_duration": budget}
         composed = composed.with_values(values)
         refuse_no_optimizer(composed)
-        return Side(self.letter, self.text, composed)
+        if source is None or not isinstance(base, Path):
+            return Side(self.letter, self.text, composed, source_root=composed.project_root)
+        return Side(self.letter, self.text, composed, (base, source[1]), source[0].root)
 
 
 def find_differences(a: Side, b: Side) -> Mapping[str, tuple[Any, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from trainer_cli.commands import add_config_dir, tolerate_lost_output
 
 if TYPE_CHECKING:
     from trainer_cli.config import Composed
+    from trainer_cli.parallel import ProcessGroup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--hold", type=Path, action="append", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("--metric", help=argparse.SUPPRESS)
+    parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--attempt", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     add_config_dir(parser)
 
@@ -35,8 +39,12 @@ def run(args: argparse.Namespace) -> int:
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.
         from trainer_cli.fit_parts import AT_END
+        from trainer_cli.origin import use_kept_source
         from trainer_cli.processes import fit_in_processes, provide_fork
+        from trainer_cli.runs import RunDir
 
+        if args.source is not None:
+            use_kept_source(RunDir(args.source), args.attempt, args.overrides, args.config_dir)
         hooks = [make_hook() for make_hook in AT_END.each()]
 
         def compose() -> Composed:
@@ -48,10 +56,20 @@ def run(args: argparse.Namespace) -> int:
                     hook.expect(composed.config)
             return composed
 
+        def observe(composed: Composed, group: ProcessGroup) -> AbstractContextManager[object]:
+            if args.metric is None:
+                return nullcontext()
+            # Imported here: it imports torch.
+            from trainer_cli.addons.jobs.needed_metric import NeededMetric
+
+            return NeededMetric(args.metric)
+
         flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
         flags += [f"--hold={file}" for file in args.hold]
+        given = {"--metric": args.metric, "--source": args.source, "--attempt": args.attempt}
+        flags += [f"{flag}={value}" for flag, value in given.items() if value is not None]
         child = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
         with ExitStack() as stack:
             for hook in hooks:
                 stack.enter_context(hook)
-            return fit_in_processes(compose, child, supervised=args.supervised)
+            return fit_in_processes(compose, child, supervised=args.supervised, observe=observe)

@@ -67,7 +67,9 @@ def run_jobs(
             replace(file, [job.frozen.encode()])
             file.with_suffix(f".{ERROR}").unlink(missing_ok=True)
             held = [f"--hold={lock}" for lock in taken.locks]
-            command = own_command(["_job", *options, *held, str(file), *job.overrides])
+            needed = [f"--metric={job.metric}"] if job.metric is not None else []
+            kept = [f"--attempt={job.kept[1]}", f"--source={job.kept[0]}"] if job.kept is not None else []
+            command = own_command(["_job", *options, *held, *needed, *kept, str(file), *job.overrides])
             children.start(job.key, command, {**env, **taken.variables()})
 
         def end(key: str, code: int) -> bool:

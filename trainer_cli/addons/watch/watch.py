@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -78,6 +78,10 @@ class Watch(Callback):
                 last = read_last_row(self._run.metrics_file).get("step", 0)
                 text = f"{status} after its record of step {last}, and resumed at step {trainer.progress.step}"
                 self._notifier.tell("killed" if status == RunStatus.killed else "failure", text, **attempt)
+
+    def logged_metrics(self) -> Iterable[str]:
+        # It states that `on_after_evaluation` logs none.
+        return ()
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         """Tell of a new best."""
