@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import secrets
@@ -18,7 +17,7 @@ _BYTES = 32
 def sign(content: bytes) -> str | None:
     """The code of a content by the user's key, which is made at its first use; None if there is no place for a key."""
     key = _read_key() or _make_key()
-    return None if key is None else hmac.new(key, content, hashlib.sha256).hexdigest()
+    return None if key is None else hmac.digest(key, content, "sha256").hex()
 
 
 def is_signed(content: bytes, code: object) -> bool:
@@ -26,7 +25,7 @@ def is_signed(content: bytes, code: object) -> bool:
     key = _read_key()
     if key is None or not isinstance(code, str):
         return False
-    return hmac.compare_digest(hmac.new(key, content, hashlib.sha256).hexdigest().encode(), code.encode())
+    return hmac.compare_digest(hmac.digest(key, content, "sha256").hex().encode(), code.encode())
 
 
 def _key_file() -> Path:

@@ -97,9 +97,13 @@ def _digest_sources(root: Path) -> Iterator[tuple[str, str]]:
 def _digest_file(file: Path) -> str | None:
     """The digest of a source file; None if it cannot be read."""
     try:
-        content = file.read_bytes()
+        return digest_source(file.read_bytes())
     except OSError:
         return None
+
+
+def digest_source(content: bytes) -> str:
+    """The digest of the content of a source file."""
     # A checkout on another system may have other line ends.
     return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]
 

@@ -21,7 +21,8 @@ from typing import Any
 
 from trainer_cli.bounds import is_bounded, is_list, is_table, is_text
 from trainer_cli.errors import CheckpointError
-from trainer_cli.files import sync
+from trainer_cli.files import parse_object, sync
+from trainer_cli.origin.compare import digest_source, other_source
 from trainer_cli.runs import RunDir
 from trainer_cli.source_view import ROOTS_FILE
 from trainer_cli.storage import replacing
@@ -33,6 +34,12 @@ _CONFIG = "config.yaml"
 _MOST_BYTES = 1 << 30
 _MOST_FACTS_BYTES = 1 << 24
 _DIGEST = re.compile(r"[0-9a-f]{16}")
+_KINDS = {
+    **dict.fromkeys(("project_root", "python", "config"), is_text),
+    **dict.fromkeys(("versions", "samples", "not_kept", "files"), is_table),
+    "import_roots": is_list,
+}
+"""Values of `source.json`, with their checks."""
 
 
 class DamagedSourceError(CheckpointError):
@@ -97,21 +104,18 @@ class KeptSource:
         Raises:
             DamagedSourceError: it is incomplete, was changed, or would write outside of a view.
         """
-        content = _read_facts(_read_plain(folder, FACTS_FILE, _MOST_FACTS_BYTES), folder)
-        try:
-            facts = SourceFacts(**{name: content[name] for name in SourceFacts.__slots__})
-            digests = {str(name): str(digest) for name, digest in content["files"].items()}
-            texts = [facts.project_root, facts.python, content["config"], *facts.import_roots]
-            tables = [facts.versions, facts.samples, facts.not_kept]
-            if not (all(map(is_text, texts)) and all(map(is_table, tables)) and is_list(facts.import_roots)):
-                raise TypeError
-        except (AttributeError, KeyError, TypeError):
-            raise _damaged(folder, f"{FACTS_FILE} lacks values, or has others") from None
-        for path in (*digests, *filter(None, facts.import_roots)):
+        content = parse_object(_read_plain(folder, FACTS_FILE, _MOST_FACTS_BYTES))
+        if content is None or not is_bounded(content):
+            raise _damaged(folder, f"{FACTS_FILE} is no JSON of a source")
+        has_kinds = all(is_kind(content.get(name)) for name, is_kind in _KINDS.items())
+        if not has_kinds or not all(map(is_text, content["import_roots"])):
+            raise _damaged(folder, f"{FACTS_FILE} lacks values, or has others")
+        facts = SourceFacts(**{name: content[name] for name in SourceFacts.__slots__})
+        for path in (*content["files"], *filter(None, facts.import_roots)):
             if not _is_inside(path):
                 raise _damaged(folder, f"{path!r} leads out of the project")
         files, left = {}, _MOST_BYTES
-        for path, digest in digests.items():
+        for path, digest in content["files"].items():
             files[path] = _read_verified(folder, f"{FILES_FOLDER}/{path}", digest, left)
             left -= len(files[path])
         config = _read_verified(folder, _CONFIG, content["config"], left).decode(errors="replace")
@@ -139,28 +143,17 @@ class KeptSource:
         }
         text = json.dumps({**content, "mac": sign(_to_sign(content))}, indent=2)
         written = {f"{FILES_FOLDER}/{path}": data for path, data in files.items()}
-        folders = {parent for path in written for parent in PurePosixPath(path).parents[:-2]}
+        # It is synced after all was written: one commit of a journal covers the files.
         with replacing(folder, overwrite=True) as staging:
             for path, data in {**written, _CONFIG: config.encode(), FACTS_FILE: text.encode()}.items():
                 (staging / path).parent.mkdir(parents=True, exist_ok=True)
                 (staging / path).write_bytes(data)
-            # After all were written: one commit of a journal covers them. `replacing` syncs the top of the folder.
-            for below in [*map(PurePosixPath, written), *folders]:
-                sync(staging / below)
         sync(run.path)
         return digest
 
     def find_differences(self, root: Path) -> dict[str, str]:
         """Its files that differ in a project -> `changed` or `not there`."""
-        differing = {}
-        for path, content in self.files.items():
-            try:
-                # A checkout on another system may have other line ends.
-                if (root / path).read_bytes().replace(b"\r\n", b"\n") != content.replace(b"\r\n", b"\n"):
-                    differing[path] = "changed"
-            except OSError:
-                differing[path] = "not there"
-        return differing
+        return other_source({path: digest_source(content) for path, content in self.files.items()}, root)
 
     def write_view(self, view: Path, project: Path) -> None:
         """Write its files into an empty folder, with links to the other entries of the project but Python files."""
@@ -191,17 +184,6 @@ def list_names(folder: Path) -> list[str]:
 
 def _to_sign(content: Mapping[str, Any]) -> bytes:
     return json.dumps({key: value for key, value in content.items() if key != "mac"}, sort_keys=True).encode()
-
-
-def _read_facts(text: bytes, folder: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    if not is_table(content) or not is_bounded(content):
-        raise _damaged(folder, f"{FACTS_FILE} is no JSON of a source")
-    values: dict[str, Any] = content
-    return values
 
 
 def _is_inside(path: str) -> bool:

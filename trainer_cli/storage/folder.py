@@ -436,7 +436,7 @@ def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
         staging = folder / output.name
         yield staging
         # fsync before rename: a rename may reach the disk before the data does.
-        for path in (*(staging.iterdir() if staging.is_dir() else ()), staging):
+        for path in (*staging.rglob("*"), staging):
             sync(path)
         if os.path.lexists(output) and (output.is_dir() or staging.is_dir()):
             # No rename replaces a folder that is not empty.
