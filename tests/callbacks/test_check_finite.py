@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from planted import Plant, fit_and_save
 from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
 
 from trainer_cli.callbacks.check_finite import CheckFinite
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import NotFiniteError
@@ -22,32 +22,8 @@ from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.train_step import TrainStep
 
 
-class Plant(Callback):
-    """Makes batches NaN, by epoch and number in it: the data is bad, not the step."""
-
-    def __init__(self, *places: tuple[int, int], how: str = "input") -> None:
-        self.places, self.how = places, how
-        self.seen: list[tuple[int, int]] = []
-
-    def on_train_step_start(self, trainer: Any, model: Any, batch: Any) -> None:
-        self.seen.append((trainer.progress.epoch, trainer.progress.batch))
-        if self.seen[-1] in self.places:
-            batch[0 if self.how == "input" else 1].fill_(float("nan"))
-
-
-def _fit(folder: Path, finite: CheckFinite, *callbacks: Callback, logger: ListLogger | None = None, **more: Any) -> Any:
-    settings = {"max_duration": 12, "log_interval": 2, **more.pop("settings", {})}
-    made = trainer(
-        more.pop("model", Noisy),
-        callbacks={"finite": finite, **{type(one).__name__: one for one in callbacks}},
-        loggers=[logger or ListLogger()],
-        settings=settings,
-        run_dir=folder,
-        checkpoint=CheckpointerCallback(folder / "ckpt", save_interval=3, save_on_stop=more.pop("save_on_stop", True)),
-        **more,
-    )
-    made.fit(loader(20), loader(6, shuffle=False))
-    return made
+def _fit(folder: Path, finite: CheckFinite, *callbacks: Callback, **more: Any) -> Any:
+    return fit_and_save(folder, {"finite": finite}, *callbacks, **more)
 
 
 def _saved(folder: Path) -> list[str]:

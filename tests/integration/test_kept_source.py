@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Result, train
+from command import Result, train, write_files
 
 pytestmark = pytest.mark.slow
 
@@ -81,14 +81,11 @@ OWN = "the source is the one that the run keeps"
 
 def write_project(folder: Path) -> Path:
     rows = [f"{(i * 37 % 41) / 41:.4f},{(i * 17 % 41) / 41:.4f}" for i in range(40)]
-    for name, text in {
+    return write_files(folder, {
         "mine/__init__.py": "", "mine/net.py": NET, "mine/layers.py": LAYERS, "mine/late.py": LATE,
         "mine/deeper.py": "SHIFT = 0.5\n", "mine/points.py": POINTS, "mine/points.csv": "\n".join(rows) + "\n",
         "mine/unused.py": "", "configs/experiment/mine.yaml": EXPERIMENT,
-    }.items():  # fmt: skip
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
+    })  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -348,7 +348,12 @@ def running(
 
 def make_project(root: Path, **files: str) -> Path:
     """A user's project with its own configs and package; returns its root."""
-    for name, text in {**PROJECT, **files}.items():
+    return write_files(root, {**PROJECT, **files})
+
+
+def write_files(root: Path, files: Mapping[str, str]) -> Path:
+    """Write files by their paths below a folder; returns the folder."""
+    for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import EXPERIMENTS, ROOT, Result, records, train, trained
+from command import EXPERIMENTS, ROOT, Result, records, train, trained, write_files
 
 pytestmark = pytest.mark.slow
 
@@ -87,13 +87,10 @@ AGAIN = "runs/again"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    project = tmp_path_factory.mktemp("rerun") / "project"
-    for name, text in {
+    project = write_files(tmp_path_factory.mktemp("rerun") / "project", {
         "mine/__init__.py": "", "mine/net.py": NET, "mine/layers.py": "FACTOR = 1\n", "mine/points.py": POINTS,
         "mine/stopper.py": STOPPER, "configs/experiment/mine.yaml": EXPERIMENT,
-    }.items():  # fmt: skip
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(text)
+    })  # fmt: skip
     trained(MINE, cwd=project)
     return project
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,21 +72,10 @@ Check = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
-def check(empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+def check(check_project: Check) -> Check:
     """Checks a project whose data is made by this function; returns the exit code and the report as JSON."""
-
-    def of(make: str, *words: str) -> tuple[int, Any]:
-        # Each test has a module of this name.
-        monkeypatch.delitem(sys.modules, "parts", raising=False)
-        Path("configs/experiment").mkdir(parents=True)
-        Path("configs/experiment/mine.yaml").write_text(EXPERIMENT.replace("MAKE", "make"))
-        Path("parts.py").write_text(f"{PARTS}\n\n{make}\n")
-        code = main(["check", "data", "+experiment=mine", "device=cpu", "--json", *words])
-        report = json.loads(capsys.readouterr().out)
-        assert not Path("runs").exists(), "nothing is written"
-        return code, report
-
-    return of
+    experiment = EXPERIMENT.replace("MAKE", "make")
+    return lambda make, *words: check_project("data", experiment, f"{PARTS}\n\n{make}\n", *words)
 
 
 FAULTS = [

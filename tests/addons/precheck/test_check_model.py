@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,21 +62,14 @@ Check = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
-def check(empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+def check(check_project: Check) -> Check:
     """Checks a project whose model is `Sound` with this body; returns the exit code and the report as JSON."""
 
-    def of(body: str, *words: str) -> tuple[int, Any]:
-        # Each test has a module of this name.
-        monkeypatch.delitem(sys.modules, "parts", raising=False)
-        Path("configs/experiment").mkdir(parents=True)
-        Path("configs/experiment/mine.yaml").write_text(EXPERIMENT)
-        Path("parts.py").write_text(f"{PARTS}\nclass Model(Sound):\n{body}\n")
-        code = main(["check", "model", "+experiment=mine", "device=cpu", "--json", "--seconds", "60", *words])
-        report = json.loads(capsys.readouterr().out)
-        assert not Path("runs").exists(), "nothing is written"
-        return code, report
+    def check(body: str, *words: str) -> tuple[int, Any]:
+        parts = f"{PARTS}\nclass Model(Sound):\n{body}\n"
+        return check_project("model", EXPERIMENT, parts, "--seconds", "60", *words)
 
-    return of
+    return check
 
 
 def features(expression: str, made: str = "pass") -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, ListLogger, Noisy, StopAt, everything, loader, same, trainer
+from planted import Plant, fit_and_save
+from tiny import Line, ListLogger, StopAt, everything, same
 
 from trainer_cli.addons.watch.loss_spike import LossSpike
 from trainer_cli.callbacks.check_finite import CheckFinite
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
@@ -23,35 +23,15 @@ SPIKE = (1, 3)
 """The place of the ninth batch of `loader(20)`, which has five in an epoch."""
 
 
-class Plant(Callback):
-    """Makes the targets of batches huge, by epoch and number in it."""
-
-    def __init__(self, *places: tuple[int, int], value: float = 1e3) -> None:
-        self.places, self.value = places, value
-        self.seen: list[tuple[int, int]] = []
-
-    def on_train_step_start(self, trainer: Any, model: Any, batch: Any) -> None:
-        self.seen.append((trainer.progress.epoch, trainer.progress.batch))
-        if self.seen[-1] in self.places:
-            batch[1].fill_(self.value)
+def _plant(*places: tuple[int, int], value: float = 1e3) -> Plant:
+    """Makes the targets of batches huge."""
+    return Plant(*places, how="target", value=value)
 
 
-def _fit(
-    folder: Path, spike: LossSpike | None, *callbacks: Callback, logger: ListLogger | None = None, **more: Any
-) -> Any:
-    settings = {"max_duration": 15, "log_interval": 2, **more.pop("settings", {})}
-    named = {} if spike is None else {"spike": spike}
-    made = trainer(
-        more.pop("model", Noisy),
-        callbacks={**named, **{type(one).__name__: one for one in callbacks}},
-        loggers=[logger or ListLogger()],
-        settings=settings,
-        run_dir=folder,
-        checkpoint=CheckpointerCallback(folder / "ckpt", save_interval=3, save_on_stop=more.pop("save_on_stop", True)),
-        **{"optimizer": lambda model: torch.optim.AdamW(model.parameters(), 0.01), **more},
-    )
-    made.fit(loader(20), loader(6, shuffle=False))
-    return made
+def _fit(folder: Path, spike: LossSpike | None, *callbacks: Callback, **more: Any) -> Any:
+    settings = {"max_duration": 15, **more.pop("settings", {})}
+    more.setdefault("optimizer", lambda model: torch.optim.AdamW(model.parameters(), 0.01))
+    return fit_and_save(folder, {} if spike is None else {"spike": spike}, *callbacks, settings=settings, **more)
 
 
 def _spike(action: Any, **more: Any) -> LossSpike:
@@ -82,7 +62,7 @@ def test_skip_leaves_out_the_update_of_the_spike_and_nothing_else(how: str, tmp_
     if how == "accumulated":
         more["settings"] = {"grad_accum_steps": 2}
     each, spike = Each(), _spike("skip", **({"window": 4} if how == "accumulated" else {}))
-    _fit(tmp_path, spike, each, Plant(SPIKE), **more)
+    _fit(tmp_path, spike, each, _plant(SPIKE), **more)
     # Three steps make an epoch of five batches by two.
     planted = 5 if how == "accumulated" else 9
     assert spike.times == 1
@@ -112,7 +92,7 @@ def test_skip_is_a_plain_loop_that_makes_no_step_there(tmp_path: Path) -> None:
                 self.first = copy.deepcopy(model.state_dict())
 
     keep = Keep()
-    made = _fit(tmp_path, _spike("skip"), Plant(SPIKE), keep, model=Line)
+    made = _fit(tmp_path, _spike("skip"), _plant(SPIKE), keep, model=Line)
     model = Line()
     model.load_state_dict(keep.first)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -127,7 +107,7 @@ def test_skip_is_a_plain_loop_that_makes_no_step_there(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_is_left_to_check_finite(tmp_path: Path) -> None:
     spike = _spike("skip")
     finite = CheckFinite("skip")
-    made = _fit(tmp_path, spike, finite, Plant(SPIKE, value=float("nan")))
+    made = _fit(tmp_path, spike, finite, _plant(SPIKE, value=float("nan")))
     assert (spike.times, finite.times) == (0, 1)
     assert all(bool(torch.isfinite(value).all()) for value in made.model.state_dict().values())
 
@@ -135,7 +115,7 @@ def test_a_loss_that_is_not_finite_is_left_to_check_finite(tmp_path: Path) -> No
 def test_stop_ends_before_the_update_and_names_the_step(tmp_path: Path) -> None:
     each = Each()
     with pytest.raises(TrainError, match=r"loss spike at step 9: .* deviations above .* median of 8 steps") as caught:
-        _fit(tmp_path, _spike("stop"), Plant(SPIKE), each)
+        _fit(tmp_path, _spike("stop"), _plant(SPIKE), each)
     assert caught.value.exit_code == 1
     assert "action=skip" in str(caught.value)
     assert "others" not in str(caught.value)
@@ -143,9 +123,9 @@ def test_stop_ends_before_the_update_and_names_the_step(tmp_path: Path) -> None:
 
 
 def test_warn_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bare = _fit(tmp_path / "bare", None, Plant(SPIKE))
+    bare = _fit(tmp_path / "bare", None, _plant(SPIKE))
     with caplog.at_level(logging.WARNING, "trainer_cli"):
-        watched = _fit(tmp_path / "warned", _spike("warn"), Plant(SPIKE))
+        watched = _fit(tmp_path / "warned", _spike("warn"), _plant(SPIKE))
     assert same(bare.model.state_dict(), watched.model.state_dict()) == []
     assert next(text for text in caplog.messages if "loss spike" in text).startswith("loss spike at step 9")
 
@@ -159,13 +139,13 @@ class LeaveOut(Callback):
 
 
 def test_warn_leaves_an_update_out_that_another_callback_leaves_out(tmp_path: Path) -> None:
-    bare = _fit(tmp_path / "bare", None, LeaveOut(), Plant(SPIKE))
-    watched = _fit(tmp_path / "warned", None, LeaveOut(), Plant(SPIKE), _spike("warn"))
+    bare = _fit(tmp_path / "bare", None, LeaveOut(), _plant(SPIKE))
+    watched = _fit(tmp_path / "warned", None, LeaveOut(), _plant(SPIKE), _spike("warn"))
     assert same(bare.model.state_dict(), watched.model.state_dict()) == []
 
 
 def test_roll_back_never_sees_the_batches_again(tmp_path: Path) -> None:
-    plant, logger, spike = Plant(SPIKE), ListLogger(), _spike("roll_back")
+    plant, logger, spike = _plant(SPIKE), ListLogger(), _spike("roll_back")
     made = _fit(tmp_path, spike, plant, logger=logger)
     places = [(epoch, batch) for epoch in range(5) for batch in range(5)]
     # The spike is in step 9, and step 6 is saved: steps 7 to 15 are made over the batches after the ninth.
@@ -181,12 +161,12 @@ def test_a_resume_is_exact_wherever_it_was_stopped(action: str, accumulated: int
     window = {"window": 8} if accumulated == 1 else {"window": 4}
     more = {"settings": {"grad_accum_steps": accumulated, "eval_interval": 5}}
     straight = ListLogger()
-    whole = _fit(tmp_path / "whole", _spike(action, **window), Plant(SPIKE), logger=straight, **more)
+    whole = _fit(tmp_path / "whole", _spike(action, **window), _plant(SPIKE), logger=straight, **more)
     # The training must not go back to a checkpoint that the straight run lacks: only after the spike a stop saves.
     for stop, saves in ((4, False), (8, False), (10, False), (13, True)):
         folder, logger = tmp_path / str(stop), ListLogger()
-        _fit(folder, _spike(action, **window), Plant(SPIKE), StopAt(stop), logger=logger, save_on_stop=saves, **more)
-        resumed = _fit(folder, _spike(action, **window), Plant(SPIKE), logger=logger, **more)
+        _fit(folder, _spike(action, **window), _plant(SPIKE), StopAt(stop), logger=logger, save_on_stop=saves, **more)
+        resumed = _fit(folder, _spike(action, **window), _plant(SPIKE), logger=logger, **more)
         assert same(everything(whole), everything(resumed)) == [], stop
         assert logger.stream == straight.stream
 
@@ -194,13 +174,13 @@ def test_a_resume_is_exact_wherever_it_was_stopped(action: str, accumulated: int
 def test_more_than_max_times_end_the_training(tmp_path: Path) -> None:
     for action in ("skip", "roll_back"):
         with pytest.raises(TrainError, match=r"spike at step .*, after 1 other\."):
-            _fit(tmp_path / action, _spike(action, max_times=1), Plant(SPIKE, (2, 0)))
+            _fit(tmp_path / action, _spike(action, max_times=1), _plant(SPIKE, (2, 0)))
 
 
 def test_a_loss_that_stays_high_is_no_spike_for_long(tmp_path: Path) -> None:
     places = [(epoch, batch) for epoch in range(2, 9) for batch in range(5)]
     spike = _spike("skip", max_times=99)
-    _fit(tmp_path, spike, Plant(*places), settings={"max_duration": 40})
+    _fit(tmp_path, spike, _plant(*places), settings={"max_duration": 40})
     assert 1 <= spike.times <= 8
 
 
