@@ -71,10 +71,10 @@ def test_the_gan_learns_to_draw_digits(tmp_path: Path, monkeypatch: pytest.Monke
 def test_every_example_is_run_and_is_in_the_table() -> None:
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     folders = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
-    # tests/addons/test_example.py runs the add-on.
+    # tests/addons/test_example.py runs the add-on, test_autoresearch.py the loop.
     assert (
         folders
-        == sorted([*SHOWS, *RECIPES, "addon"])
+        == sorted([*SHOWS, *RECIPES, "addon", "autoresearch"])
         == sorted(re.findall(r"^\| \[([\w-]+)\]\(\1/README\.md\)", text, re.MULTILINE))
     )
 

@@ -183,7 +183,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_trained_by_the_source_that_it_keeps_and_an_experiment_by_that_of_the_project(edited: Path) -> None:
     words = ("compare", "--json", "runs/mine", "mine", "--seeds", "1", "--name", "first", "--", *TINY)
-    result = train(*words, cwd=edited)
+    result = train_here(*words, cwd=edited)
     assert result.code == 3, result.err
     report = json.loads(result.out)
     assert report["source_differs"] == ["mine/parts.py"]
@@ -191,24 +191,24 @@ def test_a_run_is_trained_by_the_source_that_it_keeps_and_an_experiment_by_that_
     for run, alone in (("a_run", "before"), ("b_run", "after")):
         trial = edited / report["pairs"][0][run]
         assert weights(trial / "checkpoints/step6") == weights(edited / "runs" / alone / "checkpoints/step6")
-    assert json.loads(train(*words, cwd=edited).out)["pairs"] == report["pairs"]
+    assert json.loads(train_here(*words, cwd=edited).out)["pairs"] == report["pairs"]
     # The best so far, by its source alone: what B was is A now, and is not trained again.
     parts = edited / "mine/parts.py"
     source = parts.read_text()
     parts.write_text(source.replace("/= 2", "/= 3"))
     best = report["pairs"][0]["b_run"]
-    result = train("compare", "--json", best, "mine", "--seeds", "1", "--name", "second", "--", *TINY, cwd=edited)
+    result = train_here("compare", "--json", best, "mine", "--seeds", "1", "--name", "second", "--", *TINY, cwd=edited)
     parts.write_text(source)
     assert json.loads(result.out)["pairs"][0]["a_run"] == best, result.err
     # Changes of the run are trained by its source, too.
-    result = train("compare", "--json", "runs/mine", "model.width=4", "--seeds", "1", "--", *TINY, cwd=edited)
+    result = train_here("compare", "--json", "runs/mine", "model.width=4", "--seeds", "1", "--", *TINY, cwd=edited)
     assert json.loads(result.out)["source_differs"] == [], result.err
-    assert "mine/parts.py: the source differs" in train(*words[:1], *words[2:], cwd=edited).out
+    assert "mine/parts.py: the source differs" in train_here(*words[:1], *words[2:], cwd=edited).out
 
 
 def test_the_source_of_the_project_is_taken_if_asked_for(edited: Path) -> None:
     words = ("compare", "--json", "runs/mine source=project", "mine", "--seeds", "1", "--name", "third", "--", *TINY)
-    report = json.loads(train(*words, cwd=edited).out)
+    report = json.loads(train_here(*words, cwd=edited).out)
     assert report["source_differs"] == []
     assert {pair["difference"] for pair in report["pairs"]} == {0}
 
