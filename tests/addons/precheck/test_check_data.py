@@ -143,6 +143,17 @@ def test_a_stream_is_looked_at_from_its_beginning(check: Check) -> None:
     assert [each["what"][:11] for each in report["findings"]] == ["30 samples "]
 
 
+def test_a_stream_is_looked_at_up_to_its_error(check: Check) -> None:
+    fails = "class Fails(Stream):\n    def __iter__(self):\n        yield Points()[0]\n        1 / 0\n"
+    code, report = check(
+        f"{fails}\n\ndef make():\n    data = Data()\n    data.train = Fails()\n    return data", "--all"
+    )
+    assert (code, report["looked_at"][1]) == (ExitCode.FAILED, "train: 1 of the samples of a stream looked at")
+    assert "1 cannot be read (ZeroDivisionError): [1: division by zero]" in [
+        each["what"] for each in report["findings"]
+    ]
+
+
 def test_a_loader_of_batches_is_named_as_not_looked_at(check: Check) -> None:
     batches = "class Batches:\n    def __iter__(self):\n        yield Points()[0]\n"
     code, report = check(

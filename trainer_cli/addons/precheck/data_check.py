@@ -73,11 +73,14 @@ class _Set:
                 if not stream and self.count < _REREAD:
                     seed_everything(1)
                     self.draws |= _digest(_arrays_in(self.dataset[key])) not in self.digests
-            except StopIteration:
-                self.length = self.count
-                break
             except Exception as error:
+                if stream and isinstance(error, StopIteration):
+                    self.length = self.count
+                    return
                 self.faults[f"cannot be read ({type(error).__name__})"].append(f"[{key}: {error}]")
+                if stream:
+                    # A generator ends with its error, and another stream might repeat it for ever.
+                    return
             self.count += 1
 
     def _find_key(self, number: int) -> Any:
