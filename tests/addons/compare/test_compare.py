@@ -213,6 +213,24 @@ def test_the_source_of_the_project_is_taken_if_asked_for(edited: Path) -> None:
     assert {pair["difference"] for pair in report["pairs"]} == {0}
 
 
+def test_a_run_that_was_made_longer_is_compared_at_its_new_length(edited: Path) -> None:
+    trained("mine", *TINY, "name=long", cwd=edited)
+    trained("mine", *TINY, "name=long", "loop.max_duration=8", cwd=edited)
+    words = ("compare", "--json", "runs/long", "model.width=4", "--seeds", "1", "--name", "long")
+    report = json.loads(train_here(*words, cwd=edited).out)
+    assert report["length"] == "8"
+    assert report["source_differs"] == []
+
+
+def test_a_run_whose_classes_are_no_longer_in_the_project_is_compared(edited: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(edited, copy)
+    (copy / "mine").rename(copy / "yours")
+    words = ("compare", "--json", "runs/mine", "model.width=3", "--seeds", "1", "--name", "moved")
+    result = train_here(*words, cwd=copy)
+    assert result.code == 3, result.err
+
+
 def test_a_kept_source_that_was_changed_is_not_run(edited: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(edited, copy)

@@ -139,10 +139,11 @@ class _Words:
         if isinstance(base, Path):
             run = RunDir(base)
             source = read_source_of(run, overrides, project_root(config_dir, Path.cwd()))
-            # Its classes may no longer be in the project. Source and config of one's own run are signed together.
-            trusted = source is not None and source[0].is_own
-            stored = source[0].config if source is not None else run.config_file
-            composed = from_yaml(stored, overrides, config_dir=config_dir, trusted=trusted)
+            stored = run.config_file.read_text("utf-8")
+            # Its classes may no longer be in the project. The config is signed with the source, unless it was changed
+            # since, as by a longer duration.
+            trusted = source is not None and source[0].is_own and source[0].config == stored
+            composed = from_yaml(run.config_file, overrides, config_dir=config_dir, trusted=trusted)
         else:
             experiment = [f"{_EXPERIMENT}={base}"] if base is not None else []
             composed = compose([*experiment, *overrides], config_dir=config_dir)
