@@ -40,7 +40,7 @@ TOP = f"{PACKAGE}/__init__.py"
 """Imports the public names when they are used, so that it reaches none by itself."""
 MAIN = f"{PACKAGE}/commands/command_line.py"
 """Imports verbs when they are called, as the `addon.py` of each add-on names them."""
-PARTS = (f"{PACKAGE}/parts.py", f"{PACKAGE}/fit_parts.py")
+PARTS = tuple(f"{PACKAGE}/{name}.py" for name in ("parts", "fit_parts", "search_parts"))
 """Import parts of add-ons when they are asked for, as the `addon.py` of each add-on names them."""
 CONFIGS = f"{PACKAGE}/config/search_path.py"
 """Finds configs by their names."""

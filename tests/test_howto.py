@@ -37,6 +37,7 @@ OF_ADDONS = {
     "notes": "view",
     "notify.": "watch",
     "predict.": "predict",
+    "sweep.": "search",
 }
 """Beginnings of keys that only the page of an add-on names."""
 

@@ -6,9 +6,9 @@ An add-on names the parts that it brings in its `addon.py`. Who asks for one nam
     FAILED_STEP.find()               the part or None, for what is left out if nobody can do it
     CHECKS.each()                    those of all add-ons
 
-What fits ask for is in `fit_parts.py`. Besides these, `format.NAME` is a format of checkpoints, which `format` asks for
-by its name, `storage.SCHEME` a storage for URLs, or `storage.*` for all others (`storage`), and `copies.open` makes the
-copies of a run's checkpoints (`callbacks`).
+What fits ask for is in `fit_parts.py`, what sweeps do in `search_parts.py`. Besides these, `format.NAME` is a format of
+checkpoints, which `format` asks for by its name, `storage.SCHEME` a storage for URLs, or `storage.*` for all others
+(`storage`), and `copies.open` makes the copies of a run's checkpoints (`callbacks`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli import addon as addon_module, fit_parts, parts
+from trainer_cli import addon as addon_module, fit_parts, parts, search_parts
 from trainer_cli.addon import AddOn, each_addon, find_part
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import UserError
@@ -18,7 +18,9 @@ from trainer_cli.parts import AddOnPart, explain_missing, list_addons
 
 ROOT = Path(__file__).parents[2]
 PARTS: Mapping[str, AddOnPart[Any]] = {
-    name: value for name, value in (vars(parts) | vars(fit_parts)).items() if isinstance(value, AddOnPart)
+    name: value
+    for name, value in (vars(parts) | vars(fit_parts) | vars(search_parts)).items()
+    if isinstance(value, AddOnPart)
 }
 SPEC = importlib.util.spec_from_file_location("addons", ROOT / "scripts" / "addons.py")
 assert SPEC is not None
@@ -27,7 +29,7 @@ script = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(script)
 
 
-NAMED = ("format.", "storage.", "copies.")
+NAMED = ("format.", "storage.", "copies.", "search.")
 """Beginnings of the names of parts that a package asks for by itself."""
 
 
@@ -42,7 +44,7 @@ PROTOCOLS = {
     name: protocol
     for name in PARTS
     if PARTS[name].find() is not None
-    for table in (parts, fit_parts)
+    for table in (parts, fit_parts, search_parts)
     if (protocol := getattr(table, table.__annotations__.get(name, "")[len("AddOnPart[") : -1], None))
 }
 """Those of the parts whose type names the arguments."""

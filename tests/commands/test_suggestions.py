@@ -223,10 +223,10 @@ from trainer_cli.commands.command_line import actions_of, listed_verbs, main, pa
         ("fit mine parallel=deepspeed", "the nearest to ZeRO-3 is `parallel=fsdp parallel.processes_per_node=N` (N: "),
         ("fit mine --trainer.strategy=ddp", "`parallel=ddp parallel.processes_per_node=N`? N is the number of GPUs."),
         ("model=mine strategy=ddp", "Did you mean 'train fit mine parallel=ddp parallel.processes_per_node=N'?"),
-        ("fit mine optimizer.lr=interval(0.001,0.1)", "Did you mean optimizer.lr=0.001,0.003,0.01,0.03,0.1?"),
+        ("fit mine optimizer.lr=interval(0.001,0.1)", "did you mean optimizer.lr=0.001,0.003,0.01,0.03,0.1?"),
         pytest.param(
             "fit mine -m optimizer.lr=interval(0.001,0.1)",
-            "which -m does not do. Did you mean optimizer.lr=0.001,0.003",
+            "add sweep.search=random sweep.trials=20. For a grid, did you mean optimizer.lr=0.001,0.003",
             marks=pytest.mark.addon("jobs"),
         ),
         (

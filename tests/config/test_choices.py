@@ -231,6 +231,10 @@ NO_EFFECT = {
     "parallel.wrap_min_parameters=9": ("parallel.strategy is single", "parallel.strategy=fsdp"),
     "parallel.cpu_offload=true": ("parallel.strategy is single", "parallel.strategy=fsdp"),
     "restarts.backoff=3s": ("restarts.max is 0", "restarts.max=2"),
+    "sweep.trials=3": ("sweep.search is grid", "sweep.search=random"),
+    "sweep.seed=3": ("sweep.search is grid", "sweep.search=random"),
+    "sweep.eta=4": ("sweep.prune is none", "sweep.prune=asha"),
+    "sweep.rungs=[1ep]": ("sweep.prune is none", "sweep.prune=asha"),
     "notify.events=[end]": ("notify.command is null", "notify.command=mail"),
 }  # fmt: skip
 BY_SECTION_RULES = {"precision", "parallel.mixed_precision", "parallel.tensor_size"}

@@ -147,6 +147,7 @@ _FREE = """
     loop.max_duration loop.min_duration loop.hard_stop loop.max_time loop.eval_interval loop.eval_steps
     loop.eval_at_start
     loop.log_interval loop.eval_sanity_steps loop.eval_loaders restarts.max restarts.backoff
+    sweep.search sweep.trials sweep.seed sweep.metric sweep.prune sweep.eta sweep.rungs
     notify.command notify.url notify.events notify.stall
     checkpoint.enabled checkpoint.save_interval checkpoint.ephemeral_save_interval checkpoint.ephemeral_cooldown
     checkpoint.fixed_steps checkpoint.pre_train_checkpoint checkpoint.save_final checkpoint.save_on_stop

@@ -270,6 +270,14 @@ KEYS: dict[str, Kind] = {
     "precision.growth_interval": whole(1, null=True),
     "restarts.max": whole(0, null=False), "restarts.backoff": duration("s"),
     "parallel.timeout": duration("s", null=False),
+    "sweep.search": choice("grid", "random", "optuna"), "sweep.trials": whole(1, null=True), "sweep.seed": whole(0, null=False),
+    "sweep.metric": TEXT_OR_NULL,
+    "sweep.prune": choice("none", "asha", "median"), "sweep.eta": whole(2, null=False),
+    "sweep.rungs": Kind(
+        lambda value: value in ([], ["0.1dur", "0.3dur"], ["1ep"], ["5st", "20st", "1000st"]),
+        [[], ["0.1dur", "0.3dur"], ["1ep"], ["5st", "20st", "1000st"]],
+        [None, "1ep", 3, ["1ep", "3st"], ["2ep", "1ep"], ["1ep", "1ep"], ["x"], {"1ep": 1}],
+    ),
     "notify.command": TEXT_OR_NULL, "notify.url": TEXT_OR_NULL, "notify.stall": duration("s"),
     "notify.events": Kind(
         lambda value: isinstance(value, list) and set(map(str, value)) <= {"end", "failure", "killed", "stall", "best"},
@@ -291,6 +299,7 @@ SECTIONS = [
     "compile",
     "restarts",
     "notify",
+    "sweep",
     "loop",
     "precision",
     "checkpoint",
@@ -375,6 +384,9 @@ NEEDS: list[tuple[str, Any, Callable[[dict[str, Any]], bool]]] = [
     ("restarts.backoff", "10s", has("restarts.max")),
     ("notify.events", ["end", "failure", "killed", "stall"], lambda values: bool(
         values.get("notify.command") or values.get("notify.url"))),
+    ("sweep.trials", None, has("sweep.search", "random", "optuna")), ("sweep.seed", 0, has("sweep.search", "random", "optuna")),
+    ("sweep.eta", 3, has("sweep.prune", "asha")),
+    ("sweep.rungs", ["0.1dur", "0.3dur"], has("sweep.prune", "asha", "median")),
     *((f"parallel.{key}", usual, FSDP) for key, usual in (
         ("shard_size", None), ("cpu_offload", False), ("mixed_precision", False))),
     ("parallel.find_unused_parameters", False, has("parallel.strategy", "ddp")),

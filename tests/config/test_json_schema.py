@@ -147,6 +147,10 @@ BESIDE: dict[str, dict[str, Any]] = {
     "checkpoint.compression": {"format": "archive"},
     "checkpoint.max_save_errors": {"on_save_error": "warn"},
     "restarts.backoff": {"max": 1},
+    "sweep.trials": {"search": "random"},
+    "sweep.seed": {"search": "random"},
+    "sweep.eta": {"prune": "asha"},
+    "sweep.rungs": {"prune": "asha"},
     "notify.events": {"command": "mail"},
 }
 """What else must be set for the value of a key alone to be judged."""

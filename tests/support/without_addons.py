@@ -47,6 +47,10 @@ NEEDS: Mapping[str, Sequence[Sequence[str]]] = {
     "jobs": [[*FIT, "-m", "seed=1,2"], ["plan", "-m", "digits_mlp", "seed=1,2"], [*FIT, "name=jobs", "restarts.max=1"]],
     "precheck": [["check", "data", "digits_mlp"], ["check", "model", "digits_mlp"], ["plan", "digits_mlp", "--probe"]],
     "predict": [["predict", "ckpt=runs/digits_mlp@latest"]],
+    "search": [
+        [*FIT, "-m", "seed=1,2", "sweep.search=random", "sweep.trials=2"],
+        [*FIT, "-m", "seed=1,2", "sweep.prune=asha"],
+    ],
     "sparsity": [[*FIT, "name=sparse", "sparsity=gmp"]],
     "stores": [
         [*FIT, "name=stored", "checkpoint.folder=s3://bucket/run"],

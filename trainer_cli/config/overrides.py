@@ -452,7 +452,7 @@ def suggest_list(key: str, interval: IntervalSweep) -> str:
         inner = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 3)]
         values = [start, *(value for value in inner if start < value < end), end]
     texts = ",".join(f"{value:g}" for value in values)
-    return f"An interval is for a search that draws values, which -m does not do. Did you mean {key}={texts}?"
+    return f"To draw from it, add sweep.search=random sweep.trials=20. For a grid, did you mean {key}={texts}?"
 
 
 def _several_values_error(argument: str, sweep: Any, arguments: Sequence[str]) -> ConfigError:

@@ -38,7 +38,7 @@ SEVERAL = ("callbacks", "loggers")
 """Groups of which several options are chosen at once."""
 WITHOUT_EFFECT = (
     "name", "run_dir", "resume", "resume_allow", "source", "trust", "checkpoint", "loggers", "logging", "restarts",
-    "notify",
+    "notify", "sweep",
 )  # fmt: skip
 """Sections on which no number of a training depends."""
 

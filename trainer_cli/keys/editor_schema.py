@@ -157,6 +157,8 @@ def _describe_key(field: ConfigKey) -> Schema:
         return {"$ref": f"#/$defs/{field.key}"}
     if "units" in field.rules:
         schema = _describe_duration(field.rules["units"], null=field.rules["null"], words=field.rules["words"])
+    elif field.key == "sweep.rungs":
+        schema = {"type": "array", "items": _describe_duration(Unit, null=False)}
     elif field.key == "freeze":
         schema = _describe_freeze()
     elif field.key in _SCHEMAS_OF_ANY:

@@ -43,6 +43,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "loop.log_interval": "what is recorded",
     "restarts.*": "what happens after a failure",
     "notify.*": "who is told",
+    "sweep.*": "which runs a sweep makes",
     "logging.*": "what is printed",
     "loggers": "what is recorded",
     "loggers.*": "what is recorded",

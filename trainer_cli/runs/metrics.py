@@ -2,8 +2,8 @@
 
 `BestSettings.rule` decides which checkpoint or run is best, for `RUN@best`, `train ckpt ls`, the tables of
 `train validate` and of sweeps, and the report: by `checkpoint.keep_best` of the run, else by the validation metric of
-EarlyStopping or ReduceLROnPlateau, else by a validation loss; unasked never by a test set. Of equal values the newer is
-best.
+its sweep, EarlyStopping or ReduceLROnPlateau, else by a validation loss; unasked never by a test set. Of equal values
+the newer is best.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BestSettings(NamedTuple):
     mode: str | None = None
     """`checkpoint.keep_best.metric` and its mode."""
     watched: tuple[tuple[str, str | None], ...] = ()
-    """Metrics of EarlyStopping and ReduceLROnPlateau, in this order, each with its mode."""
+    """Metrics of the sweep, of EarlyStopping and of ReduceLROnPlateau, in this order, each with its mode."""
     at_the_end: tuple[str, ...] = ()
     """Validation sets that are evaluated only at the end."""
 
@@ -44,6 +44,9 @@ class BestSettings(NamedTuple):
                 metric = _read_string(config, f"{key}.metric", node.get("metric"))
                 if metric is not None:
                     watched.append((metric, _read_string(config, f"{key}.mode", node.get("mode"))))
+        sweep = _section(config, "sweep")
+        if (metric := _read_string(config, "sweep.metric", sweep.get("metric"))) is not None:
+            watched.insert(0, (metric, None))
         loaders = _section(_section(config, "loop"), "eval_loaders")
         keep_best = _section(_section(config, "checkpoint"), "keep_best")
         return cls(

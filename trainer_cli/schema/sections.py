@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from trainer_cli.errors import Code, ConfigError
@@ -434,6 +435,57 @@ class RestartsConfig:
         check_fields(self, "restarts")
 
 
+class SearchMethod(StrEnum):
+    """What chooses the runs of a sweep."""
+
+    grid = "grid"
+    random = "random"
+    optuna = "optuna"
+
+
+class PruneRule(StrEnum):
+    """By what rule trials of a sweep are paused."""
+
+    none = "none"
+    asha = "asha"
+    median = "median"
+
+
+def _check_rungs(key: str, rungs: list[str]) -> None:
+    """Refuse what are not lengths of one unit, each longer than the one before."""
+    durations = [Duration.read(key, rung) for rung in rungs]
+    pairs = pairwise(durations)
+    if any(one.unit is not other.unit or one.value >= other.value for one, other in pairs):
+        raise unfit_value(key, rungs, "a list of durations of one unit, each longer than the one before")
+
+
+@dataclass(kw_only=True, slots=True)
+class SweepConfig:
+    """Which runs `train fit -m` makes, and how far each of them trains."""
+
+    search: SearchMethod = SearchMethod.grid
+    """grid (each combination of the values), random (draws from values and intervals) or optuna (the extra `optuna`:
+    draws that follow from the results of the earlier ones)."""
+    trials: int | None = needs(at_least(1), ("search", SearchMethod.random), ("search", SearchMethod.optuna))
+    """Number of runs that are drawn; the same command with a larger one adds to them."""
+    seed: int = needs(at_least(0, 0), ("search", SearchMethod.random), ("search", SearchMethod.optuna))
+    """Seed of the draws, not of the runs."""
+    metric: str | None = None
+    """The metric that decides which run is best, such as val/accuracy; null: that of the runs."""
+    prune: PruneRule = PruneRule.none
+    """Which runs are paused at the rungs, by their best value so far: none, asha (all but the best 1/eta) or median
+    (all but the better half, and three)."""
+    eta: int = needs(at_least(2, 3), ("prune", PruneRule.asha))
+    """One in so many runs goes on at each rung."""
+    rungs: list[str] = needs(
+        checked(_check_rungs, ["0.1dur", "0.3dur"]), ("prune", PruneRule.asha), ("prune", PruneRule.median)
+    )
+    """Lengths at which runs are compared; with an evaluation at or before the first."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "sweep")
+
+
 class NotifyEvent(StrEnum):
     """What is told of a run."""
 
@@ -560,6 +612,7 @@ class TrainConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
     notify: NotifyConfig = field(default_factory=NotifyConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     callbacks: dict[str, Any] = field(default_factory=lambda: {SYSTEM: {"_target_": "trainer_cli.SystemMonitor"}})
     """name -> node with `_target_`; null switches one off. `system` is there by default."""

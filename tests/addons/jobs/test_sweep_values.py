@@ -101,7 +101,7 @@ def test_what_cannot_be_swept_is_reported_with_a_cure(arguments: list[str], mess
 
 def test_independent_mistakes_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        jobs(["seed=interval(0,1)", "model=glob(x*)"], GROUPS.get)
+        jobs(["seed=range(0)", "model=glob(x*)"], GROUPS.get)
     assert "2 mistakes" in str(caught.value)
 
 

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file with the frozen config, the overrides that it was composed with, and the folder of configs."""
+    """Add the file with the frozen config, the overrides that it was composed with, the folder of configs, and the
+    length at which it pauses."""
     parser.add_argument("file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--hold", type=Path, action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--metric", help=argparse.SUPPRESS)
     parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--attempt", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--until", help=argparse.SUPPRESS)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     add_config_dir(parser)
 
@@ -50,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         def compose() -> Composed:
             """Read the frozen config again, and tell it those that act at the end of the fit."""
             composed = Composed.thaw(args.file, args.overrides, config_dir=args.config_dir)
+            if args.until is not None:
+                composed = composed.with_values({"loop.hard_stop": args.until})
             provide_fork(composed.config, config_dir=args.config_dir)
             if not args.supervised:
                 for hook in hooks:
@@ -66,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
         flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
         flags += [f"--hold={file}" for file in args.hold]
-        given = {"--metric": args.metric, "--source": args.source, "--attempt": args.attempt}
+        given = {"--metric": args.metric, "--source": args.source, "--attempt": args.attempt, "--until": args.until}
         flags += [f"{flag}={value}" for flag, value in given.items() if value is not None]
         child = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
         with ExitStack() as stack:

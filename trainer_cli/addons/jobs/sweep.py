@@ -13,9 +13,11 @@ other job begins.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import os
+import random
 import re
 import shlex
 import sys
@@ -23,15 +25,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trainer_cli.addons.jobs.devices import Devices, Taken, share_devices
 from trainer_cli.addons.jobs.run_jobs import count_cores, job_environment, job_file, run_in_turn
 from trainer_cli.addons.jobs.submit import SLURM, Submitted, check_processes, read_submission
 from trainer_cli.addons.jobs.supervise import Children
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
-from trainer_cli.addons.jobs.sweep_jobs import Job, jobs
+from trainer_cli.addons.jobs.sweep_jobs import MOST_JOBS, Job, read_swept
 from trainer_cli.addons.jobs.sweep_table import (
     ERROR,
+    PAUSED,
     JobStatus,
     as_sentence,
     as_table,
@@ -46,17 +50,26 @@ from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, rai
 from trainer_cli.files import replace
 from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.messages import to_console
+from trainer_cli.parts import AddOnPart
 from trainer_cli.policy import RecordedEnd
 from trainer_cli.processes import own_command, text_of
 from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimizer, validate_command
 from trainer_cli.runs import BestSettings, RunDir, refuse_nested
-from trainer_cli.schema import ANEW, RESUME_WORDS, CheckpointConfig, ParallelConfig
+from trainer_cli.schema import (
+    ANEW,
+    RESUME_WORDS,
+    CheckpointConfig,
+    ParallelConfig,
+    TrainConfig,
+)
+from trainer_cli.search_parts import SEARCH, Draw, Numbers, Trial, TrialSearch
 from trainer_cli.signals import StopSignals
 from trainer_cli.steps import Duration, RunStatus
 from trainer_cli.terminal import clear_status, format_count, is_terminal, line_width, show_status, wrapped_message
 
 log = logging.getLogger(__name__)
 
+_LENGTH = "loop.max_duration"
 _SAVED = (ExitCode.STOPPED_EARLY, ExitCode.INTERRUPTED)
 
 
@@ -81,14 +94,16 @@ def run_sweep(
         raise UserError(f"--jobs is {at_once}, but it must be at least 1")
     submission = read_submission(submit) if submit else None
     # All jobs are checked before the first begins: a mistake in the last one would be found after days.
-    planned = plan_jobs(arguments, config_dir=config_dir, config_name=config_name)
-    clear_status()
+    plan = SweepPlan(arguments, config_dir, config_name)
+    planned = plan.planned
     to_console(planned[0].level)
     options = ["--config-dir", str(config_dir)] if config_dir is not None else []
 
     def command(job: Planned, frozen: Path, locks: Sequence[Path]) -> list[str]:
         held = [f"--hold={file}" for file in locks]
-        return own_command(["_job", *options, *held, str(frozen), *job.job.overrides])
+        flags = [f"--until={job.until}"] if job.until is not None else []
+        flags += [f"--metric={plan.settings.metric}"] if plan.settings.metric is not None else []
+        return own_command(["_job", *options, *held, *flags, str(frozen), *job.job.overrides])
 
     cores: int | None = count_cores()
     if submission is not None and submission.cluster == SLURM:
@@ -103,6 +118,18 @@ def run_sweep(
             "--devices and --jobs-per-device are for runs that this command starts",
             cure="With --submit the cluster chooses: --submit gpus_per_node=1.",
         )
+    if submission is not None and plan.learns:
+        raise UserError(
+            "a sweep whose runs follow from results is not submitted",
+            where="sweep",
+            cure="Leave --submit out; sweep.search=random without sweep.prune may be submitted.",
+        )
+    if plan.learns and any(job.begins_anew for job in planned):
+        raise UserError(
+            "resume=anew and a sweep whose runs follow from results",
+            where="resume",
+            cure=f"name=OTHER begins another one; or remove {folder_of([planned[0].base])} first.",
+        )
     at_once = at_once or 1
     folder = folder_of([job.base for job in planned])
     if not folder.exists() and RunDir(folder.parent).exists_as_run():
@@ -113,7 +140,9 @@ def run_sweep(
     display = None
     if is_terminal(sys.stderr):
         display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}, settings_of(planned))
-    new_sweep = partial(Sweep, planned, command, at_once, cores, display=display, devices=given)
+    new_sweep = partial(
+        Sweep, planned, command, at_once, cores, display=display, devices=given, plan=plan if plan.learns else None
+    )
     if submission is None:
         with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
             return new_sweep(children=children).run()
@@ -148,6 +177,8 @@ class Planned:
     """Twice the length of the training, for `loop.max_duration`."""
     best: BestSettings = field(default_factory=BestSettings)
     """What the config says about which run is best."""
+    until: str | None = None
+    """The length at which it pauses."""
 
     @property
     def key(self) -> str:
@@ -172,38 +203,143 @@ class Planned:
         )
 
 
-def plan_jobs(
-    arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config"
-) -> list[Planned]:
-    """Compose and check all jobs, in order. Nothing is written.
+class SweepPlan:
+    """The jobs of a command line, composed and checked. Nothing is written.
 
     Raises:
         ConfigError: every mistake, with the swept values of its first job; or two jobs that do not differ.
     """
-    search = SearchPath.of(config_dir, config_name, None)
 
-    def options(group: str) -> list[str] | None:
-        return list(search.options(group)) if search.is_group(group) else None
+    def __init__(self, arguments: Sequence[str], config_dir: Path | None, config_name: str) -> None:
+        search = SearchPath.of(config_dir, config_name, None)
 
-    planned: list[Planned] = []
-    mistakes: dict[str, list[tuple[Job, TrainError]]] = {}
-    all_jobs = jobs(arguments, options)
-    for number, job in enumerate(all_jobs, 1):
-        show_status(f"checking job {number:,} of {len(all_jobs):,} …")
+        def options(group: str) -> list[str] | None:
+            return list(search.options(group)) if search.is_group(group) else None
+
+        self._compose = partial(compose, config_dir=config_dir, config_name=config_name)
+        self.line = read_swept(arguments, options)
+        self._first = self.line.make_first_job()
+        self._composed: Composed | None = None
+        self.settings = self._read_config().sweep
+        self.planned: list[Planned] = []
+        """In order."""
+        if self.learns:
+            # Here, before anything is written.
+            SEARCH.need(f"sweep.prune={self.settings.prune}", "sweep.prune")
+        if self.settings.search == "grid":
+            self.add(self.line.list_grid())
+            return
+        self._refuse_settings()
+        trials: list[Trial] = []
+        # The draws of a search that learns are made when there are results.
+        for _ in range(1 if self.settings.search == "optuna" else self.trials):
+            trials.append(Trial(self.draw(trials)))
+        self.add([self.line.make_job(trial.values) for trial in trials])
+
+    @property
+    def trials(self) -> int:
+        """The number of jobs."""
+        return self.settings.trials or len(self.planned)
+
+    @property
+    def learns(self) -> bool:
+        """Whether what is trained follows from results."""
+        return self.settings.search == "optuna" or self.settings.prune != "none"
+
+    def open_search(self, file: Path) -> TrialSearch:
+        """The search that chooses among the jobs, with its record."""
+        rules = {f"sweep.{name}": value for name, value in asdict(self.settings).items() if name != "trials"}
+        if _LENGTH not in self.line.space and self._composed is not None:
+            rules[_LENGTH] = str(self._composed.config.loop.max_duration)
+        return SEARCH.need("a search")(file, rules, self.begin, self.restore)
+
+    def begin(self, trials: Mapping[str, Trial]) -> tuple[str, Mapping[str, Any]] | None:
+        """KEY and values of the trial after these, composed and checked; None if there is none."""
+        if len(trials) >= self.trials:
+            return None
+        if left := [job.job for job in self.planned if job.key not in trials]:
+            # By chance: of sorted values each might be better than all before it, and would never be paused.
+            job = min(left, key=lambda job: random.Random(job.key).random())
+            return job.key, job.values
+        job = self.line.make_job(self.draw(list(trials.values())))
+        self.add([job])
+        return job.key, job.values
+
+    def restore(self, key: str, values: Mapping[str, Any]) -> bool:
+        """Whether a recorded trial is one of these; one that a search has drawn is composed and checked again."""
+        known = any(job.key == key for job in self.planned)
+        if known or self.settings.search != "optuna" or not self.line.has(values):
+            return known
+        self.add([self.line.make_job(values)])
+        return True
+
+    def draw(self, trials: Sequence[Trial]) -> Mapping[str, Any]:
+        """The values of the trial after these."""
+        method = self.settings.search
+        part: AddOnPart[Draw] = AddOnPart(f"search.{method}")
+        return part.need(f"sweep.search={method}", "sweep.search")(self.line.space, self.settings.seed, trials)
+
+    def add(self, all_jobs: Sequence[Job]) -> None:
+        """Compose and check more jobs."""
+        mistakes: dict[str, list[tuple[Job, TrainError]]] = {}
+        for number, job in enumerate(all_jobs, 1):
+            show_status(f"checking job {number:,} of {len(all_jobs):,} …")
+            try:
+                is_known = self._composed is not None and job.overrides == self._first.overrides
+                composed = self._composed if is_known else None
+                self.planned.append(_plan_job(job, composed or self._compose(job.overrides)))
+            except TrainError as error:
+                # By their text, apart from the job's own directory: a hundred jobs with one mistake are one message.
+                text = str(error).replace(f"/{SWEEP_FOLDER}/{job.key}", "")
+                mistakes.setdefault(text, []).append((job, error))
+        for failed in mistakes.values():
+            # A mistake of every job is not one of the swept values.
+            if len(failed) == len(all_jobs):
+                raise failed[0][1]
+        raise_all([_join_mistakes(failed) for failed in mistakes.values()])
+        clear_status()
+        _refuse_equal(self.planned)
+        _refuse_shared_folder(self.planned)
+        if self.settings.search != "grid" and len({job.base for job in self.planned}) > 1:
+            raise UserError(
+                f"the runs of a sweep with sweep.search={self.settings.search} have several names",
+                where="name",
+                cure="Add name=NAME: they are in one folder, to which more trials are added.",
+            )
+
+    def _read_config(self) -> TrainConfig:
+        """The config of the first job."""
         try:
-            composed = compose(job.overrides, config_dir=config_dir, config_name=config_name)
-            planned.append(_plan_job(job, composed))
-        except TrainError as error:
-            # By their text, apart from the job's own directory: a hundred jobs with one mistake are one message.
-            mistakes.setdefault(str(error).replace(f"/{SWEEP_FOLDER}/{job.key}", ""), []).append((job, error))
-    for failed in mistakes.values():
-        # A mistake of every job is not one of the swept values.
-        if len(failed) == len(all_jobs):
-            raise failed[0][1]
-    raise_all([_join_mistakes(failed) for failed in mistakes.values()])
-    _refuse_equal(planned)
-    _refuse_shared_folder(planned)
-    return planned
+            self._composed = self._compose(self._first.overrides)
+        except TrainError:
+            if any(isinstance(of, Numbers) for of in self.line.space.values()):
+                raise
+            # That of each job is reported with its values.
+            return TrainConfig()
+        return self._composed.config
+
+    def _refuse_settings(self) -> None:
+        """Refuse what a search cannot do."""
+        if self.settings.trials is None:
+            raise UserError(
+                f"sweep.search is {self.settings.search}, and sweep.trials, the number of runs, is null",
+                where="sweep.trials",
+                cure="Set sweep.trials=20.",
+            )
+        most = min(self.line.size, MOST_JOBS)
+        if self.trials > most:
+            raise UserError(
+                f"sweep.trials is {self.trials:,}, but there are at most {int(most):,}",
+                where="sweep.trials",
+                cure=f"Set sweep.trials={int(most)}, or give more values or an interval.",
+            )
+
+
+def plan_jobs(
+    arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config"
+) -> list[Planned]:
+    """The jobs of a command line, in order; of a search that learns the first. See `SweepPlan`."""
+    return SweepPlan(arguments, config_dir, config_name).planned
 
 
 def folder_of(bases: Sequence[Path]) -> Path:
@@ -277,8 +413,22 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
         begins_anew=begins_anew,
         how_to_resume=how_to_resume,
         doubled_duration=_twice(Duration.parse(length)),
-        best=BestSettings.of(asdict(config)),
+        best=_best_settings(config),
     )
+
+
+def _best_settings(config: TrainConfig) -> BestSettings:
+    """What a config says about which run of its sweep is best."""
+    settings, metric = BestSettings.of(asdict(config)), config.sweep.metric
+    if metric is None:
+        return settings
+    if (mode := settings.mode_of(metric)) is None:
+        raise UserError(
+            f"the name {metric} does not say whether less or more of it is better",
+            where="sweep.metric",
+            cure=f"Set checkpoint.keep_best.metric={metric} and checkpoint.keep_best.mode=min or max.",
+        )
+    return settings._replace(metric=metric, mode=mode)
 
 
 def _twice(duration: Duration) -> str:
@@ -354,6 +504,9 @@ class Sweep:
     """Shows the jobs on a terminal; None: a line is printed at the start and the end of each."""
     devices: Devices | None = None
     """Gives each job its own; None: the jobs see all devices."""
+    plan: SweepPlan | None = None
+    """Of a sweep in which what is trained follows from results."""
+    search: TrialSearch | None = None
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes of the jobs that ended in this command."""
 
@@ -362,21 +515,26 @@ class Sweep:
         """The folder of the lock, sweep.csv and the frozen configs."""
         return folder_of([job.base for job in self.planned])
 
+    @property
+    def _count(self) -> int:
+        """The number of jobs, also of those that are not drawn yet."""
+        return len(self.planned) if self.plan is None else self.plan.trials
+
     def run(self) -> int:
         """Run the jobs that are not finished, print the status of all, and return the exit code."""
         RunDir.make_directory(self.folder / ".jobs")
         # One command at a time works on a sweep: two would start the same jobs.
         with RunDir(self.folder).lock() as lock:
             lock.name_holder()
+            if self.plan is not None:
+                self.search = self.plan.open_search(self.folder / "search.jsonl")
             waiting = [job for job in self.planned if not job.done]
             for job in waiting:
                 if job.begins_anew:
                     moved = RunDir.describe_moved(job.run.move_to_trash())
                     log.info("moved the earlier run of %s to %s", job.key, moved)
-                # Frozen now: a job that starts hours later must not see an edit of the configs.
-                replace(self._file(job, "yaml"), [job.frozen.encode()])
             finished = len(self.planned) - len(waiting)
-            count = format_count(len(self.planned), "job")
+            count = format_count(self._count, "job")
             log.info("%s in %s%s", count, self.folder, f", {finished} finished" if finished else "")
             with StopSignals(self.children.promise) as signals:
                 try:
@@ -394,15 +552,20 @@ class Sweep:
             rows = self._rows()
             settings = settings_of(self.planned)
             lines = [as_table(rows, settings), f"results: {self.folder / 'sweep.csv'}"]
-            if any(not row.finished for row in rows):
+            if self.search is None:
+                incomplete = any(job.key not in self.codes for job in waiting)
+                is_complete = all(row.finished for row in rows)
+            else:
+                is_complete = self.search.is_complete
+                incomplete = not is_complete
+            if not is_complete:
                 lines.append(self.planned[0].how_to_resume)
             shown = wrapped_message("\n".join(lines), line_width(sys.stdout))
             print(f"\n{shown}", flush=True)
-            if all(row.finished for row in rows):
+            if is_complete:
                 # Not wrapped: commands are copied as a whole.
                 _, best = best_jobs(rows, settings)
                 print(self._next_commands(best), flush=True)
-            incomplete = any(job.key not in self.codes for job in waiting)
             stopped = signals.stop_request is not None
             return exit_code(list(self.codes.values()), stopped=stopped, incomplete=incomplete)
 
@@ -411,16 +574,15 @@ class Sweep:
         self._write()
         # Before the first job starts, which takes seconds: its process imports torch.
         self._draw()
-        by_key = {job.key: job for job in waiting}
 
         def end(key: str, code: int) -> bool:
-            self._on_ended(by_key[key], code)
+            self._on_ended(self._find(key), code)
             self._write()
             return False
 
         run_in_turn(
             self.children,
-            self._take_unlocked(waiting),
+            self._take_unlocked(waiting) if self.search is None else self._take_chosen(self.search),
             lambda job, taken: self._start(job, env, taken),
             end,
             at_once=self.at_once,
@@ -442,10 +604,44 @@ class Sweep:
             waits = job is None
             yield job
 
+    def _take_chosen(self, search: TrialSearch) -> Iterator[Planned | None]:
+        """The jobs that the search chooses, each up to where it pauses; None while it waits for results."""
+        while (chosen := search.choose()) is not None or self.children:
+            if chosen is None:
+                yield None
+                continue
+            job = self._find(chosen[0])
+            while job.run.is_locked():
+                yield None
+            yield dataclasses.replace(job, until=chosen[1])
+
+    def _measure(self, search: TrialSearch, job: Planned) -> None:
+        """Tell the search what was measured of a job until its rung, or its end.
+
+        Raises:
+            UserError: the metric was not.
+        """
+        row, settings = self._row(job), settings_of(self.planned)
+        rule = settings.rule([*row.best, *row.last])
+        if rule is None or settings.metric not in (None, rule.metric):
+            raise UserError(
+                f"{job.key} has no value of {settings.metric or 'a validation loss'} at step {row.step}",
+                where="sweep.metric",
+                cure=f"Measured until there: {', '.join(row.last) or 'nothing'}. Set sweep.metric to one of these, or "
+                "loop.eval_interval to evaluate before the first of sweep.rungs.",
+            )
+        best = row.best.get(rule.metric)
+        loss = None if best is None else rule.loss({rule.metric: best["value"]})
+        search.measure(job.key, rule.metric, loss, row.step)
+
+    def _find(self, key: str) -> Planned:
+        return next(job for job in self.planned if job.key == key)
+
     def _environment(self) -> Mapping[str, str]:
         # Of all jobs, not of those that are left: a job that resumes must have as many threads as before.
         most = max(job.processes for job in self.planned)
-        return job_environment(min(self.at_once, len(self.planned)), self.cores, processes=most)
+        jobs = len(self.planned) if self.plan is None else self.at_once
+        return job_environment(min(self.at_once, jobs), self.cores, processes=most)
 
     def _draw(self) -> None:
         """Draw the table of the jobs, if there is one."""
@@ -455,6 +651,8 @@ class Sweep:
     def _start(self, job: Planned, env: Mapping[str, str], taken: Taken) -> None:
         """Start a job, and show that it has started."""
         self._report(job, f"started on device {taken.names}" if taken.names else "started")
+        # As it was when the jobs were planned: one that starts hours later must not see an edit of the configs.
+        replace(self._file(job, "yaml"), [job.frozen.encode()])
         # The files of an earlier command.
         for suffix in ("failure", ERROR):
             with contextlib.suppress(FileNotFoundError):
@@ -467,6 +665,11 @@ class Sweep:
     def _on_ended(self, job: Planned, code: int) -> None:
         """Take over the exit code of a job, record a failure, and print how it ended."""
         self.codes[job.key] = code
+        if self.search is not None:
+            if code == ExitCode.DONE:
+                self._measure(self.search, job)
+            else:
+                self.search.leave(job.key)
         if code in (ExitCode.DONE, *_SAVED):
             self._report(job, as_sentence(self._row(job), settings_of(self.planned)))
             return
@@ -501,13 +704,13 @@ class Sweep:
         """Print a line about a job, unless the table on the terminal shows it."""
         if self.display is None:
             number = [other.job.key for other in self.planned].index(job.key) + 1
-            log.info("[%d/%d] %s %s", number, len(self.planned), job.key, event)
+            log.info("[%d/%d] %s %s", number, self._count, job.key, event)
 
     def _file(self, job: Planned, suffix: str) -> Path:
         return job_file(self.folder, job.key, suffix)
 
     def _row(self, job: Planned) -> JobStatus:
-        return job_status(
+        row = job_status(
             job.key,
             job.job.swept,
             job.run,
@@ -515,6 +718,9 @@ class Sweep:
             live_state=self.children.state(job.key),
             devices="" if self.devices is None else self.devices.names(job.key),
         )
+        if row.finished and self.search is not None and (why := self.search.why_paused(job.key)) is not None:
+            return dataclasses.replace(row, status=PAUSED, reason=why)
+        return row
 
     def _rows(self) -> list[JobStatus]:
         """The states of all jobs, read from the disk."""

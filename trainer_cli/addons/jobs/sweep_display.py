@@ -60,10 +60,10 @@ class SweepDisplay:
     def update(self, rows: Sequence[JobStatus]) -> None:
         """Take over the states of the jobs, in the order of the sweep."""
         self._rows = rows
-        running = [row.key for row in rows if row.status == RunStatus.running]
-        self._running = {
-            key: self._running.get(key) or Run(self._runs[key].path, newest=_MOST_RECORDS) for key in running
-        }
+        running = [row for row in rows if row.status == RunStatus.running]
+        # A search draws runs that were not known at the beginning.
+        paths = {row.key: self._runs[row.key].path if row.key in self._runs else row.run_dir for row in running}
+        self._running = {key: self._running.get(key) or Run(path, newest=_MOST_RECORDS) for key, path in paths.items()}
         self._has_started = self._has_started or bool(running)
         self._drawn_at = -math.inf
 

@@ -16,7 +16,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any
@@ -33,6 +33,7 @@ from hydra.core.override_parser.types import (
 from trainer_cli.config import override_error, parse_override, read_overrides, suggest_list
 from trainer_cli.errors import ConfigError, raise_all
 from trainer_cli.processes import text_of
+from trainer_cli.search_parts import Numbers, Space
 from trainer_cli.terminal import format_count
 
 MOST_JOBS = 10_000
@@ -49,10 +50,76 @@ class Job:
     key: str
     overrides: tuple[str, ...]
     swept: Mapping[str, str]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The same as they are."""
 
 
-def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None]) -> list[Job]:
-    """The product of all swept values, in the order written.
+@dataclass(frozen=True, slots=True)
+class SweptLine:
+    """A command line with several values, or an interval, for some keys."""
+
+    arguments: Sequence[str]
+    overrides: Sequence[Override | None]
+    """For each argument its override if that is swept, else None."""
+    space: Space
+    """Swept key, without `+` -> what it may be, in the order written."""
+
+    @property
+    def size(self) -> float:
+        """The number of combinations; infinite with an interval that is not of whole numbers."""
+        return math.prod(map(_count, self.space.values()))
+
+    def has(self, values: Mapping[str, Any]) -> bool:
+        """Whether these are values of the swept keys."""
+        return values.keys() == self.space.keys() and all(
+            of.low <= values[key] <= of.high if isinstance(of, Numbers) else values[key] in of
+            for key, of in self.space.items()
+        )
+
+    def make_first_job(self) -> Job:
+        """The job with the first value of each key."""
+        return self.make_job({key: of.low if isinstance(of, Numbers) else of[0] for key, of in self.space.items()})
+
+    def list_grid(self) -> list[Job]:
+        """The product of all values, in the order written.
+
+        Raises:
+            ConfigError: a key has an interval, or there are too many.
+        """
+        swept = [override for override in self.overrides if override is not None]
+        raise_all(
+            [
+                override_error(
+                    f"{override.input_line}: an interval has no end of values",
+                    suggest_list(override.get_key_element(), interval),
+                )
+                for override in swept
+                if isinstance(interval := override.value(), IntervalSweep)
+            ]
+        )
+        # Counted before any job is made: the product may not fit into memory.
+        count = int(self.size)
+        if count > MOST_JOBS:
+            raise override_error(f"this is a sweep of {format_count(count, 'job')}", f"At most {MOST_JOBS:,}.")
+        # The last key varies fastest, as in Hydra's own sweeps.
+        return [
+            self.make_job(dict(zip(self.space, values, strict=True)))
+            for values in itertools.product(*self.space.values())
+        ]
+
+    def make_job(self, values: Mapping[str, Any]) -> Job:
+        """The job with these values of the swept keys; its other arguments are as on the command line."""
+        overrides = [
+            argument
+            if override is None
+            else f"{(key := override.get_key_element())}={text_of(values[key.lstrip('+')])}"
+            for argument, override in zip(self.arguments, self.overrides, strict=True)
+        ]
+        return Job(key_of(values), tuple(overrides), {key: text_of(values[key]) for key in self.space}, values)
+
+
+def read_swept(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None]) -> SweptLine:
+    """Parse a command line with swept values.
 
     `options` returns the option names of a group, or None if there is no such group.
 
@@ -69,20 +136,27 @@ def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None
             "-m, but nothing is swept",
             "Give a key several values, as in optimizer.lr=0.1,0.01 or seed=range(3), or leave -m out.",
         )
-    values: list[list[Any]] = []
+    space: dict[str, Sequence[Any] | Numbers] = {}
     mistakes: list[ConfigError] = []
     for override in swept:
         try:
-            values.append(_values(override, options))
+            space[override.get_key_element().lstrip("+")] = _values(override, options)
         except ConfigError as error:
             mistakes.append(error)
     raise_all(mistakes)
-    # Counted before any job is made: the product may not fit into memory.
-    count = math.prod(map(len, values))
-    if count > MOST_JOBS:
-        raise override_error(f"this is a sweep of {format_count(count, 'job')}", f"At most {MOST_JOBS:,}.")
-    # The last key varies fastest, as in Hydra's own sweeps.
-    return [_job(arguments, parsed, combination) for combination in itertools.product(*values)]
+    return SweptLine(arguments, parsed, space)
+
+
+def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None]) -> list[Job]:
+    """The jobs of a grid; see `read_swept`."""
+    return read_swept(arguments, options).list_grid()
+
+
+def _count(of: Sequence[Any] | Numbers) -> float:
+    """How many values a key may have."""
+    if not isinstance(of, Numbers):
+        return len(of)
+    return of.high - of.low + 1 if isinstance(of.low, int) else math.inf
 
 
 def key_of(swept: Mapping[str, Any]) -> str:
@@ -126,18 +200,18 @@ def _mistakes(arguments: Sequence[str], swept: Sequence[Override]) -> Iterator[C
         key = override.get_key_element().lstrip("+~")
         if override.is_delete():
             yield override_error(f"{override.input_line}: a removal takes no values to sweep")
+        elif key.startswith("sweep."):
+            yield override_error(f"{key} is swept", "It says which runs there are: give it one value.")
         elif keys.count(key) > 1:
             hint = "Give all its values at once."
             yield override_error(f"{key} is swept, and given again", hint)
 
 
-def _values(override: Override, options: Callable[[str], Sequence[str] | None]) -> list[Any]:
-    """All values of a swept override, plain; duplicates refused."""
+def _values(override: Override, options: Callable[[str], Sequence[str] | None]) -> Sequence[Any] | Numbers:
+    """All values of a swept override, plain, or its interval; duplicates refused."""
     line, sweep = override.input_line, override.value()
     if isinstance(sweep, IntervalSweep):
-        raise override_error(
-            f"{line}: an interval has no end of values", suggest_list(override.get_key_element(), sweep)
-        )
+        return _interval(sweep, line or "")
     if isinstance(sweep, Glob):
         values = _globbed(override, sweep, options(override.key_or_group))
     elif isinstance(sweep, RangeSweep):
@@ -204,20 +278,14 @@ def _range(sweep: RangeSweep, line: str) -> list[Any]:
     return [int(number) if are_whole else float(number) for number in numbers]
 
 
-def _job(arguments: Sequence[str], parsed: Sequence[Override | None], combination: tuple[Any, ...]) -> Job:
-    """The job with one combination of the swept values; its other arguments are as on the command line.
-
-    Args:
-        parsed: for each argument its override if that is swept, else None.
-    """
-    values = iter(combination)
-    overrides: list[str] = []
-    swept: dict[str, Any] = {}
-    for argument, override in zip(arguments, parsed, strict=True):
-        if override is None:
-            overrides.append(argument)
-        else:
-            key, value = override.get_key_element(), next(values)
-            swept[key.lstrip("+")] = value
-            overrides.append(f"{key}={text_of(value)}")
-    return Job(key_of(swept), tuple(overrides), {key: text_of(value) for key, value in swept.items()})
+def _interval(sweep: IntervalSweep, line: str) -> Numbers:
+    """An interval, which Hydra reads as one of floats: whole numbers are written `int(interval(1,8))`."""
+    low, high, is_log = sweep.start, sweep.end, "log" in sweep.tags
+    assert low is not None
+    assert high is not None
+    if not (math.isfinite(low) and math.isfinite(high) and low < high and (low > 0 or not is_log)):
+        above = " above 0" if is_log else ""
+        raise override_error(f"{line} is no interval", f"Its ends are numbers{above}, the first one less.")
+    if unknown := sweep.tags - {"log"}:
+        raise override_error(f"{line}: there is no tag {min(unknown)} for intervals", "Write tag(log,interval(1,9)).")
+    return Numbers(low, high, is_log)

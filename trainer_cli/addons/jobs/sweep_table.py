@@ -20,7 +20,7 @@ from trainer_cli.runs import BestSettings, Run, RunDir, write_json
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_count, format_first, left_out_of_table, line_width, table, wrapped
 
-NOT_BEGUN, QUEUED = "not begun", "queued"
+NOT_BEGUN, QUEUED, PAUSED = "not begun", "queued", "paused"
 STATE_COLOURS: Mapping[str, str] = {
     RunStatus.running: "cyan",
     RunStatus.failed: "red",
