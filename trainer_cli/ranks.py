@@ -52,6 +52,11 @@ def is_restarted(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name, "0") not in ("", "0") for name in _RESTARTS)
 
 
+def job_of(environ: Mapping[str, str]) -> str | None:
+    """The job of Slurm or torchrun, which keeps its name when it starts a command again; None without one."""
+    return environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID")
+
+
 def read_ranks(environ: Mapping[str, str]) -> Ranks:
     """The ranks that torchrun (`WORLD_SIZE`, `RANK`) or srun (`SLURM_STEP_NUM_TASKS`, `SLURM_PROCID`) has set.
 

@@ -21,6 +21,12 @@ def in_view(path: Path) -> Path:
     return _views.get(path, path)
 
 
+def out_of_view(path: Path) -> Path:
+    """The place in a project of a path in its view; any other path itself."""
+    found = ((project, view) for project, view in _views.items() if path.is_relative_to(view))
+    return next((project / path.relative_to(view) for project, view in found), path)
+
+
 def is_view(root: Path) -> bool:
     """Whether a folder stands for a project."""
     return root in _views.values()

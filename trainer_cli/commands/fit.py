@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.commands.command_line import (
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print summary.json of the run at the end, and all else on stderr"
     )
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--submitted", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
         "--jobs",
         type=int,
@@ -92,6 +94,10 @@ def run(args: argparse.Namespace) -> int:
     from trainer_cli.commands.summary_at_end import SummaryAtEnd
     from trainer_cli.processes import compose_fit, fit_in_processes, provide_fork
 
+    if args.submitted is not None:
+        from trainer_cli.origin import use_submitted
+
+        use_submitted(args.submitted, args.config_dir)
     # The last one ends first: a program that reads the summary finds all that the others have written.
     hooks = [*([SummaryAtEnd()] if args.json else []), *(make_hook() for make_hook in AT_END.each())]
 
@@ -135,7 +141,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
 def _child_arguments(args: argparse.Namespace) -> list[str]:
     """The arguments of the supervised child process."""
-    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
+    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name, "--submitted": args.submitted}
     settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
     switches = [
         flag for flag, is_set in (("--allow-pickle", args.allow_pickle), ("--no-replay", args.no_replay)) if is_set

@@ -31,7 +31,6 @@ from trainer_cli.config.search_path import label
 from trainer_cli.config.tree import Node
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.keys import list_keys
-from trainer_cli.source_view import in_view
 from trainer_cli.values import kind_of
 
 FILE = "resolvers.py"
@@ -52,7 +51,7 @@ def register_resolvers(dirs: Sequence[Path], root: Path) -> None:
         ConfigError: the file cannot be executed, or defines a name that is a resolver already.
     """
     register_hydras_resolvers()
-    file = next((folder / FILE for folder in map(in_view, dirs) if (folder / FILE).is_file()), None)
+    file = next((folder / FILE for folder in dirs if (folder / FILE).is_file()), None)
     content = [file, file.read_bytes()] if file is not None else []
     # Registration is global in OmegaConf: a process that composes twice registers each file once.
     if content == _read:

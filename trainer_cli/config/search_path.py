@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.addon import each_addon
 from trainer_cli.errors import ConfigError
-from trainer_cli.source_view import in_view
+from trainer_cli.source_view import in_view, out_of_view
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -180,7 +180,7 @@ def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
 
 def own_config_dirs(explicit: Path | None, cwd: Path) -> list[Path]:
     """The folders, existing or not, of the user's own configs: `--config-dir`, `./configs`."""
-    return [(cwd / folder).resolve() for folder in (explicit, FOLDER) if folder is not None]
+    return [in_view((cwd / folder).resolve()) for folder in (explicit, FOLDER) if folder is not None]
 
 
 def shipped_folder(name: str, package: Path = PACKAGE) -> Path | None:
@@ -303,6 +303,8 @@ def label(path: Path, cwd: Path) -> str:
     """The path as messages show it: relative to `cwd`, or `trainer_cli/…` for a shipped config outside it."""
     if path.is_relative_to(cwd):
         return str(path.relative_to(cwd))
+    if (original := out_of_view(path)) != path:
+        return label(original, cwd)
     shipped = _shipped()
     if shipped is not None and path.is_relative_to(shipped):
         return str(Path(PACKAGE.name, FOLDER, path.relative_to(shipped)))

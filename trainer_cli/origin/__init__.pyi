@@ -9,18 +9,22 @@ from trainer_cli.origin.compare import (
     other_source as other_source,
     report_source as report_source,
 )
-from trainer_cli.origin.keep import keep_source as keep_source
+from trainer_cli.origin.keep import keep_project as keep_project, keep_source as keep_source
 from trainer_cli.origin.kept_source import (
     DamagedSourceError as DamagedSourceError,
     KeptSource as KeptSource,
 )
 from trainer_cli.origin.use import (
+    SUBMITTED as SUBMITTED,
     UNUSED as UNUSED,
     USED as USED,
+    find_used as find_used,
     is_source_kept as is_source_kept,
     of_project as of_project,
     of_source as of_source,
     read_source_of as read_source_of,
+    share_source as share_source,
     use_kept_source as use_kept_source,
     use_source_of as use_source_of,
+    use_submitted as use_submitted,
 )

@@ -1,18 +1,28 @@
-"""Keep the source that makes the steps of an attempt in the run's directory."""
+"""Keep the source of an attempt in its run's directory, and that of a submission for the processes that start later."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from trainer_cli.config import Composed
 from trainer_cli.errors import UserError, without_secrets
 from trainer_cli.keys import whole_values, why_may_change
 from trainer_cli.origin.compare import DataAndSource
-from trainer_cli.origin.kept_source import KeptSource, SourceFacts
-from trainer_cli.origin.source_files import add_imports, find_ignored, find_import_roots, find_imported_modules
+from trainer_cli.origin.kept_source import KeptSource, SourceFacts, list_names
+from trainer_cli.origin.source_files import (
+    add_imports,
+    find_ignored,
+    find_import_roots,
+    find_imported_modules,
+    find_search_roots,
+    list_sources,
+)
 from trainer_cli.runs import RunDir
+from trainer_cli.source_view import find_project
 from trainer_cli.terminal import format_bytes, format_count
 
 log = logging.getLogger(__name__)
@@ -38,6 +48,43 @@ def keep_source(
         return None
 
 
+def keep_project(folder: Path, root: Path, configs: str) -> Path | None:
+    """Keep the Python files and configs of a project as they are, and return where; None if it has none.
+
+    A failure is a warning, and None: what starts later takes the project as it is then.
+
+    Args:
+        folder: keeps it in its subfolder `source`.
+        configs: the name of the project's folder of configs.
+    """
+    run, not_kept = RunDir(folder), dict[str, str]()
+    try:
+        files = _read_files(root, list_sources(root, configs), not_kept)
+        for folder in {Path(file).parent for file in files}:
+            beside = {f"{folder / name}" for name in list_names(root / folder) if name.endswith(".py")}
+            not_kept |= dict.fromkeys(beside - files.keys(), "ignored by git")
+        facts = SourceFacts(str(root), find_search_roots(root), platform.python_version(), {}, {}, not_kept)
+        return run.source_folder / KeptSource.write(run, facts, files, "", {}) if files else None
+    except (OSError, UserError) as error:
+        log.warning(
+            "the source is not kept, so edits count until the last run has started: %s", without_secrets(str(error))
+        )
+        return None
+
+
+def _read_files(root: Path, paths: Iterable[str], not_kept: dict[str, str]) -> dict[str, bytes]:
+    """The contents of files; why one cannot be read is added to `not_kept`."""
+    files: dict[str, bytes] = {}
+    for path in paths:
+        try:
+            files[path] = (root / path).read_bytes()
+        except OSError as error:
+            not_kept[path] = str(error.strerror)
+    if (size_bytes := sum(map(len, files.values()))) > _LARGE_BYTES:
+        log.warning("the source of the run has %s in %s", format_bytes(size_bytes), format_count(len(files), "file"))
+    return files
+
+
 def _keep(
     run: RunDir, composed: Composed, config_text: str, origin: DataAndSource, environment: Mapping[str, Any]
 ) -> str:
@@ -46,17 +93,11 @@ def _keep(
     import_roots = find_import_roots(modules)
     imported = set(modules.values())
     later = add_imports(root, imported, import_roots) - imported
-    not_kept = dict.fromkeys(find_ignored(root, later), "ignored by git")
-    files: dict[str, bytes] = {}
-    for path in sorted((imported | later) - not_kept.keys()):
-        try:
-            files[path] = (root / path).read_bytes()
-        except OSError as error:
-            not_kept[path] = str(error.strerror)
-    if (size_bytes := sum(map(len, files.values()))) > _LARGE_BYTES:
-        log.warning("the source of the run has %s in %s", format_bytes(size_bytes), format_count(len(files), "file"))
+    project = find_project(root)
+    not_kept = dict.fromkeys(find_ignored(project, later), "ignored by git")
+    files = _read_files(root, sorted((imported | later) - not_kept.keys()), not_kept)
     facts = SourceFacts(
-        project_root=str(root),
+        project_root=str(project),
         import_roots=import_roots,
         python=str(environment.get("python")),
         versions=dict(environment.get("versions") or {}),

@@ -155,8 +155,12 @@ class KeptSource:
         """Its files that differ in a project -> `changed` or `not there`."""
         return other_source({path: digest_source(content) for path, content in self.files.items()}, root)
 
-    def write_view(self, view: Path, project: Path) -> None:
-        """Write its files into an empty folder, with links to the other entries of the project but Python files."""
+    def write_view(self, view: Path, project: Path, *, with_others: bool = False) -> None:
+        """Write its files into an empty folder, with links to the other entries of the project.
+
+        Args:
+            with_others: also to Python files that were not kept.
+        """
         folders = {str(parent) for path in self.files for parent in PurePosixPath(path).parents}
         for folder in sorted(folders):
             (view / folder).mkdir(exist_ok=True)
@@ -165,7 +169,7 @@ class KeptSource:
                 # What git ignores is only there.
                 is_code = (name.endswith((".py", ".pyc")) or name == "__pycache__") and path not in self.facts.not_kept
                 # A link to a folder that has kept files would lead to those of the project.
-                if not is_code and path not in folders:
+                if (with_others or not is_code) and path not in folders:
                     os.symlink(f"{project}/{path}", f"{view}/{path}")
         for path, content in self.files.items():
             # A file without the ending of Python may be linked already.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import os
+import re
 import sys
 import sysconfig
 import warnings
@@ -22,13 +23,15 @@ log = logging.getLogger(__name__)
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _MOST_FILE_BYTES = 1 << 20
 """A larger file is data or was generated, and takes seconds to parse."""
+_MOST_ENTRIES = 100_000
+"""Of a project that is not in git."""
+_OF_A_RUN = re.compile(r"(^|/)source/[0-9a-f]{16}/files/")
 _MOST_PARSED_BYTES = 4 << 20
 """Of all files: a start waits for it. It is no time, by which equal projects would have other sources."""
 
 
 def find_imported_modules(root: Path) -> dict[str, str]:
     """Module -> path, relative to the project's root, of the imported files below it that are its own source."""
-    libraries = [path for path in _find_libraries() if not root.is_relative_to(path)]
     modules, prefix = {}, f"{root}{os.sep}"
     # A copy, because another thread may import a module meanwhile.
     for name, module in list(sys.modules.items()):
@@ -37,15 +40,56 @@ def find_imported_modules(root: Path) -> dict[str, str]:
             continue
         # A virtual environment inside the project is no source of it.
         path = Path(file)
-        is_installed = _INSTALLED.intersection(path.parts) or any(path.is_relative_to(folder) for folder in libraries)
-        if not is_installed:
+        if not _is_installed(path, root):
             modules[name] = path.relative_to(root).as_posix()
     return modules
+
+
+def _is_installed(path: Path, root: Path) -> bool:
+    """Whether a path below a project's root is of a library."""
+    libraries = [folder for folder in _find_libraries() if not root.is_relative_to(folder)]
+    return bool(_INSTALLED.intersection(path.parts)) or any(path.is_relative_to(folder) for folder in libraries)
 
 
 @cache
 def _find_libraries() -> tuple[Path, ...]:
     return (*(Path(path).resolve() for path in (sys.prefix, sysconfig.get_path("stdlib"))), PACKAGE)
+
+
+def list_sources(root: Path, configs: str) -> list[str]:
+    """The Python files of a project, and the YAML files of its folder `configs`, that git does not ignore.
+
+    Without git: those that are not in hidden folders or installed.
+    """
+    patterns = ("*.py", f"{configs}/*.yaml", f"{configs}/*.yml")
+    listed = run_git(root, "-c", "core.quotePath=false", "ls-files", "-co", "--exclude-standard", "--", *patterns)
+    paths = (listed or "").splitlines() or _walk(root, configs)
+    # The sources that runs keep are in the project, too.
+    return [path for path in paths if not (_OF_A_RUN.search(path) or _is_installed(root / path, root))]
+
+
+def _walk(root: Path, configs: str) -> Iterator[str]:
+    left = _MOST_ENTRIES
+    for folder, names, files in os.walk(root):
+        below = Path(folder).relative_to(root)
+        left -= len(names) + len(files)
+        if left < 0:
+            log.warning("%s has many files and is not in git: those from %s on are not kept", root, below)
+            return
+        names[:] = [name for name in sorted(names) if not name.startswith(".") and name not in _INSTALLED]
+        endings = (".py", ".yaml", ".yml") if below.is_relative_to(configs) else ".py"
+        yield from ((below / name).as_posix() for name in files if name.endswith(endings))
+
+
+def find_search_roots(root: Path) -> list[str]:
+    """The folders, relative to the project's root, from which Python imports its modules: the root itself is ''."""
+    paths = (Path(entry).resolve() for entry in sys.path if entry)
+    inside = {
+        path.relative_to(root).as_posix()
+        for path in paths
+        if path.is_relative_to(root) and not _is_installed(path, root)
+    }
+    return sorted({"", *find_import_roots(find_imported_modules(root)), *inside} - {"."})
 
 
 def find_import_roots(modules: dict[str, str]) -> list[str]:

@@ -12,29 +12,33 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from trainer_cli.config import given_value, project_root
+from trainer_cli.config import Composed, given_value, project_root
 from trainer_cli.errors import UserError
 from trainer_cli.keys import SOURCE
 from trainer_cli.manifest import Manifest
 from trainer_cli.origin.compare import other_source, report_source
-from trainer_cli.origin.kept_source import DamagedSourceError, KeptSource, list_names
-from trainer_cli.origin.source_files import find_imported_modules
+from trainer_cli.origin.kept_source import FILES_FOLDER, DamagedSourceError, KeptSource, list_names
+from trainer_cli.origin.source_files import find_imported_modules, list_sources
+from trainer_cli.parallel import ProcessGroup
+from trainer_cli.ranks import is_restarted
 from trainer_cli.runs import RunDir
 from trainer_cli.scratch import scratch_folder
 from trainer_cli.selection import StoredCheckpoint
-from trainer_cli.source_view import in_view, is_view, stand_for
+from trainer_cli.source_view import find_project, in_view, is_view, stand_for
 from trainer_cli.terminal import format_first
 
 log = logging.getLogger(__name__)
 
 USED = "the source is the one that the run keeps"
 """The beginning of the line that says so."""
+SUBMITTED = "the source is the one that was submitted"
+"""The beginning of the line that says that a submitted one is used."""
 UNUSED = "the source kept in"
 """The beginning of the line that says why it is not used."""
 _VARIABLE = "TRAIN_SOURCE_VIEW"
 """Environment variable with the view of the process that has started this one: digest, project and folder."""
-_decided: set[Path] = set()
-"""Projects whose source is chosen: a process imports from one."""
+_decided: dict[Path, Path | None] = {}
+"""Projects whose source is chosen, with the folder of a kept one: a process imports from one."""
 
 
 def use_source_of(checkpoint: Path, overrides: Sequence[str], config_dir: Path | None = None) -> None:
@@ -71,7 +75,7 @@ def use_kept_source(run: RunDir, attempt: int, overrides: Sequence[str], config_
         return
     differing = {} if source is None else source.find_differences(project)
     is_decided = project in _decided or is_view(project)
-    _decided.add(project)
+    _decided.setdefault(project, None)
     if source is None or not differing:
         return
     if is_decided:
@@ -81,9 +85,8 @@ def use_kept_source(run: RunDir, attempt: int, overrides: Sequence[str], config_
     if not source.is_own and not _names(overrides, "trust", SOURCE):
         _refuse_foreign(source, differing, has_project=has_project)
         return
-    if not _join_view(source, project):
-        recorded = Path(source.facts.project_root)
-        _make_view(source, project, recorded if not has_project and recorded.is_dir() else project)
+    recorded = Path(source.facts.project_root)
+    if _use(source, project, recorded if not has_project and recorded.is_dir() else project):
         files = format_first([f"{file} ({how})" for file, how in differing.items()])
         log.warning(
             "%s (%s): here %s; source=project takes what is here",
@@ -109,6 +112,43 @@ def read_source_of(run: RunDir, overrides: Sequence[str], project: Path) -> tupl
             return None
         _refuse_foreign(source, differing, has_project=False)
     return source, attempt
+def use_submitted(folder: Path, config_dir: Path | None) -> None:
+    """Compose and import the project from the source that `keep_project` returned, if the project differs by now.
+
+    Raises:
+        DamagedSourceError: it is not what was kept.
+    """
+    project, source = project_root(config_dir, Path.cwd()), KeptSource.read(folder)
+    new = {file for file in list_sources(project, FILES_FOLDER) if file not in source.files}
+    differing = {**source.find_differences(project), **dict.fromkeys(sorted(new - {*source.facts.not_kept}), "new")}
+    if differing and _use(source, project, project):
+        files = format_first([f"{file} ({how})" for file, how in differing.items()])
+        log.warning("%s: here differs %s; source=project takes what is here", SUBMITTED, files)
+
+
+def find_used(root: Path) -> Path | None:
+    """The folder of the kept source that a project is imported from; None if it is imported as it is."""
+    return _decided.get(find_project(root))
+
+
+def share_source(composed: Composed, group: ProcessGroup) -> Composed:
+    """Import the project from the source that rank 0 does, which composed the config. Collective."""
+    if group.world_size == 1:
+        return composed
+    root = composed.project_root
+    project, folder = group.on_main(lambda: (find_project(root), find_used(root)))
+    if folder is not None and in_view(project) == project:
+        _use(KeptSource.read(folder), project, project)
+    return composed._replace(project_root=in_view(project))
+
+
+def _use(source: KeptSource, project: Path, beside: Path) -> bool:
+    """Import a project from a source. Returns whether this process has made the view, not one that has started it."""
+    _decided[project] = source.folder
+    is_new = not _join_view(source, project)
+    if is_new:
+        _make_view(source, project, beside)
+    return is_new
 
 
 def _refuse_foreign(source: KeptSource, differing: Iterable[str], *, has_project: bool) -> None:
@@ -167,7 +207,8 @@ def _make_view(source: KeptSource, project: Path, beside: Path) -> None:
         for name in list_names(beside.parent):
             if name != project.name:
                 os.symlink(beside.parent / name, view.parent / name)
-        source.write_view(view, beside)
+        # A training that goes on must not lack what it imports later by a name that no import statement has.
+        source.write_view(view, beside, with_others=bool(source.config) and is_restarted(os.environ))
     except OSError as error:
         raise UserError(
             f"the source that the run keeps cannot be written to a temporary folder: {error}",

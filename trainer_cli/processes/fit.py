@@ -10,17 +10,19 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from trainer_cli.config import Composed, compose, from_yaml, given_value, share_time
 from trainer_cli.errors import UserError
 from trainer_cli.fit_parts import FIT_IN_CHILDREN
+from trainer_cli.origin import find_used, keep_project, of_source, share_source, use_kept_source
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.processes.override_text import text_of
 from trainer_cli.processes.rank import run_as_rank
 from trainer_cli.ranks import (
     is_restarted,
+    job_of,
     read_ranks,
     refuse_other_processes,
     tasks_of_mpi,
@@ -28,6 +30,7 @@ from trainer_cli.ranks import (
 )
 from trainer_cli.runs import RunDir
 from trainer_cli.schema import ANEW, RESUME_WORDS, TrainConfig
+from trainer_cli.scratch import scratch_folder
 from trainer_cli.selection import ckpt_argument, provide_steps, run_of
 from trainer_cli.terminal import format_count
 
@@ -39,9 +42,23 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
 
     With `resume=RUN`, `resume=RUN@step500` and the like it is the config of that run, with the overrides on top.
 
+    Where Slurm or torchrun starts the command again, it is composed and trained by the source that the run has kept
+    earlier in this job.
+
     Raises:
         UserError: they name another run than `resume=` does.
     """
+    composed = _compose_fit(overrides, config_dir, config_name)
+    run, job = RunDir(composed.config.run_dir), job_of(os.environ)
+    ours = [attempt for attempt in run.attempts if attempt.get("job") == job and "source" in attempt]
+    if is_restarted(os.environ) and ours:
+        use_kept_source(run, ours[-1]["attempt"], of_source(overrides), config_dir)
+        composed = _compose_fit(overrides, config_dir, config_name)
+    return composed
+
+
+def _compose_fit(overrides: Sequence[str], config_dir: Path | None, config_name: str) -> Composed:
+    """`compose_fit` with the source of the project."""
     named = given_value(overrides, "resume")
     names_checkpoint = named is not None and named not in RESUME_WORDS
     if named is not None and names_checkpoint:
@@ -116,6 +133,7 @@ def fit_in_processes(
         # Imported here: a mistake in the config is reported before torch is imported.
         from trainer_cli.running import fit
 
+        composed = share_source(composed, group)
         with observe(composed, group):
             return fit(composed, allow_pickle=allow_pickle, group=group)
 
@@ -156,7 +174,10 @@ def _fit_in_processes(
         )
     if processes > 1 or (config.restarts.max > 0 and not supervised):
         setting = f"parallel.processes_per_node={processes}" if processes > 1 else f"restarts.max={config.restarts.max}"
-        return FIT_IN_CHILDREN.need(setting)(config, again, supervised=supervised)
+        with ExitStack() as stack:
+            if config.restarts.max > 0 and not supervised:
+                again = [*again, *_keep_submitted(composed, again, stack)]
+            return FIT_IN_CHILDREN.need(setting)(config, again, supervised=supervised)
     if config.parallel.strategy != "single" and (tasks := tasks_without_srun(os.environ)) is not None:
         print(
             f"train: warning: the Slurm job has {tasks} tasks, but srun did not start this process: it trains alone",
@@ -172,6 +193,20 @@ def _fit_in_processes(
         # One process needs a group, too.
         return run_as_rank(lambda: composed, fit)
     return fit(composed, ALONE)
+
+
+def _keep_submitted(composed: Composed, again: Sequence[str], stack: ExitStack) -> list[str]:
+    """The flag by which all attempts are trained by the source of the first; it is kept until `stack` is closed."""
+    if composed.config.source == "project" or any(word.startswith("--submitted") for word in again):
+        return []
+    kept = find_used(composed.project_root)
+    if kept is None:
+        folder, configs = (
+            stack.enter_context(scratch_folder("train-submitted-")),
+            [*composed.config_dirs, Path("configs")],
+        )
+        kept = keep_project(folder, composed.project_root, configs[0].name)
+    return [] if kept is None else [f"--submitted={kept}"]
 
 
 def _resume_if_restarted(composed: Composed) -> Composed:

@@ -39,6 +39,7 @@ from trainer_cli.loggers import JsonlLogger
 from trainer_cli.messages import SILENT, to_console, to_file
 from trainer_cli.origin import DataAndSource, compare_forked, compare_resumed, keep_source
 from trainer_cli.parallel import ALONE, ProcessGroup, check_same, check_same_file, is_of_peer, noted_activity, noting
+from trainer_cli.ranks import job_of
 from trainer_cli.running.disk_failures import explain_disk_failure
 from trainer_cli.running.ending import describe_best, print_already_finished, print_outcome
 from trainer_cli.running.repeated_steps import find_differing_end, repeats_steps
@@ -59,6 +60,7 @@ from trainer_cli.running.trigger_files import TriggerFiles
 from trainer_cli.runs import BestSettings, Outcome, RunDir, write_json
 from trainer_cli.schema import ANEW, RESUME_WORDS
 from trainer_cli.signals import StopSignals
+from trainer_cli.source_view import find_project
 from trainer_cli.steps import Progress, RunStatus
 from trainer_cli.storage import DOWNLOADS, open_storage
 from trainer_cli.terminal import LOADING_TORCH, clear_status, show_status
@@ -282,6 +284,7 @@ def _begin_attempt(
         resume=None if config.resume in RESUME_WORDS else config.resume,
         differs_until=differs_until,
         forked_from=describe_fork(fork, counts_on=config.load.options().resumes),
+        job=job_of(os.environ),
         source=(source := keep_source(run, composed, config_text, origin, facts)),
     )
     if start.is_new and source is not None and (sentence := describe_same_run(run, source, composed.raw)) is not None:
@@ -428,7 +431,9 @@ def _describe_environment(composed: Composed, trainer: Trainer) -> dict[str, obj
     """What the attempt runs with: versions, host and device, for `environment.json`."""
     import torch
 
-    facts = environment(composed.project_root, [os.path.basename(sys.argv[0]), *sys.argv[1:]], now=time.time())
+    facts = environment(
+        find_project(composed.project_root), [os.path.basename(sys.argv[0]), *sys.argv[1:]], now=time.time()
+    )
     facts["device"] = str(trainer.device)
     facts["threads"] = torch.get_num_threads()
     facts["processes"] = trainer.strategy.world_size

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attempt", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", help=argparse.SUPPRESS)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--submitted", type=Path, help=argparse.SUPPRESS)
     add_config_dir(parser)
 
 
@@ -41,12 +42,14 @@ def run(args: argparse.Namespace) -> int:
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.
         from trainer_cli.fit_parts import AT_END
-        from trainer_cli.origin import use_kept_source
+        from trainer_cli.origin import use_kept_source, use_submitted
         from trainer_cli.processes import fit_in_processes, provide_fork
         from trainer_cli.runs import RunDir
 
         if args.source is not None:
             use_kept_source(RunDir(args.source), args.attempt, args.overrides, args.config_dir)
+        if args.submitted is not None:
+            use_submitted(args.submitted, args.config_dir)
         hooks = [make_hook() for make_hook in AT_END.each()]
 
         def compose() -> Composed:
@@ -70,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
         flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
         flags += [f"--hold={file}" for file in args.hold]
-        given = {"--metric": args.metric, "--source": args.source, "--attempt": args.attempt, "--until": args.until}
+        names = ("metric", "source", "attempt", "until", "submitted")
+        given = {f"--{name}": getattr(args, name) for name in names}
         flags += [f"{flag}={value}" for flag, value in given.items() if value is not None]
         child = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
         with ExitStack() as stack:

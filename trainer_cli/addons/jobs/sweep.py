@@ -30,6 +30,7 @@ from typing import Any
 from trainer_cli.addons.jobs.devices import Devices, Taken, share_devices
 from trainer_cli.addons.jobs.run_jobs import count_cores, job_environment, job_file, run_in_turn
 from trainer_cli.addons.jobs.submit import SLURM, Submitted, check_processes, read_submission
+from trainer_cli.addons.jobs.submitted import keep_submitted
 from trainer_cli.addons.jobs.supervise import Children
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
 from trainer_cli.addons.jobs.sweep_jobs import MOST_JOBS, Job, read_swept
@@ -141,8 +142,9 @@ def run_sweep(
     if is_terminal(sys.stderr):
         display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}, settings_of(planned))
     new_sweep = partial(
-        Sweep, planned, command, at_once, cores, display=display, devices=given, plan=plan if plan.learns else None
-    )
+        Sweep, planned, command, at_once, cores, display=display, devices=given,
+        plan=plan if plan.learns else None, keep=partial(keep_submitted, folder, arguments, config_dir),
+    )  # fmt: skip
     if submission is None:
         with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
             return new_sweep(children=children).run()
@@ -507,6 +509,10 @@ class Sweep:
     plan: SweepPlan | None = None
     """Of a sweep in which what is trained follows from results."""
     search: TrialSearch | None = None
+    keep: Callable[[], Path | None] = lambda: None
+    """Keeps the source by which the jobs are trained, and returns where."""
+    submitted: list[str] = field(default_factory=list)
+    """The flag that names it to the jobs."""
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes of the jobs that ended in this command."""
 
@@ -533,6 +539,8 @@ class Sweep:
                 if job.begins_anew:
                     moved = RunDir.describe_moved(job.run.move_to_trash())
                     log.info("moved the earlier run of %s to %s", job.key, moved)
+            if (waiting or self.plan is not None) and (kept := self.keep()) is not None:
+                self.submitted.append(f"--submitted={kept}")
             finished = len(self.planned) - len(waiting)
             count = format_count(self._count, "job")
             log.info("%s in %s%s", count, self.folder, f", {finished} finished" if finished else "")
@@ -657,7 +665,7 @@ class Sweep:
         for suffix in ("failure", ERROR):
             with contextlib.suppress(FileNotFoundError):
                 self._file(job, suffix).unlink()
-        command = self.command(job, self._file(job, "yaml"), taken.locks)
+        command = [*self.command(job, self._file(job, "yaml"), taken.locks), *self.submitted]
         self.children.start(job.key, command, {**env, **taken.variables()})
         if self.display is not None:
             self.display.update(self._rows())
