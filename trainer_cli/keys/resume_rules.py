@@ -25,7 +25,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "model_call": "a model that takes a batch one way refuses the others",
     "resume": "how to start",
     "resume_allow": "how to start",
-    "source": "is used by commands that open a run only",
+    "source": "which source is used, if the project was edited",
     "ckpt": "is used only while the run has no checkpoint",
     "load.chunk_size": "how checkpoints are downloaded",
     "load.progress": "how checkpoints are downloaded",

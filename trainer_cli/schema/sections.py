@@ -574,7 +574,7 @@ class TrainConfig:
     differs."""
     source: SourceOf = SourceOf.run
     """Of commands that open a run, where the project was edited since: run, the source that the run keeps; project, the
-    project as it is now."""
+    project as it is now. Of sweeps and restarts: run, what was submitted; project, what each start finds."""
     ckpt: Any = None
     """fit: start a new run from this checkpoint. validate: which checkpoints (a glob, or a list of them)."""
     model: Any = None

@@ -8,6 +8,7 @@ It promises:
 - Every child ends with its parent, even if that is killed: it saves and exits.
 - A signal is passed on to all children; each saves and exits with 75, and no other one begins.
 - All jobs of a sweep are checked before the first begins and before anything is written.
+- Jobs and restarts train what was submitted: an edit of the project after the start of the command changes nothing.
 - A job that fails does not stop the others. The state of a job is read from its run's directory, not remembered.
 - A fork of the server behaves as a fresh process; where that is not sure, a fresh one is started.
 

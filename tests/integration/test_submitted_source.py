@@ -1,0 +1,208 @@
+"""Sweeps, restarts and requeues train what was submitted: later edits change nothing until they are asked for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from command import CODE, fork_jobs, hold, make_project, running, train, weights
+
+from trainer_cli.commands.command_line import main
+from trainer_cli.origin.keep import keep_project
+from trainer_cli.origin.source_files import list_sources
+
+pytestmark = pytest.mark.slow
+
+# The weights depend on each Python file beside the model. A training moves what it finds in `.edits` into the project.
+COUNTED = CODE.replace(
+    "fetched = 0\n",
+    """fetched = 0
+HERE = os.path.dirname(__file__)
+FILES = len([name for name in os.listdir(HERE) if name.endswith(".py")])
+
+
+def take_edits():
+    if fetched > 50 and os.path.exists(".edits"):
+        os.rename(".edits", ".edited")
+        shutil.copytree(".edited", ".", dirs_exist_ok=True)
+        if os.path.exists(".edited/kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+""",
+)
+COUNTED = COUNTED.replace("import os\n", "import os\nimport shutil\nimport signal\n")
+COUNTED = COUNTED.replace("        fetched += 1\n", "        fetched += 1\n        take_edits()\n")
+COUNTED = COUNTED.replace("- y) ** 2)", "- y - FILES) ** 2)")
+FIT = ("fit", "experiment=mine", "loggers=jsonl", "loop.max_duration=20", "checkpoint.ephemeral_save_interval=3")
+SWEEP = (*FIT, "-m", "seed=1,2")
+KEPT = "the source is the one that was submitted: here differs "
+EDITED = {
+    "mine/parts.py": COUNTED.replace("FILES) ** 2", "FILES) ** 4"),
+    "configs/model/line.yaml": "][",
+    "mine/new.py": "",
+}
+
+
+def make(root: Path, edits: Mapping[str, str] = MappingProxyType({})) -> Path:
+    """A project; its first training edits it in the middle."""
+    assert (COUNTED.count("take_edits()"), COUNTED.count("- FILES")) == (2, 1)
+    return make_project(root, **{"mine/parts.py": COUNTED}, **{f".edits/{name}": text for name, text in edits.items()})
+
+
+def run(project: Path, *arguments: str) -> int:
+    """Run a command whose jobs are forks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        fork_jobs(patch)
+        return main([*arguments])
+
+
+def trained(project: Path, run: str = "runs/mine") -> bytes:
+    return weights(project / run / "checkpoints/step20")
+
+
+def of_sweep(project: Path) -> list[bytes]:
+    return [trained(project, f"runs/mine/sweep/seed={seed}") for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that is not edited, with a run and a sweep."""
+    project = make(tmp_path_factory.mktemp("straight"))
+    assert train(*FIT, cwd=project).code == 0
+    assert run(project, *SWEEP) == 0
+    return project
+
+
+@pytest.mark.parametrize("submit", [(), ("--submit", "local")], ids=["children", "submitit"])
+def test_an_edit_after_the_submission_changes_no_run_of_a_sweep(
+    submit: tuple[str, ...], straight: Path, tmp_path: Path
+) -> None:
+    if submit:
+        pytest.importorskip("submitit")
+    project = make(tmp_path, EDITED)
+    assert run(project, *SWEEP, *submit) == 0
+    assert of_sweep(project) == of_sweep(straight)
+    environment = json.loads((project / "runs/mine/sweep/seed=2/environment.json").read_text())
+    assert environment["project_root"] == str(project)
+    texts = [file.read_text() for file in (project / "runs/mine/sweep").rglob("*_log.out" if submit else ".jobs/*.log")]
+    differs = "configs/model/line.yaml (changed), mine/parts.py (changed), mine/new.py (new); source=project takes"
+    assert sum(f"{KEPT}{differs} what is here" in text for text in texts) == 1
+
+
+def test_the_same_sweep_again_takes_the_project_or_on_demand_what_was_submitted(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = make(tmp_path)
+    assert run(project, *SWEEP[:-1], "seed=1,5", "loop.max_duration=1") == 0
+    (project / "mine/parts.py").write_text(EDITED["mine/parts.py"])
+    capsys.readouterr()
+    assert run(project, *SWEEP, "source=run") == 0
+    assert of_sweep(project) == of_sweep(straight)
+    assert "the source is not what" not in capsys.readouterr().err
+    # Without source=run it is what is here now.
+    assert run(project, *SWEEP[:-1], "seed=2,3") == 0
+    said = "the source is not what runs/mine/sweep was trained with: mine/parts.py (changed); source=run goes on with"
+    assert said in capsys.readouterr().err
+    assert len(list((project / "runs/mine/sweep/.jobs/source").iterdir())) == 2
+    source = json.loads((project / "runs/mine/sweep/seed=3/summary.json").read_text())["attempts"][0]["source"]
+    kept = project / f"runs/mine/sweep/seed=3/source/{source}/files/mine/parts.py"
+    assert kept.read_text() == EDITED["mine/parts.py"]
+
+
+def test_with_source_project_each_run_takes_what_it_finds(straight: Path, tmp_path: Path) -> None:
+    project = make(tmp_path, {"mine/parts.py": EDITED["mine/parts.py"]})
+    assert run(project, *SWEEP, "source=project") == 0
+    assert [a == b for a, b in zip(of_sweep(project), of_sweep(straight), strict=True)] == [True, False]
+
+
+def test_a_source_that_another_user_has_submitted_is_not_run(straight: Path, tmp_path: Path) -> None:
+    refused = train(*SWEEP[:-1], "seed=4,5", "source=run", cwd=straight, XDG_STATE_HOME=str(tmp_path))
+    assert refused.code == 2
+    assert "is not signed by this user's key, so it is not run" in refused.err
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (),
+        # Slow, because it starts four processes.
+        pytest.param(("parallel.processes_per_node=2", "parallel.strategy=ddp"), marks=pytest.mark.campaign),
+    ],
+)
+def test_a_restart_after_a_kill_trains_what_the_first_attempt_did(
+    ranks: tuple[str, ...], straight: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project = make(tmp_path / ".edited", {**EDITED, "kill": ""})
+    if ranks:
+        straight = make(tmp_path / "straight")
+        assert run(straight, *FIT, *ranks) == 0
+    assert run(project, *FIT, *ranks, "restarts.max=2", "restarts.backoff=null") == 0
+    assert len(json.loads((project / "runs/mine/summary.json").read_text())["attempts"]) == 2
+    assert trained(project) == trained(straight)
+    assert capfd.readouterr().err.count(KEPT) == 1
+    # Where values were set is said of the project.
+    places = json.loads((project / "runs/mine/provenance.json").read_text())
+    assert places["model.width"] == "configs/model/line.yaml:3"
+
+
+def test_a_requeued_job_trains_what_its_first_start_did_and_a_person_what_is_here(
+    straight: Path, tmp_path: Path
+) -> None:
+    project = make(tmp_path)
+    held = hold(project, "train")
+    with running(*FIT, cwd=project, SLURM_JOB_ID="7") as command:
+        command.reach("train")
+        command.signal(signal.SIGUSR1)
+        command.notice()
+        held.unlink()
+        assert command.end().code == 75
+    (project / "mine/parts.py").write_text(EDITED["mine/parts.py"])
+    done = train(*FIT, cwd=project, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
+    assert done.code == 0, done.err
+    assert "the source is the one that the run keeps (runs/mine): here differs mine/parts.py (changed)" in done.err
+    assert trained(project) == trained(straight)
+    for more in ({}, {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}):
+        done = train(*FIT, "loop.max_duration=22", cwd=project, **more)
+        assert "the source is the one" not in done.err
+    assert "FILES) ** 4" in "".join(file.read_text() for file in (project / "runs/mine/source").rglob("parts.py"))
+
+
+def test_a_fit_without_restarts_keeps_nothing_more(
+    straight: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(straight)
+    monkeypatch.setattr("trainer_cli.processes.fit.keep_project", lambda *_: pytest.fail("the project was kept"))
+    assert main([*FIT, f"run_dir={tmp_path / 'plain'}"]) == 0
+
+
+FILES = ("net.py", "lib/part.py", "lib/generated.py", "configs/a/b.yaml", "runs/x/source/0123456789abcdef/files/net.py")
+
+
+@pytest.mark.parametrize("git", [True, False])
+def test_what_is_kept_of_a_project_are_its_python_files_and_configs(git: bool, tmp_path: Path) -> None:
+    for name in (*FILES, ".hidden/net.py", "venv/site-packages/lib.py", "other.yaml", "data.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / ".gitignore").write_text("generated.py\n.hidden\n")
+    expected = {*FILES[:-1]} - ({"lib/generated.py"} if git else set())
+    if git:
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert {*list_sources(tmp_path, "configs")} == expected
+    folder = keep_project(tmp_path / "runs/kept", tmp_path, "configs")
+    assert folder is not None
+    kept = {path.relative_to(folder / "files").as_posix() for path in (folder / "files").rglob("*") if path.is_file()}
+    assert kept == expected
+    not_kept = json.loads((folder / "source.json").read_text())["not_kept"]
+    assert not_kept == ({"lib/generated.py": "ignored by git"} if git else {})
+
+
+def test_a_project_that_cannot_be_kept_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "net.py").write_text("")
+    (tmp_path / "kept").write_text("a file where a folder should be")
+    assert keep_project(tmp_path / "kept", tmp_path, "configs") is None
+    assert "the source is not kept, so edits count until the last run has started" in caplog.text
