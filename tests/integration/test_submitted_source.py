@@ -166,8 +166,8 @@ def test_a_requeued_job_trains_what_its_first_start_did_and_a_person_what_is_her
     assert done.code == 0, done.err
     assert "the source is the one that the run keeps (runs/mine): here differs mine/parts.py (changed)" in done.err
     assert trained(project) == trained(straight)
-    for more in ({}, {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}):
-        done = train(*FIT, "loop.max_duration=22", cwd=project, **more)
+    for job, count in (("7", "0"), ("8", "1")):
+        done = train(*FIT, "loop.max_duration=22", cwd=project, SLURM_JOB_ID=job, SLURM_RESTART_COUNT=count)
         assert "the source is the one" not in done.err
     assert "FILES) ** 4" in "".join(file.read_text() for file in (project / "runs/mine/source").rglob("parts.py"))
 

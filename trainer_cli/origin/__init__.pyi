@@ -1,5 +1,4 @@
 from trainer_cli.origin.compare import (
-    DIFFERENT as DIFFERENT,
     TRAIN as TRAIN,
     DataAndSource as DataAndSource,
     EvaluatedOrigin as EvaluatedOrigin,
@@ -15,11 +14,7 @@ from trainer_cli.origin.kept_source import (
     KeptSource as KeptSource,
 )
 from trainer_cli.origin.use import (
-    SUBMITTED as SUBMITTED,
-    UNUSED as UNUSED,
-    USED as USED,
-    find_used as find_used,
-    is_source_kept as is_source_kept,
+    NOTICES as NOTICES,
     of_project as of_project,
     of_source as of_source,
     read_source_of as read_source_of,

@@ -63,7 +63,9 @@ def keep_project(folder: Path, root: Path, configs: str) -> Path | None:
         for folder in {Path(file).parent for file in files}:
             beside = {f"{folder / name}" for name in list_names(root / folder) if name.endswith(".py")}
             not_kept |= dict.fromkeys(beside - files.keys(), "ignored by git")
-        facts = SourceFacts(str(root), find_search_roots(root), platform.python_version(), {}, {}, not_kept)
+        facts = SourceFacts(
+            str(find_project(root)), find_search_roots(root), platform.python_version(), {}, {}, not_kept
+        )
         return run.source_folder / KeptSource.write(run, facts, files, "", {}) if files else None
     except (OSError, UserError) as error:
         log.warning(

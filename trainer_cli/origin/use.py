@@ -15,8 +15,7 @@ from pathlib import Path
 from trainer_cli.config import Composed, given_value, project_root
 from trainer_cli.errors import UserError
 from trainer_cli.keys import SOURCE
-from trainer_cli.manifest import Manifest
-from trainer_cli.origin.compare import other_source, report_source
+from trainer_cli.origin.compare import DIFFERENT, report_source
 from trainer_cli.origin.kept_source import FILES_FOLDER, DamagedSourceError, KeptSource, list_names
 from trainer_cli.origin.source_files import find_imported_modules, list_sources
 from trainer_cli.parallel import ProcessGroup
@@ -35,6 +34,8 @@ SUBMITTED = "the source is the one that was submitted"
 """The beginning of the line that says that a submitted one is used."""
 UNUSED = "the source kept in"
 """The beginning of the line that says why it is not used."""
+NOTICES = f"{USED}|{UNUSED}|{DIFFERENT}"
+"""A regular expression of the beginnings of the lines that say which source a command has used."""
 _VARIABLE = "TRAIN_SOURCE_VIEW"
 """Environment variable with the view of the process that has started this one: digest, project and folder."""
 _decided: dict[Path, Path | None] = {}
@@ -112,6 +113,8 @@ def read_source_of(run: RunDir, overrides: Sequence[str], project: Path) -> tupl
             return None
         _refuse_foreign(source, differing, has_project=False)
     return source, attempt
+
+
 def use_submitted(folder: Path, config_dir: Path | None) -> None:
     """Compose and import the project from the source that `keep_project` returned, if the project differs by now.
 
@@ -126,17 +129,12 @@ def use_submitted(folder: Path, config_dir: Path | None) -> None:
         log.warning("%s: here differs %s; source=project takes what is here", SUBMITTED, files)
 
 
-def find_used(root: Path) -> Path | None:
-    """The folder of the kept source that a project is imported from; None if it is imported as it is."""
-    return _decided.get(find_project(root))
-
-
 def share_source(composed: Composed, group: ProcessGroup) -> Composed:
     """Import the project from the source that rank 0 does, which composed the config. Collective."""
     if group.world_size == 1:
         return composed
     root = composed.project_root
-    project, folder = group.on_main(lambda: (find_project(root), find_used(root)))
+    project, folder = group.on_main(lambda: (find_project(root), _decided.get(find_project(root))))
     if folder is not None and in_view(project) == project:
         _use(KeptSource.read(folder), project, project)
     return composed._replace(project_root=in_view(project))
@@ -158,15 +156,6 @@ def _refuse_foreign(source: KeptSource, differing: Iterable[str], *, has_project
         raise UserError(message, cure=cure)
     files = format_first([*differing])
     log.warning("%s; that of the project is used, which differs in %s. %s", message, files, cure)
-
-
-def is_source_kept(run: RunDir, manifest: Manifest | None) -> bool:
-    """Whether a run keeps the source of the attempt that made one of its checkpoints."""
-    try:
-        source = None if manifest is None else KeptSource.of_attempt(run, manifest.attempt)
-    except DamagedSourceError:
-        return False
-    return manifest is not None and source is not None and not other_source(manifest.source, source.root)
 
 
 def of_project(overrides: Sequence[str]) -> bool:

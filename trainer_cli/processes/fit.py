@@ -16,7 +16,7 @@ from pathlib import Path
 from trainer_cli.config import Composed, compose, from_yaml, given_value, share_time
 from trainer_cli.errors import UserError
 from trainer_cli.fit_parts import FIT_IN_CHILDREN
-from trainer_cli.origin import find_used, keep_project, of_source, share_source, use_kept_source
+from trainer_cli.origin import keep_project, of_source, share_source, use_kept_source
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.processes.override_text import text_of
 from trainer_cli.processes.rank import run_as_rank
@@ -199,13 +199,8 @@ def _keep_submitted(composed: Composed, again: Sequence[str], stack: ExitStack) 
     """The flag by which all attempts are trained by the source of the first; it is kept until `stack` is closed."""
     if composed.config.source == "project" or any(word.startswith("--submitted") for word in again):
         return []
-    kept = find_used(composed.project_root)
-    if kept is None:
-        folder, configs = (
-            stack.enter_context(scratch_folder("train-submitted-")),
-            [*composed.config_dirs, Path("configs")],
-        )
-        kept = keep_project(folder, composed.project_root, configs[0].name)
+    folder, configs = stack.enter_context(scratch_folder("train-submitted-")), [*composed.config_dirs, Path("configs")]
+    kept = keep_project(folder, composed.project_root, configs[0].name)
     return [] if kept is None else [f"--submitted={kept}"]
 
 

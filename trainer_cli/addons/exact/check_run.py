@@ -25,7 +25,8 @@ from trainer_cli.catalog import Entry
 from trainer_cli.environment import timestamp, versions
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.layout import MANIFEST_FILE
-from trainer_cli.origin import is_source_kept, of_project, other_source
+from trainer_cli.manifest import Manifest
+from trainer_cli.origin import DamagedSourceError, KeptSource, of_project, other_source
 from trainer_cli.runs import Run, RunDir, write_json
 from trainer_cli.storage import open_storage
 from trainer_cli.terminal import format_count
@@ -117,7 +118,7 @@ def check_run(
     _check_writable(file)
     facts = _collect_facts(directory, kept)
     # A replay uses the source that the run keeps, or says why not.
-    uses_kept = not of_project(overrides) and is_source_kept(directory, kept[-1][0].manifest)
+    uses_kept = not of_project(overrides) and _is_source_kept(directory, kept[-1][0].manifest)
     if (changed := facts["source"]["changed"]) and not uses_kept:
         show(f"the source has changed since: {', '.join(f'{name} ({how})' for name, how in changed.items())}")
     outcomes = []
@@ -220,3 +221,12 @@ def _chain_digests(kept: Sequence[tuple[Entry, Path]]) -> list[dict[str, Any]]:
 
 def _digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _is_source_kept(run: RunDir, manifest: Manifest | None) -> bool:
+    """Whether a run keeps the source of the attempt that made one of its checkpoints."""
+    try:
+        source = None if manifest is None else KeptSource.of_attempt(run, manifest.attempt)
+    except DamagedSourceError:
+        return False
+    return manifest is not None and source is not None and not other_source(manifest.source, source.root)

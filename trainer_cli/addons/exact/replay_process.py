@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer_cli.addons.exact.replay_plan import plan_replay
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
-from trainer_cli.origin import DIFFERENT, UNUSED, USED
+from trainer_cli.origin import NOTICES
 from trainer_cli.processes import own_command
 from trainer_cli.ranks import drop_ranks
 
@@ -50,7 +50,7 @@ def read_json_of(arguments: Sequence[str], folder: Path | None = None) -> dict[s
         own_command(arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         cwd=folder, env=drop_ranks(os.environ),
     )  # fmt: skip
-    for line in re.findall(rf"warning: (?:{USED}|{UNUSED}|{DIFFERENT}).*", done.stderr):
+    for line in re.findall(rf"warning: (?:{NOTICES}).*", done.stderr):
         # Each process of a search says it, of the checkpoint that it begins from.
         what = line.rpartition(" was trained with: ")[2]
         if what not in _said:
