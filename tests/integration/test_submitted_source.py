@@ -41,7 +41,7 @@ FIT = ("fit", "experiment=mine", "loggers=jsonl", "loop.max_duration=20", "check
 SWEEP = (*FIT, "-m", "seed=1,2")
 KEPT = "the source is the one that was submitted: here differs "
 EDITED = {
-    "mine/parts.py": COUNTED.replace("FILES) ** 2", "FILES) ** 4"),
+    "mine/parts.py": COUNTED.replace("FILES) ** 2", "FILES).abs() ** 3"),
     "configs/model/line.yaml": "][",
     "mine/new.py": "",
 }
@@ -169,7 +169,7 @@ def test_a_requeued_job_trains_what_its_first_start_did_and_a_person_what_is_her
     for job, count in (("7", "0"), ("8", "1")):
         done = train(*FIT, "loop.max_duration=22", cwd=project, SLURM_JOB_ID=job, SLURM_RESTART_COUNT=count)
         assert "the source is the one" not in done.err
-    assert "FILES) ** 4" in "".join(file.read_text() for file in (project / "runs/mine/source").rglob("parts.py"))
+    assert "FILES).abs() ** 3" in "".join(file.read_text() for file in (project / "runs/mine/source").rglob("parts.py"))
 
 
 def test_a_fit_without_restarts_keeps_nothing_more(

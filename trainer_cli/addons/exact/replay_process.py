@@ -56,22 +56,21 @@ def read_json_of(arguments: Sequence[str], folder: Path | None = None) -> dict[s
         if what not in _said:
             _said.add(what)
             print(line, file=sys.stderr, flush=True)
-    # The object comes last, indented: a model and a dataset may print, too.
-    begin = done.stdout.rfind("\n{\n") + 1
+    # It comes last, an answer indented and an error on one line: a model and a dataset may print, too.
+    answer, last_line = done.stdout[done.stdout.rfind("\n{\n") + 1 :], done.stdout.rstrip().rpartition("\n")[2]
     try:
-        outcome: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout, begin)[0]
+        text = last_line if last_line.startswith('{"error": ') else answer
+        outcome: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0]
     except ValueError:
-        # After the warnings; the place and the cure follow it on lines of their own.
-        _, is_error, text = done.stderr.rpartition("error: ")
-        message, _, later_lines = text.partition("\n")
-        if not is_error:
-            # It was killed, or failed by an exception of the user's code, whose last line names it.
-            last_line = (done.stderr.strip().splitlines() or [""])[-1]
-            message = f"exit code {done.returncode}" + (f": {last_line}" if last_line else "")
-        cure = re.search(r"^help: (.*)$", later_lines, re.MULTILINE)
-        kind = CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError
-        raise kind(message, cure=cure[1] if cure else None) from None
-    return outcome
+        # It was killed.
+        outcome = {"error": (done.stderr.strip().splitlines() or [""])[-1], "mistakes": ()}
+    if "mistakes" not in outcome:
+        return outcome
+    kind = CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError
+    if outcome["mistakes"]:
+        first = outcome["mistakes"][0]
+        raise kind(first["message"], cure=first["cure"])
+    raise kind(f"exit code {done.returncode}: {outcome['error']}".removesuffix(": "))
 
 
 def replay_step(
