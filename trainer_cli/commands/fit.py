@@ -117,7 +117,9 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         for hook in hooks:
             stack.enter_context(hook)
-        return fit_in_processes(compose, child, supervised=args.supervised, allow_pickle=args.allow_pickle)
+        return fit_in_processes(
+            compose, child, supervised=args.supervised, takes_source=True, allow_pickle=args.allow_pickle
+        )
 
 
 def _sweep(args: argparse.Namespace) -> int:

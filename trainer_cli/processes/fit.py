@@ -117,6 +117,7 @@ def fit_in_processes(
     again: Sequence[str],
     *,
     supervised: bool,
+    takes_source: bool = False,
     allow_pickle: bool = False,
     observe: Observe = lambda composed, group: nullcontext(),
 ) -> int:
@@ -126,6 +127,7 @@ def fit_in_processes(
         compose: composes the config; called once, on rank 0.
         again: arguments of `train` with which a child process does the same; it ends with this process.
         supervised: this process is such a child.
+        takes_source: `again` may end with `--submitted=FOLDER`, the source that all attempts are trained by.
         observe: makes what is entered around the training, in each process that trains.
     """
 
@@ -138,7 +140,7 @@ def fit_in_processes(
             return fit(composed, allow_pickle=allow_pickle, group=group)
 
     with share_time():
-        return _fit_in_processes(compose, again, fit, supervised=supervised)
+        return _fit_in_processes(compose, again, fit, supervised=supervised, takes_source=takes_source)
 
 
 def _fit_in_processes(
@@ -147,6 +149,7 @@ def _fit_in_processes(
     fit: Callable[[Composed, ProcessGroup], int],
     *,
     supervised: bool,
+    takes_source: bool,
 ) -> int:
     """Train in this process, as one rank of many, or in children, as the config and the environment ask for."""
     ranks = read_ranks(os.environ)
@@ -175,7 +178,7 @@ def _fit_in_processes(
     if processes > 1 or (config.restarts.max > 0 and not supervised):
         setting = f"parallel.processes_per_node={processes}" if processes > 1 else f"restarts.max={config.restarts.max}"
         with ExitStack() as stack:
-            if config.restarts.max > 0 and not supervised:
+            if takes_source and config.restarts.max > 0 and not supervised:
                 again = [*again, *_keep_submitted(composed, again, stack)]
             return FIT_IN_CHILDREN.need(setting)(config, again, supervised=supervised)
     if config.parallel.strategy != "single" and (tasks := tasks_without_srun(os.environ)) is not None:

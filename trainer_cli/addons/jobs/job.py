@@ -80,4 +80,4 @@ def run(args: argparse.Namespace) -> int:
         with ExitStack() as stack:
             for hook in hooks:
                 stack.enter_context(hook)
-            return fit_in_processes(compose, child, supervised=args.supervised, observe=observe)
+            return fit_in_processes(compose, child, supervised=args.supervised, takes_source=True, observe=observe)
