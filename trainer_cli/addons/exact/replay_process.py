@@ -68,8 +68,9 @@ def read_json_of(arguments: Sequence[str], folder: Path | None = None) -> dict[s
         return outcome
     kind = CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError
     if outcome["mistakes"]:
-        first = outcome["mistakes"][0]
-        raise kind(first["message"], cure=first["cure"])
+        # The last one says in which project to run the command.
+        last = outcome["mistakes"][-1]
+        raise kind(last["message"], cure=last["cure"])
     raise kind(f"exit code {done.returncode}: {outcome['error']}".removesuffix(": "))
 
 
