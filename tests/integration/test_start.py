@@ -73,7 +73,7 @@ def test_the_first_step_does_not_wait_for_tensorboard(tmp_path: Path) -> None:
 
 def test_with_json_stdout_has_the_summary_alone_however_the_fit_ends(tmp_path: Path) -> None:
     refused = train("fit", "--json", *SMALL, "loop.max_step=1", cwd=tmp_path)
-    assert (refused.code, refused.out) == (2, ""), "no run was opened"
+    assert (refused.code, json.loads(refused.out)["mistakes"][0]["where"]) == (2, "loop.max_step"), "no run was opened"
     failed = train("fit", "--json", *SMALL, "optimizer.lr=1e30", "name=failed", cwd=tmp_path)
     assert (failed.code, json.loads(failed.out)["status"]) == (1, "failed")
     done = train("fit", "--json", *SMALL, cwd=tmp_path)

@@ -11,11 +11,29 @@ from trainer_cli.addons.exact import replay_process as module
 from trainer_cli.addons.exact.replay_process import replay_in_process
 from trainer_cli.errors import UserError
 
-FAILS = "import sys; print('warning: slow', file=sys.stderr); "
+FAILS = """import sys
+print('warning: slow', file=sys.stderr)
+from trainer_cli.commands import command_line
+from trainer_cli.errors import UserError
+def fail(arguments):
+    print('loading {')
+    raise ERROR
+command_line._dispatch = fail
+sys.exit(command_line.main(['replay', '--json']))
+"""
 FAILURES = {
-    "an error of the command": (FAILS + "sys.exit('error: no step 9\\nhelp: Name another.')", "no step 9"),
-    "an exception of the user's code": (FAILS + "raise KeyError('label')", "exit code 1: KeyError: 'label'"),
-    "a kill": (FAILS + "import os; os.kill(os.getpid(), 9)", "exit code -9: warning: slow"),
+    "an error of the command": (
+        FAILS.replace("ERROR", "UserError('no step 9', cure='Name another')"),
+        "no step 9",
+    ),
+    "an exception of the user's code": (
+        FAILS.replace("ERROR", "KeyError('label')"),
+        "exit code 1: KeyError: 'label'",
+    ),
+    "a kill": (
+        "import os, sys; print('warning: slow', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)",
+        "exit code -9: warning: slow",
+    ),
 }
 
 

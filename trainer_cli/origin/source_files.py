@@ -113,7 +113,8 @@ def add_imports(root: Path, files: Iterable[str], import_roots: Iterable[str]) -
         left -= len(content)
         for folder, names in _read_imports(content, path):
             for base in roots if folder is None else [folder]:
-                new = {file for file in _find_files(root, base, names) if file not in found}
+                files = (file for file in _find_files(root, base, names) if file not in found)
+                new = {file for file in files if not _is_installed(root / file, root)}
                 found |= new
                 unread += sorted(new)
     if unread:

@@ -38,6 +38,7 @@ def test_the_duration_is_that_of_the_start_the_steps_the_evaluations_and_the_sav
 
 def test_people_get_the_duration_what_was_measured_and_the_memory(empty_folder: Path) -> None:
     done = train("plan", *SMALL, "checkpoint.save_interval=1h", "--probe", cwd=empty_folder)
+    assert done.code == 0, done.err
     labels = [line[:17].strip() for line in done.out.splitlines()]
     assert [label for label in labels if label in ("will take", "measured", "memory")] == [
         "will take", "measured", "memory",
