@@ -71,6 +71,17 @@ settings.register_profile("tests", deadline=None, derandomize=True, database=Non
 settings.load_profile("tests")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _tests_are_no_project() -> Iterator[None]:
+    """A worker has imported hundreds of test files: a fit in this folder would keep them all as a user's source."""
+    from trainer_cli.origin import source_files
+
+    libraries = (*source_files._find_libraries(), _ROOT / "tests")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_files, "_find_libraries", lambda: libraries)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     on_ctrl_c = signal.getsignal(signal.SIGINT)
