@@ -88,6 +88,22 @@ def test_a_checkpoint_that_fails_in_any_way_is_reported_and_sent_again(
     assert sent == ["step1", "step2"]
 
 
+def test_a_checkpoint_that_is_added_again_just_after_it_was_sent_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    mirror = mirror_to(sent.append)
+    drop = mirror.drop
+
+    def drop_and_add(name: str) -> None:
+        drop(name)
+        if len(sent) == 1:
+            mirror.add(name)
+
+    monkeypatch.setattr(mirror, "drop", drop_and_add)
+    mirror.add("step3")
+    assert mirror.wait(WAIT_S) == []
+    assert sent == ["step3", "step3"]
+
+
 def test_without_a_thread_a_checkpoint_waits_for_the_next_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

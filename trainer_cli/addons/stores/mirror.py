@@ -249,11 +249,10 @@ class Mirror:
                     logger.warning("after the failure of %s: %s", self.place.location(name), as_clause(second))
             else:
                 with self._changed:
+                    # It may be added again at any time; if it was amended or saved again meanwhile, it still waits.
+                    tried.discard(name)
                     if self._queue.get(name) is waiting:
                         self.drop(name)
-                    else:
-                        # It was amended, or saved again, while it was sent.
-                        tried.discard(name)
 
     def _send(self, name: str, waiting: _Waiting) -> None:
         """Make the checkpoint in the place equal to that in the storage."""
