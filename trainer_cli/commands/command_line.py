@@ -358,8 +358,8 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
             raise no_action(verb, words, actions)
         verb, parser, words = f"{verb} {words[0]}", actions[words[0]], words[1:]
     # argparse cannot parse actions intermixed; only --help gets here with them.
-    is_plain = _find_subparsers(parser) is not None
-    parse = parser.parse_known_args if is_plain else parser.parse_known_intermixed_args
+    has_actions = _find_subparsers(parser) is not None
+    parse = parser.parse_known_args if has_actions else parser.parse_known_intermixed_args
     parsed, unknown = parse(words)
     takes_overrides = hasattr(parsed, "overrides")
     if any(word.startswith("-") for word in unknown):

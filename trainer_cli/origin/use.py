@@ -16,7 +16,7 @@ from trainer_cli.config import Composed, given_value, project_root
 from trainer_cli.errors import UserError
 from trainer_cli.keys import SOURCE
 from trainer_cli.origin.compare import DIFFERENT, report_source
-from trainer_cli.origin.kept_source import FILES_FOLDER, DamagedSourceError, KeptSource, list_names
+from trainer_cli.origin.kept_source import DamagedSourceError, KeptSource, list_names
 from trainer_cli.origin.source_files import find_imported_modules, list_sources
 from trainer_cli.parallel import ProcessGroup
 from trainer_cli.ranks import is_restarted
@@ -122,7 +122,7 @@ def use_submitted(folder: Path, config_dir: Path | None) -> None:
         DamagedSourceError: it is not what was kept.
     """
     project, source = project_root(config_dir, Path.cwd()), KeptSource.read(folder)
-    new = {file for file in list_sources(project, FILES_FOLDER) if file not in source.files}
+    new = {file for file in list_sources(project, "configs") if file.endswith(".py")} - source.files.keys()
     differing = {**source.find_differences(project), **dict.fromkeys(sorted(new - {*source.facts.not_kept}), "new")}
     if differing and _use(source, project, project):
         files = format_first([f"{file} ({how})" for file, how in differing.items()])
