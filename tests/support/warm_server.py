@@ -249,10 +249,16 @@ def put_in(arguments: Mapping[str, Any]) -> Any:
 
 def take_turns() -> None:
     """Have the training wait for each job of the writer thread, so that every run asks the same of its disk in the
-    same order."""
+    same order.
+
+    Where a tensor lies in memory decides by chance how many writes it takes: here none begins at a page.
+    """
     from concurrent.futures import wait
 
     from trainer_cli.checkpoint.writer_thread import WriterThread
+    from trainer_cli.storage import folder
+
+    cast("Any", folder)._address_of = lambda view: 1
 
     submit = WriterThread.submit
 
