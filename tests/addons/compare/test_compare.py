@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -293,7 +294,16 @@ def test_a_run_that_fails_is_an_error_with_a_code_of_its_own(tmp_path: Path) -> 
     assert code == 65
     assert report["exit_code"] == 65
     assert report["error"].startswith("b-seed1 failed: ")
-    assert ".jobs/b-seed1.log" in report["error"]
+    assert ".jobs/b-seed1.log. The same command goes on." in report["error"]
+
+
+def test_a_mistake_that_a_run_finds_is_a_mistake_of_the_command(tmp_path: Path) -> None:
+    result = train_here("compare", "digits_mlp", "optimizer.lr=1", "--budget", "5s", cwd=tmp_path)
+    assert result.code == 66
+    assert "error: a-seed1 failed: the schedule needs the number of steps" in result.err
+    found = re.search(r"help: (\S+/\.jobs/a-seed1\.log) says what to do\.", result.err)
+    assert found is not None
+    assert "help: Give loop.max_duration in steps" in Path(tmp_path, found[1]).read_text()
 
 
 MISTAKES = {

@@ -191,8 +191,10 @@ class PairedRuns:
             error = error.replace("callbacks.NeededMetric.metric", "--metric")
             failed = f"{key} failed: {f'signal {-code}' if code < 0 else error or f'exit code {code}'}"
             output = self.folder / ".jobs" / f"{key}.log"
-            failure = TrainError(failed, cure=f"Its output: {output}. The same command goes on.")
-            failure.exit_code = ExitCode.USER if code == ExitCode.USER else ExitCode.FAILED
+            is_mistake = code == ExitCode.USER
+            cure = f"{output} says what to do." if is_mistake else f"Its output: {output}. The same command goes on."
+            failure = TrainError(failed, cure=cure)
+            failure.exit_code = ExitCode.USER if is_mistake else ExitCode.FAILED
             raise failure
         return self.stopped or self._is_decided()
 
