@@ -159,8 +159,9 @@ def test_the_picture_of_a_killed_run_shows_that_its_resume_is_exact() -> None:
     assert re.search(r"^exact: \d stops resumed, bit for bit", checked, re.MULTILINE)
 
 
-def test_the_picture_of_a_report_is_small() -> None:
-    content = (ROOT / "docs/report.png").read_bytes()
+@pytest.mark.parametrize("name", ["report", "compare"])
+def test_the_picture_of_a_report_is_small(name: str) -> None:
+    content = (ROOT / f"docs/{name}.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     assert len(content) < 300_000
 

@@ -106,6 +106,8 @@ def test_json_has_every_pair_with_the_interval_after_it(clear: tuple[Path, Resul
     for pair in report["pairs"]:
         assert pair["difference"] == pair["a"] - pair["b"]
     assert report["noise"] > 0
+    assert report["sentence"] in train_here(*CLEAR, *SHORT, cwd=project).out
+    assert json.loads((folder_of(project) / "verdict.json").read_text()) == report
 
 
 def test_another_comparison_takes_the_runs_that_have_the_same_config(clear: tuple[Path, Result]) -> None:
@@ -119,6 +121,10 @@ def test_another_comparison_takes_the_runs_that_have_the_same_config(clear: tupl
     assert report["folder"] != str(before.relative_to(copy))
     assert all(Path(pair["a_run"]).parent.name == before.name for pair in report["pairs"])
     assert not list((copy / report["folder"]).glob("*-seed*"))
+    if "view" in list_addons():
+        shown = train_here("report", "--json", report["folder"], cwd=copy)
+        assert json.loads(shown.out)["runs"] == 2 * len(report["pairs"]), shown.err
+        assert report["sentence"] in (copy / "report.html").read_text()
 
 
 def test_the_same_config_is_not_decided_and_with_a_margin_no_difference(tmp_path: Path) -> None:

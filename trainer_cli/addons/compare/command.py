@@ -6,13 +6,14 @@ import argparse
 import hashlib
 import math
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.commands import add_config_dir, add_overrides, tolerate_lost_output
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.terminal import format_count, line_width, print_json, table, wrapped_report
+from trainer_cli.terminal import line_width, print_json, table, wrapped_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,13 +28,6 @@ EXAMPLES = """examples:
 A is the baseline, and the verdict is about B: better (exit code 0), worse (1), no difference above the margin (2), not
 decided (3). Errors have 64 more than elsewhere: 66 is a mistake in the command. 75: stopped; the same command goes on.
 """
-_STOPPED = "stopped before an answer; next: the same command goes on"
-_SENTENCES = {
-    "better": "B is better than A",
-    "worse": "B is worse than A",
-    "no_difference": "B does not differ from A by more than the margin",
-    "not_decided": "not decided",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,11 +111,7 @@ def _as_text(report: Mapping[str, Any]) -> str:
     if noise is not None:
         share = f" ({abs(noise / mean):.2%})" if mean else ""
         lines.append(f"A varies by ±{noise:.3g}{share} over seeds (standard deviation).")
-    sentence = _STOPPED if report["stopped"] else _SENTENCES[report["verdict"]]
-    if report["low"] is not None:
-        low, high = _ends(report)
-        sentence += f": mean difference {report['mean']:.4g}, 95 % interval {low} to {high}"
-    return "\n".join([*lines, f"{sentence}, after {format_count(len(rows), 'pair')}."])
+    return "\n".join([*lines, report["sentence"], "next:", f"  train report {shlex.quote(report['folder'])}"])
 
 
 def _ends(pair: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
     runs/compare/NAME/
       compare.json            what is compared
       pairs.jsonl             a line for each pair, replaced as a whole
+      verdict.json            what `--json` prints, after each pair; `train report` shows it
       a-seed1/  b-seed1/ …    the runs
       .jobs/                  their frozen configs and outputs
 
@@ -33,13 +34,20 @@ from trainer_cli.policy import BestRule
 from trainer_cli.processes import FrozenJob
 from trainer_cli.runs import BestSettings, RunDir, read_json, write_json
 from trainer_cli.steps import RunStatus
-from trainer_cli.terminal import format_first
+from trainer_cli.terminal import format_count, format_first
 
 log = logging.getLogger(__name__)
 
 COMPARE_FOLDER = "compare"
 SPEC_FILE = "compare.json"
+VERDICT_FILE = "verdict.json"
 _RECORDS = "pairs.jsonl"
+_SENTENCES = {
+    PairedVerdict.better: "B is better than A",
+    PairedVerdict.worse: "B is worse than A",
+    PairedVerdict.no_difference: "B does not differ from A by more than the margin",
+    PairedVerdict.not_decided: "not decided",
+}
 _ORPHAN_S = 120.0
 """How long a run of a killed comparison may take to save and end."""
 
@@ -114,6 +122,7 @@ class PairedRuns:
             write_json(self.folder / SPEC_FILE, spec)
             self._read_records()
             if self._is_decided():
+                self._write_verdict()
                 return
             if any(self._find_finished(side, 1) is None for side in self.sides):
                 # Here, before A is trained: B might be wrong.
@@ -134,6 +143,7 @@ class PairedRuns:
                 config_dir=config_dir,
             )
             self.stopped = not self._is_decided() and (self.stopped or stopped is not None)
+            self._write_verdict()
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -142,8 +152,10 @@ class PairedRuns:
         differences = [pair.difference for pair in pairs]
         decisive = pairs[0] if pairs else self
         sources = [{*pairs[0].a_source.items()}, {*pairs[0].b_source.items()}] if pairs else [set(), set()]
+        interval = MeanInterval.of(differences)
         return {
             "verdict": self.verdict.value,
+            "sentence": self._describe(interval),
             "exit_code": self.verdict.exit_code,
             "stopped": self.stopped,
             "error": None,
@@ -154,7 +166,8 @@ class PairedRuns:
             "metric": decisive.metric,
             "mode": decisive.mode,
             "margin": self.margin,
-            **MeanInterval.of(differences).as_dict(),
+            "seeds": self.seeds,
+            **interval.as_dict(),
             "a_mean": sum(values) / len(values) if values else None,
             "noise": standard_deviation(values) if len(values) > 1 else None,
             "source_differs": sorted({name for name, _ in sources[0] ^ sources[1]}),
@@ -165,6 +178,18 @@ class PairedRuns:
                 for pair in pairs
             ],
         }
+
+    def _describe(self, interval: MeanInterval) -> str:
+        """The verdict in words."""
+        sentence = _SENTENCES[self.verdict] if self._is_decided() else "no answer yet; next: the same command goes on"
+        if math.isfinite(interval.radius):
+            sentence += (
+                f": mean difference {interval.mean:.4g}, 95 % interval {interval.low:.4g} to {interval.high:.4g}"
+            )
+        return f"{sentence}, after {format_count(len(self.pairs), 'pair')}."
+
+    def _write_verdict(self) -> None:
+        write_json(self.folder / VERDICT_FILE, self.as_dict())
 
     def _is_decided(self) -> bool:
         return self.verdict is not PairedVerdict.not_decided or len(self.pairs) == self.seeds
@@ -211,6 +236,7 @@ class PairedRuns:
         # As a whole: a reader never sees half a line, and a kill leaves all earlier pairs.
         lines = [json.dumps(asdict(pair)) + "\n" for pair in self.pairs]
         replace(self.folder / _RECORDS, ["".join(lines).encode()])
+        self._write_verdict()
         mean, radius = MeanInterval.of([pair.difference for pair in self.pairs])
         known = f" ± {radius:.3g}" if math.isfinite(radius) else ""
         log.info("seed %d: A %.4g, B %.4g; mean difference %.4g%s", seed, a, b, mean, known)

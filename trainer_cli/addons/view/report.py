@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from trainer_cli.addons.view.forks import forks_among
 from trainer_cli.addons.view.report_blocks import Block, clock_time
+from trainer_cli.addons.view.report_comparison import ComparedRuns
 from trainer_cli.addons.view.report_runs import grouping_keys, groupings
 from trainer_cli.addons.view.report_sections import sections
 from trainer_cli.addons.view.report_sweep import short_keys
@@ -36,6 +37,7 @@ EXAMPLES = """examples:
   train report runs/digits                     into report.html
   train report runs/digits runs/other          several runs, compared
   train report runs/digits/sweep               a sweep: best table, parallel coordinates
+  train report runs/compare/lr -o lr.html      a comparison: its verdict, intervals, pairs
   train report runs/digits/validation          only what train validate measured
   train report runs -o all.html                all runs below a folder
   train report --json runs/digits              prints what was written as JSON
@@ -80,6 +82,8 @@ _MARK = '<meta name="generator" content="train report">'
 """Stands in the head of the page: a file without it is not replaced."""
 _HEAD_BYTES = 1000
 _NO_CHARTS = ("banner", "table", "facts", "text", "media")
+_SIDE = "side"
+"""The grouping that a comparison begins with."""
 _NO_CODE = re.compile(r"^\s*(//.*\n)?", re.MULTILINE)
 
 
@@ -98,7 +102,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
 
     Args:
         paths: run directories, folders with runs below them, such as that of a sweep, and folders with the results of
-            `train validate`.
+            `train validate`. One that is the folder of a `train compare` is reported with the verdict.
 
     Raises:
         UserError: a path holds nothing to report, or the output is a file of another kind.
@@ -109,8 +113,12 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
     validated: list[ValidationRow] = []
     sweep: dict[str, SweepJob] = {}
     problems: list[str] = []
+    comparison = None
     for path in paths:
-        runs = _runs_at(path)
+        with collecting(problems, Path.cwd()):
+            comparison = ComparedRuns.read(path) if len(paths) == 1 else None
+        runs = [Run(compared) for compared in comparison.runs] if comparison else []
+        runs = runs or _runs_at(path)
         # `train validate` of checkpoints of different runs writes into folders named validation-….
         rows: list[ValidationRow] = []
         for folder in (path, *sorted(path.glob("validation-*"))):
@@ -119,7 +127,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         for folder in dict.fromkeys([path, *(run.path.parent for run in runs)]):
             with collecting(problems, Path.cwd()):
                 sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
-        if not runs and not rows and not sweep:
+        if not runs and not rows and not sweep and comparison is None:
             cure = "Name runs of `train fit`, or a folder that holds some. A Trainer in Python makes none."
             raise UserError(f"{path} holds no run", cure=cure)
         validated += rows
@@ -129,14 +137,19 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
     names, validated_elsewhere = short_names(records, sweep), _assign_rows(validated, records)
     version = versions(["trainer-cli"])["trainer-cli"] or ""
     configs = [record.config for record in records]
+    groups = groupings(configs, grouping_keys(configs))
+    if comparison and comparison.runs:
+        names, sides = map(list, zip(*comparison.runs.values(), strict=True))
+        groups = {_SIDE: sides, **groups}
     data: Block = {
-        "title": _title(paths, records),
+        "title": comparison.title if comparison else _title(paths, records),
         "made": f"Report of {clock_time(now)} UTC by trainer-cli {version}".strip(),
         "runs": [*names, *validated_elsewhere],
         "looks": [look_of(record) for record in records],
-        "groups": groupings(configs, grouping_keys(configs)),
+        "groups": groups,
+        "group": _SIDE if _SIDE in groups else None,
         "forks": {at: fork._asdict() for at, fork in forks_among([record.summary for record in records]).items()},
-        "sections": sections(records, names, validated_elsewhere, list(sweep.values())),
+        "sections": sections(records, names, validated_elsewhere, list(sweep.values()), comparison=comparison),
     }
     page = _page(data)
     try:

@@ -225,14 +225,15 @@ function pathOf(x, y, xs, ys) {
 const MOST_POINTS = 60;  // Lines of at most so many points show each.
 const MARKS_PX = 5;  // Smallest distance of two marks.
 
-// lines: [{name, colour, dash, x, y, faint, bad, low, high}]. Returns what hover and zoom need.
+// lines: [{name, colour, dash, x, y, faint, bad, low, high, bars}]; options.levels: [[y, text]]. Returns what hover and zoom need.
 function drawLines(plot, lines, options) {
   const width = plot.clientWidth || 440, height = options.height || 260;
   const svg = canvas(plot, width, height, options.label);
   const [low, high] = options.range || extent(lines.map((line) => line.x), options.logx);
   const inside = lines.map((line) => [line.y, line.low, line.high].filter(Boolean).flatMap((values) =>
     options.range ? values.filter((_, at) => line.x[at] >= low && line.x[at] <= high) : values));
-  const whole = extent(inside, options.logy);
+  const levels = options.levels || [];
+  const whole = extent([...inside, levels.map(([y]) => y)], options.logy);
   let [least, most] = options.trimsOutliers ? extentOfMost(inside, options.logy) : whole;
   const isTrimmed = least > whole[0] || most < whole[1];
   if (least < most && !options.logy) [least, most] = [least - (most - least) * 0.04, most + (most - least) * 0.04];
@@ -240,6 +241,7 @@ function drawLines(plot, lines, options) {
   const margin = Math.max(34, 14 + 6.6 * Math.max(...tickTexts(probe.ticks).map((text) => text.length)));
   const box = { left: margin, right: width - 14, top: 10, bottom: height - 40 };
   const xs = scaleOf(low, high, box.left, box.right, options.logx, Math.max(2, Math.floor(width / 70)));
+  if (options.whole) xs.ticks = xs.ticks.filter(Number.isInteger);
   const ys = scaleOf(least, most, box.bottom, box.top, options.logy, 5);
   drawAxes(svg, box, xs, ys, options.title);
   const clip = `clip${drawLines.count = (drawLines.count || 0) + 1}`;
@@ -251,12 +253,18 @@ function drawLines(plot, lines, options) {
     if (mark.colour) line.style.stroke = mark.colour;
     shape("title", {}, line, mark.text);
   }
+  for (const [y, text] of levels.filter(([value]) => !ys.isLog || value > 0)) {
+    shape("line", { class: "restart", x1: box.left, x2: box.right, y1: ys.at(y), y2: ys.at(y) }, area);
+    shape("text", { class: "halo", x: box.left + 4, y: ys.at(y) - 4 }, area, text);
+  }
   for (const line of lines) {
     if (line.low) {
       const up = pathOf(line.x, line.high, xs, ys), down = pathOf([...line.x].reverse(), [...line.low].reverse(), xs, ys);
       if (up && down) shape("path", { class: "band", d: `${up}L${down.slice(1)}Z`, fill: line.colour }, area);
       // The band of a single step has no area.
-      if (line.x.length === 1) shape("path", { class: "curve", d: `M${xs.at(line.x[0])} ${ys.at(line.low[0])}V${ys.at(line.high[0])}`, stroke: line.colour }, area);
+      if (line.x.length === 1 || line.bars) line.x.forEach((x, at) => {
+        if (line.low[at] !== null) shape("path", { class: "curve", d: `M${xs.at(x)} ${ys.at(line.low[at])}V${ys.at(line.high[at])}`, stroke: line.colour }, area);
+      });
     }
     const path = shape("path", { class: "curve", d: pathOf(line.x, line.y, xs, ys), stroke: line.colour, "stroke-dasharray": line.dash || "" }, area);
     if (line.faint) path.classList.add("faint");

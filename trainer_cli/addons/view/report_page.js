@@ -82,7 +82,7 @@ function groupCurves(curves, valueOfRun, key) {
     const members = curves.filter((curve) => curve.name === name && valueOfRun[curve.run] === value);
     if (!members.length) return;
     const means = members.map((curve) => curve.mean || curve), count = `${members.length} run${members.length > 1 ? "s" : ""}`;
-    const owner = state.group === ALL_RUNS ? count : `${last}=${value} (${count})`;
+    const owner = state.group === ALL_RUNS ? count : `${state.group === data.group ? value : `${last}=${value}`} (${count})`;
     const { x, ...mean } = meanOf(means.map((curve) => ({ x: curve[key], y: curve.y })));
     grouped.push({ run: -1, owner, tint, name, group: members[0].group, role: "", step: x, [key]: x, ...mean });
   });
@@ -102,7 +102,7 @@ function linesOf(block, key, unit) {
     const number = numbers.get(curve.group), shift = shiftOf(curve.run, key), x = along(curve, shift);
     const owner = many ? `${ownerOf(curve)}${shift ? `, from step ${format(shift)}` : ""}` : "", name = `${owner} ${shorten(curve.name)}`.trim();
     const line = { name, owner, group: shorten(curve.group), run: curve.run, step: curve.step, x, y: curve.y, low: curve.low, high: curve.high,
-      colour: many ? tintOf(curve) : colour(number), dash: many ? DASHES[number % DASHES.length] : "",
+      bars: curve.bars, colour: many ? tintOf(curve) : colour(number), dash: many ? DASHES[number % DASHES.length] : "",
       bad: x.filter((_, at) => curve.y[at] === null && !curve.low) };
     const weight = state.smooth ?? (curve.y.length > 200 ? 0.6 : 0);
     if (weight > 0 && curve.role === "train" && curve.y.length > 2 && !curve.low) {
@@ -121,15 +121,16 @@ function drawCurves(block, plot, chart) {
   const curves = block.curves.filter((curve) => curve.y);
   const wanted = block.axis || state.x, key = curves.every((curve) => curve[wanted]) ? wanted : "step";
   const [unit, unitName] = unitOfTime(curves), lines = linesOf(block, key, unit), many = hasMany(block);
-  const logx = block.logx || state.logx;  // The rates of a range test are spread over decades.
+  const isOfPairs = block.axis === "pairs", logx = !isOfPairs && (block.logx || state.logx);  // The rates of a range test are spread over decades.
   const at = (mark) => (key === "time" ? mark.time / unit : mark[key] + shiftOf(mark.run, key));
   const marks = (block.restarts || []).filter((mark) => !isGrouped(block) && live.isShown(mark.run) && (!logx || at(mark) > 0)).slice(0, 100);
-  const title = key === "time" ? `${unitName} since the run began` : key;
+  const title = isOfPairs ? "pairs" : key === "time" ? `${unitName} since the run began` : key;
   chart.view = drawLines(plot, lines, {
-    height: chart === enlarged ? innerHeight - AROUND_PX : undefined, logx, logy: state.logy, trimsOutliers: state.trim, range: key === state.x ? zoomed : null, title, label: describe(block, lines),
-    marks: marks.map((mark) => ({ at: at(mark), text: mark.text, colour: many ? colour(mark.run) : null })),
+    height: chart === enlarged ? innerHeight - AROUND_PX : undefined, logx, logy: state.logy, trimsOutliers: state.trim, range: isOfPairs ? [0.5, curves[0].step.length + 0.5] : key === state.x ? zoomed : null, title, label: describe(block, lines),
+    levels: block.levels, whole: isOfPairs, marks: marks.map((mark) => ({ at: at(mark), text: mark.text, colour: many ? colour(mark.run) : null })),
   });
-  Object.assign(chart.view, { axis: title, key });
+  // Pairs are not zoomed.
+  Object.assign(chart.view, { axis: title, key: isOfPairs ? title : key });
   addLegend(plot, lines, many);
   const { trimmedFrom } = chart.view, trimmed = trimmedFrom ? [`trimmed: values from ${format(trimmedFrom[0])} to ${format(trimmedFrom[1])}`] : [];
   const notes = [notesOf(block, many), ...trimmed].filter(Boolean).join("; ");
@@ -238,12 +239,12 @@ function hoverAt(source, x, y, pointer) {
   }).sort((a, b) => a.far - b.far);
   const tip = byId("tip");
   tip.replaceChildren();
-  element("b", `${axis} ${format(axis === "step" ? Math.round(x) : x)}`, tip);
+  element("b", `${axis} ${format(["step", "pairs"].includes(axis) ? Math.round(x) : x)}`, tip);
   for (const { line, value, index } of values.slice(0, 12)) {
     const row = element("div", null, tip);
     element("i", null, row).style.background = line.colour;
     setWords(element("span", null, row), line.name);
-    const range = line.low && value !== null ? ` (${format(line.low[index])} to ${format(line.high[index])})` : "";
+    const range = line.low && line.low[index] !== null && value !== null ? ` (${format(line.low[index])} to ${format(line.high[index])})` : "";
     // An evaluation has no value at most steps: say where the nearest one is.
     const away = Math.abs(line.x[index] - x) > 0.01 * (source.view.xs.high - source.view.xs.low) ? ` at ${format(line.x[index])}` : "";
     element("b", format(value) + range + away, row);
@@ -463,11 +464,11 @@ function addFacts(block, parent) {
   }
 }
 
-// How a run ended badly: what went wrong in large, what to do below.
+// How a run ended badly, and what to do below; or what a comparison has answered.
 function addBanner(block, parent) {
   const banner = element("div", null, parent, "banner");
   banner.dataset.state = block.state;
-  setWords(element("b", null, banner), `${block.state}: ${block.text}`);
+  setWords(element("b", null, banner), block.text);
   if (block.more) setWords(element("p", null, banner), block.more);
 }
 
@@ -566,6 +567,7 @@ function showGroups() {
   byId("grouping").hidden = !keys.length;
   if (select.dataset.keys === JSON.stringify(keys)) return;
   select.dataset.keys = JSON.stringify(keys);
+  state.group ||= data.group || "";
   select.replaceChildren();
   element("option", "no runs", select).value = "";
   for (const key of keys) element("option", key === ALL_RUNS ? key : `runs with the same ${key}`, select).value = key;

@@ -55,7 +55,8 @@ def _of_one(record: RunRecord) -> Iterator[Block]:
     view = record.view
     if view.state in _ENDED_BADLY:
         sentence = first_sentence(view.reason)
-        yield {"kind": "banner", "state": view.state, "text": sentence, "more": view.reason[len(sentence) :].strip()}
+        text = f"{view.state}: {sentence}"
+        yield {"kind": "banner", "state": view.state, "text": text, "more": view.reason[len(sentence) :].strip()}
     yield {"kind": "facts", "items": list(_facts(record))}
     if record.notes:
         yield {"kind": "text", "title": "Notes", "text": record.notes}

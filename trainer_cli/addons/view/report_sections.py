@@ -22,6 +22,7 @@ from trainer_cli.addons.view.report_blocks import (
     what_became,
     when_saved,
 )
+from trainer_cli.addons.view.report_comparison import ComparedRuns
 from trainer_cli.addons.view.report_machine import MACHINE, machine_charts, machine_series
 from trainer_cli.addons.view.report_media import media
 from trainer_cli.addons.view.report_range_test import range_test
@@ -52,6 +53,7 @@ def sections(
     validated_elsewhere: Mapping[str, Sequence[ValidationRow]],
     sweep: Sequence[SweepJob] = (),
     draw: Draw | None = None,
+    comparison: ComparedRuns | None = None,
 ) -> list[Block]:
     """The sections of a report; empty ones are left out.
 
@@ -60,11 +62,13 @@ def sections(
         validated_elsewhere: results of `train validate` for other runs, by the names of the runs.
         sweep: the jobs of sweeps, also those that have no run.
         draw: makes the curves of metrics; by default `metric_curve` with as many points as fit into a page.
+        comparison: that of which these are the runs.
     """
     if draw is None:
         draw = partial(metric_curve, buckets=_buckets(records))
-    swept = differing([record.config for record in records], sweep)
+    swept = [] if comparison else differing([record.config for record in records], sweep)
     candidates = [
+        ("Verdict", _verdict(records, draw, comparison)),
         ("Summary", summary(records, names, swept, sweep)),
         ("Metrics", _metrics(records, draw, lambda name: not _is_rate(name) and not _is_setting(name))),
         ("Media", media(records, names)),
@@ -80,6 +84,16 @@ def sections(
     ]
     # In the order of interest: the environment is rarely needed.
     return [{"title": title, "blocks": blocks} for title, content in candidates if (blocks := list(content))]
+
+
+def _verdict(records: Records, draw: Draw, comparison: ComparedRuns | None) -> Iterator[Block]:
+    """The answer of a comparison, with the curves of the metric that decides, and its details."""
+    if comparison is None:
+        return
+    yield from comparison.answer
+    if comparison.runs and comparison.metric is not None:
+        yield _chart(records, draw, f"{comparison.metric}: mean and range over the seeds", [comparison.metric])
+    yield from comparison.details
 
 
 def _is_rate(name: str) -> bool:
