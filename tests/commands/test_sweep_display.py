@@ -14,7 +14,7 @@ import pytest
 from printed import Terminal
 
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
-from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, JobStatus
+from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, PAUSED, JobStatus
 from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps.run_status import RunStatus
@@ -77,6 +77,18 @@ def test_running_jobs_come_first_with_step_and_best_metric_and_the_bar_is_over_a
     assert re.fullmatch(r"\S+ 2/4 jobs  62%  1 running  1 failed  elapsed 0:00", bar)
     display.close()
     assert stream.getvalue().endswith("\x1b[J")
+
+
+def test_while_jobs_are_paused_no_share_and_no_time_left_is_claimed(running: RunDir, tmp_path: Path) -> None:
+    stream = Terminal()
+    display = SweepDisplay(stream, {"seed=1": running}, BestSettings(), prunes=True)
+    other = RunDir(tmp_path / "other")
+    states = [(RunStatus.finished, 1), (PAUSED, 2), (NOT_BEGUN, 1)]
+    rows = [status_of(f"{state}{n}", state, other, step=9) for state, count in states for n in range(count)]
+    display.update([status_of("seed=1", RunStatus.running, running), *rows])
+    *_, last = drawn(display, stream)
+    # Paused ones may go on: of five jobs one has ended.
+    assert re.fullmatch(r"1/5 jobs  1 running  2 paused  elapsed 0:00", last)
 
 
 @pytest.mark.parametrize("letter", ["x", "精", "😀", "e\u0301"], ids=ascii)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from printed import message as printed_message
-from reported import BEGAN, HOSTILE, make_run, make_sweep, validate, write_metrics
+from reported import BEGAN, HOSTILE, make_run, make_sweep, outcome, validate, write_metrics
 
 from trainer_cli.addons.view.report import report
 from trainer_cli.addons.view.report_sweep import importance, parameter_axis
@@ -404,3 +404,21 @@ def test_the_use_of_the_machine_is_drawn_over_time_in_units_that_people_read(tmp
     assert (memory["time"], memory["y"], drawn["memory, GiB"]["axis"]) == ([0, 10, 20, 30], [0, 1, 2, 3], "time")
     assert [line["name"] for line in drawn["GPU use, %"]["curves"]] == ["machine/gpu0_percent", "machine/gpu1_percent"]
     assert drawn["disk, MB a second"]["curves"][0]["y"] == [2, 2, 2, 2]
+
+
+def test_the_decisions_of_a_search_are_in_units_of_its_metric_and_a_run_trained_on_is_not_paused(
+    tmp_path: Path,
+) -> None:
+    lines: list[dict[str, Any]] = [{"sweep.prune": "asha", "sweep.rungs": ["0.1dur"]}]
+    jobs = ["KEY,optimizer.lr,status,step,reason,run_dir"]
+    for key, paused_at, accuracy in (("a", 20, 0.25), ("b", 10, None)):
+        run = make_run(tmp_path / key, steps=20, status=None)
+        run.end_attempt(outcome(RunStatus.finished, 20, "hard_stop at 20 steps"), now=BEGAN + 2000)
+        loss = None if accuracy is None else -accuracy
+        lines.append({"event": "measure", "trial": key, "rung": 0, "loss": loss, "metric": "val/accuracy"})
+        jobs.append(f"{key},{key},paused,{paused_at},not this one,{run.path}")
+    (tmp_path / "search.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (tmp_path / "sweep.csv").write_text("\n".join(jobs) + "\n")
+    _, decisions = blocks(data_of(tmp_path / "r.html", tmp_path), "Summary", "table")
+    assert decisions["title"] == "What the search has decided by val/accuracy"
+    assert decisions["rows"] == [["lr=a", "0.25", "paused", "not this one"], ["lr=b", "", "finished", ""]]

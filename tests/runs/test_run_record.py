@@ -41,12 +41,12 @@ def test_the_record_of_a_run_that_is_gone_says_so(tmp_path: Path) -> None:
     [
         (HEADER, []),
         (f"{HEADER}a,0.1,8,failed,3,no memory,far/a\n",
-         [SweepJob("a", {"optimizer.lr": "0.1", "model.width": "8"}, Path("far/a"), "failed", "no memory")]),
+         [SweepJob("a", {"optimizer.lr": "0.1", "model.width": "8"}, Path("far/a"), "failed", "no memory", "3")]),
         (f"{HEADER}here,0.1,,finished,3,,far/here\n",
-         [SweepJob("here", {"optimizer.lr": "0.1"}, Path("SWEEP/here"), "finished", "")]),
+         [SweepJob("here", {"optimizer.lr": "0.1"}, Path("SWEEP/here"), "finished", "", "3")]),
         (f"{HEADER}a,0.1\n{HEADER.replace('KEY', 'b')}", [
             SweepJob("b", {"optimizer.lr": "optimizer.lr", "model.width": "model.width"}, Path("run_dir"), "status",
-                     "reason")]),
+                     "reason", "step")]),
         ("KEY,status,run_dir\na,running,far/a\n", [SweepJob("a", {}, Path("far/a"), "running", "")]),
         (f"{HEADER}a,0.1,8,failed,3,,\n", []),
         ("NAME,optimizer.lr,status,run_dir\na,0.1,failed,far/a\n", []),

@@ -255,7 +255,10 @@ def test_a_chosen_run_that_vanished_is_said_to_be_gone(tmp_path: Path) -> None:
         (section,) = runs.page([number])["sections"]
     finally:
         runs.close()
-    assert (section["blocks"][0]["state"], section["blocks"][0]["text"]) == ("unreadable", "its directory is gone")
+    assert (section["blocks"][0]["state"], section["blocks"][0]["text"]) == (
+        "unreadable",
+        "unreadable: its directory is gone",
+    )
 
 
 def test_a_run_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

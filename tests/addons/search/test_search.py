@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import needs_chromium, page
 from command import Result, fork_jobs, records, running, train
 
 from trainer_cli.commands.command_line import main
@@ -104,6 +105,42 @@ def test_trials_take_turns_at_rungs_and_decisions_are_recorded_with_reasons(swep
             logged = records(sweep_of(project) / row["trial"] / "metrics.jsonl")
             until = [each["val/loss"] for each in logged if "val/loss" in each and each["step"] <= row["step"]]
             assert row["loss"] == min(until)
+
+
+@needs_chromium
+@pytest.mark.addon("view")
+@pytest.mark.parametrize("name", ["report", "serve"])
+def test_a_page_shows_which_trials_went_on_and_which_are_paused_and_why(
+    name: str, swept: tuple[Path, Result], tmp_path: Path
+) -> None:
+    from serving import served
+
+    project, _ = swept
+    _, *made = records(sweep_of(project) / "search.jsonl")
+    expected = []
+    for row in rows_of(project):
+        of_trial = [each for each in made if each["trial"] == row["KEY"]]
+        losses = [f"{each['loss']:.4g}" for each in of_trial if each["event"] == "measure"]
+        reasons = [each["why"] for each in of_trial if each["event"] == "go on"]
+        reason = row["reason"] if row["status"] == "paused" else ""
+        expected.append([*losses, *[""] * (3 - len(losses)), "; ".join(reasons), row["status"], reason])
+    title = "What the search has decided by val/loss"
+    table = f"[...document.querySelectorAll('h3')].find((one) => one.textContent === {title!r})?.parentNode"
+    assert run_here("report", str(sweep_of(project)), "-o", str(tmp_path / "r.html"), cwd=project).code == 0
+    with served(project / "runs") as server, page(tmp_path / "profile") as chromium:
+        chromium.open(server.url if name == "serve" else (tmp_path / "r.html").as_uri())
+        chromium.wait_for(table)
+        cells = "[...row.cells].map((cell) => cell.textContent)"
+        head, *rows = chromium.run(f"[...{table}.querySelectorAll('tr')].map((row) => {cells})")
+        assert head == ["run", "2st", "6st", "end", "went on because", "state", "paused because"]
+        assert sorted(cells for _, *cells in rows) == sorted(expected)
+        assert [cells.count("") for _, *cells in rows[:1]] == [1], "one that has ended comes first"
+        # The table of all runs says the same.
+        runs = f"[...document.querySelectorAll('.runs tbody tr')].map((row) => {cells}.slice(1, 3))"
+        assert sorted(chromium.run(runs)) == sorted([state, reason] for *_, state, reason in expected)
+        colours = "['paused', 'finished'].map((state) => getComputedStyle([...document.querySelectorAll('td')].find("
+        assert len(set(chromium.run(f"{colours}(cell) => cell.dataset.state === state)).color)"))) == 2
+        assert chromium.run("byId('problem').textContent") == ""
 
 
 def test_a_trial_that_was_paused_ends_as_a_run_that_was_not(swept: tuple[Path, Result], tmp_path: Path) -> None:

@@ -92,8 +92,9 @@ def _name(a: str, b: str, *digests: str) -> str:
 
 def _as_text(report: Mapping[str, Any]) -> str:
     """The report as it is printed."""
+    columns = ("a", "b", "mean", "low", "high")
     rows = [
-        [str(pair["seed"]), *(f"{pair[key]:.4g}" for key in ("a", "b")), f"{pair['mean']:.4g}", *_ends(pair)]
+        [str(pair["seed"]), *("" if pair[key] is None else f"{pair[key]:.4g}" for key in columns)]
         for pair in report["pairs"]
     ]
     lines = [f"A: {report['a']}", f"B: {report['b']}"]
@@ -112,8 +113,3 @@ def _as_text(report: Mapping[str, Any]) -> str:
         share = f" ({abs(noise / mean):.2%})" if mean else ""
         lines.append(f"A varies by ±{noise:.3g}{share} over seeds (standard deviation).")
     return "\n".join([*lines, report["sentence"], "next:", f"  train report {shlex.quote(report['folder'])}"])
-
-
-def _ends(pair: Mapping[str, Any]) -> list[str]:
-    """The ends of the interval after a pair, as text."""
-    return ["" if pair[key] is None else f"{pair[key]:.4g}" for key in ("low", "high")]

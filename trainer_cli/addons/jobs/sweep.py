@@ -140,7 +140,7 @@ def run_sweep(
         )
     display = None
     if is_terminal(sys.stderr):
-        display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}, settings_of(planned))
+        display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}, settings_of(planned), plan.prunes)
     new_sweep = partial(
         Sweep, planned, command, at_once, cores, display=display, devices=given,
         plan=plan if plan.learns else None, keep=partial(keep_submitted, folder, arguments, config_dir),
@@ -244,9 +244,14 @@ class SweepPlan:
         return self.settings.trials or len(self.planned)
 
     @property
+    def prunes(self) -> bool:
+        """Whether jobs are paused by results."""
+        return self.settings.prune != "none"
+
+    @property
     def learns(self) -> bool:
         """Whether what is trained follows from results."""
-        return self.settings.search == "optuna" or self.settings.prune != "none"
+        return self.settings.search == "optuna" or self.prunes
 
     def open_search(self, file: Path) -> TrialSearch:
         """The search that chooses among the jobs, with its record."""

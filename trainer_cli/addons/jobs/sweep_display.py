@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus, short_names
+from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, PAUSED, QUEUED, STATE_COLOURS, JobStatus, short_names
 from trainer_cli.loggers import BarStyle, BottomLines
 from trainer_cli.policy import BestRule
 from trainer_cli.runs import BestSettings, Run, RunDir, RunView
@@ -39,10 +39,13 @@ class SweepDisplay:
     Args:
         runs: run of each job by its name, in the order of the sweep.
         settings: what the configs of all jobs say about which is best.
+        prunes: whether jobs are paused. How much is left then depends on results, and is not shown.
     """
 
-    def __init__(self, stream: TextIO, runs: Mapping[str, RunDir], settings: BestSettings) -> None:
-        self._stream, self._runs, self._settings = stream, runs, settings
+    def __init__(
+        self, stream: TextIO, runs: Mapping[str, RunDir], settings: BestSettings, prunes: bool = False
+    ) -> None:
+        self._stream, self._runs, self._settings, self._prunes = stream, runs, settings, prunes
         self._lines = BottomLines(stream)
         self._style = BarStyle(stream)
         self._rows: Sequence[JobStatus] = ()
@@ -147,8 +150,8 @@ class SweepDisplay:
         return self._settings.summarize(run.ranges)[0]
 
     def _bar(self, seconds: float, width: int) -> str:
-        """The bar over all jobs, and beside it the counts and times for which there is room."""
-        waiting = (NOT_BEGUN, QUEUED)
+        """The bar over all jobs, unless some are paused; the counts and times for which there is room."""
+        waiting = (NOT_BEGUN, QUEUED, PAUSED)
         shares = [
             _share(self._views.get(row.key)) if row.key in self._running else float(row.status not in waiting)
             for row in self._rows
@@ -164,20 +167,22 @@ class SweepDisplay:
         # Each with its rank; the highest rank is left out first where the terminal is narrow.
         # Before the first job runs, the server of the forks imports torch.
         starting = [] if self._has_started else [(0, LOADING_TORCH)]
-        parts = [*starting, (0, f"{ended}/{format_count(len(self._rows), 'job')}"), (2, f"{int(100 * share)}%")]
+        parts = [*starting, (0, f"{ended}/{format_count(len(self._rows), 'job')}")]
+        if not self._prunes:
+            parts.append((2, f"{int(100 * share)}%"))
         parts += [
             (rank, f"{counts[status]:,} {status}")
-            for rank, status in ((4, RunStatus.running), (1, RunStatus.failed), (1, RunStatus.killed))
+            for rank, status in ((4, RunStatus.running), (4, PAUSED), (1, RunStatus.failed), (1, RunStatus.killed))
             if counts[status]
         ]
         parts.append((5, f"elapsed {format_clock(elapsed_s)}"))
-        if share - self._first_share > 0:
+        if share > self._first_share and not self._prunes:
             parts.append((3, f"ETA {format_clock(elapsed_s * (1 - share) / (share - self._first_share))}"))
         length = max(min(width - 60, _LONGEST_BAR), min(8, width // 4))
         while len(parts) > 1 and length + 1 + len("  ".join(text for _, text in parts)) > width:
             parts.remove(max(parts))
         words = cut_end("  ".join(text for _, text in parts), max(width - length - 1, 0))
-        return f"{self._style.bar(share, length)} {words}"
+        return words if self._prunes else f"{self._style.bar(share, length)} {words}"
 
 
 def _share(view: RunView | None) -> float:

@@ -7,6 +7,7 @@ run directory at its end.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from trainer_cli.addons.view.report_comparison import ComparedRuns
 from trainer_cli.addons.view.report_runs import grouping_keys, groupings
 from trainer_cli.addons.view.report_sections import sections
 from trainer_cli.addons.view.report_sweep import short_keys
-from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep
+from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep, show_paused
 from trainer_cli.commands import no_run
 from trainer_cli.environment import versions
 from trainer_cli.errors import TrainError, UserError, one_line
@@ -82,8 +83,8 @@ _MARK = '<meta name="generator" content="train report">'
 """Stands in the head of the page: a file without it is not replaced."""
 _HEAD_BYTES = 1000
 _NO_CHARTS = ("banner", "table", "facts", "text", "media")
-_SIDE = "side"
-"""The grouping that a comparison begins with."""
+_SIDES = "side (A or B)"
+"""The grouping that a comparison begins with, as report_page.js names it."""
 _NO_CODE = re.compile(r"^\s*(//.*\n)?", re.MULTILINE)
 
 
@@ -134,20 +135,20 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         # A run may be named twice, also through a link.
         read_paths = {os.path.realpath(record.path) for record in records}
         records += [run.record(now) for run in runs if os.path.realpath(run.path) not in read_paths]
+    records = [dataclasses.replace(record, view=show_paused(record.view, sweep)) for record in records]
     names, validated_elsewhere = short_names(records, sweep), _assign_rows(validated, records)
     version = versions(["trainer-cli"])["trainer-cli"] or ""
     configs = [record.config for record in records]
     groups = groupings(configs, grouping_keys(configs))
     if comparison and comparison.runs:
         names, sides = map(list, zip(*comparison.runs.values(), strict=True))
-        groups = {_SIDE: sides, **groups}
+        groups = {_SIDES: sides, **groups}
     data: Block = {
         "title": comparison.title if comparison else _title(paths, records),
         "made": f"Report of {clock_time(now)} UTC by trainer-cli {version}".strip(),
         "runs": [*names, *validated_elsewhere],
         "looks": [look_of(record) for record in records],
         "groups": groups,
-        "group": _SIDE if _SIDE in groups else None,
         "forks": {at: fork._asdict() for at, fork in forks_among([record.summary for record in records]).items()},
         "sections": sections(records, names, validated_elsewhere, list(sweep.values()), comparison=comparison),
     }

@@ -73,7 +73,7 @@ function describe(block, lines) {
   return `${block.title}. ${texts.join("; ")}`;
 }
 
-const ALL_RUNS = "all runs";
+const ALL_RUNS = "all runs", SIDES = "side (A or B)";
 
 // The mean of each metric over the runs with the same value of a config key, for each value.
 function groupCurves(curves, valueOfRun, key) {
@@ -82,7 +82,7 @@ function groupCurves(curves, valueOfRun, key) {
     const members = curves.filter((curve) => curve.name === name && valueOfRun[curve.run] === value);
     if (!members.length) return;
     const means = members.map((curve) => curve.mean || curve), count = `${members.length} run${members.length > 1 ? "s" : ""}`;
-    const owner = state.group === ALL_RUNS ? count : `${state.group === data.group ? value : `${last}=${value}`} (${count})`;
+    const owner = state.group === ALL_RUNS ? count : `${state.group === SIDES ? value : `${last}=${value}`} (${count})`;
     const { x, ...mean } = meanOf(means.map((curve) => ({ x: curve[key], y: curve.y })));
     grouped.push({ run: -1, owner, tint, name, group: members[0].group, role: "", step: x, [key]: x, ...mean });
   });
@@ -567,7 +567,7 @@ function showGroups() {
   byId("grouping").hidden = !keys.length;
   if (select.dataset.keys === JSON.stringify(keys)) return;
   select.dataset.keys = JSON.stringify(keys);
-  state.group ||= data.group || "";
+  if (keys.includes(SIDES)) state.group ||= SIDES;
   select.replaceChildren();
   element("option", "no runs", select).value = "";
   for (const key of keys) element("option", key === ALL_RUNS ? key : `runs with the same ${key}`, select).value = key;

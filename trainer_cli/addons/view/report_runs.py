@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from trainer_cli.addons.view.forks import forks_among, recorded_fork
 from trainer_cli.addons.view.report_blocks import Block, clock_time, duration, number, table
-from trainer_cli.addons.view.report_sweep import NOT_SET, rank_metrics, short_keys, sweep_charts
+from trainer_cli.addons.view.report_sweep import NOT_SET, rank_metrics, search_tables, short_keys, sweep_charts
 from trainer_cli.addons.view.sweep_file import SweepJob
 from trainer_cli.bounds import is_count
 from trainer_cli.environment import unix
@@ -29,7 +29,7 @@ _COLUMNS = (
     "run", "state", "reason", "step", "steps/s", "left", "loss",
     "time", "began (UTC)", "attempts", "fork of", "tags", "notes",
 )  # fmt: skip
-OF_ONE_RUN = ("name", "run_dir", "notes", "tags", "resume", "logging.console", "logging.level")
+OF_ONE_RUN = ("name", "run_dir", "notes", "tags", "resume", "logging.console", "logging.level", "loop.hard_stop")
 """Keys that do not count as differences between runs."""
 _RATE = re.compile(r"(^|[._])(lr|learning_rate)$")
 _ENDED_BADLY = (RunStatus.failed, RunStatus.killed, RunStatus.interrupted, RunView.UNREADABLE)
@@ -47,6 +47,7 @@ def summary(
         keys = list(dict.fromkeys(key for job in without_run for key in job.swept))
         rows = [[*(job.swept.get(key, "") for key in keys), job.status, job.reason] for job in without_run]
         yield table([*keys, "state", "reason"], rows, title="Jobs of the sweep without a run")
+    yield from search_tables(records, names)
     yield from sweep_charts(records, swept[:_MOST_SWEPT])
 
 

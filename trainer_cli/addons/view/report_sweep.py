@@ -1,20 +1,26 @@
-"""Charts of a sweep as plain values: parallel coordinates, a metric against a parameter, importance of parameters."""
+"""A sweep as plain values: parallel coordinates, a metric against a parameter, importance of parameters; what a search
+has decided.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from trainer_cli.addons.view.curves import Array
+from trainer_cli.addons.view.report_blocks import Block, number, table
+from trainer_cli.addons.view.sweep_file import PAUSED
+from trainer_cli.files import read_rows
+from trainer_cli.metric_names import Mode
 from trainer_cli.runs import BestSettings, RunRecord
 from trainer_cli.steps import Duration
 
-Block = dict[str, Any]
 _LOG_RATIO = 30
 """Ratio of the largest to the smallest positive value from which a parameter has a logarithmic axis."""
 _FEWEST_RUNS = 3
@@ -23,8 +29,39 @@ _FEWEST_EXPLAINED = 8
 _MOST_METRICS = 4
 _MOST_TICKS = 8
 _DIGITS = 6
+_WHY = "went on because"
 NOT_SET = "(not set)"
 _DIGIT_RUNS = re.compile(r"(\d+)")
+
+
+def search_tables(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    """For each sweep that pauses runs: the metric of each run at the rungs, and why it went on or is paused."""
+    modes = {metric: mode for record in records for metric, mode in record.modes.items()}
+    for folder in dict.fromkeys(record.path.parent for record in records):
+        rows: list[dict[str, Any]] = []
+        with suppress(OSError):
+            rows = read_rows(folder / "search.jsonl")
+        if not rows or rows[0]["sweep.prune"] == "none":
+            continue
+        rungs, metric, trials = [*rows[0]["sweep.rungs"], "end"], "", defaultdict[str, dict[str, str]](dict)
+        for row in rows[1:]:
+            trial = trials[row["trial"]]
+            trial[_WHY] = "; ".join(filter(None, [trial.get(_WHY), row.get("why")]))
+            if row.get("loss") is not None:
+                metric = row["metric"]
+                sign = -1 if modes.get(metric) == Mode.max else 1
+                trial[rungs[row["rung"]]] = number(sign * row["loss"])
+        columns = [*rungs, _WHY]
+        cells = []
+        for name, record in zip(names, records, strict=True):
+            if record.path.parent == folder:
+                trial, view = trials[record.path.name], record.view
+                values = [trial.get(column, "") for column in columns]
+                cells.append([name, *values, view.state, view.reason if view.state == PAUSED else ""])
+        # Those that came furthest first.
+        cells.sort(key=lambda row: row[1:-3].count(""))
+        title = f"What the search has decided by {metric}"
+        yield table(["run", *columns, "state", "paused because"], cells, right=rungs, title=title)
 
 
 def sweep_charts(records: Sequence[RunRecord], swept: Sequence[str]) -> Iterator[Block]:

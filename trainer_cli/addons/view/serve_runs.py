@@ -5,12 +5,14 @@ Nothing is read between two requests, except that all runs are read once after t
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from trainer_cli.addons.view.report import look_of, short_names
 from trainer_cli.addons.view.report_blocks import Block
 from trainer_cli.addons.view.report_runs import RunRow, differing, grouping_keys, groupings, runs_table
 from trainer_cli.addons.view.report_sections import metric_curve, metric_series, role_of, sections
-from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep
+from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep, show_paused
 from trainer_cli.files import GrowingFile
 from trainer_cli.runs import MessageFilter, Run, RunRecord, RunsBelow, RunView
 
@@ -54,12 +56,14 @@ class ServedRuns:
             views = [views[index] for index in beside_parents([run.summary for run, _ in views])]
             names = [_name(run.path, self.root) for run, _ in views]
             compared = [run for run, _ in views if number_of[run] in numbers] or [run for run, _ in views]
-            jobs = _sweep_jobs(run.path for run in compared)
-            keys = differing([run.config for run in compared], jobs)
+            jobs = _sweep_jobs(run.path for run, _ in views)
+            views = [(run, show_paused(view, jobs)) for run, view in views]
+            keys = differing([run.config for run in compared], [*jobs.values()])
             rows = [_row(number_of[run], run, view, name) for (run, view), name in zip(views, names, strict=True)]
             metrics = list(dict.fromkeys(name for row in rows for name in row.best))
-            block = runs_table(rows, metrics, keys, jobs)
-            versions = {str(number_of[run]): run.version for run, _ in views}
+            block = runs_table(rows, metrics, keys, [*jobs.values()])
+            # A sweep decides about a run after it has ended.
+            versions = {str(number_of[run]): f"{run.version} {view.state} {view.reason}" for run, view in views}
             self._read_ahead()
         return {
             "title": str(self.root),
@@ -75,11 +79,12 @@ class ServedRuns:
             chosen = self._choose(numbers)
             ids, records = list(chosen), [run.record(now) for run in chosen.values()]
             jobs = _sweep_jobs(record.path for record in records)
-            names = short_names(records, {os.path.realpath(job.run_dir): job for job in jobs})
+            records = [dataclasses.replace(record, view=show_paused(record.view, jobs)) for record in records]
+            names = short_names(records, jobs)
             looks = {str(number): look_of(record) for number, record in zip(ids, records, strict=True)}
             # Of all runs: a choice of runs with the same value keeps them together.
             keys = grouping_keys([run.config for run in self._numbers])
-            content = sections(records, names, {}, jobs, draw=_unfilled)
+            content = sections(records, names, {}, [*jobs.values()], draw=_unfilled)
             if len(chosen) == 1 and (log := end_of_log(chosen[ids[0]])):
                 content.append({"title": "Log", "blocks": [log]})
         if len(chosen) > 1:
@@ -203,15 +208,13 @@ def _is_best(entry: object) -> bool:
     )
 
 
-def _sweep_jobs(paths: Iterable[Path]) -> list[SweepJob]:
-    """The jobs of the sweeps that the runs belong to; those that have no run only if several runs are shown."""
+def _sweep_jobs(paths: Iterable[Path]) -> dict[str, SweepJob]:
+    """Real path of a run's directory -> its job, for all jobs of the sweeps that the runs belong to."""
     folders = dict.fromkeys(path.parent for path in paths)
-    jobs = []
+    jobs: dict[str, SweepJob] = {}
     for folder in folders:
-        try:
-            jobs += read_sweep(folder)
-        except OSError:
-            continue
+        with suppress(OSError):
+            jobs |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
     return jobs
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from trainer_cli.runs import RunView
+
 SWEEP_FILE = "sweep.csv"
+PAUSED = "paused"
+"""The state of a job that a search has stopped before its end."""
 
 
 class SweepJob(NamedTuple):
@@ -18,6 +24,7 @@ class SweepJob(NamedTuple):
     run_dir: Path
     status: str
     reason: str
+    step: str = ""
 
 
 def read_sweep(folder: Path) -> list[SweepJob]:
@@ -40,5 +47,20 @@ def read_sweep(folder: Path) -> list[SweepJob]:
             # `run_dir` is relative to the folder in which the sweep was started, which may be another one now.
             job_folder = folder / cells["KEY"]
             run_dir = job_folder if job_folder.is_dir() else Path(cells["run_dir"])
-            jobs.append(SweepJob(cells["KEY"], swept, run_dir, cells["status"], cells.get("reason", "")))
+            jobs.append(
+                SweepJob(cells["KEY"], swept, run_dir, cells["status"], cells.get("reason", ""), cells.get("step", ""))
+            )
     return jobs
+
+
+def show_paused(view: RunView, jobs: Mapping[str, SweepJob]) -> RunView:
+    """The state of a run as its sweep sees it: paused, and why, instead of finished at a rung.
+
+    Args:
+        jobs: real path of a run's directory -> its job.
+    """
+    job = jobs.get(os.path.realpath(view.path))
+    # It may have been trained on since, by the sweep or by hand.
+    if job is None or job.status != PAUSED or job.step != str(view.step):
+        return view
+    return replace(view, state=PAUSED, reason=job.reason)
