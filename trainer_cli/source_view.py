@@ -6,6 +6,8 @@ from pathlib import Path
 
 ROOTS_FILE = ".train-import-roots"
 """File of a view: the folders in it, one a line, from which modules are imported besides the view itself."""
+VIEW_VARIABLE = "TRAIN_SOURCE_VIEW"
+"""Environment variable with the view of the process that has started this one: digest, project and folder."""
 _views: dict[Path, Path] = {}
 
 

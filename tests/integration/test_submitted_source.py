@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +19,8 @@ from trainer_cli.origin.source_files import list_sources
 
 pytestmark = pytest.mark.slow
 
-# The weights depend on each Python file beside the model. A training moves what it finds in `.edits` into the project.
+# The weights depend on each Python file beside the model. A training moves what it finds in `.edits` into the project,
+# and imports a module after that.
 COUNTED = CODE.replace(
     "fetched = 0\n",
     """fetched = 0
@@ -27,6 +29,13 @@ FILES = len([name for name in os.listdir(HERE) if name.endswith(".py")])
 
 
 def take_edits():
+    if fetched == 1:
+        with open(os.path.join(HERE, "written.txt"), "a") as file:
+            file.write("x")
+    if fetched > 60:
+        from mine.late import STATE
+
+        assert STATE == "submitted"
     if fetched > 50 and os.path.exists(".edits"):
         os.rename(".edits", ".edited")
         shutil.copytree(".edited", ".", dirs_exist_ok=True)
@@ -42,6 +51,7 @@ SWEEP = (*FIT, "-m", "seed=1,2")
 KEPT = "the source is the one that was submitted: here differs "
 EDITED = {
     "mine/parts.py": COUNTED.replace("FILES) ** 2", "FILES).abs() ** 3"),
+    "mine/late.py": "STATE = 'edited'",
     "configs/model/line.yaml": "][",
     "mine/new.py": "",
 }
@@ -50,7 +60,8 @@ EDITED = {
 def make(root: Path, edits: Mapping[str, str] = MappingProxyType({})) -> Path:
     """A project; its first training edits it in the middle."""
     assert (COUNTED.count("take_edits()"), COUNTED.count("- FILES")) == (2, 1)
-    return make_project(root, **{"mine/parts.py": COUNTED}, **{f".edits/{name}": text for name, text in edits.items()})
+    files = {"mine/parts.py": COUNTED, "mine/late.py": "STATE = 'submitted'"}
+    return make_project(root, **files, **{f".edits/{name}": text for name, text in edits.items()})
 
 
 def run(project: Path, *arguments: str) -> int:
@@ -89,9 +100,35 @@ def test_an_edit_after_the_submission_changes_no_run_of_a_sweep(
     assert of_sweep(project) == of_sweep(straight)
     environment = json.loads((project / "runs/mine/sweep/seed=2/environment.json").read_text())
     assert environment["project_root"] == str(project)
+    # What code writes beside itself is in the project.
+    assert (project / "mine/written.txt").read_text() == "xx"
     texts = [file.read_text() for file in (project / "runs/mine/sweep").rglob("*_log.out" if submit else ".jobs/*.log")]
-    differs = "configs/model/line.yaml (changed), mine/parts.py (changed), mine/new.py (new); source=project takes"
+    differs = "configs/model/line.yaml (changed), mine/late.py (changed), mine/parts.py (changed); source=project takes"
     assert sum(f"{KEPT}{differs} what is here" in text for text in texts) == 1
+
+
+def test_an_edit_between_the_start_of_a_job_and_its_imports_changes_nothing(straight: Path, tmp_path: Path) -> None:
+    edit = """
+        import shutil
+        from pathlib import Path
+
+        if Path(".edits").exists() and Path("runs/mine/sweep/.jobs/submitted.json").exists():
+            shutil.copytree(Path(".edits").rename(".edited"), ".", dirs_exist_ok=True)
+        """
+    project = make(tmp_path, EDITED)
+    (project / "mine/__init__.py").write_text(textwrap.dedent(edit))
+    assert run(project, *SWEEP[:-1], "seed=range(1,2)") == 0
+    assert (project / "mine/parts.py").read_text() == EDITED["mine/parts.py"]
+    assert trained(project, "runs/mine/sweep/seed=1") == of_sweep(straight)[0]
+
+
+def test_an_error_in_submitted_code_names_the_files_of_the_project(tmp_path: Path) -> None:
+    project = make(tmp_path)
+    (project / "mine/parts.py").write_text(COUNTED.replace("x, y = batch", "x, z = batch"))
+    assert run(project, *SWEEP[:-1], "seed=range(1,2)") == 1
+    (log,) = (project / "runs/mine/sweep/.jobs").glob("*.log")
+    assert f'File "{project}/mine/parts.py", line' in log.read_text()
+    assert "train-source-" not in log.read_text()
 
 
 def test_the_same_sweep_again_takes_the_project_or_on_demand_what_was_submitted(

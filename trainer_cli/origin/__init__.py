@@ -11,7 +11,7 @@ It promises:
 - Ranks with other data or files than rank 0 are refused before a run directory is made.
 - A run keeps the source that made it (`KeptSource`), whole or not at all, before its first step. A failure is a warning
   only.
-- The source of a submission (`keep_project`) is used by every process that starts later, if the project has changed.
+- The source of a submission (`keep_project`) is used by every process that starts later.
 - A kept source is read only as it was written, and `is_own` tells that of this user from that of others.
 
 It decides nothing about a training, and writes nothing but the kept source.

@@ -7,23 +7,24 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from trainer_cli.config import Composed, given_value, project_root
-from trainer_cli.errors import UserError
+from trainer_cli.errors import UserError, keep_secret
 from trainer_cli.keys import SOURCE
 from trainer_cli.origin.compare import DIFFERENT, report_source
 from trainer_cli.origin.kept_source import DamagedSourceError, KeptSource, list_names
-from trainer_cli.origin.source_files import find_imported_modules, list_sources
+from trainer_cli.origin.source_files import find_imported_modules
 from trainer_cli.parallel import ProcessGroup
 from trainer_cli.ranks import is_restarted
 from trainer_cli.runs import RunDir
 from trainer_cli.scratch import scratch_folder
 from trainer_cli.selection import StoredCheckpoint
-from trainer_cli.source_view import find_project, in_view, is_view, stand_for
+from trainer_cli.source_view import ROOTS_FILE, VIEW_VARIABLE, find_project, in_view, is_view, stand_for
 from trainer_cli.terminal import format_first
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,6 @@ UNUSED = "the source kept in"
 """The beginning of the line that says why it is not used."""
 NOTICES = f"{USED}|{UNUSED}|{DIFFERENT}"
 """A regular expression of the beginnings of the lines that say which source a command has used."""
-_VARIABLE = "TRAIN_SOURCE_VIEW"
-"""Environment variable with the view of the process that has started this one: digest, project and folder."""
 _decided: dict[Path, Path | None] = {}
 """Projects whose source is chosen, with the folder of a kept one: a process imports from one."""
 
@@ -116,15 +115,16 @@ def read_source_of(run: RunDir, overrides: Sequence[str], project: Path) -> tupl
 
 
 def use_submitted(folder: Path, config_dir: Path | None) -> None:
-    """Compose and import the project from the source that `keep_project` returned, if the project differs by now.
+    """Compose and import the project from the source that `keep_project` returned, and log what differs by now.
+
+    Also if nothing differs: the project may be edited before the last of its modules is imported.
 
     Raises:
         DamagedSourceError: it is not what was kept.
     """
     project, source = project_root(config_dir, Path.cwd()), KeptSource.read(folder)
-    new = {file for file in list_sources(project, "configs") if file.endswith(".py")} - source.files.keys()
-    differing = {**source.find_differences(project), **dict.fromkeys(sorted(new - {*source.facts.not_kept}), "new")}
-    if differing and _use(source, project, project):
+    differing = source.find_differences(project)
+    if _use(source, project, project) and differing:
         files = format_first([f"{file} ({how})" for file, how in differing.items()])
         log.warning("%s: here differs %s; source=project takes what is here", SUBMITTED, files)
 
@@ -173,7 +173,7 @@ def _names(overrides: Iterable[str], key: str, word: str) -> bool:
 def _join_view(source: KeptSource, project: Path) -> bool:
     """Use the view of the process that has started this one, if it is of this source."""
     try:
-        digest, of, view = json.loads(os.environ.get(_VARIABLE, "null"))
+        digest, of, view = json.loads(os.environ.get(VIEW_VARIABLE, "null"))
     except (ValueError, TypeError):
         return False
     if (digest, of) != (source.digest, str(project)) or not Path(view).is_dir():
@@ -192,6 +192,7 @@ def _make_view(source: KeptSource, project: Path, beside: Path) -> None:
         # The lock of the folder lies beside what stands for the project's parent.
         view = folder.resolve() / "of" / project.name
         view.mkdir(parents=True, exist_ok=True)
+        stack.callback(_move_written, source, view, beside)
         # Code that looks for data or packages beside its project, by its own path, finds them.
         for name in list_names(beside.parent):
             if name != project.name:
@@ -203,8 +204,19 @@ def _make_view(source: KeptSource, project: Path, beside: Path) -> None:
             f"the source that the run keeps cannot be written to a temporary folder: {error}",
             cure=f"Set TMPDIR to a folder with space, or add {SOURCE}=project to take the source of the project.",
         ) from None
-    os.environ[_VARIABLE] = json.dumps([source.digest, str(project), str(view)])
+    os.environ[VIEW_VARIABLE] = json.dumps([source.digest, str(project), str(view)])
     _enter(project, view)
+
+
+def _move_written(source: KeptSource, view: Path, project: Path) -> None:
+    """Move to the project what its code has written beside itself."""
+    kept = {view / path for path in (*source.files, ROOTS_FILE)}
+    for file in view.rglob("*"):
+        if not (file.is_symlink() or file.is_dir() or file.suffix == ".pyc" or file in kept):
+            target = project / file.relative_to(view)
+            with suppress(OSError):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(file, target)
 
 
 def _enter(project: Path, view: Path) -> None:
@@ -214,4 +226,6 @@ def _enter(project: Path, view: Path) -> None:
         if name != "__main__":
             del sys.modules[name]
     stand_for(project, view)
+    # Messages and tracebacks name files that are there when this process has ended.
+    keep_secret(str(view), str(project))
     assert in_view(project) == view

@@ -38,6 +38,7 @@ from typing import IO, Any, NamedTuple
 from trainer_cli.processes import own_command
 from trainer_cli.ranks import LAUNCHED, ON_NCCL_ERROR
 from trainer_cli.signals import STOPPING, exit_early
+from trainer_cli.source_view import VIEW_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ _IMPORTED = (
 """What most trainings import besides torch."""
 _TIME_VARIABLE = "TRAIN_MOMENT"
 """`TIME_VARIABLE` of config/resolvers.py, which would import Hydra."""
-_VARIABLES = (_TIME_VARIABLE, *LAUNCHED, ON_NCCL_ERROR, "CUDA_VISIBLE_DEVICES")
+_VARIABLES = (_TIME_VARIABLE, *LAUNCHED, ON_NCCL_ERROR, VIEW_VARIABLE, "CUDA_VISIBLE_DEVICES")
 """Environment variables that may differ between a server and its forks: no library reads them when it is imported.
 CUDA does at its start, which a server refuses."""
 _REQUEST_BYTES = 1 << 17
