@@ -52,9 +52,15 @@ def is_restarted(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name, "0") not in ("", "0") for name in _RESTARTS)
 
 
-def job_of(environ: Mapping[str, str]) -> str | None:
-    """The job of Slurm or torchrun, which keeps its name when it starts a command again; None without one."""
-    return environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID")
+def job_of(environ: Mapping[str, str], parent: int) -> str | None:
+    """The job of Slurm or torchrun, which keeps its name when it starts a command again; None without one.
+
+    Args:
+        parent: the number of the process that has started this one. By it two launches of torchrun differ, whose names
+            are both `none` unless they were given one.
+    """
+    launch = environ.get("TORCHELASTIC_RUN_ID")
+    return environ.get("SLURM_JOB_ID") or (launch and f"{launch}/{parent}")
 
 
 def read_ranks(environ: Mapping[str, str]) -> Ranks:

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
-from command import CODE, fork_jobs, hold, make_project, running, train, weights
+from command import (
+    CODE,
+    PROJECT,
+    Result,
+    fork_jobs,
+    hold,
+    make_project,
+    records,
+    running,
+    train,
+    weights,
+    write_files,
+)
+from ranks import IMPORTED
 
+from trainer_cli.addons.jobs.fork_server import ProcessStarter
+from trainer_cli.addons.jobs.supervise import Child
 from trainer_cli.commands.command_line import main
 from trainer_cli.origin.keep import keep_project
 from trainer_cli.origin.source_files import list_sources
+from trainer_cli.ranks import variables_of_rank
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +58,7 @@ def take_edits():
         from mine.late import STATE
 
         assert STATE == "submitted"
-    if fetched > 50 and os.path.exists(".edits"):
+    if fetched > 50 and os.environ.get("RANK", "0") == "0" and os.path.exists(".edits"):
         os.rename(".edits", ".edited")
         shutil.copytree(".edited", ".", dirs_exist_ok=True)
         if os.path.exists(".edited/kill"):
@@ -49,6 +71,7 @@ COUNTED = COUNTED.replace("- y) ** 2)", "- y - FILES) ** 2)")
 FIT = ("fit", "experiment=mine", "loggers=jsonl", "loop.max_duration=20", "checkpoint.ephemeral_save_interval=3")
 SWEEP = (*FIT, "-m", "seed=1,2")
 KEPT = "the source is the one that was submitted: here differs "
+RAN = "the source is the one that the run keeps (runs/mine): here differs "
 EDITED = {
     "mine/parts.py": COUNTED.replace("FILES) ** 2", "FILES).abs() ** 3"),
     "mine/late.py": "STATE = 'edited'",
@@ -187,10 +210,10 @@ def test_a_restart_after_a_kill_trains_what_the_first_attempt_did(
     assert places["model.width"] == "configs/model/line.yaml:3"
 
 
-def test_a_requeued_job_trains_what_its_first_start_did_and_a_person_what_is_here(
-    straight: Path, tmp_path: Path
-) -> None:
-    project = make(tmp_path)
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a run that the first start of job 7 of Slurm has begun."""
+    project = make(tmp_path_factory.mktemp("stopped"))
     held = hold(project, "train")
     with running(*FIT, cwd=project, SLURM_JOB_ID="7") as command:
         command.reach("train")
@@ -198,15 +221,123 @@ def test_a_requeued_job_trains_what_its_first_start_did_and_a_person_what_is_her
         command.notice()
         held.unlink()
         assert command.end().code == 75
-    (project / "mine/parts.py").write_text(EDITED["mine/parts.py"])
+    return project
+
+
+NARROW = "_target_: mine.parts.Line\nwidth: 4\n"
+SGD = "_target_: torch.optim.SGD\nlr: 0.1\n"
+EXPERIMENT = PROJECT["configs/experiment/mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("edits", "said"),
+    [
+        pytest.param({"mine/parts.py": EDITED["mine/parts.py"]}, f"{RAN}mine/parts.py (changed)", id="code"),
+        pytest.param({"configs/model/line.yaml": NARROW}, "model.width: 8 -> 4", id="fixed key"),
+        pytest.param(
+            {"configs/experiment/mine.yaml": EXPERIMENT.replace("eval_interval: 16st", "eval_interval: 4st")},
+            "loop.eval_interval: 16st -> 4st",
+            id="free key",
+        ),
+        pytest.param({"configs/optimizer/adam.yaml": SGD}, "optimizer._target_: ", id="new file"),
+        pytest.param(
+            {"configs/experiment/mine.yaml": EXPERIMENT.replace("max_duration: 40st", "max_duration: 9st")},
+            "",
+            id="key that an override sets",
+        ),
+    ],
+)  # fmt: skip
+def test_a_requeued_job_trains_what_its_first_start_did(
+    edits: dict[str, str], said: str, straight: Path, stopped: Path, tmp_path: Path
+) -> None:
+    project = shutil.copytree(stopped, tmp_path / "project")
+    write_files(project, edits)
     done = train(*FIT, cwd=project, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
     assert done.code == 0, done.err
-    assert "the source is the one that the run keeps (runs/mine): here differs mine/parts.py (changed)" in done.err
+    lines = [line for line in done.err.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == bool(said), lines
+    assert said in done.err
     assert trained(project) == trained(straight)
-    for job, count in (("7", "0"), ("8", "1")):
-        done = train(*FIT, "loop.max_duration=22", cwd=project, SLURM_JOB_ID=job, SLURM_RESTART_COUNT=count)
-        assert "the source is the one" not in done.err
-    assert "FILES).abs() ** 3" in "".join(file.read_text() for file in (project / "runs/mine/source").rglob("parts.py"))
+    assert records(project / "runs/mine/metrics.jsonl") == records(straight / "runs/mine/metrics.jsonl")
+    places = [json.loads((folder / "runs/mine/provenance.json").read_text()) for folder in (straight, project)]
+    assert places[0] == places[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "env"),
+    [
+        pytest.param((), {"SLURM_JOB_ID": "7"}, id="typed again"),
+        pytest.param((), {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}, id="another job"),
+        pytest.param(("source=project",), {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, id="asked for"),
+    ],
+)
+def test_a_person_trains_what_is_here(
+    change: tuple[str, ...], env: dict[str, Any], stopped: Path, tmp_path: Path
+) -> None:
+    project = shutil.copytree(stopped, tmp_path / "project")
+    write_files(project, {"configs/model/line.yaml": NARROW})
+    done = train(*FIT, *change, cwd=project, **env)
+    assert done.code == 2
+    assert re.search(r"refused +model.width +8 -> 4", done.err), done.err
+
+
+def test_another_command_of_a_requeued_job_takes_its_own_overrides(stopped: Path, tmp_path: Path) -> None:
+    project = shutil.copytree(stopped, tmp_path / "project")
+    write_files(project, {"mine/parts.py": EDITED["mine/parts.py"]})
+    done = train(*FIT, "loop.max_duration=8", cwd=project, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
+    assert done.code == 0, done.err
+    assert json.loads((project / "runs/mine/summary.json").read_text())["step"] == 8
+    assert f"{RAN}mine/parts.py (changed)" in done.err
+
+
+def on_two_ranks(project: Path, *arguments: str, **env: str) -> list[Result]:
+    """Run a command as torchrun starts it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    variables = {**variables_of_rank(0, 2, port), "TORCHELASTIC_USE_AGENT_STORE": "False", **env}
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [{**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+        return [*pool.map(lambda rank: train(*arguments, cwd=project, imports=IMPORTED, **rank), ranks)]
+
+
+@pytest.mark.campaign
+def test_ranks_that_are_started_again_train_what_their_first_start_did(tmp_path: Path) -> None:
+    command, launch = (*FIT, "parallel.strategy=ddp", "parallel.timeout=10s"), {"TORCHELASTIC_RUN_ID": "none"}
+    straight = make(tmp_path / "straight")
+    assert [rank.code for rank in on_two_ranks(straight, *command)] == [0, 0]
+    edited = {**EDITED, "configs/model/line.yaml": NARROW, "kill": ""}
+    del edited["mine/new.py"]
+    project = make(tmp_path / "edited", edited)
+    assert 0 not in {rank.code for rank in on_two_ranks(project, *command, **launch)}
+    again = on_two_ranks(project, *command, **launch, TORCHELASTIC_RESTART_COUNT="1")
+    assert [rank.code for rank in again] == [0, 0], again
+    assert again[0].err.count(f"{RAN}mine/late.py (changed), mine/parts.py (changed)") == 1
+    assert again[0].err.count("model.width: 8 -> 4") == 1
+    assert trained(project) == trained(straight)
+
+
+def test_a_job_of_a_sweep_that_slurm_starts_again_trains_what_was_submitted(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = make(tmp_path, {**EDITED, "kill": ""})
+    commands: list[Sequence[str]] = []
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    fork_jobs(monkeypatch)
+    start = ProcessStarter.start
+
+    def start_noted(starter: ProcessStarter, words: Sequence[str], *given: Any, **named: Any) -> Any:
+        commands.append(words)
+        return start(starter, words, *given, **named)
+
+    monkeypatch.setattr(ProcessStarter, "start", start_noted)
+    assert main([*SWEEP[:-1], "seed=range(1,2)"]) == 1
+    (words,) = commands[:]
+    # As the function does that runs in a job of submitit.
+    with Child() as child:
+        assert child.run(words, {**os.environ, "SLURM_RESTART_COUNT": "1"}) == 0
+    assert trained(project, "runs/mine/sweep/seed=1") == of_sweep(straight)[0]
 
 
 def test_a_fit_without_restarts_keeps_nothing_more(

@@ -704,16 +704,25 @@ def test_the_same_command_is_named_without_what_would_move_the_run_away(
         assert raised.value.cure == wanted
 
 
-@pytest.mark.parametrize("variable", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"])
+@pytest.mark.parametrize(
+    ("job", "count"),
+    [("SLURM_JOB_ID", "SLURM_RESTART_COUNT"), ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")],
+)
 def test_a_command_that_is_started_again_by_its_launcher_resumes(
-    project: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+    project: Path, job: str, count: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["fit", "mine", "resume=anew"]
+    monkeypatch.setenv(job, "7")
     assert main([*command, "loop.hard_stop=2"]) == 0
-    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv(count, "1")
     assert main(command) == 0
     assert [attempt["start_step"] for attempt in RunDir("runs/mine").attempts] == [0, 2]
     assert not Path("runs/.trash").exists()
+    # The first start of another job has failed before its new run existed.
+    monkeypatch.setenv(job, "8")
+    assert main(command) == 0
+    assert [attempt["start_step"] for attempt in RunDir("runs/mine").attempts] == [0]
+    assert len(list(Path("runs/.trash").iterdir())) == 1
 
 
 def test_a_sweep_moves_each_of_its_runs_alone(

@@ -53,7 +53,9 @@ def of_source(overrides: Iterable[str]) -> list[str]:
     return [override for override in overrides if override.startswith((f"{SOURCE}=", "trust="))]
 
 
-def use_kept_source(run: RunDir, attempt: int, overrides: Sequence[str], config_dir: Path | None = None) -> None:
+def use_kept_source(
+    run: RunDir, attempt: int, overrides: Sequence[str], config_dir: Path | None = None, *, even_if_same: bool = False
+) -> None:
     """Import the project from the source that an attempt of a run has kept, if it differs, and log that.
 
     Call it before the config of the run is composed. A process imports a project from one source: later calls change
@@ -61,6 +63,7 @@ def use_kept_source(run: RunDir, attempt: int, overrides: Sequence[str], config_
 
     Args:
         overrides: `source=project`, `resume_allow=[source]` and `experiment=` take the source of the project.
+        even_if_same: also if it does not differ yet, see `use_submitted`.
 
     Raises:
         UserError: the source is not to be trusted, and the project has none.
@@ -76,7 +79,7 @@ def use_kept_source(run: RunDir, attempt: int, overrides: Sequence[str], config_
     differing = {} if source is None else source.find_differences(project)
     is_decided = project in _decided or is_view(project)
     _decided.setdefault(project, None)
-    if source is None or not differing:
+    if source is None or not (differing or even_if_same):
         return
     if is_decided:
         report_source(f"attempt {attempt} of {run.path}", differing)
@@ -86,7 +89,7 @@ def use_kept_source(run: RunDir, attempt: int, overrides: Sequence[str], config_
         _refuse_foreign(source, differing, has_project=has_project)
         return
     recorded = Path(source.facts.project_root)
-    if _use(source, project, recorded if not has_project and recorded.is_dir() else project):
+    if _use(source, project, recorded if not has_project and recorded.is_dir() else project) and differing:
         files = format_first([f"{file} ({how})" for file, how in differing.items()])
         log.warning(
             "%s (%s): here %s; source=project takes what is here",

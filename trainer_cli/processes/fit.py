@@ -6,16 +6,20 @@ machine (`parallel.processes_per_node`). Each is an ordinary `train fit`, and fi
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
-from trainer_cli.config import Composed, compose, from_yaml, given_value, share_time
+from trainer_cli.auto_values import AUTO
+from trainer_cli.config import Composed, compose, diff, from_yaml, given_value, share_time
 from trainer_cli.errors import UserError
 from trainer_cli.fit_parts import FIT_IN_CHILDREN
+from trainer_cli.keys import OF_ONE_COMMAND
 from trainer_cli.origin import keep_project, of_source, share_source, use_kept_source
 from trainer_cli.parallel import ALONE, ProcessGroup
 from trainer_cli.processes.override_text import text_of
@@ -32,7 +36,9 @@ from trainer_cli.runs import RunDir
 from trainer_cli.schema import ANEW, RESUME_WORDS, TrainConfig
 from trainer_cli.scratch import scratch_folder
 from trainer_cli.selection import ckpt_argument, provide_steps, run_of
-from trainer_cli.terminal import format_count
+from trainer_cli.terminal import format_count, format_first
+
+log = logging.getLogger(__name__)
 
 Observe = Callable[[Composed, ProcessGroup], AbstractContextManager[object]]
 
@@ -42,19 +48,35 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
 
     With `resume=RUN`, `resume=RUN@step500` and the like it is the config of that run, with the overrides on top.
 
-    Where Slurm or torchrun starts the command again, it is composed and trained by the source that the run has kept
-    earlier in this job.
+    Where Slurm or torchrun starts the command again, it is the config by which this job has trained the run, and its
+    source that the run has kept.
 
     Raises:
         UserError: they name another run than `resume=` does.
     """
     composed = _compose_fit(overrides, config_dir, config_name)
-    run, job = RunDir(composed.config.run_dir), job_of(os.environ)
-    ours = [attempt for attempt in run.attempts if attempt.get("job") == job and "source" in attempt]
-    if is_restarted(os.environ) and ours:
-        use_kept_source(run, ours[-1]["attempt"], of_source(overrides), config_dir)
-        composed = _compose_fit(overrides, config_dir, config_name)
-    return composed
+    run, attempt = RunDir(composed.config.run_dir), _find_earlier_attempt(composed.config)
+    if attempt is None or composed.config.source == "project":
+        return composed
+    use_kept_source(run, attempt["attempt"], of_source(overrides), config_dir, even_if_same=True)
+    # Of another command of this job, or of another user, it is composed by that source.
+    if not run.holds_config_of(attempt, composed.overrides):
+        return _compose_fit(overrides, config_dir, config_name)
+    stored = from_yaml(run.config_file, trusted=True, config_dir=config_dir, config_name=config_name)
+    stored = stored.with_values({key: composed.raw[key] for key in OF_ONE_COMMAND})
+    # A value of `auto` was found by the earlier attempt.
+    if changes := [str(change) for change in diff(stored.raw, composed.raw) if not str(change.new).startswith(AUTO)]:
+        log.warning(
+            "the config is the one of this job's earlier attempt (%s): here differs %s", run.path, format_first(changes)
+        )
+    return stored._replace(overrides=composed.overrides)
+
+
+def _find_earlier_attempt(config: TrainConfig) -> dict[str, Any] | None:
+    """The last attempt of a run that this job of Slurm or torchrun made before it was started again."""
+    job = job_of(os.environ, os.getppid()) if is_restarted(os.environ) else None
+    attempts = reversed(RunDir(config.run_dir).attempts) if job is not None else ()
+    return next((attempt for attempt in attempts if attempt.get("job") == job), None)
 
 
 def _compose_fit(overrides: Sequence[str], config_dir: Path | None, config_name: str) -> Composed:
@@ -209,7 +231,7 @@ def _keep_submitted(composed: Composed, again: Sequence[str], stack: ExitStack) 
 
 def _resume_if_restarted(composed: Composed) -> Composed:
     """Without `resume=anew` where Slurm or torchrun starts the command again, which would move the new run away."""
-    if composed.config.resume == ANEW and is_restarted(os.environ):
+    if composed.config.resume == ANEW and _find_earlier_attempt(composed.config) is not None:
         return composed.with_values({"resume": "auto"})
     return composed
 

@@ -284,7 +284,8 @@ def _begin_attempt(
         resume=None if config.resume in RESUME_WORDS else config.resume,
         differs_until=differs_until,
         forked_from=describe_fork(fork, counts_on=config.load.options().resumes),
-        job=job_of(os.environ),
+        job=(job := job_of(os.environ, os.getppid())),
+        config=job and run.sign_config(config_text, composed.overrides),
         source=(source := keep_source(run, composed, config_text, origin, facts)),
     )
     if start.is_new and source is not None and (sentence := describe_same_run(run, source, composed.raw)) is not None:
