@@ -17,10 +17,9 @@ def stand_for(project: Path, view: Path) -> None:
 
 
 def in_view(path: Path) -> Path:
-    """The view of a project, or the same folder in it for one in the project's root; the path itself without a view."""
-    if path.parent in _views:
-        return _views[path.parent] / path.name
-    return _views.get(path, path)
+    """The view of a project, or the same folder in it for one in the project; the path itself without a view."""
+    found = (view / path.relative_to(project) for project, view in _views.items() if path.is_relative_to(project))
+    return next(found, path)
 
 
 def out_of_view(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 import os
 import secrets
 import stat
@@ -14,18 +15,23 @@ from trainer_cli.files import sync
 _BYTES = 32
 
 
-def sign(content: bytes) -> str | None:
-    """The code of a content by the user's key, which is made at its first use; None if there is no place for a key."""
+def sign(content: object) -> str | None:
+    """The code of a content, as JSON has it, by the user's key, which is made at its first use; None if there is no
+    place for a key."""
     key = _read_key() or _make_key()
-    return None if key is None else hmac.digest(key, content, "sha256").hex()
+    return None if key is None else _compute_code(key, content)
 
 
-def is_signed(content: bytes, code: object) -> bool:
+def is_signed(content: object, code: object) -> bool:
     """Whether `sign` of this user has returned the code for the content."""
     key = _read_key()
     if key is None or not isinstance(code, str):
         return False
-    return hmac.compare_digest(hmac.digest(key, content, "sha256").hex().encode(), code.encode())
+    return hmac.compare_digest(_compute_code(key, content).encode(), code.encode())
+
+
+def _compute_code(key: bytes, content: object) -> str:
+    return hmac.digest(key, json.dumps(content, sort_keys=True).encode(), "sha256").hex()
 
 
 def _key_file() -> Path:

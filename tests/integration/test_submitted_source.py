@@ -20,6 +20,7 @@ import pytest
 from command import (
     CODE,
     PROJECT,
+    ROOT,
     Result,
     fork_jobs,
     hold,
@@ -78,6 +79,10 @@ EDITED = {
     "configs/model/line.yaml": "][",
     "mine/new.py": "",
 }
+NARROW = "_target_: mine.parts.Line\nwidth: 4\n"
+SGD = "_target_: torch.optim.SGD\nlr: 0.1\n"
+SHIPPED = ROOT / "configs"
+EXPERIMENT = PROJECT["configs/experiment/mine.yaml"]
 
 
 def make(root: Path, edits: Mapping[str, str] = MappingProxyType({})) -> Path:
@@ -210,6 +215,16 @@ def test_a_restart_after_a_kill_trains_what_the_first_attempt_did(
     assert places["model.width"] == "configs/model/line.yaml:3"
 
 
+def test_a_restart_takes_the_configs_of_a_search_path_in_the_project(straight: Path, tmp_path: Path) -> None:
+    edits = {"more/model/line.yaml": NARROW, "kill": ""}
+    project = make(tmp_path, edits)
+    write_files(project, {"configs/wide.yaml": "defaults: [config, _self_]\nhydra: {searchpath: ['file://more']}\n"})
+    (project / "more").mkdir()
+    (project / "configs/model").rename(project / "more/model")
+    assert run(project, *FIT, "--config-name=wide", "restarts.max=2", "restarts.backoff=null") == 0
+    assert trained(project) == trained(straight)
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a run that the first start of job 7 of Slurm has begun."""
@@ -222,11 +237,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         held.unlink()
         assert command.end().code == 75
     return project
-
-
-NARROW = "_target_: mine.parts.Line\nwidth: 4\n"
-SGD = "_target_: torch.optim.SGD\nlr: 0.1\n"
-EXPERIMENT = PROJECT["configs/experiment/mine.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -360,8 +370,8 @@ def test_what_is_kept_of_a_project_are_its_python_files_and_configs(git: bool, t
     expected = {*FILES[:-1]} - ({"lib/generated.py"} if git else set())
     if git:
         subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    assert {*list_sources(tmp_path, "configs")} == expected
-    folder = keep_project(tmp_path / "runs/kept", tmp_path, "configs")
+    assert {*list_sources(tmp_path, ["configs"])} == expected
+    folder = keep_project(tmp_path / "runs/kept", tmp_path, [tmp_path / "configs"])
     assert folder is not None
     kept = {path.relative_to(folder / "files").as_posix() for path in (folder / "files").rglob("*") if path.is_file()}
     assert kept == expected
@@ -369,8 +379,37 @@ def test_what_is_kept_of_a_project_are_its_python_files_and_configs(git: bool, t
     assert not_kept == ({"lib/generated.py": "ignored by git"} if git else {})
 
 
+def test_what_is_kept_of_a_project_in_git(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def git(folder: str, *words: str) -> None:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        options = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+        subprocess.run(["git", "-C", str(tmp_path / folder), *options, *words], check=True, capture_output=True)
+
+    for repository in ("library", "project"):
+        git(repository, "init", "-q")
+        write_files(tmp_path / repository, {"code/tracked.py": "", "configs/a.yaml": "", "data.csv": ""})
+        git(repository, "add", ".")
+        git(repository, "commit", "-qm", "First")
+    git("project", "submodule", "add", str(tmp_path / "library"), "code/sub")
+    git("project/cloned", "clone", str(tmp_path / "library"), ".")
+    root = tmp_path / "project"
+    new = {f"{folder}new.py": "" for folder in ("", "folder/", "code/sub/", "cloned/")}
+    write_files(root, {**new, "more/b.yaml": "", "other/c.yaml": "", "code/ignored.py": "", ".gitignore": "ignored.py"})
+    (root / "code/sub/code/tracked.py").unlink()
+    folder = keep_project(tmp_path, root, [root / "configs", root / "more", tmp_path / "outside", SHIPPED])
+    assert folder is not None
+    facts = json.loads((folder / "source.json").read_text())
+    assert {*facts["files"]} == {*new, "code/tracked.py", "cloned/code/tracked.py", "configs/a.yaml", "more/b.yaml"}
+    assert facts["not_kept"] == {
+        "code/ignored.py": "ignored by git",
+        "code/sub/code/tracked.py": "No such file or directory",
+    }
+    said = f"configs outside of the project are not kept, so edits of them count: {tmp_path / 'outside'}"
+    assert [record.message for record in caplog.records] == [said]
+
+
 def test_a_project_that_cannot_be_kept_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "net.py").write_text("")
     (tmp_path / "kept").write_text("a file where a folder should be")
-    assert keep_project(tmp_path / "kept", tmp_path, "configs") is None
+    assert keep_project(tmp_path / "kept", tmp_path, [tmp_path / "configs"]) is None
     assert "the source is not kept, so edits count until the last run has started" in caplog.text

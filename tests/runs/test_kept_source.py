@@ -83,7 +83,7 @@ def test_every_file_and_folder_is_synced_before_the_source_has_its_name(
 def test_a_process_that_dies_while_it_keeps_a_source_leaves_none_or_all_of_it(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    sign(b"the key is there")
+    sign("the key is there")
     with monkeypatch.context() as patch:
         die_at(patch, at, ("mkdir", "fsync", "replace", "rename", "unlink", "rmdir"))
         with suppress(Died):
@@ -305,11 +305,11 @@ def test_what_git_ignores_is_told_and_nothing_without_git(tmp_path: Path) -> Non
 
 def test_a_key_is_made_once_for_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    code = sign(b"text")
+    code = sign("text")
     assert code is not None
-    assert code == sign(b"text")
-    assert is_signed(b"text", code)
-    assert not is_signed(b"other", code)
+    assert code == sign("text")
+    assert is_signed("text", code)
+    assert not is_signed("other", code)
     key = tmp_path / "state/trainer-cli/key"
     assert (key.stat().st_mode & 0o777, key.stat().st_size) == (0o600, 32)
     assert [path.name for path in key.parent.iterdir()] == ["key"]
@@ -319,5 +319,5 @@ def test_without_a_place_for_a_key_nothing_is_signed(tmp_path: Path, monkeypatch
     (tmp_path / "file").touch()
     for folder in (str(tmp_path / "file"), "~nobody/x"):
         monkeypatch.setenv("XDG_STATE_HOME", folder)
-        assert sign(b"text") is None
-        assert not is_signed(b"text", "0" * 64)
+        assert sign("text") is None
+        assert not is_signed("text", "0" * 64)

@@ -221,7 +221,7 @@ def search_folders(path: Any, cwd: Path) -> Iterator[Path]:
     if scheme == "pkg":
         yield from _find_package_folders(location.replace("/", "."))
     elif scheme == "file" or not separator:
-        yield (cwd / location).resolve()
+        yield in_view((cwd / location).resolve())
 
 
 def _own_search_path(primary: Path | None, cwd: Path) -> Iterator[Path]:

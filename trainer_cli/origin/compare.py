@@ -373,5 +373,9 @@ def _describe_other_data(name: str, differing: Sequence[str]) -> str:
 def report_source(name: str, differing: Mapping[str, str], advice: str = "") -> None:
     """Report the source files of a checkpoint that differ in this project, as `other_source` returns them."""
     if differing:
-        files = [f"{file} ({how})" for file, how in differing.items()]
-        log.warning("%s %s was trained with: %s", DIFFERENT, name, format_first(files) + advice)
+        log.warning("%s %s was trained with: %s", DIFFERENT, name, name_files(differing) + advice)
+
+
+def name_files(differing: Mapping[str, str]) -> str:
+    """Files that `other_source` returns, each with how it differs."""
+    return format_first([f"{file} ({how})" for file, how in differing.items()])

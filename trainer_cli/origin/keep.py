@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.config import Composed
+from trainer_cli.config import Composed, shipped_folder
 from trainer_cli.errors import UserError, without_secrets
 from trainer_cli.keys import whole_values, why_may_change
 from trainer_cli.origin.compare import DataAndSource
@@ -19,11 +20,12 @@ from trainer_cli.origin.source_files import (
     find_import_roots,
     find_imported_modules,
     find_search_roots,
+    is_installed,
     list_sources,
 )
 from trainer_cli.runs import RunDir
 from trainer_cli.source_view import find_project
-from trainer_cli.terminal import format_bytes, format_count
+from trainer_cli.terminal import format_bytes, format_count, format_first
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +50,21 @@ def keep_source(
         return None
 
 
-def keep_project(folder: Path, root: Path, configs: str) -> Path | None:
+def keep_project(folder: Path, root: Path, config_dirs: Sequence[Path]) -> Path | None:
     """Keep the Python files and configs of a project as they are, and return where; None if it has none.
 
     A failure is a warning, and None: what starts later takes the project as it is then.
 
     Args:
         folder: keeps it in its subfolder `source`.
-        configs: the name of the project's folder of configs.
+        config_dirs: the folders of configs. Those outside of the project are not kept, and named in a warning.
     """
     run, not_kept = RunDir(folder), dict[str, str]()
+    own = [path for path in config_dirs if path != shipped_folder("configs") and not is_installed(path, root)]
+    if outside := [str(path) for path in own if not path.is_relative_to(root)]:
+        log.warning("configs outside of the project are not kept, so edits of them count: %s", format_first(outside))
     try:
-        files = _read_files(root, list_sources(root, configs), not_kept)
+        files = _read_files(root, list_sources(root, [os.path.relpath(path, root) for path in own]), not_kept)
         for folder in {Path(file).parent for file in files}:
             beside = {f"{folder / name}" for name in list_names(root / folder) if name.endswith(".py")}
             not_kept |= dict.fromkeys(beside - files.keys(), "ignored by git")

@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from trainer_cli.bounds import is_bounded, is_list, is_table, is_text
 from trainer_cli.errors import CheckpointError
@@ -118,8 +117,9 @@ class KeptSource:
         for path, digest in content["files"].items():
             files[path] = _read_verified(folder, f"{FILES_FOLDER}/{path}", digest, left)
             left -= len(files[path])
+        mac = content.pop("mac", None)
         config = _read_verified(folder, _CONFIG, content["config"], left).decode(errors="replace")
-        return cls(folder, facts, files, config, is_signed(_to_sign(content), content.get("mac")))
+        return cls(folder, facts, files, config, is_signed(content, mac))
 
     @classmethod
     def write(cls, run: RunDir, facts: SourceFacts, files: Mapping[str, bytes], config: str, values: object) -> str:
@@ -141,7 +141,7 @@ class KeptSource:
             "config": hashlib.sha256(config.encode()).hexdigest(),
             "files": digests,
         }
-        text = json.dumps({**content, "mac": sign(_to_sign(content))}, indent=2)
+        text = json.dumps({**content, "mac": sign(content)}, indent=2)
         written = {f"{FILES_FOLDER}/{path}": data for path, data in files.items()}
         # It is synced after all was written: one commit of a journal covers the files.
         with replacing(folder, overwrite=True) as staging:
@@ -184,10 +184,6 @@ def list_names(folder: Path) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-def _to_sign(content: Mapping[str, Any]) -> bytes:
-    return json.dumps({key: value for key, value in content.items() if key != "mac"}, sort_keys=True).encode()
 
 
 def _is_inside(path: str) -> bool:

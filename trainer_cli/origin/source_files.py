@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -21,6 +21,7 @@ from trainer_cli.terminal import format_count
 log = logging.getLogger(__name__)
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
+_ENDINGS = (".py", ".yaml", ".yml")
 _MOST_FILE_BYTES = 1 << 20
 """A larger file is data or was generated, and takes seconds to parse."""
 _MOST_ENTRIES = 100_000
@@ -40,12 +41,12 @@ def find_imported_modules(root: Path) -> dict[str, str]:
             continue
         # A virtual environment inside the project is no source of it.
         path = Path(file)
-        if not _is_installed(path, root):
+        if not is_installed(path, root):
             modules[name] = path.relative_to(root).as_posix()
     return modules
 
 
-def _is_installed(path: Path, root: Path) -> bool:
+def is_installed(path: Path, root: Path) -> bool:
     """Whether a path below a project's root is of a library."""
     libraries = [folder for folder in _find_libraries() if not root.is_relative_to(folder)]
     return bool(_INSTALLED.intersection(path.parts)) or any(path.is_relative_to(folder) for folder in libraries)
@@ -56,19 +57,35 @@ def _find_libraries() -> tuple[Path, ...]:
     return (*(Path(path).resolve() for path in (sys.prefix, sysconfig.get_path("stdlib"))), PACKAGE)
 
 
-def list_sources(root: Path, configs: str) -> list[str]:
-    """The Python files of a project, and the YAML files of its folder `configs`, that git does not ignore.
+def list_sources(root: Path, configs: Sequence[str]) -> list[str]:
+    """The Python files of a project, and the YAML files of its folders `configs`, that git does not ignore.
 
     Without git: those that are not in hidden folders or installed.
     """
-    patterns = ("*.py", f"{configs}/*.yaml", f"{configs}/*.yml")
-    listed = run_git(root, "-c", "core.quotePath=false", "ls-files", "-co", "--exclude-standard", "--", *patterns)
-    paths = (listed or "").splitlines() or _walk(root, configs)
+    folders = tuple(f"{folder}/" for folder in configs)
+    paths = (path for path in [*_list_in_git(root)] or _walk(root) if path.endswith(".py") or path.startswith(folders))
     # The sources that runs keep are in the project, too.
-    return [path for path in paths if not (_OF_A_RUN.search(path) or _is_installed(root / path, root))]
+    return [path for path in paths if not (_OF_A_RUN.search(path) or is_installed(root / path, root))]
 
 
-def _walk(root: Path, configs: str) -> Iterator[str]:
+def _list_in_git(root: Path) -> Iterator[str]:
+    """Python and YAML files that git does not ignore, also those of submodules and of other repositories below; none
+    without git."""
+    paths: list[str] = []
+    for options in (("--cached", "--recurse-submodules"), ("--others", "--exclude-standard")):
+        listed = run_git(
+            root, "-c", "core.quotePath=false", "ls-files", *options, "--", "*.py", "*.yaml", "*.yml", "*/"
+        )
+        paths += (listed or "").splitlines()
+    # Git lists another repository as a folder, and of a submodule no files that are new.
+    folders = {folder for path in paths for folder in PurePosixPath(path, "_").parents}
+    for folder in folders - {PurePosixPath()}:
+        if (root / folder / ".git").exists():
+            paths += (f"{folder}/{path}" for path in _list_in_git(root / folder))
+    yield from sorted({path for path in paths if path.endswith(_ENDINGS)})
+
+
+def _walk(root: Path) -> Iterator[str]:
     left = _MOST_ENTRIES
     for folder, names, files in os.walk(root):
         below = Path(folder).relative_to(root)
@@ -77,8 +94,7 @@ def _walk(root: Path, configs: str) -> Iterator[str]:
             log.warning("%s has many files and is not in git: those from %s on are not kept", root, below)
             return
         names[:] = [name for name in sorted(names) if not name.startswith(".") and name not in _INSTALLED]
-        endings = (".py", ".yaml", ".yml") if below.is_relative_to(configs) else ".py"
-        yield from ((below / name).as_posix() for name in files if name.endswith(endings))
+        yield from ((below / name).as_posix() for name in files if name.endswith(_ENDINGS))
 
 
 def find_search_roots(root: Path) -> list[str]:
@@ -87,7 +103,7 @@ def find_search_roots(root: Path) -> list[str]:
     inside = {
         path.relative_to(root).as_posix()
         for path in paths
-        if path.is_relative_to(root) and not _is_installed(path, root)
+        if path.is_relative_to(root) and not is_installed(path, root)
     }
     return sorted({"", *find_import_roots(find_imported_modules(root)), *inside} - {"."})
 
@@ -114,7 +130,7 @@ def add_imports(root: Path, files: Iterable[str], import_roots: Iterable[str]) -
         for folder, names in _read_imports(content, path):
             for base in roots if folder is None else [folder]:
                 files = (file for file in _find_files(root, base, names) if file not in found)
-                new = {file for file in files if not _is_installed(root / file, root)}
+                new = {file for file in files if not is_installed(root / file, root)}
                 found |= new
                 unread += sorted(new)
     if unread:

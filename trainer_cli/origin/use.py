@@ -16,7 +16,7 @@ from pathlib import Path
 from trainer_cli.config import Composed, given_value, project_root
 from trainer_cli.errors import UserError, keep_secret
 from trainer_cli.keys import SOURCE
-from trainer_cli.origin.compare import DIFFERENT, report_source
+from trainer_cli.origin.compare import DIFFERENT, name_files, report_source
 from trainer_cli.origin.kept_source import DamagedSourceError, KeptSource, list_names
 from trainer_cli.origin.source_files import find_imported_modules
 from trainer_cli.parallel import ProcessGroup
@@ -53,9 +53,7 @@ def of_source(overrides: Iterable[str]) -> list[str]:
     return [override for override in overrides if override.startswith((f"{SOURCE}=", "trust="))]
 
 
-def use_kept_source(
-    run: RunDir, attempt: int, overrides: Sequence[str], config_dir: Path | None = None, *, even_if_same: bool = False
-) -> None:
+def use_kept_source(run: RunDir, attempt: int, overrides: Sequence[str], config_dir: Path | None = None) -> None:
     """Import the project from the source that an attempt of a run has kept, if it differs, and log that.
 
     Call it before the config of the run is composed. A process imports a project from one source: later calls change
@@ -63,7 +61,6 @@ def use_kept_source(
 
     Args:
         overrides: `source=project`, `resume_allow=[source]` and `experiment=` take the source of the project.
-        even_if_same: also if it does not differ yet, see `use_submitted`.
 
     Raises:
         UserError: the source is not to be trusted, and the project has none.
@@ -79,7 +76,8 @@ def use_kept_source(
     differing = {} if source is None else source.find_differences(project)
     is_decided = project in _decided or is_view(project)
     _decided.setdefault(project, None)
-    if source is None or not (differing or even_if_same):
+    # A job that was started again takes it even if it does not differ yet, see `use_submitted`.
+    if source is None or not (differing or is_restarted(os.environ)):
         return
     if is_decided:
         report_source(f"attempt {attempt} of {run.path}", differing)
@@ -90,10 +88,9 @@ def use_kept_source(
         return
     recorded = Path(source.facts.project_root)
     if _use(source, project, recorded if not has_project and recorded.is_dir() else project) and differing:
-        files = format_first([f"{file} ({how})" for file, how in differing.items()])
         log.warning(
             "%s (%s): here %s; source=project takes what is here",
-            USED, run.path, f"differs {files}" if has_project else f"in {project} is none",
+            USED, run.path, f"differs {name_files(differing)}" if has_project else f"in {project} is none",
         )  # fmt: skip
 
 
@@ -128,8 +125,7 @@ def use_submitted(folder: Path, config_dir: Path | None) -> None:
     project, source = project_root(config_dir, Path.cwd()), KeptSource.read(folder)
     differing = source.find_differences(project)
     if _use(source, project, project) and differing:
-        files = format_first([f"{file} ({how})" for file, how in differing.items()])
-        log.warning("%s: here differs %s; source=project takes what is here", SUBMITTED, files)
+        log.warning("%s: here differs %s; source=project takes what is here", SUBMITTED, name_files(differing))
 
 
 def share_source(composed: Composed, group: ProcessGroup) -> Composed:

@@ -37,6 +37,7 @@ from trainer_cli.schema import ANEW, RESUME_WORDS, TrainConfig
 from trainer_cli.scratch import scratch_folder
 from trainer_cli.selection import ckpt_argument, provide_steps, run_of
 from trainer_cli.terminal import format_count, format_first
+from trainer_cli.user_key import is_signed
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +59,9 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
     run, attempt = RunDir(composed.config.run_dir), _find_earlier_attempt(composed.config)
     if attempt is None or composed.config.source == "project":
         return composed
-    use_kept_source(run, attempt["attempt"], of_source(overrides), config_dir, even_if_same=True)
-    # Of another command of this job, or of another user, it is composed by that source.
-    if not run.holds_config_of(attempt, composed.overrides):
+    use_kept_source(run, attempt["attempt"], of_source(overrides), config_dir)
+    # That of another command of this job, or of another user, is not taken.
+    if not is_signed([run.read_config(), composed.overrides], attempt.get("config")):
         return _compose_fit(overrides, config_dir, config_name)
     stored = from_yaml(run.config_file, trusted=True, config_dir=config_dir, config_name=config_name)
     stored = stored.with_values({key: composed.raw[key] for key in OF_ONE_COMMAND})
@@ -224,8 +225,8 @@ def _keep_submitted(composed: Composed, again: Sequence[str], stack: ExitStack) 
     """The flag by which all attempts are trained by the source of the first; it is kept until `stack` is closed."""
     if composed.config.source == "project" or any(word.startswith("--submitted") for word in again):
         return []
-    folder, configs = stack.enter_context(scratch_folder("train-submitted-")), [*composed.config_dirs, Path("configs")]
-    kept = keep_project(folder, composed.project_root, configs[0].name)
+    folder = stack.enter_context(scratch_folder("train-submitted-"))
+    kept = keep_project(folder, composed.project_root, composed.config_dirs)
     return [] if kept is None else [f"--submitted={kept}"]
 
 

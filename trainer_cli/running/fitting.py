@@ -64,6 +64,7 @@ from trainer_cli.source_view import find_project
 from trainer_cli.steps import Progress, RunStatus
 from trainer_cli.storage import DOWNLOADS, open_storage
 from trainer_cli.terminal import LOADING_TORCH, clear_status, show_status
+from trainer_cli.user_key import sign
 
 if TYPE_CHECKING:
     from trainer_cli.running.build import Data
@@ -285,7 +286,7 @@ def _begin_attempt(
         differs_until=differs_until,
         forked_from=describe_fork(fork, counts_on=config.load.options().resumes),
         job=(job := job_of(os.environ, os.getppid())),
-        config=job and run.sign_config(config_text, composed.overrides),
+        config=job and sign([config_text, composed.overrides]),
         source=(source := keep_source(run, composed, config_text, origin, facts)),
     )
     if start.is_new and source is not None and (sentence := describe_same_run(run, source, composed.raw)) is not None:

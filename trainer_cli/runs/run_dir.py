@@ -45,7 +45,6 @@ from trainer_cli.runs.stored_values import parse_values, read_text
 from trainer_cli.steps import RunStatus
 from trainer_cli.storage import open_storage
 from trainer_cli.strict_json import strict_json
-from trainer_cli.user_key import is_signed, sign
 
 TRASH_FOLDER = ".trash"
 """Beside a run: the folder to which `resume=anew` moves it. Nothing that looks for runs enters a folder with a dot."""
@@ -366,15 +365,6 @@ class RunDir:
         # The config is written last: after a kill in between, the next start still compares with the old one.
         replace(self.config_file, [config_yaml.encode()])
 
-    @staticmethod
-    def sign_config(config_yaml: str, overrides: Sequence[str]) -> str | None:
-        """The code of this user for a config and the overrides that it was composed with."""
-        return sign(_to_sign(config_yaml, overrides))
-
-    def holds_config_of(self, attempt: Mapping[str, Any], overrides: Sequence[str]) -> bool:
-        """Whether the config is the one that an attempt of this user has signed, for a command with these overrides."""
-        return is_signed(_to_sign(self.read_config(), overrides), attempt.get("config"))
-
     def check_movable(self) -> None:
         """Refuse to move a run away that is in use, or whose directory cannot be moved, or not alone.
 
@@ -646,10 +636,6 @@ def sound_summary(content: Any) -> dict[str, Any]:
     if attempts := summary.get("attempts"):
         summary["attempts"] = [keep_sound(attempt, _ATTEMPT_CHECKS) for attempt in attempts if is_table(attempt)]
     return summary
-
-
-def _to_sign(config_yaml: str, overrides: Sequence[str]) -> bytes:
-    return json.dumps([config_yaml, list(overrides)]).encode()
 
 
 def _yaml_list(values: Sequence[str]) -> str:

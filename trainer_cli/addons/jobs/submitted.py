@@ -40,7 +40,7 @@ def keep_submitted(sweep: Path, overrides: Sequence[str], config_dir: Path | Non
             raise UserError(f"{before.folder} is not signed by this user's key, so it is not run", where=SOURCE)
         return before.folder
     root = project_root(config_dir, Path.cwd())
-    kept = keep_project(record.parent, root, (config_dir or Path("configs")).resolve().name)
+    kept = keep_project(record.parent, root, [(config_dir or Path("configs")).resolve()])
     if before is not None:
         report_source(str(sweep), before.find_differences(root), "; source=run goes on with that")
     if kept is not None:
