@@ -35,8 +35,8 @@ ALL = 1_000_000
 
 def run_mortal(at: int, *arguments: str, cwd: Path, fault: str = "kill") -> Result:
     """Run the command, killed at its change number `at`; 0: never, and the result has the changes."""
-    # With `resume=RUN` the config is that of a run in the current folder.
-    is_shared = arguments[0] == "fit" and not any(argument.startswith("resume=") for argument in arguments)
+    # With `resume=RUN` the config is that of a run in the current folder, and a sweep has several.
+    is_shared = arguments[0] == "fit" and not any(word == "-m" or word.startswith("resume=") for word in arguments)
     with tempfile.TemporaryDirectory() as folder:
         operations = Path(folder, "operations")
         process = warm.WarmProcess(

@@ -1,4 +1,4 @@
-"""kill -9 at every change that a run makes to the disk while it keeps its source, before its first step."""
+"""kill -9 at every change that a run makes to the disk while it keeps its source, and a sweep what it submits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from command import train
+from command import CODE, make_project, train
 
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.kill_points import ALL, SYNCHRONOUS, TRAINING, run_mortal, spread
-from campaign.oracle import HANG_S, announced_steps, make_reference, verdict_of
-from campaign.verdict import Outcome, Verdict
+from campaign.oracle import HANG_S, announced_steps, digest_of, make_reference, verdict_of
+from campaign.verdict import PASSED, Outcome, Verdict
 from trainer_cli.origin import DamagedSourceError, KeptSource
 from trainer_cli.runs import RunDir
 
@@ -62,7 +62,45 @@ def _check_source(run: Path, outcome: Outcome) -> Outcome:
     return Outcome(Verdict.lost, f"files are left: {left}") if left else outcome
 
 
+SWEEP = ("fit", "mine", "loop.max_duration=3", "-m", "seed=range(1,2)")
+
+
+@contextmanager
+def prepare_submission(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
+    """Train a sweep without a fault, and list its changes up to the start of its job."""
+    reference = make_project(folder / "reference")
+    changes = run_mortal(0, *SWEEP, cwd=reference).operations
+    (last,) = (number for number, line in enumerate(changes, 1) if line == "open runs/mine/sweep/.jobs/seed=1.log")
+    # Those of the project's files and folders, of the list of what was submitted, and of the config of the job.
+    # The last ones first: the tests run one trial, which is to come after the submission.
+    points = spread([n for n in range(last, 0, -1) if "/.jobs/" in changes[n - 1]], count)
+
+    def run_trial(number: int) -> Outcome:
+        project = make_project(folder / f"trial{number}")
+        killed = run_mortal(points[number], *SWEEP, cwd=project)
+        if not killed.killed:
+            return Outcome(Verdict.hard_fail, f"the command was not killed: {killed}")
+        if (project / "runs/mine/sweep/.jobs/submitted.json").exists():
+            (project / "mine/parts.py").write_text(CODE.replace("- y) ** 2", "- y).abs()"))
+        done = train(*SWEEP, "source=run", cwd=project, limit_s=HANG_S)
+        if done.code != 0:
+            return Outcome(Verdict.hard_fail, f"the same command with source=run ends with {done.code}: {done.err}")
+        ends = [digest_of(root / "runs/mine/sweep/seed=1/checkpoints/step3") for root in (reference, project)]
+        if ends[0] != ends[1]:
+            return Outcome(Verdict.diverged, "the job has not trained what was submitted")
+        shutil.rmtree(project)
+        return PASSED
+
+    yield Trials(len(points), run_trial)
+
+
 CLASSES = (
+    FaultClass(
+        "submission", "`kill -9` between the submission of a sweep and its first job, then an edit",
+        "The command is killed before each change of `.jobs`, and the project is edited if it had submitted it. With "
+        "`source=run` the job trains what was submitted, bit for bit.",
+        "L1 L6", {Size.quick: 2, Size.full: 12, Size.nightly: ALL}, prepare_submission,
+    ),
     FaultClass(
         "source", "`kill -9` while a run keeps its source",
         "The process is killed before each opening, write, fsync and renaming in the folder of the source, before the "
