@@ -41,5 +41,5 @@ def test_every_hash_is_of_a_tested_version() -> None:
     assert {len(digest) for digest in hashes.values()} == {64}
     # Torch, and loggers and tools that only scripts/services and benchmarks install.
     assert {pin.split("==")[0] for pin in pins - hashes.keys()} == {
-        "lm-eval", "mlflow-skinny", "optuna", "torch", "trackio", "wandb"
+        "lm-eval", "mlflow-skinny", "torch", "trackio", "wandb"
     }  # fmt: skip
