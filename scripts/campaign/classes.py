@@ -32,6 +32,7 @@ MODULES = (
     "campaign.ranks",
     "campaign.devices",
     "campaign.compared",
+    "campaign.searched",
     "campaign.experiments",
     "campaign.long_tests",
 )  # fmt: skip

@@ -1,27 +1,31 @@
-"""kill -9 of `train compare` at random moments: its records and its verdict are those of an undisturbed one."""
+"""kill -9 in `train compare` at random moments: its records, runs and verdict are those of an undisturbed one."""
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from command import running, train
+from command import train
+from compare import assert_same_run
 
 import trainer_cli.addons.compare  # noqa: F401  (without the add-on there is no such class)
 from campaign.fault_class import FaultClass, Size, Trials
+from campaign.group_kills import kill_starts
+from campaign.oracle import HANG_S
 from campaign.verdict import PASSED, Outcome, Verdict
 
 COMPARED = (
     "compare", "optimizer.lr=0.02", "optimizer.lr=1e-6", "--budget", "30steps", "--", "digits_mlp",
     "model.hidden=[16]", "loop.eval_interval=15", "loggers=jsonl", "checkpoint.ephemeral_save_interval=4",
 )  # fmt: skip
-"""Three pairs of short runs decide."""
-KILLS = 3
+"""Four pairs of short runs decide."""
+KILLED_RUN = 65
+"""The exit code after a run has failed."""
 
 
 def read_records(folder: Path) -> bytes:
@@ -34,25 +38,27 @@ def read_records(folder: Path) -> bytes:
 def prepare_comparisons(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
     """Compare without a fault."""
     began = time.monotonic()
-    (folder / "undisturbed").mkdir()
-    undisturbed = train(*COMPARED, cwd=folder / "undisturbed")
+    whole = folder / "undisturbed"
+    whole.mkdir()
+    undisturbed = train(*COMPARED, cwd=whole)
     assert undisturbed.code == 1, undisturbed.err
-    records, took_s = read_records(folder / "undisturbed"), time.monotonic() - began
+    records, took_s = read_records(whole), time.monotonic() - began
+    pairs = [json.loads(line) for line in records.splitlines()]
+    runs = [pair[side] for pair in pairs for side in ("a_run", "b_run")]
 
     def run_trial(number: int) -> Outcome:
-        trial, chance = folder / f"trial{number}", random.Random(number)
+        trial = folder / f"trial{number}"
         trial.mkdir()
-        for _ in range(KILLS):
-            with running(*COMPARED, cwd=trial) as command:
-                # The command alone is killed: its runs end by themselves, and may still save.
-                time.sleep(took_s * chance.random())
-                command.signal(signal.SIGKILL)
-                command.end()
-        result = train(*COMPARED, cwd=trial)
+        why = kill_starts(COMPARED, trial, random.Random(number), took_s, codes=(1, KILLED_RUN))
+        if why is not None:
+            return Outcome(Verdict.hard_fail, why)
+        result = train(*COMPARED, cwd=trial, limit_s=HANG_S)
         if result.code not in range(4):
             return Outcome(Verdict.hard_fail, result.err)
         if (result.code, result.out, read_records(trial)) != (undisturbed.code, undisturbed.out, records):
             return Outcome(Verdict.diverged, f"{undisturbed.out} / {result.out} / {read_records(trial)!r}")
+        for run in runs:
+            assert_same_run(trial / run, whole / run)
         shutil.rmtree(trial)
         return PASSED
 
@@ -62,10 +68,11 @@ def prepare_comparisons(folder: Path, count: int, _size: Size) -> Iterator[Trial
 CLASSES = (
     FaultClass(
         key="compare",
-        title="kill -9 of a comparison",
-        what="`train compare` is killed three times at random moments, and started again. Its verdict and the records "
-        "of all pairs are those of an undisturbed one.",
-        promises="L4 L6",
+        title="kill -9 in a comparison",
+        what="`train compare` is started three times, and each time the command, one of its processes or all of them "
+        "are killed at a random moment. Started again, it gives the verdict, the records of all pairs and the runs of "
+        "an undisturbed one.",
+        promises="L1 L4 L6",
         counts={Size.quick: 1, Size.full: 10, Size.nightly: 50},
         prepare=prepare_comparisons,
         share=6.0,

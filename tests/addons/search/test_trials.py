@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainer_cli.addons.search.search import Search
 from trainer_cli.addons.search.trials import Trials
 
 RUNGS = ["0.1dur", "0.3dur"]
@@ -159,3 +161,16 @@ def test_rows_that_are_read_again_at_any_moment_lead_to_the_same_row() -> None:
         rows += [chosen, {"event": "measure", "trial": chosen["trial"], "rung": chosen["rung"], "loss": 1.0}]
         for each in rows[-2:]:
             trials.apply(each)
+
+
+def test_a_trial_that_was_killed_is_chosen_again_once_before_any_other(tmp_path: Path) -> None:
+    rules = {"sweep.prune": "asha", "sweep.eta": 2, "sweep.rungs": ["2st"]}
+    search = Search(tmp_path / "search.jsonl", rules, lambda trials: ("abc"[len(trials)], {}), lambda *_: True)
+    assert search.choose() == ("a", "2st")
+    search.leave("a", is_killed=True)
+    assert search.choose() == ("a", "2st")
+    search.leave("a", is_killed=True)
+    assert search.choose() == ("b", "2st")
+    # One that has failed by itself would fail again.
+    search.leave("b")
+    assert search.choose() == ("c", "2st")

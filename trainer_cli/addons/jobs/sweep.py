@@ -20,6 +20,7 @@ import os
 import random
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -682,7 +683,7 @@ class Sweep:
             if code == ExitCode.DONE:
                 self._measure(self.search, job)
             else:
-                self.search.leave(job.key)
+                self.search.leave(job.key, is_killed=code == -signal.SIGKILL)
         if code in (ExitCode.DONE, *_SAVED):
             self._report(job, as_sentence(self._row(job), settings_of(self.planned)))
             return

@@ -47,6 +47,7 @@ class Search:
         self._running: set[str] = set()
         self._left: set[str] = set()
         """Trials that have failed, or were stopped, in this command."""
+        self._killed: set[str] = set()
 
     @property
     def is_complete(self) -> bool:
@@ -74,10 +75,14 @@ class Search:
         self._record(row)
         self._running.discard(key)
 
-    def leave(self, key: str) -> None:
-        """A trial has failed, or was stopped: the next command begins with it."""
+    def leave(self, key: str, *, is_killed: bool = False) -> None:
+        """A trial has failed, or was stopped: the next command begins with it. A killed one is chosen again once."""
         self._running.discard(key)
-        self._left.add(key)
+        # Before any other, so that one kill changes no decision.
+        if is_killed and key not in self._killed:
+            self._killed.add(key)
+        else:
+            self._left.add(key)
 
     def why_paused(self, key: str) -> str | None:
         """Why a trial that has reached a rung does not train further; None if it has ended, or never was there."""
