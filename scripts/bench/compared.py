@@ -1,6 +1,6 @@
 """How often `train compare` errs, and how many pairs it needs, on simulated differences: tables of docs/compare.md.
 
-    python scripts/bench/compared.py            print the tables (two minutes)
+    python scripts/bench/compared.py            print the tables (five minutes)
     python scripts/bench/compared.py --write    write them into the page
 
 Each simulated comparison is looked at after every pair, up to 100 pairs, and ends at its first verdict.
@@ -22,7 +22,7 @@ from trainer_cli.addons.compare.confidence import PairedVerdict, decide_in_order
 
 PAGE = ROOT / "docs" / "compare.md"
 BEGIN, END = "<!-- by scripts/bench/compared.py -->\n", "<!-- end -->"
-TRIALS, MOST = 2000, 100
+TRIALS, MOST = 5000, 100
 LOOKS = (5, 10, 30, 100)
 EFFECTS = (0.5, 1.0, 2.0, 4.0, 10.0)
 Draw = Callable[[random.Random], float]
@@ -43,7 +43,13 @@ EQUALS: dict[str, Draw] = {
     "heavy tails: Student's t, 5 degrees of freedom": draw_t5,
     "skewed metrics: both lognormal": lambda chance: math.exp(chance.gauss()) - math.exp(chance.gauss()),
     "coarse metrics: whole numbers, two of three 0": lambda chance: float(round(0.5 * chance.gauss())),
-    "skewed differences: exponential, mean 0": lambda chance: chance.expovariate(1) - 1,
+    "slightly skewed: lognormal, sigma 0.5": lambda chance: math.exp(0.5 * chance.gauss()) - math.exp(0.125),
+    "skewed: exponential": lambda chance: chance.expovariate(1) - 1,
+    "strongly skewed: lognormal, sigma 1": lambda chance: math.exp(chance.gauss()) - math.exp(0.5),
+    "rare outliers: one of ten is larger by 5": lambda chance: chance.gauss() + 5 * (chance.random() < 0.1) - 0.5,
+    "rarer outliers: one of twenty is larger by 10": lambda chance: (
+        chance.gauss() + 10 * (chance.random() < 0.05) - 0.5
+    ),
 }
 """Differences whose mean is 0."""
 

@@ -72,7 +72,7 @@ PAGES = {
             r"fixed_steps:\s+(\[10, 1000\]|- 10\s+- 1000)",
         ),
     ),
-    "docs/compare.md": Page(shows=(r"B is better than A: mean difference \d", r"after 3 pairs")),
+    "docs/compare.md": Page(shows=(r"B is better than A: mean difference \d", r"after 4 pairs")),
     "docs/configuration.md": Page(
         trained=True,
         shows=(

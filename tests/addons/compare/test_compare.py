@@ -61,7 +61,7 @@ def test_a_learning_rate_of_almost_nothing_is_worse_and_the_page_says_by_how_muc
     assert "inf" not in result.err
     pairs = records(folder_of(project) / "pairs.jsonl")
     assert [pair["seed"] for pair in pairs] == [*range(1, len(pairs) + 1)]
-    assert 3 <= len(pairs) < 10
+    assert 4 <= len(pairs) < 10
     runs = sorted(path.name for path in folder_of(project).glob("*-seed*"))
     assert runs == sorted(f"{side}-seed{pair['seed']}" for pair in pairs for side in "ab")
 

@@ -22,6 +22,8 @@ DRAWS: dict[str, Callable[[random.Random], float]] = {
         math.exp(chance.gauss()) - math.exp(chance.gauss())
     ),
     "coarse accuracies: whole numbers": lambda chance: float(round(0.5 * chance.gauss())),
+    "skewed differences: exponential": lambda chance: chance.expovariate(1) - 1,
+    "skewed to the other side: lognormal": lambda chance: math.exp(0.125) - math.exp(0.5 * chance.gauss()),
 }
 
 
@@ -44,13 +46,24 @@ def mixture_of(differences: Sequence[float], mean: float) -> float:
     return float(alternative / prior.sum() / of(np.zeros((1, 1)))[0])
 
 
-@pytest.mark.parametrize("differences", [(1.0, 1.5, 0.8), (0.3, -0.2, 0.5, 0.9, 0.1, 0.4)])
+@pytest.mark.parametrize("differences", [(1.0, 1.2, 1.4, 1.6), (-0.3, 0.1, 0.2, 0.4, 0.5, 0.9)])
 def test_the_ends_of_the_interval_are_where_the_mixture_of_likelihood_ratios_is_20(
     differences: tuple[float, ...],
 ) -> None:
+    # Their skewness is 0, up to rounding.
     interval = MeanInterval.of(differences)
     for end in (interval.low, interval.high):
         assert mixture_of(differences, end) == pytest.approx(1 / confidence.ALPHA, rel=0.01)
+
+
+def test_the_interval_is_wider_on_the_side_of_the_longer_tail_by_the_skewness() -> None:
+    differences = np.array([0.1, 0.2, 0.4, 0.3, 1.5, 0.2])
+    moments = [((differences - differences.mean()) ** power).mean() for power in (2, 3)]
+    # That of Fisher and Pearson, adjusted to the size of the sample.
+    skewness = math.sqrt(6 * 5) / 4 * moments[1] / moments[0] ** 1.5
+    mean, low, high = MeanInterval.of(differences.tolist())
+    assert (high - mean) / (mean - low) == pytest.approx(1 + 5 * skewness / math.sqrt(6))
+    assert MeanInterval.of((-differences).tolist()) == pytest.approx((-mean, -high, -low))
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -65,7 +78,7 @@ def test_at_most_one_of_twenty_comparisons_of_equals_ever_finds_a_difference(nam
     assert wrong / trials <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / trials)
 
 
-@pytest.mark.parametrize(("effect", "pairs", "least"), [(10.0, 4, 0.95), (2.0, 10, 0.9), (1.0, 20, 0.7)])
+@pytest.mark.parametrize(("effect", "pairs", "least"), [(10.0, 6, 0.95), (2.0, 12, 0.85), (1.0, 22, 0.7)])
 def test_a_difference_that_is_there_is_found(effect: float, pairs: int, least: float) -> None:
     chance = random.Random(3)
     found = [decide_in_order([effect + chance.gauss() for _ in range(pairs)], 0.0)[0] for _ in range(300)]
@@ -76,28 +89,30 @@ def test_a_difference_that_is_there_is_found(effect: float, pairs: int, least: f
 def test_it_needs_more_pairs_than_a_t_test_whose_number_was_fixed_before() -> None:
     differences = [NormalDist(1, 1).inv_cdf((index + 0.5) / 12) for index in range(12)]
     fixed = 2.201 * stdev(differences) / math.sqrt(12)
-    assert fixed < MeanInterval.of(differences).radius < 2 * fixed
+    mean, low, high = MeanInterval.of(differences)
+    assert fixed < mean - low < 2 * fixed
+    assert fixed < high - mean < 2 * fixed
 
 
 @pytest.mark.parametrize(
-    ("mean", "radius", "margin", "verdict"),
+    ("low", "high", "margin", "verdict"),
     [
-        (1.0, 0.5, 0.0, PairedVerdict.better),
-        (-1.0, 0.5, 0.0, PairedVerdict.worse),
-        (0.4, 0.5, 0.0, PairedVerdict.not_decided),
-        (1.0, 0.5, 0.6, PairedVerdict.not_decided),  # Better, but perhaps by less than what matters.
-        (1.0, 0.5, 0.4, PairedVerdict.better),
-        (0.1, 0.2, 0.4, PairedVerdict.no_difference),
-        (0.3, 0.2, 0.4, PairedVerdict.not_decided),
+        (0.5, 1.5, 0.0, PairedVerdict.better),
+        (-1.5, -0.5, 0.0, PairedVerdict.worse),
+        (-0.1, 0.9, 0.0, PairedVerdict.not_decided),
+        (0.5, 1.5, 0.6, PairedVerdict.not_decided),  # Better, but perhaps by less than what matters.
+        (0.5, 1.5, 0.4, PairedVerdict.better),
+        (-0.1, 0.3, 0.4, PairedVerdict.no_difference),
+        (0.1, 0.5, 0.4, PairedVerdict.not_decided),
         (0.0, 0.0, 0.0, PairedVerdict.not_decided),  # Without a margin nothing is small enough.
         (0.0, 0.0, 0.1, PairedVerdict.no_difference),
-        (5.0, math.inf, 0.1, PairedVerdict.not_decided),
+        (-math.inf, math.inf, 0.1, PairedVerdict.not_decided),
     ],
 )
 def test_the_verdict_is_where_the_whole_interval_lies(
-    mean: float, radius: float, margin: float, verdict: PairedVerdict
+    low: float, high: float, margin: float, verdict: PairedVerdict
 ) -> None:
-    assert MeanInterval(mean, radius).decide(margin) is verdict
+    assert MeanInterval((low + high) / 2, low, high).decide(margin) is verdict
 
 
 def test_exit_codes_are_as_documented() -> None:
@@ -113,9 +128,9 @@ def test_the_first_pairs_that_decide_do_so_whatever_follows() -> None:
 
 
 def test_too_few_pairs_and_few_equal_differences_decide_nothing() -> None:
-    for differences in ((), (3.0,), (3.0, 3.1), (0.5,) * 7, (0.0,) * 7):
-        assert MeanInterval.of(differences).radius == math.inf
-    assert MeanInterval.of((0.5,) * 8) == MeanInterval(0.5, 0.0)
+    for differences in ((), (3.0,), (3.0, 3.1, 3.2), (0.5,) * 7, (0.0,) * 7):
+        assert MeanInterval.of(differences)[1:] == (-math.inf, math.inf)
+    assert MeanInterval.of((0.5,) * 8) == MeanInterval(0.5, 0.5, 0.5)
 
 
 def test_the_standard_deviation_is_that_of_a_sample() -> None:

@@ -182,7 +182,7 @@ class PairedRuns:
     def _describe(self, interval: MeanInterval) -> str:
         """The verdict in words."""
         sentence = _SENTENCES[self.verdict] if self._is_decided() else "no answer yet; next: the same command goes on"
-        if math.isfinite(interval.radius):
+        if math.isfinite(interval.low):
             sentence += (
                 f": mean difference {interval.mean:.4g}, 95 % interval {interval.low:.4g} to {interval.high:.4g}"
             )
@@ -237,8 +237,8 @@ class PairedRuns:
         lines = [json.dumps(asdict(pair)) + "\n" for pair in self.pairs]
         replace(self.folder / _RECORDS, ["".join(lines).encode()])
         self._write_verdict()
-        mean, radius = MeanInterval.of([pair.difference for pair in self.pairs])
-        known = f" ± {radius:.3g}" if math.isfinite(radius) else ""
+        mean, low, high = MeanInterval.of([pair.difference for pair in self.pairs])
+        known = f", {low:.4g} to {high:.4g}" if math.isfinite(low) else ""
         log.info("seed %d: A %.4g, B %.4g; mean difference %.4g%s", seed, a, b, mean, known)
 
     def _read_records(self) -> None:
