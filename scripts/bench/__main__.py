@@ -31,7 +31,8 @@ TABLES = {
     "load": "load", "stall": "stall", "frequency": "frequency", "dip": "dip", "recovery": "recovery",
     "failures": "failures", "batches": "batches", "growth": "growth", "scale": "scale", "files": "files",
     "console": "console", "ranks": "rank_table", "gpu": "gpu", "stores": "stores",
-    "replay": "replayed", "sweep": "sweep_devices", "serve": "served", "source": "kept", "probe": "forecast",
+    "replay": "replayed", "sweep": "sweep_devices", "search": "searched", "serve": "served", "source": "kept",
+    "probe": "forecast",
 }  # fmt: skip
 """By name: the module that measures it."""
 NOTES = {

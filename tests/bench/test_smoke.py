@@ -25,11 +25,12 @@ TABLES: dict[str, str] = next(
 )
 NEEDS_CUDA = {"gpu"}
 """Measured on the CPU by test_bench.py."""
-LONG = {"console", "failures", "growth", "ranks", "recovery"}
+LONG = {"console", "failures", "growth", "ranks", "recovery", "search"}
 """Tables of many processes or long runs, which campaigns measure."""
 OF_ADDONS = {
     "failures": "jobs", "files": "formats", "frequency": "text", "growth": "text", "recovery": "jobs",
-    "probe": "precheck", "replay": "exact", "serve": "view", "stall": "text", "stores": "stores", "sweep": "jobs",
+    "probe": "precheck", "replay": "exact", "search": "search", "serve": "view", "stall": "text", "stores": "stores",
+    "sweep": "jobs",
 }  # fmt: skip
 """Tables that need an add-on."""
 
