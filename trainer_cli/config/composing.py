@@ -105,13 +105,26 @@ class Composed(NamedTuple):
             raise
 
     @classmethod
-    def thaw(cls, file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:
-        """Read a config that `freeze` returned, and no other file. `overrides` are those it was composed with."""
+    def thaw(
+        cls,
+        file: Path,
+        overrides: Sequence[str],
+        *,
+        config_dir: Path | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> Composed:
+        """Read a config that `freeze` returned, and no other file.
+
+        Args:
+            overrides: those it was composed with.
+            values: see `with_values`, which would check the config once more.
+        """
         text, cwd = file.read_text("utf-8"), Path.cwd()
         root = project_root(config_dir, cwd)
         register_resolvers(own_config_dirs(config_dir, cwd), root)
         reading = read_text(text, label(file.resolve(), cwd), written=True)
         tree = ConfigTree(fill_defaults(reading.tree))
+        _put(tree.root, values or {})
         config, mistakes = validate(tree)
         raise_all([*reading.mistakes, *mistakes])
         return cls(config, list(overrides), root, [], tree, Trust())
@@ -147,11 +160,7 @@ class Composed(NamedTuple):
         if not values:
             return self
         tree = replace(self.tree, root=self.tree.root.copy())
-        for key, value in values.items():
-            path = tuple(key.split("."))
-            before = tree.root.at(path)
-            assert before is not None
-            tree.root.put(path, Node.of(value, before.origin))
+        _put(tree.root, values)
         config, mistakes = validate(tree)
         raise_all(mistakes)
         return self._replace(config=config, tree=tree)
@@ -328,6 +337,15 @@ def from_yaml(
     sections = () if trusted else sections
     recovered = None if trusted else name
     return _check_draft(draft, overrides, search, missing_ok=missing_ok, recovered=recovered, sections=sections)
+
+
+def _put(root: Node, values: Mapping[str, Any]) -> None:
+    """Replace values by dotted key; the line of each is that of the earlier one."""
+    for key, value in values.items():
+        path = tuple(key.split("."))
+        before = root.at(path)
+        assert before is not None
+        root.put(path, Node.of(value, before.origin))
 
 
 def _replace_section(recovered: Node, fresh: Node, path: KeyPath) -> bool:

@@ -54,9 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
         def compose() -> Composed:
             """Read the frozen config again, and tell it those that act at the end of the fit."""
-            composed = Composed.thaw(args.file, args.overrides, config_dir=args.config_dir)
-            if args.until is not None:
-                composed = composed.with_values({"loop.hard_stop": args.until})
+            until = {} if args.until is None else {"loop.hard_stop": args.until}
+            composed = Composed.thaw(args.file, args.overrides, config_dir=args.config_dir, values=until)
             provide_fork(composed.config, config_dir=args.config_dir)
             if not args.supervised:
                 for hook in hooks:
