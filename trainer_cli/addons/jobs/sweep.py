@@ -30,7 +30,7 @@ from typing import Any
 
 from trainer_cli.addons.jobs.devices import Devices, Taken, share_devices
 from trainer_cli.addons.jobs.run_jobs import count_cores, job_environment, job_file, run_in_turn
-from trainer_cli.addons.jobs.submit import SLURM, Submitted, check_processes, read_submission
+from trainer_cli.addons.jobs.submit import SLURM, Submission, Submitted, check_processes, read_submission
 from trainer_cli.addons.jobs.submitted import keep_submitted
 from trainer_cli.addons.jobs.supervise import Children
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
@@ -98,6 +98,9 @@ def run_sweep(
     # All jobs are checked before the first begins: a mistake in the last one would be found after days.
     plan = SweepPlan(arguments, config_dir, config_name)
     planned = plan.planned
+    if submission is not None:
+        _refuse_to_submit(plan, submission, chooses_devices=devices is not None or per_device is not None)
+    plan.refuse_anew()
     to_console(planned[0].level)
     options = ["--config-dir", str(config_dir)] if config_dir is not None else []
 
@@ -115,23 +118,6 @@ def run_sweep(
     if submission is None:
         users = [(job.device, job.processes) for job in planned]
         given, at_once = share_devices(users, devices, per_device, at_once)
-    elif devices is not None or per_device is not None:
-        raise UserError(
-            "--devices and --jobs-per-device are for runs that this command starts",
-            cure="With --submit the cluster chooses: --submit gpus_per_node=1.",
-        )
-    if submission is not None and plan.learns:
-        raise UserError(
-            "a sweep whose runs follow from results is not submitted",
-            where="sweep",
-            cure="Leave --submit out; sweep.search=random without sweep.prune may be submitted.",
-        )
-    if plan.learns and any(job.begins_anew for job in planned):
-        raise UserError(
-            "resume=anew and a sweep whose runs follow from results",
-            where="resume",
-            cure=f"name=OTHER begins another one; or remove {folder_of([planned[0].base])} first.",
-        )
     at_once = at_once or 1
     folder = folder_of([job.base for job in planned])
     if not folder.exists() and RunDir(folder.parent).exists_as_run():
@@ -149,9 +135,24 @@ def run_sweep(
     if submission is None:
         with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
             return new_sweep(children=children).run()
-    for job in planned:
-        check_processes(submission, job.parallel)
     return new_sweep(children=Submitted(submission, folder)).run()
+
+
+def _refuse_to_submit(plan: SweepPlan, submission: Submission, *, chooses_devices: bool) -> None:
+    """Refuse what only jobs in child processes can do."""
+    if chooses_devices:
+        raise UserError(
+            "--devices and --jobs-per-device are for runs that this command starts",
+            cure="With --submit the cluster chooses: --submit gpus_per_node=1.",
+        )
+    if plan.learns:
+        raise UserError(
+            "a sweep whose runs follow from results is not submitted",
+            where="sweep",
+            cure="Leave --submit out; sweep.search=random without sweep.prune may be submitted.",
+        )
+    for job in plan.planned:
+        check_processes(submission, job.parallel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,15 @@ class SweepPlan:
     def learns(self) -> bool:
         """Whether what is trained follows from results."""
         return self.settings.search == "optuna" or self.prunes
+
+    def refuse_anew(self) -> None:
+        """Refuse to begin runs anew that a search has chosen by their results."""
+        if self.learns and any(job.begins_anew for job in self.planned):
+            raise UserError(
+                "resume=anew and a sweep whose runs follow from results",
+                where="resume",
+                cure=f"name=OTHER begins another one; or remove {folder_of([self.planned[0].base])} first.",
+            )
 
     def open_search(self, file: Path) -> TrialSearch:
         """The search that chooses among the jobs, with its record."""
