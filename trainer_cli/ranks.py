@@ -56,11 +56,11 @@ def job_of(environ: Mapping[str, str], parent: int) -> str | None:
     """The job of Slurm or torchrun, which keeps its name when it starts a command again; None without one.
 
     Args:
-        parent: the number of the process that has started this one. By it two launches of torchrun differ, whose names
-            are both `none` unless they were given one.
+        parent: the number of the process that has started this one. By it launches of torchrun without `--rdzv-id`
+            differ, which are all named `none`.
     """
     launch = environ.get("TORCHELASTIC_RUN_ID")
-    return environ.get("SLURM_JOB_ID") or (launch and f"{launch}/{parent}")
+    return environ.get("SLURM_JOB_ID") or (f"none/{parent}" if launch == "none" else launch)
 
 
 def read_ranks(environ: Mapping[str, str]) -> Ranks:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from trainer_cli.errors import UserError
-from trainer_cli.ranks import Ranks, first_host, read_ranks, refuse_other_processes, tasks_of_mpi, tasks_without_srun
+from trainer_cli.ranks import (
+    Ranks,
+    first_host,
+    job_of,
+    read_ranks,
+    refuse_other_processes,
+    tasks_of_mpi,
+    tasks_without_srun,
+)
 
 MASTER = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
 TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", **MASTER}
@@ -107,6 +115,23 @@ def test_tasks_of_a_job_that_srun_did_not_start_are_noticed(environ: dict[str, s
 )
 def test_processes_of_mpirun_are_noticed(environ: dict[str, str], tasks: tuple[int, int] | None) -> None:
     assert tasks_of_mpi(environ) == tasks
+
+
+@pytest.mark.parametrize(
+    ("environ", "job"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "x"}, "7"),
+        # Rank 0 may have moved to another machine, where another process has started it.
+        ({"TORCHELASTIC_RUN_ID": "x"}, "x"),
+        # Each launch without --rdzv-id has this name.
+        ({"TORCHELASTIC_RUN_ID": "none"}, "none/1"),
+    ],
+)
+def test_a_job_is_the_same_after_its_restart_and_another_one_after_another_launch(
+    environ: dict[str, str], job: str | None
+) -> None:
+    assert job_of(environ, 1) == job
 
 
 def test_another_number_of_processes_than_was_started_is_refused() -> None:
