@@ -61,7 +61,7 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
         return composed
     use_kept_source(run, attempt["attempt"], of_source(overrides), config_dir)
     # That of another command of this job, or of another user, is not taken.
-    if not is_signed([run.read_config(), composed.overrides], attempt.get("config")):
+    if not is_signed([run.read_config(), composed.overrides], attempt.get("config_mac")):
         return _compose_fit(overrides, config_dir, config_name)
     stored = from_yaml(run.config_file, trusted=True, config_dir=config_dir, config_name=config_name)
     stored = stored.with_values({key: composed.raw[key] for key in OF_ONE_COMMAND})

@@ -277,6 +277,7 @@ def _begin_attempt(
         # Of the attempt that made it: a later one may have ended before it saved.
         _warn_of_threads(start.entry, run.environment_of(manifest.attempt), facts)
     start_step = start.entry.step if start.entry is not None else 0
+    job = job_of(os.environ, os.getppid())
     attempt = run.begin_attempt(
         name=config.name or "default",
         start_step=start_step,
@@ -285,8 +286,8 @@ def _begin_attempt(
         resume=None if config.resume in RESUME_WORDS else config.resume,
         differs_until=differs_until,
         forked_from=describe_fork(fork, counts_on=config.load.options().resumes),
-        job=(job := job_of(os.environ, os.getppid())),
-        config=job and sign([config_text, composed.overrides]),
+        job=job,
+        config_mac=job and sign([config_text, composed.overrides]),
         source=(source := keep_source(run, composed, config_text, origin, facts)),
     )
     if start.is_new and source is not None and (sentence := describe_same_run(run, source, composed.raw)) is not None:
