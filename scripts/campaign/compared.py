@@ -28,10 +28,10 @@ KILLED_RUN = 65
 """The exit code after a run has failed."""
 
 
-def read_records(folder: Path) -> bytes:
-    """The records of the only comparison in a folder."""
-    [file] = folder.glob("runs/compare/*/pairs.jsonl")
-    return file.read_bytes()
+def read_records(folder: Path) -> tuple[bytes, bytes]:
+    """The records and the verdict of the only comparison in a folder."""
+    [comparison] = folder.glob("runs/compare/*")
+    return (comparison / "pairs.jsonl").read_bytes(), (comparison / "verdict.json").read_bytes()
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def prepare_comparisons(folder: Path, count: int, _size: Size) -> Iterator[Trial
     undisturbed = train(*COMPARED, cwd=whole)
     assert undisturbed.code == 1, undisturbed.err
     records, took_s = read_records(whole), time.monotonic() - began
-    pairs = [json.loads(line) for line in records.splitlines()]
+    pairs = [json.loads(line) for line in records[0].splitlines()]
     runs = [pair[side] for pair in pairs for side in ("a_run", "b_run")]
 
     def run_trial(number: int) -> Outcome:
