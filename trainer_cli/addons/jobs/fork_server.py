@@ -89,6 +89,10 @@ class Forked:
         self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         self._report = report
 
+    def fileno(self) -> int:
+        """The descriptor that can be read once the process has ended."""
+        return self._report.fileno()
+
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the process runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import selectors
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainer_cli.addons.jobs.fork_server import Process, ProcessStarter
+from trainer_cli.addons.jobs.fork_server import Forked, Process, ProcessStarter
 from trainer_cli.addons.jobs.launch import launch_ranks, set_rank_variables
 from trainer_cli.addons.jobs.restart import Ended, decide_restart
 from trainer_cli.catalog import Catalog
@@ -73,8 +73,13 @@ class Children:
             self._processes[name] = self._starter.start(command, env, output=log_file.fileno())
 
     def wait(self) -> Iterator[tuple[str, int]]:
-        """Pause; then yield each process that has ended, with its exit code."""
-        time.sleep(_POLL_S)
+        """Pause, at most until one has ended; then yield each process that has ended, with its exit code."""
+        with selectors.DefaultSelector() as selector:
+            # A fork tells of its end at once. The next run of a search waits for it.
+            for process in self._processes.values():
+                if isinstance(process, Forked):
+                    selector.register(process, selectors.EVENT_READ)
+            selector.select(_POLL_S)
         for name, process in list(self._processes.items()):
             code = process.poll()
             if code is not None:
