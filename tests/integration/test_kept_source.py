@@ -490,3 +490,26 @@ def test_a_run_that_is_begun_anew_is_not_its_own_repetition(project: Path) -> No
     assert "is a finished run of the same" not in fit_anew(MINE, "resume=anew", cwd=project)
     edit(project)
     assert "is a finished run of the same" not in fit_anew(MINE, "name=edited", cwd=project)
+
+
+def test_predictions_of_edited_source_are_not_taken_for_those_of_the_run(project: Path) -> None:
+    words = ("predict", "ckpt=runs/mine@latest")
+    done = train(*words, cwd=project)
+    assert done.code == 0, done.err
+    (file,) = (project / "runs/mine/predictions").rglob("val.jsonl")
+    of_the_run = file.read_bytes()
+    edit(project)
+    refused = train(*words, "source=project", cwd=project)
+    assert refused.code == 2
+    assert "predictions of 'val' that were made with another source" in refused.err
+    done = train(*words, cwd=project)
+    assert done.code == 0, done.err
+    assert "is complete already" in done.err
+    done = train(*words, "source=project", "predict.folder=edited", cwd=project)
+    assert done.code == 0, done.err
+    edit(project, 4)
+    refused = train(*words, "source=project", "predict.folder=edited", cwd=project)
+    assert refused.code == 2, "edited once more"
+    assert file.read_bytes() == of_the_run
+    (edited,) = (project / "edited").rglob("val.jsonl")
+    assert edited.read_bytes() != of_the_run

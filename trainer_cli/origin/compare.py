@@ -197,6 +197,10 @@ class EvaluatedOrigin:
             seeds = _describe_seed_change(self._changes)
             _compare_samples(self._composed, str(checkpoint), manifest, self._loaders, self.now, seeds)
 
+    def digest_differing(self) -> dict[str, str | None]:
+        """Digests of the source files that differ from those of the last checkpoint; None for one that is gone."""
+        return {file: _digest_file(self._composed.project_root / file) for file in self._reported}
+
 
 @contextmanager
 def naming_project(run: Path | None, config_dir: Path | None = None) -> Iterator[None]:

@@ -159,7 +159,8 @@ class _Experiment:
         config = self.composed.config
         self.composed.check_targets(EVALUATED)
         # Without the data, which may be another.
-        EvaluatedOrigin(self.composed, {}).compare(self.path)
+        origin = EvaluatedOrigin(self.composed, {})
+        origin.compare(self.path)
         if ranks.world_size > 1 and torch.cuda.is_available():
             torch.cuda.set_device(ranks.local_rank % torch.cuda.device_count())
         with self.composed.placing():
@@ -169,7 +170,7 @@ class _Experiment:
             loaders = _choose_loaders(data, config.predict.loader)
             root = own_folder("predict.folder", config.predict.folder, self.composed.trust, run_or_place(self.path))
             folder = folders.default if root is None else Path(root) / folders.below
-            files = {name: self._file(folder, name, loader, writer) for name, loader in loaders.items()}
+            files = {name: self._file(folder, name, loader, writer, origin) for name, loader in loaders.items()}
             if all(not file.missing(ranks.rank, ranks.world_size) for file in files.values()):
                 _finish(files)
                 return
@@ -179,7 +180,9 @@ class _Experiment:
                     _write_missing(trainer, loader, files[name], config.predict.outputs, ranks)
             _finish(files)
 
-    def _file(self, folder: Path, name: str, loader: Any, writer: PredictionWriter) -> PredictionFile:
+    def _file(
+        self, folder: Path, name: str, loader: Any, writer: PredictionWriter, origin: EvaluatedOrigin
+    ) -> PredictionFile:
         """The file for the predictions on a loader, with the facts that they depend on."""
         parts = _count_parts(loader)
         values = self.composed.raw
@@ -198,6 +201,8 @@ class _Experiment:
             facts["load"] = [list(self.load.ignore_keys), dict(self.load.key_mapping)]
         if not self.load.average:
             facts["load.average"] = False
+        if source := origin.digest_differing():
+            facts["source"] = source
         return PredictionFile(folder, name, writer, count=parts, facts=facts)
 
 
