@@ -28,6 +28,8 @@ class FrozenJob(NamedTuple):
     """The number of processes that train."""
     kept: tuple[Path, int] | None = None
     """A run and its attempt whose kept source is trained with, instead of that of the project."""
+    submitted: Path | None = None
+    """Where `keep_project` has kept the source of the project, which is trained with whatever is edited meanwhile."""
     metric: str | None = None
     """A metric that must be reported: without it the fit is refused before its first step."""
 

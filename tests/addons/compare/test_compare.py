@@ -176,6 +176,25 @@ def test_an_edited_model_is_trained_again_and_an_unedited_one_is_not(tmp_path: P
     assert records(file) == [after]
 
 
+def test_an_edit_while_a_comparison_trains_changes_none_of_its_runs(tmp_path: Path) -> None:
+    flags, overrides = ("--seeds", "2", "--budget", "6steps"), ("loggers=jsonl", "loop.eval_interval=6")
+    words = ("compare", "mine", "model.width=4", *flags, "--", *overrides)
+    for name in ("edited", "unedited"):
+        (tmp_path / name).mkdir()
+    project, unedited = (make_project(tmp_path / name) for name in ("edited", "unedited"))
+    undisturbed = train(*words, cwd=unedited)
+    assert undisturbed.code == 3, undisturbed.err
+    with running(*words, cwd=project) as command:
+        command.wait_for(lambda: bool(list(project.glob("runs/compare/*/a-seed1/summary.json"))), "a run")
+        parts = project / "mine/parts.py"
+        parts.write_text(parts.read_text().replace("self.hidden = torch.nn.Linear(2, width)", f"""{HALVED}"""))
+        result = command.end()
+    assert (result.code, result.out) == (3, undisturbed.out), result.err
+    assert records(folder_of(project) / "pairs.jsonl") == records(folder_of(unedited) / "pairs.jsonl")
+    # The next command takes the project as it is then.
+    assert "mine/parts.py has changed" in train(*words, cwd=project).err
+
+
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose model was edited after `runs/mine` was trained, and fits of seed 1 before and after the edit."""

@@ -28,7 +28,6 @@ from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.files import read_rows, replace
 from trainer_cli.fit_parts import RUN_JOBS
 from trainer_cli.metric_names import Mode
-from trainer_cli.origin import other_source
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.policy import BestRule
 from trainer_cli.processes import FrozenJob
@@ -124,6 +123,8 @@ class PairedRuns:
             if self._is_decided():
                 self._write_verdict()
                 return
+            a, b = (side.keep_submitted(self.folder / ".jobs") for side in self.sides)
+            self.sides = (a, b)
             if any(self._find_finished(side, 1) is None for side in self.sides):
                 # Here, before A is trained: B might be wrong.
                 for side in self.sides:
@@ -201,7 +202,9 @@ class PairedRuns:
                 if self._find_finished(side, seed) is None:
                     key, frozen = side.freeze(self.folder, seed)
                     self._prepare(side, RunDir(self.folder / key))
-                    yield FrozenJob(key, frozen, side.composed.overrides, side.processes, side.kept, self.metric)
+                    yield FrozenJob(
+                        key, frozen, side.composed.overrides, side.processes, side.kept, side.submitted, self.metric
+                    )
             self._complete(seed)
             if self._is_decided():
                 return
@@ -250,7 +253,7 @@ class PairedRuns:
                 continue
             is_same = (self.metric or pair.metric, self.mode or pair.mode) == (pair.metric, pair.mode)
             sources = (pair.a_source, pair.b_source)
-            if is_same and not any(map(_find_changes, self.sides, sources)):
+            if is_same and not any(map(Side.find_changes, self.sides, sources)):
                 self._pairs[pair.seed] = pair
 
     def _find_finished(self, side: Side, seed: int) -> RunDir | None:
@@ -266,7 +269,7 @@ class PairedRuns:
         ]
         for run in (*here, *elsewhere):
             is_finished = run.read_summary().get("status") == RunStatus.finished
-            if is_finished and not _find_changes(side, _source_of(run)):
+            if is_finished and not side.find_changes(_source_of(run)):
                 return run
         return None
 
@@ -276,7 +279,7 @@ class PairedRuns:
         # After that the run itself reports who uses its directory.
         while run.is_locked() and time.monotonic() < end:
             time.sleep(0.05)
-        if run.exists_as_run() and (changed := _find_changes(side, _source_of(run))):
+        if run.exists_as_run() and (changed := side.find_changes(_source_of(run))):
             moved = RunDir.describe_moved(run.move_to_trash())
             log.info("%s has changed: %s is trained again, and moved to %s", format_first([*changed]), run.path, moved)
 
@@ -291,11 +294,6 @@ class PairedRuns:
         if mode is None:
             raise UserError(f"--metric {metric}: its name does not say what is better", cure="Add --mode min.")
         return BestRule(metric, Mode(mode))
-
-
-def _find_changes(side: Side, source: Mapping[str, str]) -> Mapping[str, str]:
-    """The files of a run's source that differ from what a side trains with."""
-    return other_source(source, side.source_root)
 
 
 def _source_of(run: RunDir) -> Mapping[str, str]:

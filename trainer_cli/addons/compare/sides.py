@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.config import Composed, SearchPath, compose, diff, from_yaml, given_value, project_root
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.layout import in_runs
-from trainer_cli.origin import read_source_of
+from trainer_cli.origin import KeptSource, keep_project, other_source, read_source_of
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.running import refuse_no_optimizer
 from trainer_cli.runs import RunDir
@@ -37,6 +37,8 @@ class Side:
     """A run and its attempt whose kept source it trains with; None: that of the project."""
     source_root: Path = Path()
     """The folder of the project's files that it trains with."""
+    submitted: Path | None = None
+    """Where the source of the project is kept for its runs."""
 
     @property
     def digest(self) -> str:
@@ -48,6 +50,20 @@ class Side:
     def processes(self) -> int:
         """The number of processes of each of its runs."""
         return self.composed.config.parallel.processes_per_node or 1
+
+    def keep_submitted(self, folder: Path) -> Side:
+        """The same side, whose runs train with the project as it is now, whatever is edited meanwhile."""
+        if self.kept is not None:
+            return self
+        kept = keep_project(folder, self.composed.project_root, self.composed.config_dirs)
+        return self if kept is None else replace(self, submitted=kept, source_root=KeptSource.read(kept).root)
+
+    def find_changes(self, source: Mapping[str, str]) -> Mapping[str, str]:
+        """The files of a run's source that differ from what this side trains with."""
+        # What git ignores is not kept: it is imported from the project.
+        kept = {file for file in source if self.kept is not None or (self.source_root / file).is_file()}
+        roots = {file: self.source_root if file in kept else self.composed.project_root for file in source}
+        return {file: how for file, root in roots.items() for how in other_source({file: source[file]}, root).values()}
 
     def freeze(self, folder: Path, seed: int) -> tuple[str, str]:
         """The name of its run with a seed, and the frozen config of that run in a folder."""

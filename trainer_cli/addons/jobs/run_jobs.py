@@ -69,6 +69,7 @@ def run_jobs(
             held = [f"--hold={lock}" for lock in taken.locks]
             needed = [f"--metric={job.metric}"] if job.metric is not None else []
             kept = [f"--attempt={job.kept[1]}", f"--source={job.kept[0]}"] if job.kept is not None else []
+            kept += [f"--submitted={job.submitted}"] if job.submitted is not None else []
             command = own_command(["_job", *options, *held, *needed, *kept, str(file), *job.overrides])
             children.start(job.key, command, {**env, **taken.variables()})
 
