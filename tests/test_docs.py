@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ def test_an_experiment_is_chosen_by_its_name_alone_except_where_the_spelling_of_
 
 ANSWERS = " ".join((ROOT / "docs/faq.md").read_text(encoding="utf-8").split())
 _SETTING = r"[\w.+]+=[^\s`…]+"
+
+
+def test_the_answer_about_extras_names_each() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    answer = ANSWERS.split("**Which extras are there?**")[1].split(" A config that")[0]
+    assert {*re.findall(r"`([a-z0-9-]+)`", answer)} == {*extras} - {"dev"}
 
 
 @pytest.mark.parametrize("settings", sorted({*re.findall(rf"`({_SETTING}(?: {_SETTING})*)`", ANSWERS)}))

@@ -327,7 +327,9 @@ def test_each_step_is_replayed_with_the_source_of_its_own_attempt(project: Path)
 def test_source_of_others_is_run_only_if_it_is_trusted(project: Path, tmp_path: Path) -> None:
     expected = losses(validate(project))
     edit(project)
+    rows = (project / "runs/mine/validation/validation.jsonl").read_text()
     mine = losses(validate(project, "source=project"))
+    assert (project / "runs/mine/validation/validation.jsonl").read_text() == rows
     stranger = {"XDG_STATE_HOME": str(tmp_path / "stranger")}
     refused = validate(project, **stranger)
     assert losses(refused) == mine != expected
@@ -347,10 +349,14 @@ def test_source_of_others_is_run_only_if_it_is_trusted(project: Path, tmp_path: 
 def test_a_damaged_source_is_reported_and_not_run(project: Path) -> None:
     edit(project)
     mine = losses(validate(project, "source=project"))
+    shutil.rmtree(project / "runs/mine/validation-other-source")
     for file in (project / "runs/mine/source").rglob("net.py"):
         file.write_text("raise SystemExit('run')\n")
     done = validate(project)
     assert losses(done) == mine
+    # The run's own curve stays without it.
+    assert (project / "runs/mine/validation-other-source/validation.csv").is_file()
+    assert not (project / "runs/mine/validation").exists()
     assert re.search(r"the source kept in .* is damaged: files/mine/net.py is not what was kept; that of", done.err)
 
 

@@ -267,7 +267,9 @@ def test_a_finished_run_has_nothing_to_do(place: Path) -> None:
     did(place, *BASE)
     message = planned(place, *BASE)
     assert (message["does"], message["saves"], message["end"]) == ("nothing", [], None)
-    assert "a fit would do nothing" in train("plan", *BASE, cwd=place).out
+    done = train("plan", "--probe", *BASE, cwd=place)
+    assert "a fit would do nothing" in done.out
+    assert "nothing is probed, since nothing would be trained" in done.err
 
 
 def test_epochs_of_a_stream_can_be_reported_where_their_length_is(place: Path) -> None:

@@ -15,6 +15,7 @@ from trainer_cli.addons.jobs.sweep_table import (
     job_status,
     recorded_error,
     recording_error,
+    shorten_error,
     write_csv,
     write_failure,
 )
@@ -70,7 +71,8 @@ def test_a_job_that_fails_before_its_directory_is_there_reports_of_what(tmp_path
     assert stands(tmp_path, run) == ("failed", "exit code 2: one is wrong (here).")
     with pytest.raises(ValueError, match="x"), recording_error(frozen):
         raise ValueError("x" * 1000)
-    assert recorded_error(frozen) == "x" * 160 + "..."
+    assert recorded_error(frozen) == "x" * 1000
+    assert shorten_error("x" * 1000) == "x" * 160 + "..."
     with pytest.raises(KeyError), recording_error(frozen):
         raise KeyError
     assert recorded_error(frozen) == "KeyError"

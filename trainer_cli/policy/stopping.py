@@ -27,6 +27,8 @@ class Stop:
     """The settings of that callback's decision, from `Callback.end_rule`."""
     is_part: bool = False
     """Finished is only a part of the run: a later fit continues as if there had been no stop."""
+    comes_again: bool = False
+    """Not finished, and the same command would end here again."""
 
     @property
     def is_end(self) -> bool:

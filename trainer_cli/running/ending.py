@@ -97,12 +97,15 @@ def print_outcome(
     metrics: Mapping[str, float],
     best: Mapping[str, str] = MappingProxyType({}),
     naming_again: Callable[[str], str] = str,
+    *,
+    comes_again: bool = False,
 ) -> None:
     """Print how the run ended, where its files are, and the next commands.
 
     Args:
         best: rows about the best checkpoint.
         naming_again: see `Composed`.
+        comes_again: whether the same command would end here again.
     """
     rate = outcome.throughput.get("samples_per_s", 0.0)
     seconds = outcome.wall_time_s
@@ -137,7 +140,7 @@ def print_outcome(
         _print("\n  ".join(["next:", *commands]), wraps=False)
         if (again := naming_again(_AGAIN)) != _AGAIN:
             _print(f"from now on, give {again}: with anew, this run is moved away, too.")
-    else:
+    elif not comes_again:
         _print(naming_again("next: run the same command again to resume from here."))
     sys.stdout.flush()
 

@@ -532,7 +532,7 @@ def _train(
     # It is printed after the write: what is printed last must be true on the disk.
     if outcome is not None:
         best_rows = describe_best(composed, trainer, outcome.best_metrics)
-        print_outcome(run, outcome, result.metrics, best_rows, composed.naming_again)
+        print_outcome(run, outcome, result.metrics, best_rows, composed.naming_again, comes_again=result.comes_again)
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
 
 

@@ -137,6 +137,8 @@ def plan(
             else start_new(run, composed, read_only=True)
         )
         if isinstance(start, Done):
+            if probe is not None:
+                log.info("nothing is probed, since nothing would be trained")
             return _plan_nothing(run, start, step_time_s, between_failures_s)
         return _plan_training(composed, start, step_time_s, step_tokens, between_failures_s, probe)
 

@@ -30,7 +30,7 @@ from trainer_cli.files import as_path, is_url
 from trainer_cli.layout import CONFIG_FILE
 from trainer_cli.loads import LoadOptions
 from trainer_cli.messages import to_console
-from trainer_cli.origin import EvaluatedOrigin, naming_project, of_source, use_source_of
+from trainer_cli.origin import EvaluatedOrigin, naming_project, of_source, other_source, use_source_of
 from trainer_cli.running.results import Results
 from trainer_cli.runs import BestSettings, RunDir, ValidationRow
 from trainer_cli.schema import TrainConfig
@@ -246,7 +246,7 @@ class _Validation:
         for source, text, paths in groups:
             with naming_project(StoredCheckpoint(paths[0]).find_run(), self.settings["config_dir"]):
                 experiments.append(self._find_experiment(source, text))
-        if self.results is None:
+        if self.results is None and groups:
             # Imported here: it imports torch, which a wrong pattern need not wait for.
             from trainer_cli.running.reach import own_folder
 
@@ -255,7 +255,10 @@ class _Validation:
             for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
                 folder = experiment.composed.config.validate.folder
                 folders.append(own_folder("validate.folder", folder, experiment.composed.trust, run_or_place(paths[0])))
-            self._open_results(next(filter(None, folders), None) or _default_folder(selection.paths), configs)
+            # One process imports one source: that of the newest checkpoint, or another.
+            newest, root = StoredCheckpoint(groups[-1][2][-1]).manifest, experiments[-1].composed.project_root
+            end = "-other-source" if newest is not None and other_source(newest.source, root) else ""
+            self._open_results(next(filter(None, folders), f"{_default_folder(selection.paths)}{end}"), configs)
         self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
         for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
             with naming_project(StoredCheckpoint(paths[0]).find_run(), self.settings["config_dir"]):

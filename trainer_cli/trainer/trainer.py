@@ -328,7 +328,9 @@ class Trainer:
         # On every rank, whichever one it reached: the others would go on alone.
         if ctrl_c.came or stop.reason == CTRL_C:
             raise KeyboardInterrupt(f"stopped at step {self.progress.step}")
-        return FitResult(stop.finished, stop.reason, self.progress.step, self.loading.last_metrics(), stop.by)
+        return FitResult(
+            stop.finished, stop.reason, self.progress.step, self.loading.last_metrics(), stop.by, stop.comes_again
+        )
 
     def _prepare_loop(self, *, anew: bool) -> None:
         """Give the loop the state that this fit begins with, and drop the gradients of an earlier one."""

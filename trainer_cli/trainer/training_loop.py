@@ -49,6 +49,8 @@ class FitResult:
     """The last record; of a finished run that was resumed, those of its last checkpoint."""
     ended_by: str | None = None
     """The name of the callback that decided the end, if one did."""
+    comes_again: bool = False
+    """Whether the same fit would end here again, though the run is not finished."""
 
     def _repr_html_(self) -> str:
         """A table for a notebook."""

@@ -319,6 +319,8 @@ def test_a_run_that_fails_is_an_error_with_a_code_of_its_own(tmp_path: Path) -> 
     assert code == 65
     assert report["exit_code"] == 65
     assert report["error"].startswith("b-seed1 failed: ")
+    assert "`train bisect " in report["error"]
+    assert "..." not in report["error"]
     assert ".jobs/b-seed1.log. The same command goes on." in report["error"]
 
 

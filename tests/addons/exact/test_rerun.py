@@ -146,6 +146,7 @@ def test_the_first_difference_ends_it_and_the_code_is_named(project: Path) -> No
     done = rerun(project, "source=project")
     assert done.code == 1, done.err
     assert "not equal: step 1: train/loss is" in done.out
+    assert "next: run the same command again" not in done.out
     assert last_line(done) == "likely cause: the code is another: mine/layers.py"
     summary = json.loads((project / AGAIN / "summary.json").read_text())
     assert (summary["status"], summary["step"]) == ("stopped", 1)
@@ -218,6 +219,7 @@ def test_a_run_that_was_stopped_is_made_again_up_to_its_last_step(project: Path)
     done = rerun(project, run="runs/stopped")
     assert done.code == 0, done.out + done.err
     assert last_line(done) == "equal up to step 5: 5 records and 4 checkpoints"
+    assert "next: run the same command again" not in done.out
 
 
 def test_a_run_of_several_attempts_is_made_again_at_once(project: Path) -> None:
@@ -379,6 +381,7 @@ def test_a_stopped_rerun_says_how_far_it_is_equal(project: Path) -> None:
         done = rerun(project)
     assert done.code == 75, done.err
     assert last_line(done) == "equal up to step 4: 4 records and 3 checkpoints, so far"
+    assert "next: run the same command again" in done.out
 
 
 SHORT = (

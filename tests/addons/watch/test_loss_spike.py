@@ -119,6 +119,8 @@ def test_stop_ends_before_the_update_and_names_the_step(tmp_path: Path) -> None:
     assert caught.value.exit_code == 1
     assert "action=skip" in str(caught.value)
     assert "others" not in str(caught.value)
+    # The folder is no run, as is that of the steps that are replayed.
+    assert "train replay" not in str(caught.value)
     assert len(each.states) == 8
 
 
@@ -182,6 +184,18 @@ def test_a_loss_that_stays_high_is_no_spike_for_long(tmp_path: Path) -> None:
     spike = _spike("skip", max_times=99)
     _fit(tmp_path, spike, _plant(*places), settings={"max_duration": 40})
     assert 1 <= spike.times <= 8
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+def test_a_training_that_ends_before_half_the_window_says_so(
+    steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spike, plant = _spike("warn"), _plant((0, 4))
+    with caplog.at_level(logging.INFO, "trainer_cli"):
+        _fit(tmp_path, spike, plant, settings={"max_duration": steps})
+    said = "LossSpike acts after 4 losses, half of its window, and the training ends at step 4 before that"
+    assert (said in caplog.messages) is (steps == 4)
+    assert ("loss spike at step 5" in caplog.text) is (steps == 5)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -211,6 +212,9 @@ def test_the_stacks_of_a_step_that_does_not_end_are_in_the_log_and_the_run_goes_
     stall, end = _told(project)
     assert "mine/parts.py:" in stall
     assert " in pass_by" in stall
+    assert "rank" not in stall
+    facts, *_ = map(json.loads, (project / "facts").read_text().splitlines())
+    assert {*facts} == {"event", "run", "message", "step"}
     assert end.startswith("runs/a finished")
 
 
@@ -277,7 +281,9 @@ def test_a_stall_is_told_though_its_stacks_cannot_be_written(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("waits", "text"),
     [
-        ([False], "rank 0 is at f0; 0 wait for other ranks"),
+        ([False], "at f0"),
+        ([True], "at f0"),
+        ([None], "its stack could not be written"),
         ([True, False, True], "rank 1 is at f1; 2 wait for other ranks"),
         ([True, None], "rank 1 does not answer; 1 wait for other ranks"),
         ([True, True], "; 2 wait for other ranks"),
@@ -289,11 +295,12 @@ def test_those_for_whom_others_wait_are_named(waits: list[bool | None], text: st
 
 
 def test_a_lack_of_memory_names_the_largest_tensors(project: Path) -> None:
-    done = train("fit", "mine", "model._target_=mine.more.Huge", "model.width=4096", "name=a", cwd=project)
+    done = train("fit", "mine", "model._target_=mine.more.Huge", "model.width=262144", "name=a", cwd=project)
     assert done.code == 1
     assert "can't allocate memory" in done.err
     assert "the largest of " in done.err
-    assert "parameter hidden.weight (4096, 2) torch.float32 cpu" in done.err
+    assert "2.0 MiB  parameter hidden.weight (262144, 2) torch.float32 cpu" in done.err
+    assert "0.0 MiB" not in done.err
     rows = (project / "runs/a/out_of_memory.rank0.txt").read_text().splitlines()
     sizes = [float(row.split()[0].replace(",", "")) for row in rows]
     assert sizes == sorted(sizes, reverse=True)
@@ -312,6 +319,7 @@ def test_on_cuda_the_allocator_is_dumped_and_all_kinds_of_tensors_have_names(
     note_tensors(error, made, tmp_path)
     assert (tmp_path / "out_of_memory.rank0.pickle").read_text() == "snapshot"
     assert "memory_viz" in error.__notes__[0]
+    assert re.match(r"none of \d+ tensors that Python holds, as in .*, has 1 MiB\n", error.__notes__[0])
     rows = (tmp_path / "out_of_memory.rank0.txt").read_text()
     for name in ("parameter linear.weight", "gradient of linear.weight", "exp_avg of linear.weight in the optimizer"):
         assert f"  {name} (1, 2) torch.float32 cpu" in rows
@@ -367,6 +375,7 @@ def test_a_url_without_apprise_is_refused_before_step_1(project: Path) -> None:
         pytest.skip("apprise is there")
     done = train("fit", "mine", "name=a", "notify.url=json://localhost/", cwd=project)
     assert done.code == 2
+    assert done.err.count("this needs the package apprise, which is not installed") == 1
     assert 'pip install "trainer-cli[notify]"' in done.err
     assert not (project / "runs/a").exists()
 

@@ -98,6 +98,8 @@ class RerunObserver(Callback):
         if trainer.stop_request is None and occasion in (Occasion.pre_train, Occasion.step):
             # At the end that its config gives it stops by itself.
             if found is not None:
-                trainer.requests.stop_on_all(Stop("the rerun is not equal", finished=False))
+                trainer.requests.stop_on_all(Stop("the rerun is not equal", finished=False, comes_again=True))
             elif step >= self._last:
-                trainer.requests.stop_on_all(Stop(f"the run is made again up to step {step}", finished=False))
+                trainer.requests.stop_on_all(
+                    Stop(f"the run is made again up to step {step}", finished=False, comes_again=True)
+                )

@@ -44,6 +44,7 @@ from trainer_cli.addons.jobs.sweep_table import (
     best_jobs,
     job_status,
     recorded_error,
+    shorten_error,
     write_csv,
     write_failure,
 )
@@ -697,7 +698,7 @@ class Sweep:
         if code in (ExitCode.DONE, *_SAVED):
             self._report(job, as_sentence(self._row(job), settings_of(self.planned)))
             return
-        error = recorded_error(self._file(job, "yaml"))
+        error = shorten_error(recorded_error(self._file(job, "yaml")))
         write_failure(self._file(job, "failure"), code, job.run, error)
         output = self._file(job, "log")
         # The table at the end has the reasons of all jobs but those that are finished.

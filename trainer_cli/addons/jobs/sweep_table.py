@@ -127,11 +127,15 @@ def recording_error(frozen: Path) -> Iterator[None]:
 
 
 def recorded_error(frozen: Path) -> str:
-    """The error that `recording_error` wrote, shortened; empty without one."""
+    """The error that `recording_error` wrote; empty without one."""
     try:
-        text = frozen.with_suffix(f".{ERROR}").read_text("utf-8")
+        return frozen.with_suffix(f".{ERROR}").read_text("utf-8")
     except (OSError, ValueError):
         return ""
+
+
+def shorten_error(text: str) -> str:
+    """As much of an error as a table shows."""
     return text if len(text) <= _MAX_LETTERS else f"{text[:_MAX_LETTERS]}..."
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.parts import FAILED_STEP
+from trainer_cli.runs import RunDir
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer import Callback, Trainer
 
@@ -69,9 +70,16 @@ class LossSpike(Callback):
         """The step whose loss was compared: of many optimizers the first that is stepped decides for all."""
         self._goes_back = False
 
-    def on_train_start(self, *args: Any) -> None:
-        """Forget a step that an error has ended."""
+    def on_train_start(self, trainer: Trainer, *args: Any) -> None:
+        """Forget a step that an error has ended, and say if the training is too short for a limit."""
         self._losses.clear()
+        last = trainer.loop.last_step
+        known = len(self._before) + (last or 0) - trainer.progress.step - 1
+        if last is not None and 2 * known < self.window and trainer.strategy.group.is_main:
+            log.info(
+                "LossSpike acts after %d losses, half of its window, and the training ends at step %d before that",
+                math.ceil(self.window / 2), last,
+            )  # fmt: skip
 
     def on_before_backward(self, trainer: Trainer, model: Any, loss: Tensor) -> None:
         """Keep the loss on the device."""
@@ -142,6 +150,9 @@ def _describe_step(run: Path | None, step: int) -> str:
     describe = FAILED_STEP.find()
     # What is said of the spike must not be replaced by an error of the run's files.
     with suppress(TrainError, OSError):
-        if describe is not None and run is not None and (text := describe(run, step, step)):
+        # The folder of a replay is no run.
+        if describe is None or run is None or not RunDir(run).exists_as_run():
+            return ""
+        if text := describe(run, step, step):
             return f"{text} "
     return ""

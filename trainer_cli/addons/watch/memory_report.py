@@ -35,10 +35,11 @@ def note_tensors(error: BaseException, trainer: Trainer, run: Path) -> None:
                 size, before = rows.get(storage.data_ptr(), (storage.nbytes(), text))
                 rows[storage.data_ptr()] = size, before if name == "tensor" else text
     lines = [f"{size / 2**20:12,.1f} MiB  {text}" for size, text in sorted(rows.values(), reverse=True)]
-    path = run / f"out_of_memory.rank{trainer.strategy.group.rank}.txt"
-    note = "\n".join(
-        [f"the largest of {format_count(len(rows), 'tensor')} that Python holds, as in {path}:", *lines[:5]]
-    )
+    path, count = run / f"out_of_memory.rank{trainer.strategy.group.rank}.txt", format_count(len(rows), "tensor")
+    shown = lines[: min(5, sum(size >= 1 << 20 for size, _ in rows.values()))]
+    note = "\n".join([f"the largest of {count} that Python holds, as in {path}:", *shown])
+    if not shown:
+        note = f"none of {count} that Python holds, as in {path}, has 1 MiB"
     # The error of a disk must not take the place of this one.
     with suppress(OSError):
         path.write_text("\n".join(lines), encoding="utf-8")

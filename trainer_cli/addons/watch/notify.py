@@ -96,7 +96,9 @@ class Notifier:
                 raise OSError("notify.url did not accept it")
         # Nothing that a library or a program does may reach the training.
         except Exception as error:
-            log.warning("a message of notify was not sent: %s", error)
+            # What ended the fit is printed anyway.
+            level = logging.DEBUG if getattr(error, "what", str(error)) in message else logging.WARNING
+            log.log(level, "a message of notify was not sent: %s", error)
 
 
 def open_urls(urls: str) -> Any:

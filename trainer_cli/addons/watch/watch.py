@@ -149,10 +149,12 @@ def describe_main_thread() -> dict[str, Any]:
 
 
 def name_missing(reports: Sequence[dict[str, Any] | None]) -> str:
-    """The ranks for which others wait, by what each described; None: it has not answered."""
+    """The ranks for which others wait, by what each described; None: it has not answered. Of one rank, where it is."""
+    if len(reports) == 1:
+        return "its stack could not be written" if reports[0] is None else f"at {reports[0]['where']}"
     texts = [
         f"rank {rank} " + ("does not answer" if report is None else f"is at {report['where']}")
         for rank, report in enumerate(reports)
-        if len(reports) == 1 or report is None or not report["waits"]
+        if report is None or not report["waits"]
     ]
     return f"{', '.join(texts)}; {len(reports) - len(texts)} wait for other ranks"
