@@ -349,14 +349,23 @@ def test_source_of_others_is_run_only_if_it_is_trusted(project: Path, tmp_path: 
 def test_a_damaged_source_is_reported_and_not_run(project: Path) -> None:
     edit(project)
     mine = losses(validate(project, "source=project"))
-    shutil.rmtree(project / "runs/mine/validation-other-source")
+    shutil.rmtree(project / "runs/mine/other-source-validation")
     for file in (project / "runs/mine/source").rglob("net.py"):
         file.write_text("raise SystemExit('run')\n")
     done = validate(project)
     assert losses(done) == mine
     # The run's own curve stays without it.
-    assert (project / "runs/mine/validation-other-source/validation.csv").is_file()
-    assert not (project / "runs/mine/validation").exists()
+    run = project / "runs/mine"
+    [row] = map(json.loads, (run / "other-source-validation/validation.jsonl").read_text().splitlines())
+    assert not (run / "validation").exists()
+
+    def is_shown(path: str) -> bool:
+        assert train("report", path, "-o", "shown.html", cwd=project).code == 0
+        return f"{row['val/loss']:.6g}" in (project / "shown.html").read_text()
+
+    assert not any(map(is_shown, ("runs/mine", "runs")))
+    (run / "other-source-validation").rename(run / "validation")
+    assert is_shown("runs/mine")
     assert re.search(r"the source kept in .* is damaged: files/mine/net.py is not what was kept; that of", done.err)
 
 

@@ -257,8 +257,11 @@ class _Validation:
                 folders.append(own_folder("validate.folder", folder, experiment.composed.trust, run_or_place(paths[0])))
             # One process imports one source: that of the newest checkpoint, or another.
             newest, root = StoredCheckpoint(groups[-1][2][-1]).manifest, experiments[-1].composed.project_root
-            end = "-other-source" if newest is not None and other_source(newest.source, root) else ""
-            self._open_results(next(filter(None, folders), f"{_default_folder(selection.paths)}{end}"), configs)
+            default = _default_folder(selection.paths)
+            if newest is not None and other_source(newest.source, root):
+                # Not `validation-…`, which a report of the folder reads.
+                default = default.with_name(f"other-source-{default.name}")
+            self._open_results(next(filter(None, folders), default), configs)
         self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
         for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
             with naming_project(StoredCheckpoint(paths[0]).find_run(), self.settings["config_dir"]):
