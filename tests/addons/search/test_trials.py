@@ -63,9 +63,11 @@ def test_reasons_say_how_many_go_on_at_which_rung() -> None:
     trials = Trials(*ASHA, rows_of(NINE, {"i": 1}))
     assert (trials.choose() or {})["why"] == "the best 3 of 9 go on at 0.1dur"
     assert trials.why_paused("a") == "the best 3 of 9 go on at 0.1dur, not this one"
-    assert trials.why_paused("i") == "the best 0 of 1 go on at 0.3dur, not this one"
+    assert trials.why_paused("i") == "none of 1 goes on at 0.3dur yet"
     row = Trials(*ASHA, rows_of({"a": 3, "b": 1})).choose(is_idle=True)
     assert (row or {})["why"] == "the best of 2 goes on at 0.1dur: no other was left"
+    gone_on = Trials(*ASHA, rows_of({"a": 3, "b": 1}, {"b": 2}))
+    assert gone_on.why_paused("a") == "the best 1 of 2 go on at 0.1dur, not this one"
 
 
 def test_trials_are_given_to_a_draw_with_what_was_measured() -> None:
