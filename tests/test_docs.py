@@ -70,6 +70,8 @@ ANSWERS = " ".join((ROOT / "docs/faq.md").read_text(encoding="utf-8").split())
 _SETTING = r"[\w.+]+=[^\s`…]+"
 
 
+# The answer names an extra of these.
+@pytest.mark.addon("text")
 def test_the_answer_about_extras_names_each() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     answer = ANSWERS.split("**Which extras are there?**")[1].split(" A config that")[0]

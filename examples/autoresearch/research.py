@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("trials", type=int, help="the number of edits, with those of earlier calls")
     parser.add_argument("--propose", default=f"{shlex.quote(sys.executable)} propose.py", help="the command that edits")
     parser.add_argument("--budget", default="40steps", help="the length of each run")
-    parser.add_argument("--seeds", default="6", help="the most pairs of a comparison")
+    parser.add_argument("--seeds", default="12", help="the most pairs of a comparison")
     args = parser.parse_args()
     TRIALS.mkdir(exist_ok=True)
     best, run, depth = 0, "runs/trial-0", 0

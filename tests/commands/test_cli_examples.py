@@ -92,10 +92,10 @@ def test_an_example_can_be_run(
 
 
 def save_some(project: Path) -> None:
-    """The run `digits`, with checkpoints and results as an example names them, and two others."""
+    """The run `digits`, with checkpoints and results as an example names them, and three others."""
     from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 
-    for name in ("runs/digits", "runs/other", "runs/digits/sweep/lr=1"):
+    for name in ("runs/digits", "runs/other", "runs/digits/sweep/lr=1", "runs/compare/lr/a-seed1"):
         RunDir(project / name).create(f"run_dir: {name}\n", [], {"run_id": "digits"}).release()
     validated = {"checkpoint": "runs/digits/checkpoints/step180", "step": 180, "loader": "val", "val/loss": 1}
     (project / "runs/digits/validation").mkdir()

@@ -319,7 +319,8 @@ def test_on_cuda_the_allocator_is_dumped_and_all_kinds_of_tensors_have_names(
     note_tensors(error, made, tmp_path)
     assert (tmp_path / "out_of_memory.rank0.pickle").read_text() == "snapshot"
     assert "memory_viz" in error.__notes__[0]
-    assert re.match(r"none of \d+ tensors that Python holds, as in .*, has 1 MiB\n", error.__notes__[0])
+    # Other tests may have left large tensors.
+    assert all(float(size) >= 1 for size in re.findall(r"([\d.]+) MiB  ", error.__notes__[0]))
     rows = (tmp_path / "out_of_memory.rank0.txt").read_text()
     for name in ("parameter linear.weight", "gradient of linear.weight", "exp_avg of linear.weight in the optimizer"):
         assert f"  {name} (1, 2) torch.float32 cpu" in rows
