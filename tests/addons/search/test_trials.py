@@ -67,7 +67,7 @@ def test_reasons_say_how_many_go_on_at_which_rung() -> None:
     row = Trials(*ASHA, rows_of({"a": 3, "b": 1})).choose(is_idle=True)
     assert (row or {})["why"] == "the best of 2 goes on at 0.1dur: no other was left"
     gone_on = Trials(*ASHA, rows_of({"a": 3, "b": 1}, {"b": 2}))
-    assert gone_on.why_paused("a") == "the best 1 of 2 go on at 0.1dur, not this one"
+    assert gone_on.why_paused("a") == "the best of 2 goes on at 0.1dur, not this one"
 
 
 def test_trials_are_given_to_a_draw_with_what_was_measured() -> None:

@@ -80,11 +80,12 @@ class Trials:
         rung = self.aims[key]
         if rung == len(self.rungs) or key not in self._losses[rung]:
             return None
-        # The last one to be left goes on though there are too few.
-        gone_on = sum(self.aims[other] > rung for other in self._losses[rung])
-        if not gone_on and not self._count(rung):
-            return f"none of {len(self._losses[rung])} goes on at {self.rungs[rung]} yet"
-        return f"{self._describe(rung, gone_on)}, not this one"
+        if self._count(rung):
+            return f"{self._describe(rung)}, not this one"
+        at = f"of {len(self._losses[rung])} goes on at {self.rungs[rung]}"
+        # Of too few the best one goes on once nothing else is left.
+        has_gone_on = any(self.aims[other] > rung for other in self._losses[rung])
+        return f"the best {at}, not this one" if has_gone_on else f"none {at} yet"
 
     def list_trials(self) -> Iterator[Trial]:
         """The trials for the next draw."""
@@ -104,9 +105,9 @@ class Trials:
         losses = self._losses[rung]
         return sorted((key for key, loss in losses.items() if math.isfinite(loss)), key=losses.__getitem__)
 
-    def _describe(self, rung: int, fewest: int = 0) -> str:
+    def _describe(self, rung: int) -> str:
         count = len(self._losses[rung])
-        return f"the best {max(min(self._count(rung), count), fewest)} of {count} go on at {self.rungs[rung]}"
+        return f"the best {min(self._count(rung), count)} of {count} go on at {self.rungs[rung]}"
 
     def _go_on(self, key: str, why: str) -> Mapping[str, Any]:
         return {"event": "go on", "trial": key, "rung": self.aims[key] + 1, "why": why}
