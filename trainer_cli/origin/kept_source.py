@@ -15,6 +15,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
@@ -134,6 +135,10 @@ class KeptSource:
         digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
         folder = run.source_folder / digest
         if (folder / FACTS_FILE).is_file():
+            # A process that was killed after the rename has left its empty folder.
+            for left in run.source_folder.glob(f".{digest}.*"):
+                with suppress(OSError):
+                    left.rmdir()
             return digest
         content = {
             **asdict(facts),
