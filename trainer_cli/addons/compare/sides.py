@@ -61,9 +61,13 @@ class Side:
     def find_changes(self, source: Mapping[str, str]) -> Mapping[str, str]:
         """The files of a run's source that differ from what this side trains with."""
         # What git ignores is not kept: it is imported from the project.
-        kept = {file for file in source if self.kept is not None or (self.source_root / file).is_file()}
-        roots = {file: self.source_root if file in kept else self.composed.project_root for file in source}
-        return {file: how for file, root in roots.items() for how in other_source({file: source[file]}, root).values()}
+        kept = {
+            file: digest
+            for file, digest in source.items()
+            if self.kept is not None or (self.source_root / file).is_file()
+        }
+        others = {file: digest for file, digest in source.items() if file not in kept}
+        return {**other_source(kept, self.source_root), **other_source(others, self.composed.project_root)}
 
     def freeze(self, folder: Path, seed: int) -> tuple[str, str]:
         """The name of its run with a seed, and the frozen config of that run in a folder."""
