@@ -70,6 +70,39 @@ def test_a_training_that_fails_shows_its_error(empty_folder: Path) -> None:
     assert "--probe: the training failed, for the reason above" in done.err
 
 
+SLOW = """
+import time
+
+from trainer_cli import Callback
+
+
+class Slow(Callback):
+    def on_train_batch_start(self, *arguments):
+        time.sleep(0.3)
+
+
+class StopAtOnce(Callback):
+    def on_fit_start(self, trainer, *arguments):
+        trainer.stop("enough")
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+def test_a_run_whose_last_step_ends_a_stretch_is_probed(empty_folder: Path, steps: int) -> None:
+    empty_folder.joinpath("slow.py").write_text(SLOW)
+    duration = f"loop.max_duration={steps}"
+    times = probed(empty_folder, *SMALL, duration, "+callbacks.slow={_target_: slow.Slow}")["probed"]
+    assert times["steps"] == steps
+    assert times["step_s"] > 0.3
+
+
+def test_a_training_without_a_step_measures_nothing(empty_folder: Path) -> None:
+    empty_folder.joinpath("slow.py").write_text(SLOW)
+    done = train("plan", *SMALL, "+callbacks.stop={_target_: slow.StopAtOnce}", "--probe", cwd=empty_folder)
+    assert done.code == 2
+    assert "--probe: the training ended before its first step, and nothing could be measured" in done.err
+
+
 def test_a_sweep_is_not_probed(empty_folder: Path) -> None:
     done = train("plan", "-m", *SMALL, "seed=1,2", "--probe", cwd=empty_folder)
     assert (done.code, done.out) == (2, "")

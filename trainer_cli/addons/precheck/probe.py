@@ -64,8 +64,10 @@ class StepTimer(Callback):
     def on_fit_end(self, trainer: Trainer, *_: Any) -> None:
         import torch
 
-        # Of a short run every step counts.
-        marks = self._marks if len(self._marks) > _LEAST else [*self._marks, _mark(trainer)]
+        marks = self._marks
+        # Of a short run every step counts; its last one may have ended a stretch.
+        if len(marks) <= _LEAST and trainer.progress.step > marks[-1][0]:
+            marks = [*marks, _mark(trainer)]
         device_bytes = torch.cuda.max_memory_reserved(trainer.device) if trainer.device.type == "cuda" else None
         pauses = [(pauses.count, pauses.seconds) for pauses in trainer.metric_logger.pauses]
         if trainer.strategy.group.is_main:
@@ -103,7 +105,7 @@ def probe(composed: Composed, config_dir: Path | None) -> ProbedTimes:
     """Measure steps, an evaluation and a save of an experiment.
 
     Raises:
-        UserError: the training has failed; its message is printed.
+        UserError: the training has failed, and its message is printed; or it made no step.
     """
     show_status("measuring some steps …")
     with scratch_folder("train-probe-") as folder:
@@ -128,7 +130,10 @@ def probe(composed: Composed, config_dir: Path | None) -> ProbedTimes:
         if done.returncode not in (ExitCode.DONE, ExitCode.STOPPED_EARLY) or not measured.exists():
             print(done.stderr, file=sys.stderr, end="")
             raise UserError("--probe: the training failed, for the reason above")
-        return summarise(wall_s, *json.loads(measured.read_text("utf-8")))
+        steps, *times = json.loads(measured.read_text("utf-8"))
+        if not steps:
+            raise UserError("--probe: the training ended before its first step, and nothing could be measured")
+        return summarise(wall_s, steps, *times)
 
 
 def summarise(
