@@ -146,6 +146,68 @@ def test_a_run_is_compared_with_changes_of_it_and_by_another_metric(tmp_path: Pa
     assert report["pairs"][0]["difference"] == report["pairs"][0]["b"] - report["pairs"][0]["a"]
 
 
+def test_pairs_are_those_of_the_metric_that_the_command_asks_for(clear: tuple[Path, Result], tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(clear[0], project)
+    first = json.loads((folder_of(project) / "verdict.json").read_text())
+    for flags in (("--metric", "val/accuracy"), ("--metric", "val/accuracy", "--mode", "min"), ("--mode", "max"), ()):
+        code, report = compare(*CLEAR, *flags, *SHORT, cwd=project)
+        asked = dict(zip(flags[::2], flags[1::2], strict=True))
+        metric = asked.get("--metric", "val/loss")
+        mode = asked.get("--mode", "max" if metric == "val/accuracy" else "min")
+        assert (report["metric"], report["mode"]) == (metric, mode)
+        for pair in report["pairs"]:
+            for side in "ab":
+                values = [
+                    row[metric] for row in records(project / pair[f"{side}_run"] / "metrics.jsonl") if metric in row
+                ]
+                assert pair[side] == (min if mode == "min" else max)(values)
+    assert (code, report) == (clear[1].code, first)
+
+
+def test_a_name_that_has_other_configs_is_refused_and_keeps_its_pairs(
+    clear: tuple[Path, Result], tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(clear[0], project)
+    name = ("--name", folder_of(project).name)
+    before = {file: file.read_bytes() for file in folder_of(project).rglob("*") if file.is_file()}
+    longer = ("--budget", "45steps", *SHORT[2:])
+    for words in ((*CLEAR, *name, *longer), ("compare", "optimizer.lr=0.02", "optimizer.lr=0.03", *name, *SHORT)):
+        result = train_here(*words, cwd=project)
+        assert result.code == 66
+        assert f"{folder_of(project).relative_to(project)} compares other configs" in result.err
+        assert "help: Take another --name." in result.err
+    assert {file: file.read_bytes() for file in folder_of(project).rglob("*") if file.is_file()} == before
+
+
+def test_a_name_is_free_as_long_as_no_run_of_it_has_begun(tmp_path: Path) -> None:
+    words = ("compare", "digits_mlp", "optimizer.lr=1", "--name", "mine", "--seeds", "1")
+    assert train_here(*words, "--budget", "5s", cwd=tmp_path).code == 66
+    assert train_here(*words, "--budget", "6steps", "--", "loop.eval_interval=6", cwd=tmp_path).code == 3
+
+
+def test_a_paused_run_of_a_sweep_is_compared_at_its_whole_length(tmp_path: Path) -> None:
+    sweep = ("fit", "-m", "digits_mlp", "model.hidden=[8]", "loggers=jsonl", "sweep.prune=asha", "sweep.rungs=[6st]")
+    words = ("loop.max_duration=12", "loop.eval_interval=6", "optimizer.lr=1e-5,1e-3,1e-2")
+    assert train(*sweep, *words, cwd=tmp_path).code == 0
+    runs = {name: f"runs/digits_mlp/sweep/optimizer.lr={name}" for name in ("1e-05", "0.01")}
+    code, report = compare("compare", *runs.values(), "--seeds", "1", cwd=tmp_path)
+    assert (code, report["differs"]) == (3, {"optimizer.lr": {"a": 1e-05, "b": 0.01}})
+    # With the runs of other comparisons, not within the sweep.
+    assert Path(report["folder"]).parent == Path("runs/compare")
+    for side in "ab":
+        summary = json.loads((tmp_path / report["pairs"][0][f"{side}_run"] / "summary.json").read_text())
+        assert summary["step"] == 12
+
+
+def test_lengths_that_differ_are_both_named(tmp_path: Path) -> None:
+    common = ("--seeds", "1", "--", "digits_mlp", "model.hidden=[8]", "loop.eval_interval=3", "loggers=jsonl")
+    for a, b in (("loop.max_duration=6", "loop.max_duration=9"), ("loop.max_duration=6", "loop.hard_stop=9")):
+        code, report = compare("compare", a, b, *common, cwd=tmp_path)
+        assert (code, report["length"]) == (3, "6 and 9")
+
+
 def test_several_runs_at_a_time_give_the_same_records(clear: tuple[Path, Result], tmp_path: Path) -> None:
     project, alone = clear
     result = train_here(*CLEAR, "--jobs", "4", *SHORT, cwd=tmp_path)
@@ -345,6 +407,9 @@ MISTAKES = {
     "digits_mlp model.hidden=[8] --budgit 5": "--budget",
     "digits_mlp": "train compare needs",
     "digits_mlp digits -- digits": "an experiment of both is given, too",
+    "digits_mlp optimizer.lr=1 --name ../other": "--name is '../other'",
+    "digits_mlp optimizer.lr=1 --name a/b": "--name is 'a/b'",
+    "digits_mlp optimizer.lr=1 --name .hidden": "--name is '.hidden'",
     "'digits_mlp digits' optimizer.lr=1": "Write one experiment or run",
 }
 
@@ -368,6 +433,17 @@ def test_a_metric_that_nothing_measures_is_refused_before_the_first_step(tmp_pat
     result = train_here("compare", "digits_mlp", "optimizer.lr=1", "--metric", "val/odd", cwd=tmp_path)
     assert result.code == 66, result.err
     assert "--metric val/odd: its name does not say what is better" in result.err
+    assert "help: Add --mode min or --mode max." in result.err
+
+
+def test_a_run_whose_metric_is_never_finite_has_failed(clear: tuple[Path, Result], tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(clear[0], project)
+    file = folder_of(project) / "b-seed2/metrics.jsonl"
+    file.write_text(re.sub(r'"val/accuracy": [^,}]+', '"val/accuracy": NaN', file.read_text()))
+    code, report = compare(*CLEAR, "--metric", "val/accuracy", *SHORT, cwd=project)
+    assert (code, report["exit_code"]) == (65, 65)
+    assert report["error"].startswith(f"{file.parent.relative_to(project)} has no finite value of val/accuracy")
 
 
 def test_a_metric_that_nothing_measures_is_named_with_those_that_are(clear: tuple[Path, Result]) -> None:

@@ -58,8 +58,12 @@ def run(args: argparse.Namespace) -> int:
         or not (math.isfinite(args.margin) and args.margin >= 0)
     ):
         raise UserError("--seeds and --jobs must be at least 1, and --margin a number of at least 0")
+    if args.name is not None and not re.fullmatch(r"[^./-][^/]*", args.name):
+        cure = "Take a name of one folder, which begins with neither a dot nor a hyphen."
+        raise UserError(f"--name is {args.name!r}", where="--name", cure=cure)
     from trainer_cli.addons.compare.pairs import COMPARE_FOLDER, SPEC_FILE, PairedRuns
     from trainer_cli.addons.compare.sides import read_sides
+    from trainer_cli.layout import SWEEP_FOLDER
     from trainer_cli.messages import to_console
     from trainer_cli.runs import refuse_nested
     from trainer_cli.steps import Duration
@@ -72,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     a, b = sides
     name = args.name or _name(a.text, b.text, a.digest, b.digest)
     runs = Path(a.composed.config.run_dir).parent
-    # A may be a run of another comparison, such as the best so far.
-    runs = runs.parents[1] if (runs / SPEC_FILE).exists() else runs
+    # A may be a run of another comparison, such as the best so far, or of a sweep.
+    runs = runs.parents[1] if (runs / SPEC_FILE).exists() or runs.name == SWEEP_FOLDER else runs
     folder = runs / COMPARE_FOLDER / name
     refuse_nested(folder / "a-seed1")
     to_console(a.composed.config.logging.level)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -117,8 +118,7 @@ class PairedRuns:
         # One command at a time works on a comparison: two would start the same runs.
         with RunDir(self.folder).lock() as lock:
             lock.name_holder()
-            spec = {side.letter: {"text": side.text, "digest": side.digest} for side in self.sides}
-            write_json(self.folder / SPEC_FILE, spec)
+            self._write_spec()
             self._read_records()
             if self._is_decided():
                 self._write_verdict()
@@ -146,6 +146,25 @@ class PairedRuns:
             self.stopped = not self._is_decided() and (self.stopped or stopped is not None)
             self._write_verdict()
 
+    def _write_spec(self) -> None:
+        """Write what is compared, and remove the pairs of another metric.
+
+        Raises:
+            UserError: the folder has runs of other configs.
+        """
+        spec: dict[str, Any] = {side.letter: {"text": side.text, "digest": side.digest} for side in self.sides}
+        spec |= {"metric": self.metric, "mode": self.mode}
+        earlier = read_json(self.folder / SPEC_FILE) or spec
+        if any(earlier[side.letter]["digest"] != side.digest for side in self.sides) and (
+            (self.folder / _RECORDS).exists() or any(self.folder.glob("?-seed*/checkpoints/*"))
+        ):
+            raise UserError(f"{self.folder} compares other configs", where="--name", cure="Take another --name.")
+        if any(earlier.get(key) != spec[key] for key in ("metric", "mode")):
+            # First: after a kill the next command would take them for its own.
+            for name in (_RECORDS, VERDICT_FILE):
+                (self.folder / name).unlink(missing_ok=True)
+        write_json(self.folder / SPEC_FILE, spec)
+
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
         a, b = self.sides
@@ -163,7 +182,7 @@ class PairedRuns:
             "folder": str(self.folder),
             "a": a.text,
             "b": b.text,
-            "length": str(a.composed.config.loop.max_duration),
+            "length": " and ".join(dict.fromkeys([a.length, b.length])),
             "metric": decisive.metric,
             "mode": decisive.mode,
             "margin": self.margin,
@@ -245,15 +264,13 @@ class PairedRuns:
         log.info("seed %d: A %.4g, B %.4g; mean difference %.4g%s", seed, a, b, mean, known)
 
     def _read_records(self) -> None:
-        """Take the pairs that were recorded with the same metric, and of the present source."""
+        """Take the pairs that were recorded of the present source."""
         for row in read_rows(self.folder / _RECORDS):
             try:
                 pair = Pair(**row)
             except TypeError:
                 continue
-            is_same = (self.metric or pair.metric, self.mode or pair.mode) == (pair.metric, pair.mode)
-            sources = (pair.a_source, pair.b_source)
-            if is_same and not any(map(Side.find_changes, self.sides, sources)):
+            if not any(map(Side.find_changes, self.sides, (pair.a_source, pair.b_source))):
                 self._pairs[pair.seed] = pair
 
     def _find_finished(self, side: Side, seed: int) -> RunDir | None:
@@ -292,7 +309,9 @@ class PairedRuns:
             raise UserError("no metric of the runs decides which is better", cure=cure)
         mode = self.mode or (rule.mode if rule and rule.metric == metric else settings.mode_of(metric))
         if mode is None:
-            raise UserError(f"--metric {metric}: its name does not say what is better", cure="Add --mode min.")
+            raise UserError(
+                f"--metric {metric}: its name does not say what is better", cure="Add --mode min or --mode max."
+            )
         return BestRule(metric, Mode(mode))
 
 
@@ -306,11 +325,17 @@ def _read_value(run: RunDir, rule: BestRule) -> float:
     """The best value of the metric in a run.
 
     Raises:
-        UserError: it has none.
+        UserError: it was not measured.
+        TrainError: it was never finite.
     """
     rows: Sequence[Mapping[str, Any]] = read_rows(run.metrics_file)
     measured = [row.get(rule.metric) for row in rows]
     values = [float(value) for value in measured if isinstance(value, int | float) and math.isfinite(value)]
+    if not values and any(value is not None for value in measured):
+        raise TrainError(
+            f"{run.path} has no finite value of {rule.metric}",
+            cure=f"`train tail {shlex.quote(str(run.path))}` shows its values.",
+        )
     if not values:
         names = {name for row in rows for name in row} - {"step", "epoch", "time"}
         cure = did_you_mean(rule.metric, names).strip() or f"Measured: {format_first(sorted(names))}."

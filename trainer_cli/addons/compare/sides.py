@@ -47,6 +47,12 @@ class Side:
         return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:12]
 
     @property
+    def length(self) -> str:
+        """How long its runs are."""
+        loop = self.composed.config.loop
+        return str(loop.max_duration if loop.hard_stop is None else loop.hard_stop)
+
+    @property
     def processes(self) -> int:
         """The number of processes of each of its runs."""
         return self.composed.config.parallel.processes_per_node or 1
@@ -176,6 +182,9 @@ class _Words:
         # Two runs must not save in one folder, and trials are not copied.
         values: dict[str, Any] = {"checkpoint.folder": None, "checkpoint.copy_to.folder": None, "resume": "auto"}
         values |= {} if budget is None else {"loop.max_duration": budget}
+        if isinstance(base, Path) and given_value(overrides, "loop.hard_stop") is None:
+            # A sweep has paused the run there.
+            values["loop.hard_stop"] = None
         composed = composed.with_values(values)
         refuse_no_optimizer(composed)
         if source is None or not isinstance(base, Path):
