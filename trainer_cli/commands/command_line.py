@@ -286,6 +286,8 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as stop:
         # argparse raises it after --help.
         return _exit_code(stop.code)
+    # For a child process that does the same, and ends with this one.
+    parsed.as_child = [word, "--supervised", *words]
     _name_levels()
     return _exit_code(module.run(parsed))
 

@@ -113,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
                 hook.expect(composed.config)
         return composed
 
-    child = ["fit", *_child_arguments(args)]
+    # The summary is printed once.
+    child = [word for word in args.as_child if word != "--json"]
     with ExitStack() as stack:
         for hook in hooks:
             stack.enter_context(hook)
@@ -139,16 +140,6 @@ def _sweep(args: argparse.Namespace) -> int:
         per_device=args.jobs_per_device,
         submit=args.submit or (),
     )
-
-
-def _child_arguments(args: argparse.Namespace) -> list[str]:
-    """The arguments of the supervised child process."""
-    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name, "--submitted": args.submitted}
-    settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    switches = [
-        flag for flag, is_set in (("--allow-pickle", args.allow_pickle), ("--no-replay", args.no_replay)) if is_set
-    ]
-    return [*args.overrides, *settings, *switches, "--supervised"]
 
 
 def describe_replaced_options(arguments: Sequence[str]) -> Iterator[str]:

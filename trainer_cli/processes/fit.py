@@ -150,7 +150,7 @@ def fit_in_processes(
         compose: composes the config; called once, on rank 0.
         again: arguments of `train` with which a child process does the same; it ends with this process.
         supervised: this process is such a child.
-        takes_source: `again` may end with `--submitted=FOLDER`, the source that all attempts are trained by.
+        takes_source: `again` may have `--submitted=FOLDER`, the source that all attempts are trained by.
         observe: makes what is entered around the training, in each process that trains.
     """
 
@@ -202,7 +202,8 @@ def _fit_in_processes(
         setting = f"parallel.processes_per_node={processes}" if processes > 1 else f"restarts.max={config.restarts.max}"
         with ExitStack() as stack:
             if takes_source and config.restarts.max > 0 and not supervised:
-                again = [*again, *_keep_submitted(composed, again, stack)]
+                verb, *words = again
+                again = [verb, *_keep_submitted(composed, words, stack), *words]
             return FIT_IN_CHILDREN.need(setting)(config, again, supervised=supervised)
     if config.parallel.strategy != "single" and (tasks := tasks_without_srun(os.environ)) is not None:
         print(
@@ -221,9 +222,9 @@ def _fit_in_processes(
     return fit(composed, ALONE)
 
 
-def _keep_submitted(composed: Composed, again: Sequence[str], stack: ExitStack) -> list[str]:
+def _keep_submitted(composed: Composed, words: Sequence[str], stack: ExitStack) -> list[str]:
     """The flag by which all attempts are trained by the source of the first; it is kept until `stack` is closed."""
-    if composed.config.source == "project" or any(word.startswith("--submitted") for word in again):
+    if composed.config.source == "project" or any(word.startswith("--submitted") for word in words):
         return []
     folder = stack.enter_context(scratch_folder("train-submitted-"))
     kept = keep_project(folder, composed.project_root, composed.config_dirs)

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--pdb is for runs of one process, and {args.run_dir} had {processes}")
     if processes > 1:
         launch_ranks = LAUNCH_RANKS.need(f"the replay of a run of {processes} processes")
-        return launch_ranks(["replay", *_list_child_arguments(args)], processes)
+        return launch_ranks(args.as_child, processes)
     if composed.config.parallel.strategy == "fsdp":
         # One process needs a group, too.
         return run_as_rank(lambda: composed, work)
@@ -313,13 +313,3 @@ def _as_dict(
         "states": replayed.states,
         "kept": replayed.kept,
     }
-
-
-def _list_child_arguments(args: argparse.Namespace) -> list[str]:
-    """The command line of each of several processes."""
-    words = [str(args.run_dir), args.steps, *args.overrides, "--supervised"]
-    for name in ("config_dir", "config_name", "keep", "json", "quiet", "per_sample", "digests"):
-        value = getattr(args, name)
-        if value is not None and value is not False:
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return words

@@ -58,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
         return RerunObserver(rerun, group)
 
-    words = ["rerun", str(args.run_dir), "-o", str(args.output), *args.overrides, "--supervised"]
-    code = fit_in_processes(compose, words, supervised=args.supervised, observe=observe)
+    code = fit_in_processes(compose, args.as_child, supervised=args.supervised, observe=observe)
     if args.supervised or rerun is None or code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY):
         return code
     original = rerun.original

@@ -91,14 +91,11 @@ def run(args: argparse.Namespace) -> int:
     """Fit with the config in the file; a rank stops when the process that started it ends."""
     if args.supervised:
         stop_with_parent()
-    child = [*_child_words(args.file, args.config_dir), "--supervised"]
     return fit_in_processes(
-        lambda: Composed.thaw(Path(args.file), (), config_dir=args.config_dir), child, supervised=args.supervised
+        lambda: Composed.thaw(Path(args.file), (), config_dir=args.config_dir),
+        args.as_child,
+        supervised=args.supervised,
     )
-
-
-def _child_words(file: str, config_dir: Path | None) -> list[str]:
-    return ["_probe", file, *([] if config_dir is None else ["--config-dir", str(config_dir)])]
 
 
 def probe(composed: Composed, config_dir: Path | None) -> ProbedTimes:
@@ -122,7 +119,8 @@ def probe(composed: Composed, config_dir: Path | None) -> ProbedTimes:
             "logging.console": "off",
         }
         file.write_text(composed.with_values(changes).freeze("run"), "utf-8")
-        command, began = own_command(_child_words(str(file), config_dir)), time.monotonic()
+        flags = [] if config_dir is None else ["--config-dir", str(config_dir)]
+        command, began = own_command(["_probe", str(file), *flags]), time.monotonic()
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=drop_ranks(os.environ)
         )
