@@ -8,15 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faked import FAKE, attempts, fake, message
+from faked import FAKE, attempts, fake, message, run_faked
 
 from trainer_cli.addons.jobs import submit as module
 from trainer_cli.addons.jobs.submit import CLUSTERS, Submitted, check_names, known_parameters, read_submission
-from trainer_cli.addons.jobs.sweep import Planned, Sweep
+from trainer_cli.addons.jobs.sweep import Sweep
 from trainer_cli.commands.command_line import main
 from trainer_cli.commands.complete import SUBMIT
 from trainer_cli.errors import ExitCode, UserError
@@ -84,13 +84,9 @@ def script(file: Path, text: str) -> None:
 def swept(*submit: str, **behaviour: str) -> ExitCode:
     """Run a sweep of such jobs, all at a time."""
     planned = fake(**behaviour)
-    behaviours = {one.job.key: what for one, what in planned}
-
-    def command(one: Planned, frozen: Path, _locks: Sequence[Path]) -> Sequence[str]:
-        return [sys.executable, "fake.py", str(one.run.path), behaviours[one.job.key]]
-
     jobs = Submitted(read_submission(submit), Path("runs/x/sweep"))
-    return ExitCode(Sweep([one for one, _ in planned], command, len(planned), None, jobs).run())
+    run_faked(jobs, planned)
+    return ExitCode(Sweep([one for one, _ in planned], None, None, len(planned), None, jobs).run())
 
 
 def until(reached: Callable[[], bool]) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from faked import FAKE, attempts, fake, message
+from faked import FAKE, attempts, fake, message, run_faked
 
 from trainer_cli.addons.jobs.run_jobs import job_file
 from trainer_cli.addons.jobs.supervise import Children
-from trainer_cli.addons.jobs.sweep import Planned, Sweep, exit_code, folder_of, plan_jobs
+from trainer_cli.addons.jobs.sweep import Sweep, exit_code, folder_of, plan_jobs
 from trainer_cli.commands.command_line import main
 from trainer_cli.errors import Code, ConfigError, ExitCode, RunDirectoryError
 from trainer_cli.runs.run_dir import RunDir, write_json
@@ -27,18 +26,15 @@ def _empty(empty_folder: Path) -> None:
 def swept(at_once: int = 1, **behaviour: str) -> ExitCode:
     """Run a sweep of such jobs."""
     planned = fake(**behaviour)
-    behaviours = {one.job.key: what for one, what in planned}
-
-    def command(one: Planned, frozen: Path, _locks: Sequence[Path]) -> Sequence[str]:
-        assert frozen.read_text() == one.frozen
-        return [sys.executable, "fake.py", str(one.run.path), behaviours[one.job.key]]
 
     def log_of(key: str) -> Path:
         return job_file(Path("runs/x/sweep"), key, "log")
 
+    children = Children(log_of)
+    run_faked(children, planned)
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     try:
-        return ExitCode(Sweep([one for one, _ in planned], command, at_once, 7, Children(log_of)).run())
+        return ExitCode(Sweep([one for one, _ in planned], None, None, at_once, 7, children).run())
     finally:
         del os.environ["PYTHONPATH"]
 

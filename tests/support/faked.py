@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainer_cli.addons.jobs.submit import Submitted
+from trainer_cli.addons.jobs.supervise import Children
 from trainer_cli.addons.jobs.sweep import Planned
 from trainer_cli.addons.jobs.sweep_jobs import Job
 from trainer_cli.runs.run_dir import RunDir
@@ -57,6 +61,18 @@ def fake(**behaviour: str) -> list[tuple[Planned, str]]:
         (Planned(Job(name, (), {"job": name}), RunDir(f"runs/x/sweep/{name}"), Path("runs/x"), "", False, "info"), what)
         for name, what in behaviour.items()
     ]
+
+
+def run_faked(children: Children | Submitted, planned: Sequence[tuple[Planned, str]]) -> None:
+    """Have the children run the fake, in place of a training by a frozen config."""
+    start, jobs = children.start, {job.key: (job, what) for job, what in planned}
+
+    def start_fake(name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+        job, what = jobs[name]
+        assert Path(command[-1]).read_text() == job.frozen
+        start(name, [sys.executable, "fake.py", str(job.run.path), what], env)
+
+    children.start = start_fake  # type: ignore[method-assign]
 
 
 def message() -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from trainer_cli.checkpoint import (
     errors_of_save,
     make_sync_checkpointer,
 )
+from trainer_cli.environment import usable_cores
 from trainer_cli.errors import ConfigError, SaveError, without_secrets
 from trainer_cli.files import is_gone
 from trainer_cli.format import new_format
@@ -403,5 +403,4 @@ def saves_in_background(save_async: bool | None) -> bool:
     """Whether saves are written in the background: as configured, else if more than one CPU is usable."""
     if save_async is not None:
         return save_async
-    cpu_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cpu_count > 1
+    return usable_cores() > 1

@@ -108,9 +108,13 @@ def digest_source(content: bytes) -> str:
     return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]
 
 
-def other_source(source: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Source files of a checkpoint that differ in this project -> `changed` or `not there`."""
-    digests = {file: _digest_file(root / file) for file in source}
+def other_source(source: Mapping[str, str], *roots: Path) -> dict[str, str]:
+    """Source files of a checkpoint that differ in this project -> `changed` or `not there`.
+
+    Args:
+        roots: folders of the project, of which the first that has a file counts.
+    """
+    digests = {file: next(filter(None, (_digest_file(root / file) for root in roots)), None) for file in source}
     differing = {file: digest for file, digest in digests.items() if digest != source[file]}
     return {file: "not there" if digest is None else "changed" for file, digest in differing.items()}
 

@@ -81,7 +81,12 @@ class KeptSource:
     @property
     def root(self) -> Path:
         """The folder of its files, as that of the project."""
-        return self.folder / FILES_FOLDER
+        return self.files_in(self.folder)
+
+    @staticmethod
+    def files_in(folder: Path) -> Path:
+        """`root` of the source that is kept in a folder."""
+        return folder / FILES_FOLDER
 
     @classmethod
     def of_attempt(cls, run: RunDir, attempt: int) -> KeptSource | None:

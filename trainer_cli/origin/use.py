@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -82,21 +82,19 @@ def use_kept_source(run: RunDir, attempt: int, overrides: Sequence[str], config_
     if is_decided:
         report_source(f"attempt {attempt} of {run.path}", differing)
         return
-    has_project = any(how == "changed" for how in differing.values()) or len(differing) < len(source.files)
+    has_project = _has_project(source, differing)
     if not source.is_own and not _names(overrides, "trust", SOURCE):
         _refuse_foreign(source, differing, has_project=has_project)
         return
-    recorded = Path(source.facts.project_root)
-    if _use(source, project, recorded if not has_project and recorded.is_dir() else project) and differing:
+    if _use(source, project, differing) and differing:
         log.warning(
             "%s (%s): here %s; source=project takes what is here",
             USED, run.path, f"differs {name_files(differing)}" if has_project else f"in {project} is none",
         )  # fmt: skip
 
 
-def read_source_of(run: RunDir, overrides: Sequence[str], project: Path) -> tuple[KeptSource, int] | None:
-    """The source that the last attempt of a run keeps, and the number of that attempt, for a process that trains with
-    it; None if it has none, or overrides choose that of the project.
+def read_source_of(run: RunDir, overrides: Sequence[str], project: Path) -> KeptSource | None:
+    """The source that the last attempt of a run keeps; None if it has none, or overrides choose that of the project.
 
     Raises:
         DamagedSourceError: it is not what was written.
@@ -104,14 +102,14 @@ def read_source_of(run: RunDir, overrides: Sequence[str], project: Path) -> tupl
     """
     attempt = run.attempts[-1].get("attempt") if run.attempts and not of_project(overrides) else None
     source = None if attempt is None else KeptSource.of_attempt(run, attempt)
-    if source is None or attempt is None or not source.files:
+    if source is None or not source.files:
         return None
     if not source.is_own and not _names(overrides, "trust", SOURCE):
         differing = source.find_differences(project)
         if not differing:
             return None
         _refuse_foreign(source, differing, has_project=False)
-    return source, attempt
+    return source
 
 
 def use_submitted(folder: Path, config_dir: Path | None) -> None:
@@ -124,7 +122,7 @@ def use_submitted(folder: Path, config_dir: Path | None) -> None:
     """
     project, source = project_root(config_dir, Path.cwd()), KeptSource.read(folder)
     differing = source.find_differences(project)
-    if _use(source, project, project) and differing:
+    if _use(source, project, differing) and differing:
         log.warning("%s: here differs %s; source=project takes what is here", SUBMITTED, name_files(differing))
 
 
@@ -135,16 +133,24 @@ def share_source(composed: Composed, group: ProcessGroup) -> Composed:
     root = composed.project_root
     project, folder = group.on_main(lambda: (find_project(root), _decided.get(find_project(root))))
     if folder is not None and in_view(project) == project:
-        _use(KeptSource.read(folder), project, project)
+        source = KeptSource.read(folder)
+        _use(source, project, source.find_differences(project))
     return composed._replace(project_root=in_view(project))
 
 
-def _use(source: KeptSource, project: Path, beside: Path) -> bool:
+def _has_project(source: KeptSource, differing: Mapping[str, str]) -> bool:
+    """Whether a project has a file of the source, by what differs there."""
+    return any(how == "changed" for how in differing.values()) or len(differing) < len(source.files)
+
+
+def _use(source: KeptSource, project: Path, differing: Mapping[str, str]) -> bool:
     """Import a project from a source. Returns whether this process has made the view, not one that has started it."""
     _decided[project] = source.folder
     is_new = not _join_view(source, project)
     if is_new:
-        _make_view(source, project, beside)
+        recorded = Path(source.facts.project_root)
+        is_elsewhere = not _has_project(source, differing) and recorded.is_dir()
+        _make_view(source, project, recorded if is_elsewhere else project)
     return is_new
 
 

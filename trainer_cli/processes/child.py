@@ -26,12 +26,12 @@ class FrozenJob(NamedTuple):
     overrides: Sequence[str] = ()
     processes: int = 1
     """The number of processes that train."""
-    kept: tuple[Path, int] | None = None
-    """A run and its attempt whose kept source is trained with, instead of that of the project."""
     submitted: Path | None = None
-    """Where `keep_project` has kept the source of the project, which is trained with whatever is edited meanwhile."""
+    """A kept source, which is trained with whatever is edited meanwhile; None: that of the project."""
     metric: str | None = None
     """A metric that must be reported: without it the fit is refused before its first step."""
+    until: str | None = None
+    """The length at which it pauses."""
 
 
 def own_command(arguments: Sequence[str]) -> list[str]:

@@ -123,8 +123,6 @@ class PairedRuns:
             if self._is_decided():
                 self._write_verdict()
                 return
-            a, b = (side.keep_submitted(self.folder / ".jobs") for side in self.sides)
-            self.sides = (a, b)
             if any(self._find_finished(side, 1) is None for side in self.sides):
                 # Here, before A is trained: B might be wrong.
                 for side in self.sides:
@@ -133,6 +131,8 @@ class PairedRuns:
                         side.composed.check_targets()
                 if self.metric is not None:
                     self._find_rule([self.metric])
+            a, b = (side.keep_submitted(self.folder / ".jobs") for side in self.sides)
+            self.sides = (a, b)
             stopped = RUN_JOBS.need("train compare")(
                 self.folder,
                 self._queue(),
@@ -221,9 +221,7 @@ class PairedRuns:
                 if self._find_finished(side, seed) is None:
                     key, frozen = side.freeze(self.folder, seed)
                     self._prepare(side, RunDir(self.folder / key))
-                    yield FrozenJob(
-                        key, frozen, side.composed.overrides, side.processes, side.kept, side.submitted, self.metric
-                    )
+                    yield FrozenJob(key, frozen, side.composed.overrides, side.processes, side.kept, self.metric)
             self._complete(seed)
             if self._is_decided():
                 return

@@ -33,12 +33,8 @@ class Side:
     letter: str
     text: str
     composed: Composed
-    kept: tuple[Path, int] | None = None
-    """A run and its attempt whose kept source it trains with; None: that of the project."""
-    source_root: Path = Path()
-    """The folder of the project's files that it trains with."""
-    submitted: Path | None = None
-    """Where the source of the project is kept for its runs."""
+    kept: Path | None = None
+    """The kept source that its runs train with; None: the project as it is."""
 
     @property
     def digest(self) -> str:
@@ -59,21 +55,14 @@ class Side:
 
     def keep_submitted(self, folder: Path) -> Side:
         """The same side, whose runs train with the project as it is now, whatever is edited meanwhile."""
-        if self.kept is not None:
-            return self
-        kept = keep_project(folder, self.composed.project_root, self.composed.config_dirs)
-        return self if kept is None else replace(self, submitted=kept, source_root=KeptSource.read(kept).root)
+        kept = self.kept or keep_project(folder, self.composed.project_root, self.composed.config_dirs)
+        return replace(self, kept=kept)
 
     def find_changes(self, source: Mapping[str, str]) -> Mapping[str, str]:
         """The files of a run's source that differ from what this side trains with."""
+        kept = [] if self.kept is None else [KeptSource.files_in(self.kept)]
         # What git ignores is not kept: it is imported from the project.
-        kept = {
-            file: digest
-            for file, digest in source.items()
-            if self.kept is not None or (self.source_root / file).is_file()
-        }
-        others = {file: digest for file, digest in source.items() if file not in kept}
-        return {**other_source(kept, self.source_root), **other_source(others, self.composed.project_root)}
+        return other_source(source, *kept, self.composed.project_root)
 
     def freeze(self, folder: Path, seed: int) -> tuple[str, str]:
         """The name of its run with a seed, and the frozen config of that run in a folder."""
@@ -168,7 +157,7 @@ class _Words:
             stored = run.config_file.read_text("utf-8")
             # Its classes may no longer be in the project. The config is signed with the source, unless it was changed
             # since, as by a longer duration.
-            trusted = source is not None and source[0].is_own and source[0].config == stored
+            trusted = source is not None and source.is_own and source.config == stored
             composed = from_yaml(run.config_file, overrides, config_dir=config_dir, trusted=trusted)
         else:
             experiment = [f"{_EXPERIMENT}={base}"] if base is not None else []
@@ -187,9 +176,7 @@ class _Words:
             values["loop.hard_stop"] = None
         composed = composed.with_values(values)
         refuse_no_optimizer(composed)
-        if source is None or not isinstance(base, Path):
-            return Side(self.letter, self.text, composed, source_root=composed.project_root)
-        return Side(self.letter, self.text, composed, (base, source[1]), source[0].root)
+        return Side(self.letter, self.text, composed, None if source is None else source.folder)
 
 
 def find_differences(a: Side, b: Side) -> Mapping[str, tuple[Any, Any]]:

@@ -21,8 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--hold", type=Path, action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--metric", help=argparse.SUPPRESS)
-    parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--attempt", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", help=argparse.SUPPRESS)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--submitted", type=Path, help=argparse.SUPPRESS)
@@ -42,12 +40,9 @@ def run(args: argparse.Namespace) -> int:
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.
         from trainer_cli.fit_parts import AT_END
-        from trainer_cli.origin import use_kept_source, use_submitted
+        from trainer_cli.origin import use_submitted
         from trainer_cli.processes import fit_in_processes, provide_fork
-        from trainer_cli.runs import RunDir
 
-        if args.source is not None:
-            use_kept_source(RunDir(args.source), args.attempt, args.overrides, args.config_dir)
         if args.submitted is not None:
             use_submitted(args.submitted, args.config_dir)
         hooks = [make_hook() for make_hook in AT_END.each()]
@@ -70,13 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
             return NeededMetric(args.metric)
 
-        flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
-        flags += [f"--hold={file}" for file in args.hold]
-        names = ("metric", "source", "attempt", "until", "submitted")
-        given = {f"--{name}": getattr(args, name) for name in names}
-        flags += [f"{flag}={value}" for flag, value in given.items() if value is not None]
-        child = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
         with ExitStack() as stack:
             for hook in hooks:
                 stack.enter_context(hook)
-            return fit_in_processes(compose, child, supervised=args.supervised, takes_source=True, observe=observe)
+            return fit_in_processes(
+                compose, args.as_child, supervised=args.supervised, takes_source=True, observe=observe
+            )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from trainer_cli.addons.jobs.devices import Devices, Taken, share_devices
 from trainer_cli.addons.jobs.supervise import Children
-from trainer_cli.addons.jobs.sweep_table import ERROR, recorded_error
+from trainer_cli.addons.jobs.sweep_table import ERROR, FAILURE, recorded_error
+from trainer_cli.environment import usable_cores
 from trainer_cli.errors import ExitCode
 from trainer_cli.files import replace
 from trainer_cli.processes import FrozenJob, own_command
@@ -58,20 +59,11 @@ def run_jobs(
     """
     given, at_once = share_devices(users, devices, per_device, at_once)
     RunDir.make_directory(folder / ".jobs")
-    options = ["--config-dir", str(config_dir)] if config_dir is not None else []
-    env = job_environment(at_once, count_cores(), processes=max(count for _, count in users))
+    env = job_environment(at_once, usable_cores(), processes=max(count for _, count in users))
     with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
 
         def start(job: FrozenJob, taken: Taken) -> None:
-            file = job_file(folder, job.key, "yaml")
-            replace(file, [job.frozen.encode()])
-            file.with_suffix(f".{ERROR}").unlink(missing_ok=True)
-            held = [f"--hold={lock}" for lock in taken.locks]
-            needed = [f"--metric={job.metric}"] if job.metric is not None else []
-            kept = [f"--attempt={job.kept[1]}", f"--source={job.kept[0]}"] if job.kept is not None else []
-            kept += [f"--submitted={job.submitted}"] if job.submitted is not None else []
-            command = own_command(["_job", *options, *held, *needed, *kept, str(file), *job.overrides])
-            children.start(job.key, command, {**env, **taken.variables()})
+            start_job(children, folder, job, taken, env, config_dir)
 
         def end(key: str, code: int) -> bool:
             return on_ended(key, code, recorded_error(job_file(folder, key, "yaml")))
@@ -83,6 +75,28 @@ def run_jobs(
                 children.kill()
                 raise
             return signals.stop_request
+
+
+def start_job(
+    children: Children | Submitted,
+    folder: Path,
+    job: FrozenJob,
+    taken: Taken,
+    env: Mapping[str, str],
+    config_dir: Path | None,
+) -> None:
+    """Write the config of a job, and start it."""
+    file = job_file(folder, job.key, "yaml")
+    # As it was when the job was planned: one that starts hours later must not see an edit of the configs.
+    replace(file, [job.frozen.encode()])
+    # The files of an earlier command.
+    for suffix in (FAILURE, ERROR):
+        job_file(folder, job.key, suffix).unlink(missing_ok=True)
+    flags = {"config-dir": config_dir, "metric": job.metric, "until": job.until, "submitted": job.submitted}
+    words = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    words += [f"--hold={lock}" for lock in taken.locks]
+    command = own_command(["_job", *words, str(file), *job.overrides])
+    children.start(job.key, command, {**env, **taken.variables()})
 
 
 def run_in_turn(
@@ -151,11 +165,6 @@ def _give_devices(jobs: Iterator[Job | None], devices: Devices | None) -> Iterat
 def job_file(folder: Path, key: str, suffix: str) -> Path:
     """A file of a job in the folder of all: the frozen config (yaml), the output (log), how it failed."""
     return folder / ".jobs" / f"{key}.{suffix}"
-
-
-def count_cores() -> int:
-    """The cores that this process may use, which a container or Slurm limits."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def job_environment(side_by_side: int, cores: int | None, *, processes: int = 1) -> Mapping[str, str]:

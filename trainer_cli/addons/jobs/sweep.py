@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.addons.jobs.devices import Devices, Taken, share_devices
-from trainer_cli.addons.jobs.run_jobs import count_cores, job_environment, job_file, run_in_turn
+from trainer_cli.addons.jobs.run_jobs import job_environment, job_file, run_in_turn, start_job
 from trainer_cli.addons.jobs.submit import SLURM, Submission, Submitted, check_processes, read_submission
 from trainer_cli.addons.jobs.submitted import keep_submitted
 from trainer_cli.addons.jobs.supervise import Children
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
 from trainer_cli.addons.jobs.sweep_jobs import MOST_JOBS, Job, read_swept
 from trainer_cli.addons.jobs.sweep_table import (
-    ERROR,
+    FAILURE,
     PAUSED,
     JobStatus,
     as_sentence,
@@ -49,13 +49,13 @@ from trainer_cli.addons.jobs.sweep_table import (
     write_failure,
 )
 from trainer_cli.config import Composed, SearchPath, compose, override_error
+from trainer_cli.environment import usable_cores
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
-from trainer_cli.files import replace
 from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.messages import to_console
 from trainer_cli.parts import AddOnPart
 from trainer_cli.policy import RecordedEnd
-from trainer_cli.processes import own_command, text_of
+from trainer_cli.processes import FrozenJob, text_of
 from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimizer, validate_command
 from trainer_cli.runs import BestSettings, RunDir, refuse_nested
 from trainer_cli.schema import (
@@ -103,15 +103,7 @@ def run_sweep(
         _refuse_to_submit(plan, submission, chooses_devices=devices is not None or per_device is not None)
     plan.refuse_anew()
     to_console(planned[0].level)
-    options = ["--config-dir", str(config_dir)] if config_dir is not None else []
-
-    def command(job: Planned, frozen: Path, locks: Sequence[Path]) -> list[str]:
-        held = [f"--hold={file}" for file in locks]
-        flags = [f"--until={job.until}"] if job.until is not None else []
-        flags += [f"--metric={plan.settings.metric}"] if plan.settings.metric is not None else []
-        return own_command(["_job", *options, *held, *flags, str(frozen), *job.job.overrides])
-
-    cores: int | None = count_cores()
+    cores: int | None = usable_cores()
     if submission is not None and submission.cluster == SLURM:
         # Slurm runs the jobs on other machines: all may wait in its queue at once.
         at_once, cores = at_once or len(planned), None
@@ -130,7 +122,7 @@ def run_sweep(
     if is_terminal(sys.stderr):
         display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}, settings_of(planned), plan.prunes)
     new_sweep = partial(
-        Sweep, planned, command, at_once, cores, display=display, devices=given,
+        Sweep, planned, config_dir, plan.settings.metric, at_once, cores, display=display, devices=given,
         plan=plan if plan.learns else None, keep=partial(keep_submitted, folder, arguments, config_dir),
     )  # fmt: skip
     if submission is None:
@@ -513,8 +505,9 @@ class Sweep:
     """Runs the jobs of one command, from the lock of the sweep's folder to the last table."""
 
     planned: Sequence[Planned]
-    command: Callable[[Planned, Path, Sequence[Path]], Sequence[str]]
-    """The command line of a job, of the file with its frozen config, and of the locks of its devices."""
+    config_dir: Path | None
+    metric: str | None
+    """`sweep.metric`, which each run must report."""
     at_once: int
     cores: int | None
     """The cores for all jobs together; None: they run on other machines."""
@@ -528,8 +521,8 @@ class Sweep:
     search: TrialSearch | None = None
     keep: Callable[[], Path | None] = lambda: None
     """Keeps the source by which the jobs are trained, and returns where."""
-    submitted: list[str] = field(default_factory=list)
-    """The flag that names it to the jobs."""
+    submitted: Path | None = None
+    """Where it is; None: the jobs are trained by what they find."""
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes of the jobs that ended in this command."""
 
@@ -556,8 +549,8 @@ class Sweep:
                 if job.begins_anew:
                     moved = RunDir.describe_moved(job.run.move_to_trash())
                     log.info("moved the earlier run of %s to %s", job.key, moved)
-            if (waiting or self.plan is not None) and (kept := self.keep()) is not None:
-                self.submitted.append(f"--submitted={kept}")
+            if waiting or self.plan is not None:
+                self.submitted = self.keep()
             finished = len(self.planned) - len(waiting)
             count = format_count(self._count, "job")
             log.info("%s in %s%s", count, self.folder, f", {finished} finished" if finished else "")
@@ -676,14 +669,10 @@ class Sweep:
     def _start(self, job: Planned, env: Mapping[str, str], taken: Taken) -> None:
         """Start a job, and show that it has started."""
         self._report(job, f"started on device {taken.names}" if taken.names else "started")
-        # As it was when the jobs were planned: one that starts hours later must not see an edit of the configs.
-        replace(self._file(job, "yaml"), [job.frozen.encode()])
-        # The files of an earlier command.
-        for suffix in ("failure", ERROR):
-            with contextlib.suppress(FileNotFoundError):
-                self._file(job, suffix).unlink()
-        command = [*self.command(job, self._file(job, "yaml"), taken.locks), *self.submitted]
-        self.children.start(job.key, command, {**env, **taken.variables()})
+        frozen = FrozenJob(
+            job.key, job.frozen, job.job.overrides, job.processes, self.submitted, self.metric, job.until
+        )
+        start_job(self.children, self.folder, frozen, taken, env, self.config_dir)
         if self.display is not None:
             self.display.update(self._rows())
 
@@ -699,7 +688,7 @@ class Sweep:
             self._report(job, as_sentence(self._row(job), settings_of(self.planned)))
             return
         error = shorten_error(recorded_error(self._file(job, "yaml")))
-        write_failure(self._file(job, "failure"), code, job.run, error)
+        write_failure(self._file(job, FAILURE), code, job.run, error)
         output = self._file(job, "log")
         # The table at the end has the reasons of all jobs but those that are finished.
         reason = f": {error}" if error and self._row(job).finished else ""
@@ -739,7 +728,7 @@ class Sweep:
             job.key,
             job.job.swept,
             job.run,
-            self._file(job, "failure"),
+            self._file(job, FAILURE),
             live_state=self.children.state(job.key),
             devices="" if self.devices is None else self.devices.names(job.key),
         )

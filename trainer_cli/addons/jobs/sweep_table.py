@@ -28,8 +28,8 @@ STATE_COLOURS: Mapping[str, str] = {
     RunStatus.stopped: "yellow",
 }
 """State of a job -> its colour on a terminal."""
-ERROR = "error"
-"""Suffix of the file with the error, next to the job's frozen config."""
+ERROR, FAILURE = "error", "failure"
+"""Suffixes of the files next to a job's frozen config: with its error, and with what `write_failure` writes."""
 _MAX_LETTERS = 160
 _MOST_WARNINGS = 8
 """Kinds of warnings that are shown: code of the user may warn of anything."""
