@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faked import FAKE, attempts, fake, message, run_faked
+from faked import FAKE, FakePlan, attempts, fake, message, run_faked
 
 from trainer_cli.addons.jobs import submit as module
 from trainer_cli.addons.jobs.submit import CLUSTERS, Submitted, check_names, known_parameters, read_submission
@@ -86,7 +86,7 @@ def swept(*submit: str, **behaviour: str) -> ExitCode:
     planned = fake(**behaviour)
     jobs = Submitted(read_submission(submit), Path("runs/x/sweep"))
     run_faked(jobs, planned)
-    return ExitCode(Sweep([one for one, _ in planned], None, None, len(planned), None, jobs).run())
+    return ExitCode(Sweep(FakePlan(planned), jobs, len(planned), None).run())
 
 
 def until(reached: Callable[[], bool]) -> None:

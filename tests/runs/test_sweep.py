@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from faked import FAKE, attempts, fake, message, run_faked
+from faked import FAKE, FakePlan, attempts, fake, message, run_faked
 
 from trainer_cli.addons.jobs.run_jobs import job_file
 from trainer_cli.addons.jobs.supervise import Children
@@ -34,7 +34,7 @@ def swept(at_once: int = 1, **behaviour: str) -> ExitCode:
     run_faked(children, planned)
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     try:
-        return ExitCode(Sweep([one for one, _ in planned], None, None, at_once, 7, children).run())
+        return ExitCode(Sweep(FakePlan(planned), children, at_once, 7).run())
     finally:
         del os.environ["PYTHONPATH"]
 

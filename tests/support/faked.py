@@ -9,9 +9,10 @@ from pathlib import Path
 
 from trainer_cli.addons.jobs.submit import Submitted
 from trainer_cli.addons.jobs.supervise import Children
-from trainer_cli.addons.jobs.sweep import Planned
-from trainer_cli.addons.jobs.sweep_jobs import Job
+from trainer_cli.addons.jobs.sweep import Planned, SweepPlan
+from trainer_cli.addons.jobs.sweep_jobs import Job, SweptLine
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.schema import TrainConfig
 
 FAKE = """
 import json, os, signal, sys, time
@@ -61,6 +62,16 @@ def fake(**behaviour: str) -> list[tuple[Planned, str]]:
         (Planned(Job(name, (), {"job": name}), RunDir(f"runs/x/sweep/{name}"), Path("runs/x"), "", False, "info"), what)
         for name, what in behaviour.items()
     ]
+
+
+class FakePlan(SweepPlan):
+    """The plan of a sweep of such jobs."""
+
+    def __init__(self, planned: Sequence[tuple[Planned, str]]) -> None:
+        self.planned = [job for job, _ in planned]
+        self.settings, self.config_dir = TrainConfig().sweep, None
+        # What is in the folder of a test is not kept.
+        self.line = SweptLine(["source=project"], [], {})
 
 
 def run_faked(children: Children | Submitted, planned: Sequence[tuple[Planned, str]]) -> None:

@@ -22,7 +22,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -98,37 +98,36 @@ def run_sweep(
     submission = read_submission(submit) if submit else None
     # All jobs are checked before the first begins: a mistake in the last one would be found after days.
     plan = SweepPlan(arguments, config_dir, config_name)
-    planned = plan.planned
     if submission is not None:
         _refuse_to_submit(plan, submission, chooses_devices=devices is not None or per_device is not None)
     plan.refuse_anew()
-    to_console(planned[0].level)
-    cores: int | None = usable_cores()
-    if submission is not None and submission.cluster == SLURM:
-        # Slurm runs the jobs on other machines: all may wait in its queue at once.
-        at_once, cores = at_once or len(planned), None
-    given = None
-    if submission is None:
-        users = [(job.device, job.processes) for job in planned]
-        given, at_once = share_devices(users, devices, per_device, at_once)
-    at_once = at_once or 1
-    folder = folder_of([job.base for job in planned])
-    if not folder.exists() and RunDir(folder.parent).exists_as_run():
+    to_console(plan.planned[0].level)
+    if not plan.folder.exists() and RunDir(plan.folder.parent).exists_as_run():
         log.info(
             "%s is a run, too: while it holds this sweep, resume=anew does not move it; name=OTHER keeps them apart",
-            folder.parent,
+            plan.folder.parent,
         )
-    display = None
-    if is_terminal(sys.stderr):
-        display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}, settings_of(planned), plan.prunes)
-    new_sweep = partial(
-        Sweep, planned, config_dir, plan.settings.metric, at_once, cores, display=display, devices=given,
-        plan=plan if plan.learns else None, keep=partial(keep_submitted, folder, arguments, config_dir),
-    )  # fmt: skip
-    if submission is None:
-        with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
-            return new_sweep(children=children).run()
-    return new_sweep(children=Submitted(submission, folder)).run()
+    if submission is not None:
+        return _submit(plan, submission, at_once)
+    users = [(job.device, job.processes) for job in plan.planned]
+    given, at_once = share_devices(users, devices, per_device, at_once)
+    with contextlib.closing(Children(partial(job_file, plan.folder, suffix="log"))) as children:
+        return Sweep(plan, children, at_once, usable_cores(), given, _show(plan)).run()
+
+
+def _submit(plan: SweepPlan, submission: Submission, at_once: int | None) -> int:
+    """Run the jobs of a sweep by submitit, and return the exit code."""
+    is_slurm = submission.cluster == SLURM
+    # Slurm runs the jobs on other machines: all may wait in its queue at once.
+    at_once, cores = at_once or (len(plan.planned) if is_slurm else 1), None if is_slurm else usable_cores()
+    return Sweep(plan, Submitted(submission, plan.folder), at_once, cores, display=_show(plan)).run()
+
+
+def _show(plan: SweepPlan) -> SweepDisplay | None:
+    """What shows the jobs on a terminal; None without one."""
+    if not is_terminal(sys.stderr):
+        return None
+    return SweepDisplay(sys.stderr, {job.key: job.run for job in plan.planned}, plan.best, plan.prunes)
 
 
 def _refuse_to_submit(plan: SweepPlan, submission: Submission, *, chooses_devices: bool) -> None:
@@ -213,6 +212,7 @@ class SweepPlan:
         def options(group: str) -> list[str] | None:
             return list(search.options(group)) if search.is_group(group) else None
 
+        self.config_dir = config_dir
         self._compose = partial(compose, config_dir=config_dir, config_name=config_name)
         self.line = read_swept(arguments, options)
         self._first = self.line.make_first_job()
@@ -234,8 +234,18 @@ class SweepPlan:
         self.add([self.line.make_job(trial.values) for trial in trials])
 
     @property
+    def folder(self) -> Path:
+        """The folder of the lock, sweep.csv and the frozen configs."""
+        return folder_of([job.base for job in self.planned])
+
+    @property
+    def best(self) -> BestSettings:
+        """What the configs of all jobs say about which is best, also of those that have not begun."""
+        return BestSettings.common(job.best for job in self.planned)
+
+    @property
     def trials(self) -> int:
-        """The number of jobs."""
+        """The number of jobs, also of those that are not drawn yet."""
         return self.settings.trials or len(self.planned)
 
     @property
@@ -254,7 +264,7 @@ class SweepPlan:
             raise UserError(
                 "resume=anew and a sweep whose runs follow from results",
                 where="resume",
-                cure=f"name=OTHER begins another one; or remove {folder_of([self.planned[0].base])} first.",
+                cure=f"name=OTHER begins another one; or remove {self.folder} first.",
             )
 
     def open_search(self, file: Path) -> TrialSearch:
@@ -495,46 +505,30 @@ def _refuse_equal(planned: Sequence[Planned]) -> None:
             raise override_error(message, "Sweep a key that nothing else sets.")
 
 
-def settings_of(planned: Sequence[Planned]) -> BestSettings:
-    """What the configs of all jobs say about which is best, also of those that have not begun."""
-    return BestSettings.common(job.best for job in planned)
-
-
 @dataclass(slots=True)
 class Sweep:
     """Runs the jobs of one command, from the lock of the sweep's folder to the last table."""
 
-    planned: Sequence[Planned]
-    config_dir: Path | None
-    metric: str | None
-    """`sweep.metric`, which each run must report."""
+    plan: SweepPlan
+    children: Children | Submitted
     at_once: int
     cores: int | None
     """The cores for all jobs together; None: they run on other machines."""
-    children: Children | Submitted
-    display: SweepDisplay | None = None
-    """Shows the jobs on a terminal; None: a line is printed at the start and the end of each."""
     devices: Devices | None = None
     """Gives each job its own; None: the jobs see all devices."""
-    plan: SweepPlan | None = None
-    """Of a sweep in which what is trained follows from results."""
+    display: SweepDisplay | None = None
+    """Shows the jobs on a terminal; None: a line is printed at the start and the end of each."""
     search: TrialSearch | None = None
-    keep: Callable[[], Path | None] = lambda: None
-    """Keeps the source by which the jobs are trained, and returns where."""
+    """Chooses what is trained, of a sweep in which that follows from results."""
     submitted: Path | None = None
-    """Where it is; None: the jobs are trained by what they find."""
+    """The source by which the jobs are trained; None: what they find."""
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes of the jobs that ended in this command."""
 
     @property
     def folder(self) -> Path:
-        """The folder of the lock, sweep.csv and the frozen configs."""
-        return folder_of([job.base for job in self.planned])
-
-    @property
-    def _count(self) -> int:
-        """The number of jobs, also of those that are not drawn yet."""
-        return len(self.planned) if self.plan is None else self.plan.trials
+        """See `SweepPlan.folder`."""
+        return self.plan.folder
 
     def run(self) -> int:
         """Run the jobs that are not finished, print the status of all, and return the exit code."""
@@ -542,17 +536,17 @@ class Sweep:
         # One command at a time works on a sweep: two would start the same jobs.
         with RunDir(self.folder).lock() as lock:
             lock.name_holder()
-            if self.plan is not None:
+            if self.plan.learns:
                 self.search = self.plan.open_search(self.folder / "search.jsonl")
-            waiting = [job for job in self.planned if not job.done]
+            waiting = [job for job in self.plan.planned if not job.done]
             for job in waiting:
                 if job.begins_anew:
                     moved = RunDir.describe_moved(job.run.move_to_trash())
                     log.info("moved the earlier run of %s to %s", job.key, moved)
-            if waiting or self.plan is not None:
-                self.submitted = self.keep()
-            finished = len(self.planned) - len(waiting)
-            count = format_count(self._count, "job")
+            if waiting or self.search is not None:
+                self.submitted = keep_submitted(self.folder, self.plan.line.arguments, self.plan.config_dir)
+            finished = len(self.plan.planned) - len(waiting)
+            count = format_count(self.plan.trials, "job")
             log.info("%s in %s%s", count, self.folder, f", {finished} finished" if finished else "")
             with StopSignals(self.children.promise) as signals:
                 try:
@@ -560,32 +554,32 @@ class Sweep:
                 except KeyboardInterrupt as interrupt:
                     self.children.kill()
                     interrupt.add_note(f"kept: the checkpoints that the jobs saved, in {self.folder}")
-                    interrupt.add_note(self.planned[0].how_to_resume)
+                    interrupt.add_note(self.plan.planned[0].how_to_resume)
                     raise
                 finally:
                     if self.display is not None:
                         self.display.close()
                     # After an error child processes may still run: they stop when this process ends.
                     self._write()
-            rows = self._rows()
-            settings = settings_of(self.planned)
-            lines = [as_table(rows, settings), f"results: {self.folder / 'sweep.csv'}"]
-            if self.search is None:
-                incomplete = any(job.key not in self.codes for job in waiting)
-                is_complete = all(row.finished for row in rows)
-            else:
-                is_complete = self.search.is_complete
-                incomplete = not is_complete
-            if not is_complete:
-                lines.append(self.planned[0].how_to_resume)
-            shown = wrapped_message("\n".join(lines), line_width(sys.stdout))
-            print(f"\n{shown}", flush=True)
-            if is_complete:
-                # Not wrapped: commands are copied as a whole.
-                _, best = best_jobs(rows, settings)
-                print(self._next_commands(best), flush=True)
+            is_complete = self._print_results()
+            # Of a grid, a job that has failed has begun and ended.
+            incomplete = any(job.key not in self.codes for job in waiting) if self.search is None else not is_complete
             stopped = signals.stop_request is not None
             return exit_code(list(self.codes.values()), stopped=stopped, incomplete=incomplete)
+
+    def _print_results(self) -> bool:
+        """Print the status of all jobs, and what to do next; returns whether nothing is left to train."""
+        rows, settings = self._rows(), self.plan.best
+        is_complete = all(row.finished for row in rows) if self.search is None else self.search.is_complete
+        lines = [as_table(rows, settings), f"results: {self.folder / 'sweep.csv'}"]
+        if not is_complete:
+            lines.append(self.plan.planned[0].how_to_resume)
+        print("\n" + wrapped_message("\n".join(lines), line_width(sys.stdout)), flush=True)
+        if is_complete:
+            # Not wrapped: commands are copied as a whole.
+            _, best = best_jobs(rows, settings)
+            print(self._next_commands(best), flush=True)
+        return is_complete
 
     def _work(self, waiting: Sequence[Planned], signals: StopSignals, env: Mapping[str, str]) -> None:
         """Start the jobs in order, at most `at_once` at a time, until all have ended or a signal asks to stop."""
@@ -639,7 +633,7 @@ class Sweep:
         Raises:
             UserError: the metric was not.
         """
-        row, settings = self._row(job), settings_of(self.planned)
+        row, settings = self._row(job), self.plan.best
         rule = settings.rule([*row.best, *row.last])
         if rule is None or settings.metric not in (None, rule.metric):
             raise UserError(
@@ -653,13 +647,13 @@ class Sweep:
         search.measure(job.key, rule.metric, loss, row.step)
 
     def _find(self, key: str) -> Planned:
-        return next(job for job in self.planned if job.key == key)
+        return next(job for job in self.plan.planned if job.key == key)
 
     def _environment(self) -> Mapping[str, str]:
         # Of all jobs, not of those that are left: a job that resumes must have as many threads as before.
-        most = max(job.processes for job in self.planned)
-        jobs = len(self.planned) if self.plan is None else self.at_once
-        return job_environment(min(self.at_once, jobs), self.cores, processes=most)
+        most = max(job.processes for job in self.plan.planned)
+        side_by_side = self.at_once if self.plan.learns else min(self.at_once, len(self.plan.planned))
+        return job_environment(side_by_side, self.cores, processes=most)
 
     def _draw(self) -> None:
         """Draw the table of the jobs, if there is one."""
@@ -670,9 +664,15 @@ class Sweep:
         """Start a job, and show that it has started."""
         self._report(job, f"started on device {taken.names}" if taken.names else "started")
         frozen = FrozenJob(
-            job.key, job.frozen, job.job.overrides, job.processes, self.submitted, self.metric, job.until
+            job.key,
+            job.frozen,
+            job.job.overrides,
+            job.processes,
+            self.submitted,
+            self.plan.settings.metric,
+            job.until,
         )
-        start_job(self.children, self.folder, frozen, taken, env, self.config_dir)
+        start_job(self.children, self.folder, frozen, taken, env, self.plan.config_dir)
         if self.display is not None:
             self.display.update(self._rows())
 
@@ -685,7 +685,7 @@ class Sweep:
             else:
                 self.search.leave(job.key, is_killed=code == -signal.SIGKILL)
         if code in (ExitCode.DONE, *_SAVED):
-            self._report(job, as_sentence(self._row(job), settings_of(self.planned)))
+            self._report(job, as_sentence(self._row(job), self.plan.best))
             return
         error = shorten_error(recorded_error(self._file(job, "yaml")))
         write_failure(self._file(job, FAILURE), code, job.run, error)
@@ -704,7 +704,7 @@ class Sweep:
         """The next commands after a complete sweep: two for the best job, and the report of all."""
         commands = []
         if best:
-            job = next(job for job in self.planned if job.key == best[0].key)
+            job = next(job for job in self.plan.planned if job.key == best[0].key)
             # The parser of overrides reads the second `=` in quotes alone.
             resume = shlex.quote(f'resume="{job.run.path}"')
             commands.append(f"train fit {resume} loop.max_duration={job.doubled_duration}")
@@ -717,8 +717,8 @@ class Sweep:
     def _report(self, job: Planned, event: str) -> None:
         """Print a line about a job, unless the table on the terminal shows it."""
         if self.display is None:
-            number = [other.job.key for other in self.planned].index(job.key) + 1
-            log.info("[%d/%d] %s %s", number, self._count, job.key, event)
+            number = [other.job.key for other in self.plan.planned].index(job.key) + 1
+            log.info("[%d/%d] %s %s", number, self.plan.trials, job.key, event)
 
     def _file(self, job: Planned, suffix: str) -> Path:
         return job_file(self.folder, job.key, suffix)
@@ -738,7 +738,7 @@ class Sweep:
 
     def _rows(self) -> list[JobStatus]:
         """The states of all jobs, read from the disk."""
-        return [self._row(job) for job in self.planned]
+        return [self._row(job) for job in self.plan.planned]
 
     def _write(self) -> None:
         """Show the states of the jobs, and write them into sweep.csv."""
