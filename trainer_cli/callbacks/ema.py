@@ -18,6 +18,7 @@ from trainer_cli.steps import Duration
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import foreach_copy_, foreach_lerp_
 from trainer_cli.trainer import Callback
+from trainer_cli.values import check_whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -55,10 +56,7 @@ class EMA(Callback):
     def __init__(self, decay: float = 0.999, every: int = 1, start: int | str = 0) -> None:
         if isinstance(decay, bool) or not 0 <= decay < 1:
             raise ConfigError(f"decay is {decay}, but it must be at least 0 and less than 1", location="decay")
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ConfigError(
-                f"every is {every!r}, but it must be a whole number of steps, at least 1", location="every"
-            )
+        check_whole("every", every, 1)
         self.decay, self.every = float(decay), every
         self.start = None if start == 0 else Duration.read("start", start)
         self._start_step = 0

@@ -13,6 +13,7 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.optim import ONLY
 from trainer_cli.state import clean_name, unwrap
 from trainer_cli.trainer import Callback
+from trainer_cli.values import check_whole
 
 if TYPE_CHECKING:
     from trainer_cli.trainer import Trainer, TrainingLoop
@@ -74,8 +75,7 @@ class ParameterTable(Callback):
     measures_only = True
 
     def __init__(self, depth: int = 1) -> None:
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
-            raise ConfigError(f"depth is {depth!r}, but it must be a number of at least 0", location="depth")
+        check_whole("depth", depth, 0)
         self.depth = depth
 
     def on_fit_start(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.patterns import did_you_mean
 from trainer_cli.trainer import Callback
+from trainer_cli.values import check_whole
 
 if TYPE_CHECKING:
     from trainer_cli.trainer import Trainer, TrainingLoop
@@ -24,8 +25,7 @@ class SkipSamples(Callback):
     """
 
     def __init__(self, samples: int) -> None:
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
-            raise ConfigError(f"samples is {samples!r}, but it must be a number of samples", location="samples")
+        check_whole("samples", samples, 0)
         self.samples = samples
         self._skipped = 0
 

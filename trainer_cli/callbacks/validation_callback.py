@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trainer_cli.errors import ConfigError
 from trainer_cli.outputs import modes_kept
 from trainer_cli.trainer import Callback
+from trainer_cli.values import check_whole
 
 if TYPE_CHECKING:
     from trainer_cli.trainer import Trainer
@@ -31,8 +31,7 @@ class ValidationCallback(Callback):
     scope = "validation"
 
     def __init__(self, every: int = 1) -> None:
-        if every < 1:
-            raise ConfigError(f"every is {every}, but it must be at least 1", location="every")
+        check_whole("every", every, 1)
         self.every = every
         self.val_loaders: Mapping[str, Any] = {}
         self._count = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer_cli.errors import UserError
 from trainer_cli.steps import Duration, Unit
+from trainer_cli.values import check_whole
 
 STATE_VERSION = 3
 """Changes when the meaning of a saved position changes, or `seed_random` gives other random numbers."""
@@ -14,11 +15,8 @@ STATE_VERSION = 3
 
 def check_counts(*, batch_size: int, num_workers: int) -> None:
     """Raise UserError unless these are whole numbers of at least 1 and 0."""
-    for name, value, minimum in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise UserError(
-                f"data.{name} is {value!r}, but it must be a whole number of at least {minimum}", where=f"data.{name}"
-            )
+    check_whole("data.batch_size", batch_size, 1)
+    check_whole("data.num_workers", num_workers, 0)
 
 
 class PositionedLoader:

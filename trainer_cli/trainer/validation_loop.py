@@ -23,6 +23,7 @@ from trainer_cli.signatures import checks_argument_names
 from trainer_cli.steps import Interval, Progress
 from trainer_cli.terminal import format_first
 from trainer_cli.trainer.prefetch import close_at_the_end
+from trainer_cli.values import check_whole
 
 if TYPE_CHECKING:
     from trainer_cli.parallel import ProcessGroup
@@ -231,11 +232,8 @@ class ValidationLoop:
 
     @checks_argument_names("ValidationLoop")
     def __init__(self, eval_steps: int | None = None, hook: str = "validate") -> None:
-        wrong_type = isinstance(eval_steps, bool) or not isinstance(eval_steps, int | None)
-        if wrong_type or (eval_steps is not None and eval_steps < 1):
-            raise ConfigError(
-                f"eval_steps is {eval_steps!r}, but it must be a number of batches", location="eval_steps"
-            )
+        if eval_steps is not None:
+            check_whole("eval_steps", eval_steps, 1)
         if not isinstance(hook, str) or not hook.isidentifier():
             raise ConfigError(f"hook is {hook!r}, but it must be a name", location="hook")
         self.eval_steps, self.hook = eval_steps, hook

@@ -4,6 +4,7 @@ from trainer_cli.values.fields import (
     check_duration as check_duration,
     check_fields as check_fields,
     check_values as check_values,
+    check_whole as check_whole,
     checked as checked,
     duration as duration,
     needs as needs,

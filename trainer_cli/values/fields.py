@@ -120,6 +120,13 @@ def check_duration(
     return None if value is None else Duration.read(key, value, units=units, words=words)
 
 
+def check_whole(key: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number of at least `least`."""
+    # A bool is an int.
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{key} is {value!r}, but it must be a whole number of at least {least}", location=key)
+
+
 def check_at_least(key: str, value: float | None, least: float) -> None:
     """Refuse a number below `least`, NaN or infinity; null passes."""
     # NaN is not below any number, so it is tested by itself.

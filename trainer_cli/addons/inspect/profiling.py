@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.memory import peak_resident_bytes
 from trainer_cli.trainer import Callback
+from trainer_cli.values import check_whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -176,8 +177,7 @@ class TorchProfiler(Callback):
     ) -> None:
         counts = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first}
         for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < (name == "active"):
-                raise ConfigError(f"{name} is {value!r}, but it must be a number of steps", location=name)
+            check_whole(name, value, 1 if name == "active" else 0)
         self._schedule = schedule(**counts)
         self.folder = Path(folder)
         self._more: dict[str, Any] = {

@@ -26,6 +26,7 @@ from trainer_cli.patterns import matches
 from trainer_cli.state import clean_name, name_parameters, unwrap
 from trainer_cli.torch_compat import foreach_norm
 from trainer_cli.trainer import Callback
+from trainer_cli.values import check_whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -229,10 +230,7 @@ class DumpActivations(Callback):
     writes = ("folder",)
 
     def __init__(self, modules: Sequence[str], every: int, folder: str = "activations") -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ConfigError(
-                f"every is {every!r}, but it must be a whole number of steps, at least 1", location="every"
-            )
+        check_whole("every", every, 1)
         self.modules, self.every = [modules] if isinstance(modules, str) else list(modules), every
         self.folder = Path(folder)
         self._latest: dict[str, Tensor] = {}

@@ -17,6 +17,7 @@ from typing import Any
 from trainer_cli.data import ORDER_VERSION, MapDataset, sample_indices, sample_seed
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
+from trainer_cli.values import check_whole
 
 BLOCK = 1000
 """Number of positions over which proportions are exact: weights count in thousandths of their sum."""
@@ -80,12 +81,8 @@ class MixedDataset:
         self.names, self.datasets = list(map(str, datasets)), list(datasets.values())
         self.lengths = [len(dataset) for dataset in self.datasets]
         self.quotas = tuple(quotas(dict(zip(datasets, weights, strict=True)), BLOCK))
-        is_number = isinstance(epoch_samples, int) and not isinstance(epoch_samples, bool)
-        if epoch_samples is not None and (not is_number or epoch_samples < 1):
-            raise UserError(
-                f"data.epoch_samples is {epoch_samples!r}, but it must be a whole number of at least 1, or null",
-                where="data.epoch_samples",
-            )
+        if epoch_samples is not None:
+            check_whole("data.epoch_samples", epoch_samples, 1)
         self.length = sum(self.lengths) if epoch_samples is None else epoch_samples
         self.deterministic = all(getattr(dataset, "deterministic", False) for dataset in self.datasets)
         facts = [

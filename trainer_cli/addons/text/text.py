@@ -30,6 +30,7 @@ from trainer_cli.data import kept_random_state
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
 from trainer_cli.terminal import format_count
+from trainer_cli.values import check_whole
 
 IGNORED = -100
 """Target of a position without a next token, which `torch.nn.functional.cross_entropy` ignores."""
@@ -52,8 +53,7 @@ class Text:
         self, path: str | Sequence[str] | None = None, unit: str = "bytes", context: int = 64, val_fraction: float = 0.1
     ) -> None:
         _check_choice("unit", unit, TextUnit)
-        if context < 1:
-            raise UserError(f"data.context is {context}, but it must be at least 1", where="data.context")
+        check_whole("data.context", context, 1)
         content, _ = read_text(path)
         self.context = context
         tokens, self.characters = tokenize(content, unit)
@@ -227,10 +227,7 @@ class Packing:
     """
 
     def __init__(self, source: Any, length: int) -> None:
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise UserError(
-                f"data.length is {length!r}, but it must be a whole number of at least 1", where="data.length"
-            )
+        check_whole("data.length", length, 1)
         self.source = source
         self.context = length
         self.train = PackedRows(_get_dataset(source, "train"), length)

@@ -15,6 +15,7 @@ from trainer_cli.addons.text.text import IGNORED, collate_rows
 from trainer_cli.addons.text.token_file import DTYPES, TokenFile, TokenReader, Tokens, inspect, list_files, sample_parts
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
+from trainer_cli.values import check_whole
 
 Span = tuple[TokenFile, int, int]
 """(file, start, stop): tokens of a file that are used."""
@@ -214,17 +215,13 @@ def _split(files: Sequence[TokenFile], size: int) -> tuple[list[Span], list[Span
 
 def _check_numbers(*, vocab_size: int, context: int, end_token: int | None, val_fraction: float) -> None:
     """Raise UserError for a number that is not within its bounds."""
-    for name, value, least in (("vocab_size", vocab_size, 1), ("context", context, 1), ("end_token", end_token, 0)):
-        if value is None and name == "end_token":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(
-                f"data.{name} is {value!r}, but it must be a whole number of at least {least}", where=f"data.{name}"
-            )
-    if end_token is not None and end_token >= vocab_size:
-        raise UserError(f"data.end_token is {end_token}, and data.vocab_size is {vocab_size:,}", where="data.end_token")
-    if end_token is not None and context == 1:
-        raise UserError("with data.end_token data.context must be at least 2", where="data.context")
+    check_whole("data.vocab_size", vocab_size, 1)
+    check_whole("data.context", context, 1 if end_token is None else 2)
+    if end_token is not None:
+        check_whole("data.end_token", end_token, 0)
+        if end_token >= vocab_size:
+            message = f"data.end_token is {end_token}, and data.vocab_size is {vocab_size:,}"
+            raise UserError(message, where="data.end_token")
     if not isinstance(val_fraction, int | float) or not 0 <= val_fraction < 1:
         raise UserError(
             f"data.val_fraction is {val_fraction!r}, but it must be at least 0 and below 1", where="data.val_fraction"

@@ -12,11 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trainer_cli.errors import ConfigError, TrainError
+from trainer_cli.errors import TrainError
 from trainer_cli.parts import FAILED_STEP
 from trainer_cli.runs import RunDir
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer import Callback, Trainer
+from trainer_cli.values import check_at_least, check_whole
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +57,9 @@ class LossSpike(Callback):
         window: int = 128,
         max_times: int = 10,
     ) -> None:
-        for name, value, least in (("deviations", deviations, 0.1), ("window", window, 4), ("max_times", max_times, 0)):
-            if not value >= least:
-                raise ConfigError(f"{name} is {value}, but it must be at least {least}", location=name)
+        check_at_least("deviations", deviations, 0.1)
+        check_whole("window", window, 4)
+        check_whole("max_times", max_times, 0)
         self.action, self.deviations, self.window, self.max_times = action, deviations, window, max_times
         self.times = 0
         """Steps that were skipped, or times that the training went back."""
