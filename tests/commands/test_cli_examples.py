@@ -14,7 +14,7 @@ from long_run import save_a_long_run
 
 from trainer_cli.addons.exact.bisect import Condition
 from trainer_cli.addons.exact.replay_command import parse_steps
-from trainer_cli.addons.jobs.sweep_jobs import jobs
+from trainer_cli.addons.jobs.sweep_jobs import read_swept
 from trainer_cli.commands import command_line as main_module
 from trainer_cli.commands.command_line import listed_verbs, main, parser_of
 from trainer_cli.config.composing import compose
@@ -55,7 +55,9 @@ def test_an_example_can_be_run(
     if verb in ("fit", "validate", "predict") or arguments[:1] == ["resume"]:
         many = getattr(parsed, "multirun", False)
         for overrides in (
-            [list(job.overrides) for job in jobs(parsed.overrides, lambda group: None)] if many else [parsed.overrides]
+            [list(job.overrides) for job in read_swept(parsed.overrides, lambda group: None).list_grid()]
+            if many
+            else [parsed.overrides]
         ):
             compose(overrides)
     elif arguments[:1] == ["run"]:

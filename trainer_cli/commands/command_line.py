@@ -239,8 +239,15 @@ def add_no_replay(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_SUPERVISED = "--supervised"
+"""First argument after the verb, in a child process that ends with its parent."""
+
+
 def _dispatch(arguments: list[str]) -> int:
     """Find the verb, parse its arguments and run it. Returns the exit code.
+
+    What was parsed has `as_child` beside the arguments: the words by which a child process does the same, and ends with
+    this one; and `supervised`: whether this is such a process.
 
     Raises:
         UserError: there is no such verb, or an argument is wrong.
@@ -274,6 +281,12 @@ def _dispatch(arguments: list[str]) -> int:
 
         if (error := wants_help_on(words)) is not None:
             raise error
+    if is_supervised := words[:1] == [_SUPERVISED]:
+        from trainer_cli.processes import stop_with_parent
+
+        words = words[1:]
+        # Before the imports, which take seconds: the parent may be killed during them.
+        stop_with_parent()
     if verb.loads_torch and not asks_help:
         # The jobs of a sweep load torch, in processes of their own, after all their configs are checked.
         show_status(LOADING_TORCH if {"-m", "--multirun"}.isdisjoint(words) else "checking the jobs …")
@@ -286,8 +299,7 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as stop:
         # argparse raises it after --help.
         return _exit_code(stop.code)
-    # For a child process that does the same, and ends with this one.
-    parsed.as_child = [word, "--supervised", *words]
+    parsed.supervised, parsed.as_child = is_supervised, [word, _SUPERVISED, *words]
     _name_levels()
     return _exit_code(module.run(parsed))
 

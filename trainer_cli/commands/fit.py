@@ -52,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print summary.json of the run at the end, and all else on stderr"
     )
-    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--submitted", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
         "--jobs",
@@ -86,11 +85,6 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{flag} is for a sweep", cure="Add -m.")
     if args.devices is not None:
         raise UserError("--devices is for a sweep", cure="Add -m; a single run takes device=cuda:1.")
-    if args.supervised:
-        from trainer_cli.processes import stop_with_parent
-
-        # Before the imports, which take seconds: the parent may be killed during them.
-        stop_with_parent()
     from trainer_cli.commands.summary_at_end import SummaryAtEnd
     from trainer_cli.processes import compose_fit, fit_in_processes, provide_fork
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from trainer_cli.addons.jobs.sweep_jobs import LONGEST_KEY, jobs, key_of
+from trainer_cli.addons.jobs.sweep_jobs import LONGEST_KEY, key_of, read_swept
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import ConfigError
 from trainer_cli.processes import text_of
@@ -18,7 +18,7 @@ GROUPS = {"model": ["cnn", "gpt/large", "gpt/small", "mlp"], "experiment": ["dig
 
 
 def swept(*arguments: str) -> list[dict[str, str]]:
-    return [dict(job.swept) for job in jobs(arguments, GROUPS.get)]
+    return [dict(job.swept) for job in read_swept(arguments, GROUPS.get).list_grid()]
 
 
 def values(argument: str) -> list[str]:
@@ -65,7 +65,7 @@ def test_shuffle_takes_all_values_in_the_same_order_each_time() -> None:
 
 
 def test_several_keys_give_their_product_with_the_last_one_varying_fastest() -> None:
-    found = jobs(["model=mlp,cnn", "name=x", "seed=1,2", "ckpt=a,b"], GROUPS.get)
+    found = read_swept(["model=mlp,cnn", "name=x", "seed=1,2", "ckpt=a,b"], GROUPS.get).list_grid()
     assert [job.overrides for job in found] == [
         ("model=mlp", "name=x", "seed=1", "ckpt=a,b"),
         ("model=mlp", "name=x", "seed=2", "ckpt=a,b"),
@@ -76,7 +76,9 @@ def test_several_keys_give_their_product_with_the_last_one_varying_fastest() -> 
 
 
 def test_prefixes_and_packages_stay_with_their_keys() -> None:
-    (first, _) = jobs(["+experiment=text,digits", "++model.width=choice(8)", "model@other=choice(mlp)"], GROUPS.get)
+    (first, _) = read_swept(
+        ["+experiment=text,digits", "++model.width=choice(8)", "model@other=choice(mlp)"], GROUPS.get
+    ).list_grid()
     assert first.overrides == ("+experiment=text", "++model.width=8", "model@other=mlp")
     assert list(first.swept) == ["experiment", "model.width", "model@other"]
 
@@ -95,13 +97,13 @@ def test_prefixes_and_packages_stay_with_their_keys() -> None:
 )
 def test_what_cannot_be_swept_is_reported_with_a_cure(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        jobs(arguments, GROUPS.get)
+        read_swept(arguments, GROUPS.get).list_grid()
     assert message in str(caught.value)
 
 
 def test_independent_mistakes_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        jobs(["seed=range(0)", "model=glob(x*)"], GROUPS.get)
+        read_swept(["seed=range(0)", "model=glob(x*)"], GROUPS.get).list_grid()
     assert "2 mistakes" in str(caught.value)
 
 

@@ -58,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print the result of the comparison alone")
     # Of `train diverge`: digests of all that the steps compute, in the JSON.
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,11 +65,9 @@ def run(args: argparse.Namespace) -> int:
     from trainer_cli.addons.exact.replay import compose_replay
     from trainer_cli.addons.exact.replay_plan import plan_replay
     from trainer_cli.messages import to_console
-    from trainer_cli.processes import run_as_rank, stop_with_parent
+    from trainer_cli.processes import run_as_rank
     from trainer_cli.runs import RunDir, split_attempt
 
-    if args.supervised:
-        stop_with_parent()
     first, last = parse_steps(args.steps, keeps=args.keep)
     if args.keep and split_attempt(args.run_dir)[1] is not None:
         raise UserError(f"--keep is for the steps of the run, and {args.run_dir} is an earlier attempt of it")

@@ -33,16 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory, or a file of `train pack`")
     parser.add_argument("-o", "--output", metavar="NEW", type=Path, required=True, help="directory of the new run")
     add_overrides(parser, "key=value, as where it trains; source=project, trust=[source]")
-    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train the run again in as many processes as it had, and print how far it is equal."""
-    from trainer_cli.processes import fit_in_processes, stop_with_parent
+    from trainer_cli.processes import fit_in_processes
     from trainer_cli.runs import Run
 
-    if args.supervised:
-        stop_with_parent()
     # Rank 0 alone composes, and so has it.
     rerun: Rerun | None = None
 

@@ -22,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hold", type=Path, action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--metric", help=argparse.SUPPRESS)
     parser.add_argument("--until", help=argparse.SUPPRESS)
-    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--submitted", type=Path, help=argparse.SUPPRESS)
     add_config_dir(parser)
 
@@ -35,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from trainer_cli.processes import stop_with_parent
 
     hold(args.hold)
-    stop_with_parent()
+    if not args.supervised:
+        stop_with_parent()
     tolerate_lost_output()
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.

@@ -147,11 +147,6 @@ def read_swept(arguments: Sequence[str], options: Callable[[str], Sequence[str] 
     return SweptLine(arguments, parsed, space)
 
 
-def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None]) -> list[Job]:
-    """The jobs of a grid; see `read_swept`."""
-    return read_swept(arguments, options).list_grid()
-
-
 def _count(of: Sequence[Any] | Numbers) -> float:
     """How many values a key may have."""
     if not isinstance(of, Numbers):

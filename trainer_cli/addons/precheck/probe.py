@@ -22,7 +22,7 @@ from trainer_cli.config import Composed
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.goodput import Activity, ProbedTimes
 from trainer_cli.memory import peak_resident_bytes
-from trainer_cli.processes import fit_in_processes, own_command, stop_with_parent
+from trainer_cli.processes import fit_in_processes, own_command
 from trainer_cli.ranks import drop_ranks
 from trainer_cli.scratch import scratch_folder
 from trainer_cli.terminal import show_status
@@ -83,14 +83,11 @@ def _mark(trainer: Trainer) -> tuple[int, float]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the file with the config, and the folder of the user's configs."""
     parser.add_argument("file", help=argparse.SUPPRESS)
-    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     add_config_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit with the config in the file; a rank stops when the process that started it ends."""
-    if args.supervised:
-        stop_with_parent()
+    """Fit with the config in the file."""
     return fit_in_processes(
         lambda: Composed.thaw(Path(args.file), (), config_dir=args.config_dir),
         args.as_child,
