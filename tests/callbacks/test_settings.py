@@ -59,12 +59,8 @@ MADE: list[tuple[Callable[[], Any], str]] = [
     (partial(t.SaveCheckpointState, states=[]), "states"),
     (partial(t.SaveCheckpointState, every="often"), "every"),
     (partial(type("Evaluates", (ValidationCallback,), {}), 0), "every is 0"),
-    (
-        partial(type("Evaluates", (ValidationCallback,), {}), 1.5),
-        "every is 1.5, but it must be a whole number of at least 1",
-    ),
     (partial(t.ParameterTable, -1), "depth is -1"),
-    (partial(cast("Any", t.SkipSamples), 1.5), "samples is 1.5, but it must be a whole number of at least 0"),
+    (partial(t.SkipSamples, -1), "samples is -1, but it must be a whole number of at least 0"),
     (partial(t.ScopedFlags, fit={"os.sep": "x"}), "'os.sep' is not an attribute of torch"),
     (partial(t.ScopedFlags, fit={f"{FLAG}s": True}), f"there is no '{FLAG}s'"),
     (partial(t.ScopedFlags, fit={"torch.nowhere.flag": True}), "there is no 'torch.nowhere.flag'"),

@@ -353,7 +353,7 @@ def test_an_end_by_a_callback_evaluates_what_was_not_due() -> None:
         ({"oftn": {}}, "there is no validation loader 'oftn'.*Did you mean 'often'"),
         ({"often": {"interval": "x"}}, "loop.eval_loaders.often.interval"),
         ({"often": {"every": 3}}, "loop.eval_loaders.often is .*it may have interval"),
-        ({"often": {"steps": 0}}, "steps is 0, but it must be a whole number of at least 1"),
+        ({"often": {"steps": 0}}, "steps is 0, but it must be a number of batches"),
         ({"often": {"hook": "1x"}}, "hook is '1x', but it must be a name"),
     ],
 )

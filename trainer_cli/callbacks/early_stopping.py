@@ -21,6 +21,7 @@ from trainer_cli.metric_names import TRAIN_PREFIX, Mode, choose_mode, find_usual
 from trainer_cli.steps import COUNTERS, Duration, Interval, Unit
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer import Callback
+from trainer_cli.values import check_at_least
 
 if TYPE_CHECKING:
     from trainer_cli.steps import Progress
@@ -104,14 +105,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         check_finite: bool = True,
     ) -> None:
-        if not (math.isfinite(min_delta) and min_delta >= 0):
-            raise ConfigError(
-                f"min_delta is {min_delta}, but it must be a finite number of at least 0", location="min_delta"
-            )
-        if not isinstance(check_finite, bool):
-            raise ConfigError(
-                f"check_finite is {check_finite!r}, but it must be true or false", location="check_finite"
-            )
+        check_at_least("min_delta", min_delta, 0)
         self.metric, self.mode = metric, _mode_if_known(metric, mode)
         self.min_delta, self.check_finite = float(min_delta), check_finite
         self.patience = self._patience = _read_patience(patience)
@@ -311,7 +305,7 @@ class ThresholdStopper(Callback):
     """
 
     def __init__(self, metric: str, threshold: float, mode: str = "auto") -> None:
-        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
+        if not math.isfinite(threshold):
             raise ConfigError(f"threshold is {threshold!r}, but it must be a finite number", location="threshold")
         self.metric, self.threshold, self.mode = metric, float(threshold), _mode_if_known(metric, mode)
 

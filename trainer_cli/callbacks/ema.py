@@ -54,7 +54,7 @@ class EMA(Callback):
     evaluates = True
 
     def __init__(self, decay: float = 0.999, every: int = 1, start: int | str = 0) -> None:
-        if isinstance(decay, bool) or not 0 <= decay < 1:
+        if not 0 <= decay < 1:
             raise ConfigError(f"decay is {decay}, but it must be at least 0 and less than 1", location="decay")
         check_whole("every", every, 1)
         self.decay, self.every = float(decay), every

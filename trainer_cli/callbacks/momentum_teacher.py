@@ -32,7 +32,7 @@ class MomentumTeacher(Callback):
     """
 
     def __init__(self, momentum: float = 0.99, teacher: str = "teacher", student: str = "student") -> None:
-        if isinstance(momentum, bool) or not 0 <= momentum <= 1:
+        if not 0 <= momentum <= 1:
             raise ConfigError(f"momentum is {momentum}, but it must be between 0 and 1", location="momentum")
         self.momentum, self.teacher, self.student = float(momentum), teacher, student
         self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
