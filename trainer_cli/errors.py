@@ -47,6 +47,11 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def describe_exit(code: int) -> str:
+    """How a process ended: `exit code 1`, or `signal 9` for a negative code."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
 class TrainError(Exception):
     """A failure reported in one message: `message (location). cure`. A message that ends in a new line is a table."""
 

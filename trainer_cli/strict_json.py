@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def strict_json(value: Any, indent: int | None = None) -> str:
-    """JSON that a strict parser reads: NaN and infinity are strings."""
-    text = json.dumps(_replace_non_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+def strict_json(value: Any, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
+    """JSON that a strict parser reads: NaN and infinity are strings. `default` is as in `json.dumps`."""
+    text = json.dumps(_replace_non_finite(value), indent=indent, default=default, ensure_ascii=False, allow_nan=False)
     # Bytes of a path that are no UTF-8 are surrogates, which cannot be encoded; `\\udcff` is an escape of JSON too.
     return text.encode(errors="backslashreplace").decode()
 

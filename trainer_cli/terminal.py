@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import io
-import json
-import math
 import os
 import re
 import shutil
@@ -16,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, TextIO
+
+from trainer_cli.strict_json import strict_json
 
 COLOURS = {"red": 196, "yellow": 130, "blue": 32, "cyan": 30, "green": 28}
 """Name -> number in the palette of 256 colours, of which each can be read on white and on black.
@@ -300,18 +300,8 @@ def print_json(value: object) -> None:
     """Print standard JSON: NaN and infinity, which it lacks, become texts."""
     global _is_answered
     _is_answered = True
-    print(json.dumps(_to_json_value(value), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _to_json_value(value: object) -> object:
-    """A value as JSON can hold it: what has no form there, and NaN and infinity, as text."""
-    if isinstance(value, Mapping):
-        return {str(key): _to_json_value(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json_value(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, str | int | float | None) else str(value)
+    # What has no form in JSON is text.
+    print(strict_json(value, indent=2, default=str))
 
 
 _COMFORTABLE = 16

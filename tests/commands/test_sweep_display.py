@@ -14,8 +14,9 @@ import pytest
 from printed import Terminal
 
 from trainer_cli.addons.jobs.sweep_display import SweepDisplay
-from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, PAUSED, JobStatus
+from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, JobStatus
 from trainer_cli.runs.metrics import BestSettings
+from trainer_cli.runs.record import RunView
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.steps.run_status import RunStatus
 from trainer_cli.terminal import cell_width
@@ -83,7 +84,7 @@ def test_while_jobs_are_paused_no_share_and_no_time_left_is_claimed(running: Run
     stream = Terminal()
     display = SweepDisplay(stream, {"seed=1": running}, BestSettings(), prunes=True)
     other = RunDir(tmp_path / "other")
-    states = [(RunStatus.finished, 1), (PAUSED, 2), (NOT_BEGUN, 1)]
+    states = [(RunStatus.finished, 1), (RunView.PAUSED, 2), (NOT_BEGUN, 1)]
     rows = [status_of(f"{state}{n}", state, other, step=9) for state, count in states for n in range(count)]
     display.update([status_of("seed=1", RunStatus.running, running), *rows])
     *_, last = drawn(display, stream)

@@ -165,6 +165,15 @@ class Composed(NamedTuple):
         raise_all(mistakes)
         return self._replace(config=config, tree=tree)
 
+    def refuse_time(self, why: str) -> None:
+        """Refuse a value that contains the time of the command, with what would not work."""
+        for key in self.time_dependent_keys:
+            raise ConfigError(
+                f"{key} holds ${{now:…}}, different at each start, so {why}",
+                source=self.where(key),
+                hint="Leave the time out: each run has a directory of its own.",
+            )
+
     def refuse_shipped_default(self) -> None:
         """Refuse model and data that the shipped config alone chose.
 

@@ -24,12 +24,14 @@ class RunView:
 
     STALE: ClassVar = "stale"
     """The state of a process that holds the lock, but writes nothing."""
+    PAUSED: ClassVar = "paused"
+    """The state of a run that a search has stopped before its end."""
     UNREADABLE: ClassVar = "unreadable"
     """The state of a run whose files cannot be read."""
 
     path: Path
     state: str
-    """A `RunStatus`, `STALE` or `UNREADABLE`."""
+    """A `RunStatus`, `STALE`, `PAUSED` or `UNREADABLE`."""
     reason: str = ""
     """Why it ended, or cannot be read."""
     step: int | None = None

@@ -25,7 +25,7 @@ from typing import Any
 from trainer_cli.addons.compare.confidence import MeanInterval, PairedVerdict, decide_in_order, standard_deviation
 from trainer_cli.addons.compare.sides import Side, find_differences, has_same_batches
 from trainer_cli.catalog import Catalog
-from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.errors import ExitCode, TrainError, UserError, describe_exit
 from trainer_cli.files import read_rows, replace
 from trainer_cli.fit_parts import RUN_JOBS
 from trainer_cli.metric_names import Mode
@@ -234,7 +234,7 @@ class PairedRuns:
             self.stopped = True
         else:
             error = error.replace("callbacks.NeededMetric.metric", "--metric")
-            failed = f"{key} failed: {f'signal {-code}' if code < 0 else error or f'exit code {code}'}"
+            failed = f"{key} failed: {(error if code > 0 else '') or describe_exit(code)}"
             output = self.folder / ".jobs" / f"{key}.log"
             is_mistake = code == ExitCode.USER
             cure = f"{output} says what to do." if is_mistake else f"Its output: {output}. The same command goes on."

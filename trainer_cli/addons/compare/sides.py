@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.config import Composed, SearchPath, compose, diff, from_yaml, given_value, project_root
-from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.errors import UserError
 from trainer_cli.layout import in_runs
 from trainer_cli.origin import KeptSource, keep_project, other_source, read_source_of
 from trainer_cli.patterns import did_you_mean
@@ -162,12 +162,7 @@ class _Words:
         else:
             experiment = [f"{_EXPERIMENT}={base}"] if base is not None else []
             composed = compose([*experiment, *overrides], config_dir=config_dir)
-        for key in composed.time_dependent_keys:
-            raise ConfigError(
-                f"{key} holds ${{now:…}}, different at each start, so a comparison could not go on",
-                source=composed.where(key),
-                hint="Leave the time out: each run has a directory of its own.",
-            )
+        composed.refuse_time("a comparison could not go on")
         # Two runs must not save in one folder, and trials are not copied.
         values: dict[str, Any] = {"checkpoint.folder": None, "checkpoint.copy_to.folder": None, "resume": "auto"}
         values |= {} if budget is None else {"loop.max_duration": budget}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer_cli.errors import describe_exit
 from trainer_cli.terminal import format_count
 
 _LONGEST_S = 600.0
@@ -54,6 +55,7 @@ def decide_restart(ended: Ended, *, failures: int, most: int, backoff_s: float) 
     failures = 1 if ended.progressed else failures + 1
     if failures > most:
         return Verdict(None, f"{format_count(failures, 'failure')} in a row without progress", failures)
-    how_ended = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
     pause_s = min(_LONGEST_S, backoff_s * 2 ** (failures - 1))
-    return Verdict(pause_s, f"{how_ended}; failure {failures} of at most {most} without progress", failures)
+    return Verdict(
+        pause_s, f"{describe_exit(ended.exit_code)}; failure {failures} of at most {most} without progress", failures
+    )

@@ -37,7 +37,6 @@ from trainer_cli.addons.jobs.sweep_display import SweepDisplay
 from trainer_cli.addons.jobs.sweep_jobs import MOST_JOBS, Job, read_swept
 from trainer_cli.addons.jobs.sweep_table import (
     FAILURE,
-    PAUSED,
     JobStatus,
     as_sentence,
     as_table,
@@ -50,14 +49,14 @@ from trainer_cli.addons.jobs.sweep_table import (
 )
 from trainer_cli.config import Composed, SearchPath, compose, override_error
 from trainer_cli.environment import usable_cores
-from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
+from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, describe_exit, raise_all
 from trainer_cli.layout import SWEEP_FOLDER
 from trainer_cli.messages import to_console
 from trainer_cli.parts import AddOnPart
 from trainer_cli.policy import RecordedEnd
 from trainer_cli.processes import FrozenJob, text_of
 from trainer_cli.running import accepted_changes, refuse_anew, refuse_no_optimizer, validate_command
-from trainer_cli.runs import BestSettings, RunDir, refuse_nested
+from trainer_cli.runs import BestSettings, RunDir, RunView, refuse_nested
 from trainer_cli.schema import (
     ANEW,
     RESUME_WORDS,
@@ -393,12 +392,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
             where="resume",
             cure="Leave resume= out: the same command again resumes.",
         )
-    for key in composed.time_dependent_keys:
-        raise ConfigError(
-            f"{key} holds ${{now:…}}, different at each start, so a sweep could not be resumed",
-            source=composed.where(key),
-            hint="Leave the time out: each job has a directory of its own.",
-        )
+    composed.refuse_time("a sweep could not be resumed")
     job_folder = f"{SWEEP_FOLDER}/{job.key}"
     run = RunDir(Path(config.run_dir) / job_folder)
     length = config.loop.max_duration
@@ -695,7 +689,7 @@ class Sweep:
         log.error(
             "%s failed: %s%s%s",
             job.key,
-            f"signal {-code}" if code < 0 else f"exit code {code}",
+            describe_exit(code),
             reason,
             f" (output: {output})" if output.is_file() else "",
         )
@@ -733,7 +727,7 @@ class Sweep:
             devices="" if self.devices is None else self.devices.names(job.key),
         )
         if row.finished and self.search is not None and (why := self.search.why_paused(job.key)) is not None:
-            return dataclasses.replace(row, status=PAUSED, reason=why)
+            return dataclasses.replace(row, status=RunView.PAUSED, reason=why)
         return row
 
     def _rows(self) -> list[JobStatus]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, PAUSED, QUEUED, STATE_COLOURS, JobStatus, short_names
+from trainer_cli.addons.jobs.sweep_table import NOT_BEGUN, QUEUED, STATE_COLOURS, JobStatus, short_names
 from trainer_cli.loggers import BarStyle, BottomLines
 from trainer_cli.policy import BestRule
 from trainer_cli.runs import BestSettings, Run, RunDir, RunView
@@ -151,7 +151,7 @@ class SweepDisplay:
 
     def _bar(self, seconds: float, width: int) -> str:
         """The bar over all jobs, unless some are paused; the counts and times for which there is room."""
-        waiting = (NOT_BEGUN, QUEUED, PAUSED)
+        waiting = (NOT_BEGUN, QUEUED, RunView.PAUSED)
         shares = [
             _share(self._views.get(row.key)) if row.key in self._running else float(row.status not in waiting)
             for row in self._rows
@@ -172,7 +172,12 @@ class SweepDisplay:
             parts.append((2, f"{int(100 * share)}%"))
         parts += [
             (rank, f"{counts[status]:,} {status}")
-            for rank, status in ((4, RunStatus.running), (4, PAUSED), (1, RunStatus.failed), (1, RunStatus.killed))
+            for rank, status in (
+                (4, RunStatus.running),
+                (4, RunView.PAUSED),
+                (1, RunStatus.failed),
+                (1, RunStatus.killed),
+            )
             if counts[status]
         ]
         parts.append((5, f"elapsed {format_clock(elapsed_s)}"))

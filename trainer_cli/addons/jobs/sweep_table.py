@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.catalog import Catalog
+from trainer_cli.errors import describe_exit
 from trainer_cli.files import replace
 from trainer_cli.runs import BestSettings, Run, RunDir, write_json
 from trainer_cli.steps import RunStatus
 from trainer_cli.terminal import format_count, format_first, left_out_of_table, line_width, table, wrapped
 
-NOT_BEGUN, QUEUED, PAUSED = "not begun", "queued", "paused"
+NOT_BEGUN, QUEUED = "not begun", "queued"
 STATE_COLOURS: Mapping[str, str] = {
     RunStatus.running: "cyan",
     RunStatus.failed: "red",
@@ -84,7 +85,7 @@ def job_status(
         is_in_summary = status == RunStatus.failed and (code or 0) >= 0 and error.removesuffix("...") in reason
         if code is not None and not is_in_summary:
             status = RunStatus.killed if code < 0 else RunStatus.failed
-            reason = f"signal {-code}" if code < 0 else f"exit code {code}"
+            reason = describe_exit(code)
             reason += f": {error}" if error else ""
     step, seconds = summary.get("step"), summary.get("wall_time_s")
     if status in (RunStatus.running, RunStatus.killed):

@@ -15,10 +15,9 @@ import numpy as np
 
 from trainer_cli.addons.view.curves import Array
 from trainer_cli.addons.view.report_blocks import Block, number, table
-from trainer_cli.addons.view.sweep_file import PAUSED
 from trainer_cli.files import read_rows
 from trainer_cli.metric_names import Mode
-from trainer_cli.runs import BestSettings, RunRecord
+from trainer_cli.runs import BestSettings, RunRecord, RunView
 from trainer_cli.steps import Duration
 
 _LOG_RATIO = 30
@@ -57,7 +56,7 @@ def search_tables(records: Sequence[RunRecord], names: Sequence[str]) -> Iterato
             if record.path.parent == folder:
                 trial, view = trials[record.path.name], record.view
                 values = [trial.get(column, "") for column in columns]
-                cells.append([name, *values, view.state, view.reason if view.state == PAUSED else ""])
+                cells.append([name, *values, view.state, view.reason if view.state == RunView.PAUSED else ""])
         # Those that came furthest first.
         cells.sort(key=lambda row: row[1:-3].count(""))
         title = f"What the search has decided by {metric}"

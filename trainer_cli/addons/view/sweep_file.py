@@ -12,8 +12,6 @@ from typing import NamedTuple
 from trainer_cli.runs import RunView
 
 SWEEP_FILE = "sweep.csv"
-PAUSED = "paused"
-"""The state of a job that a search has stopped before its end."""
 
 
 class SweepJob(NamedTuple):
@@ -61,6 +59,6 @@ def show_paused(view: RunView, jobs: Mapping[str, SweepJob]) -> RunView:
     """
     job = jobs.get(os.path.realpath(view.path))
     # It may have been trained on since, by the sweep or by hand.
-    if job is None or job.status != PAUSED or job.step != str(view.step):
+    if job is None or job.status != RunView.PAUSED or job.step != str(view.step):
         return view
-    return replace(view, state=PAUSED, reason=job.reason)
+    return replace(view, state=RunView.PAUSED, reason=job.reason)
