@@ -15,8 +15,6 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from trainer_cli.strict_json import strict_json
-
 COLOURS = {"red": 196, "yellow": 130, "blue": 32, "cyan": 30, "green": 28}
 """Name -> number in the palette of 256 colours, of which each can be read on white and on black.
 
@@ -298,6 +296,9 @@ def is_answered() -> bool:
 
 def print_json(value: object) -> None:
     """Print standard JSON: NaN and infinity, which it lacks, become texts."""
+    # Imported here: a training prints none.
+    from trainer_cli.strict_json import strict_json
+
     global _is_answered
     _is_answered = True
     # What has no form in JSON is text.
