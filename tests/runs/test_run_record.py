@@ -12,7 +12,7 @@ import pytest
 from reported import BEGAN, make_run, write_metrics
 
 from trainer_cli.addons.view.report_sweep import rank_metrics
-from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep
+from trainer_cli.addons.view.sweep_file import SweepJob, read_jobs
 from trainer_cli.catalog.history import CheckpointHistory
 from trainer_cli.manifest import Manifest
 from trainer_cli.policy.rules import CheckpointKind
@@ -59,11 +59,11 @@ def test_a_job_of_a_sweep_is_a_row_of_its_file(text: str, jobs: list[SweepJob], 
     (tmp_path / "here").mkdir()
     (tmp_path / "sweep.csv").write_text(text)
     here = [job._replace(run_dir=tmp_path / "here") if job.key == "here" else job for job in jobs]
-    assert read_sweep(tmp_path) == here
+    assert [*read_jobs(tmp_path).values()] == here
 
 
 def test_a_folder_without_a_sweep_has_no_jobs(tmp_path: Path) -> None:
-    assert read_sweep(tmp_path) == []
+    assert read_jobs(tmp_path) == {}
 
 
 def test_values_of_a_config_are_texts_as_in_yaml(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from trainer_cli.state import are_finite
 from trainer_cli.terminal import format_count
 from trainer_cli.torch_compat import foreach_copy_
 from trainer_cli.trainer import Callback, LossScaler, not_finite
-from trainer_cli.values import check_whole
+from trainer_cli.values import check_choice, check_whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -55,8 +55,7 @@ class CheckFinite(Callback):
     """
 
     def __init__(self, policy: str = "raise", max_times: int = 3) -> None:
-        if policy not in set(NotFinitePolicy):
-            raise ConfigError(f"policy is {policy!r}, but it must be raise, skip or roll_back", location="policy")
+        check_choice("policy", policy, NotFinitePolicy)
         check_whole("max_times", max_times, 0)
         self.policy, self.max_times = NotFinitePolicy(policy), max_times
         self.times = 0

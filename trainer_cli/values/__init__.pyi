@@ -1,6 +1,7 @@
 from trainer_cli.values.fields import (
     at_least as at_least,
     check_at_least as check_at_least,
+    check_choice as check_choice,
     check_duration as check_duration,
     check_fields as check_fields,
     check_values as check_values,

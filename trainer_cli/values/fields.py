@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -125,6 +125,13 @@ def check_whole(key: str, value: object, least: int) -> None:
     # A bool is an int.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{key} is {value!r}, but it must be a whole number of at least {least}", location=key)
+
+
+def check_choice(key: str, value: object, choices: Iterable[str]) -> None:
+    """Refuse what is none of the choices."""
+    names = [str(choice) for choice in choices]
+    if value not in names:
+        raise ConfigError(f"{key} is {value!r}, but it must be one of {', '.join(names)}", location=key)
 
 
 def check_at_least(key: str, value: float | None, least: float) -> None:

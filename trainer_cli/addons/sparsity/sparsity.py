@@ -24,6 +24,7 @@ from trainer_cli.state import clean_name, unwrap
 from trainer_cli.terminal import format_count, format_first
 from trainer_cli.torch_compat import foreach_mul_
 from trainer_cli.trainer import Callback
+from trainer_cli.values import check_choice
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -155,11 +156,8 @@ class Sparsity(Callback):
         self.sparsity = {"*": sparsity} if not isinstance(sparsity, Mapping) else dict(sparsity)
         for value in self.sparsity.values():
             check_share("sparsity", value)
-        if init not in set(Init):
-            raise ConfigError(f"init is {init!r}, but it must be {', '.join(Init)}", location="init")
-        if distribution not in set(Distribution):
-            message = f"distribution is {distribution!r}, but it must be {', '.join(Distribution)}"
-            raise ConfigError(message, location="distribution")
+        check_choice("init", init, Init)
+        check_choice("distribution", distribution, Distribution)
         if distribution == Distribution.erk and isinstance(sparsity, Mapping):
             raise ConfigError("distribution is erk, which needs one number as sparsity", location="distribution")
         self.parameters = [parameters] if isinstance(parameters, str) else list(parameters)

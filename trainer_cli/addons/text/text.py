@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
 
@@ -30,7 +29,7 @@ from trainer_cli.data import kept_random_state
 from trainer_cli.errors import UserError
 from trainer_cli.layout import class_name
 from trainer_cli.terminal import format_count
-from trainer_cli.values import check_whole
+from trainer_cli.values import check_choice, check_whole
 
 IGNORED = -100
 """Target of a position without a next token, which `torch.nn.functional.cross_entropy` ignores."""
@@ -52,7 +51,7 @@ class Text:
     def __init__(
         self, path: str | Sequence[str] | None = None, unit: str = "bytes", context: int = 64, val_fraction: float = 0.1
     ) -> None:
-        _check_choice("unit", unit, TextUnit)
+        check_choice("data.unit", unit, TextUnit)
         check_whole("data.context", context, 1)
         content, _ = read_text(path)
         self.context = context
@@ -147,8 +146,8 @@ class Documents:
         document: str = "paragraph",
         val_fraction: float = 0.1,
     ) -> None:
-        _check_choice("unit", unit, TextUnit)
-        _check_choice("document", document, DocumentUnit)
+        check_choice("data.unit", unit, TextUnit)
+        check_choice("data.document", document, DocumentUnit)
         content, ends = read_text(path)
         starts, stops = find_documents(content, ends, document)
         split = len(starts) - round(len(starts) * val_fraction)
@@ -212,12 +211,6 @@ def _digest(tokens: Tensor, dtype: torch.dtype | None, more: bytes = b"") -> str
         digest.update(chunk.to(dtype or tokens.dtype).numpy().data)
     digest.update(more)
     return digest.hexdigest()
-
-
-def _check_choice(name: str, value: str, choices: type[StrEnum]) -> None:
-    """Raise UserError unless the value of a key of `data` is one of the choices."""
-    if value not in list(choices):
-        raise UserError(f"data.{name} is {value!r}, but it must be one of {', '.join(choices)}", where=f"data.{name}")
 
 
 class Packing:

@@ -15,7 +15,7 @@ from trainer_cli.addons.text.text import IGNORED, collate_rows
 from trainer_cli.addons.text.token_file import DTYPES, TokenFile, TokenReader, Tokens, inspect, list_files, sample_parts
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
-from trainer_cli.values import check_whole
+from trainer_cli.values import check_choice, check_whole
 
 Span = tuple[TokenFile, int, int]
 """(file, start, stop): tokens of a file that are used."""
@@ -51,8 +51,7 @@ class TokenFiles:
         val_fraction: float = 0.01,
     ) -> None:
         _check_numbers(vocab_size=vocab_size, context=context, val_fraction=val_fraction, end_token=end_token)
-        if dtype not in DTYPES:
-            raise UserError(f"data.dtype is {dtype!r}, but it must be one of {', '.join(DTYPES)}", where="data.dtype")
+        check_choice("data.dtype", dtype, DTYPES)
         self.vocab_size, self.context = vocab_size, context
         paths = list_files(path, "data.path")
         held_out = [] if val_path is None else list_files(val_path, "data.val_path")

@@ -9,6 +9,7 @@ from posixpath import normpath
 from typing import Any
 from zlib import crc32
 
+from trainer_cli.addons.trackers.media import without_channel
 from trainer_cli.addons.trackers.service_id import read_id, save_id
 from trainer_cli.loggers import Logger, Record, RunFacts, import_extra
 from trainer_cli.steps import RunStatus
@@ -134,9 +135,7 @@ class MlflowLogger(Logger):
         for name, text in record.texts.items():
             client.log_text(run_id, text, f"{self._names(name)}/step{record.step}.txt")
         for name, image in record.images.items():
-            client.log_image(
-                run_id, image[..., 0] if image.shape[-1] == 1 else image, f"{self._names(name)}/step{record.step}.png"
-            )
+            client.log_image(run_id, without_channel(image), f"{self._names(name)}/step{record.step}.png")
         for name, table in record.tables.items():
             rows = {"columns": list(table.columns), "rows": [list(row) for row in table.rows]}
             client.log_dict(run_id, rows, f"{self._names(name)}/step{record.step}.json")

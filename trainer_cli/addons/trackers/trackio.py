@@ -7,6 +7,7 @@ from contextlib import redirect_stdout
 from typing import Any
 from uuid import uuid4
 
+from trainer_cli.addons.trackers.media import convert_media
 from trainer_cli.addons.trackers.service_id import read_id, save_id
 from trainer_cli.loggers import Logger, Record, RunFacts, import_extra
 
@@ -56,11 +57,7 @@ class TrackioLogger(Logger):
             return
         trackio, values = self._trackio, {"epoch": record.epoch, **record.metrics}
         values.update({name: trackio.Markdown(text) for name, text in record.texts.items()})
-        for name, image in record.images.items():
-            values[name] = trackio.Image(image[..., 0] if image.shape[-1] == 1 else image)
-        values.update({name: trackio.Histogram(np_histogram=bins) for name, bins in record.binned().items()})
-        for name, table in record.tables.items():
-            values[name] = trackio.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+        values.update(convert_media(record, trackio))
         self._run.log(values, step=record.step)
 
     def last_step(self) -> int | None:

@@ -6,6 +6,7 @@ import logging
 import os
 from typing import Any
 
+from trainer_cli.addons.trackers.media import convert_media
 from trainer_cli.addons.trackers.service_id import read_id, save_id
 from trainer_cli.loggers import Logger, Record, RunFacts, import_extra
 from trainer_cli.steps import RunStatus
@@ -83,11 +84,7 @@ class WandbLogger(Logger):
         wandb, values = self._wandb, {STEP: record.step, "epoch": record.epoch, **record.metrics}
         for name, text in record.texts.items():
             values[name] = wandb.Html(f"<pre>{_escaped(text)}</pre>", inject=False)
-        for name, image in record.images.items():
-            values[name] = wandb.Image(image[..., 0] if image.shape[-1] == 1 else image)
-        values.update({name: wandb.Histogram(np_histogram=bins) for name, bins in record.binned().items()})
-        for name, table in record.tables.items():
-            values[name] = wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+        values.update(convert_media(record, wandb))
         newest = self._run.summary.get(STEP)
         self._run.log(values)
         # An evaluation of an older checkpoint, after a fit: `last_step` must still give the newest step.

@@ -25,7 +25,7 @@ from trainer_cli.addons.view.report_comparison import ComparedRuns
 from trainer_cli.addons.view.report_runs import grouping_keys, groupings
 from trainer_cli.addons.view.report_sections import sections
 from trainer_cli.addons.view.report_sweep import short_keys
-from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep, show_paused
+from trainer_cli.addons.view.sweep_file import SweepJob, read_jobs, show_paused
 from trainer_cli.commands import no_run
 from trainer_cli.environment import versions
 from trainer_cli.errors import TrainError, UserError, one_line
@@ -127,7 +127,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
                 rows += ValidationRow.read_all(folder)
         for folder in dict.fromkeys([path, *(run.path.parent for run in runs)]):
             with collecting(problems, Path.cwd()):
-                sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
+                sweep |= read_jobs(folder)
         if not runs and not rows and not sweep and comparison is None:
             cure = "Name runs of `train fit`, or a folder that holds some. A Trainer in Python makes none."
             raise UserError(f"{path} holds no run", cure=cure)
@@ -215,7 +215,7 @@ def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> 
     """Short names of the runs: the swept values for a job of a sweep, else what differs between the paths.
 
     Args:
-        sweep: real path of a run's directory -> its job.
+        sweep: see `read_jobs`.
     """
     paths = [os.path.realpath(record.path) for record in records]
     if len(paths) == 1:

@@ -21,7 +21,7 @@ from trainer_cli.addons.view.report import look_of, short_names
 from trainer_cli.addons.view.report_blocks import Block
 from trainer_cli.addons.view.report_runs import RunRow, differing, grouping_keys, groupings, runs_table
 from trainer_cli.addons.view.report_sections import metric_curve, metric_series, role_of, sections
-from trainer_cli.addons.view.sweep_file import SweepJob, read_sweep, show_paused
+from trainer_cli.addons.view.sweep_file import SweepJob, read_jobs, show_paused
 from trainer_cli.files import GrowingFile
 from trainer_cli.runs import MessageFilter, Run, RunRecord, RunsBelow, RunView
 
@@ -214,7 +214,7 @@ def _sweep_jobs(paths: Iterable[Path]) -> dict[str, SweepJob]:
     jobs: dict[str, SweepJob] = {}
     for folder in folders:
         with suppress(OSError):
-            jobs |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
+            jobs |= read_jobs(folder)
     return jobs
 
 

@@ -25,8 +25,8 @@ class SweepJob(NamedTuple):
     step: str = ""
 
 
-def read_sweep(folder: Path) -> list[SweepJob]:
-    """Read the jobs of the sweep in a folder; empty if it holds no sweep.
+def read_jobs(folder: Path) -> dict[str, SweepJob]:
+    """Real path of a run's directory -> its job, for all jobs of the sweep in a folder; empty if it holds no sweep.
 
     Raises:
         OSError: the file cannot be read.
@@ -35,8 +35,8 @@ def read_sweep(folder: Path) -> list[SweepJob]:
         with open(folder / SWEEP_FILE, encoding="utf-8", errors="replace", newline="") as file:
             rows = list(csv.DictReader(file))
     except FileNotFoundError:
-        return []
-    jobs = []
+        return {}
+    jobs = {}
     for row in rows:
         cells = {str(name): str(cell or "") for name, cell in row.items()}
         names = list(cells)
@@ -45,9 +45,8 @@ def read_sweep(folder: Path) -> list[SweepJob]:
             # `run_dir` is relative to the folder in which the sweep was started, which may be another one now.
             job_folder = folder / cells["KEY"]
             run_dir = job_folder if job_folder.is_dir() else Path(cells["run_dir"])
-            jobs.append(
-                SweepJob(cells["KEY"], swept, run_dir, cells["status"], cells.get("reason", ""), cells.get("step", ""))
-            )
+            reason, step = cells.get("reason", ""), cells.get("step", "")
+            jobs[os.path.realpath(run_dir)] = SweepJob(cells["KEY"], swept, run_dir, cells["status"], reason, step)
     return jobs
 
 
@@ -55,7 +54,7 @@ def show_paused(view: RunView, jobs: Mapping[str, SweepJob]) -> RunView:
     """The state of a run as its sweep sees it: paused, and why, instead of finished at a rung.
 
     Args:
-        jobs: real path of a run's directory -> its job.
+        jobs: see `read_jobs`.
     """
     job = jobs.get(os.path.realpath(view.path))
     # It may have been trained on since, by the sweep or by hand.
